@@ -129,21 +129,21 @@ def plan_empty(index_format: IndexFormat) -> WriteShard:
     return WriteShard((encoded,), encoded.nbytes, index)
 
 
-NAME_NBYTES = 16
+NONCE_NBYTES = 16
 
 
-def with_name(plan: WriteShard, index_format: IndexFormat, name: bytes) -> WriteShard:
-    """Return the plan of the same shard with ``name``, ``NAME_NBYTES`` bytes of which no chunk is made, so that no other version has the
-    same bytes. A shard whose index at the end is copied has no place for it, and stays as it is.
+def with_nonce(plan: WriteShard, index_format: IndexFormat, nonce: bytes) -> WriteShard:
+    """Return the plan of a shard of the same chunks that holds ``nonce`` too: ``NONCE_NBYTES`` random bytes that belong to no chunk, by
+    which this version differs from every other. A plan that copies an index at the end has no place for it, and is returned as it is.
     """
     segments = plan.segments
     if index_format.location == "start":
-        segments = (*segments, NewBytes(name))
+        segments = (*segments, NewBytes(nonce))
     elif isinstance(segments[-1], NewBytes):
-        segments = (*segments[:-1], NewBytes(name), segments[-1])
+        segments = (*segments[:-1], NewBytes(nonce), segments[-1])
     else:
         return plan
-    return WriteShard(segments, plan.nbytes + len(name), plan.index)
+    return WriteShard(segments, plan.nbytes + len(nonce), plan.index)
 
 
 def write_anew(

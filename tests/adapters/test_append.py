@@ -14,7 +14,7 @@ import zarr
 import shardstore
 from shardstore.errors import InvalidInput, StorageError, Unsupported
 from shardstore.plan.appending import Append
-from shardstore.plan.commits import NAME_NBYTES
+from shardstore.plan.commits import NONCE_NBYTES
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.s3.client import facts_of, forget_facts
 from shardstore.storage.s3.storage import S3Storage
@@ -192,7 +192,7 @@ def test_on_s3_what_is_new_is_sent_and_nothing_fetched(s3: tuple[S3Storage, Call
     for chunk in (5, 40):
         array[chunk * 2**18 : (chunk + 1) * 2**18] = values[chunk * 2**18 : (chunk + 1) * 2**18] = chunk
     sent = sum(len(parameters.get("Body", b"")) for _, parameters in calls.made)
-    assert sent == 2 * (2**18 + NAME_NBYTES + INDEX_NBYTES)
+    assert sent == 2 * (2**18 + NONCE_NBYTES + INDEX_NBYTES)
     assert "get_object" not in calls.methods
     np.testing.assert_array_equal(array[:], values)
 
@@ -207,7 +207,7 @@ def test_on_s3_where_it_cannot_be_conditional_it_rewrites(s3: tuple[S3Storage, C
     assert "create_multipart_upload" not in calls.methods
     info = on_io_loop(storage.stat("a/c/0"))
     assert info is not None
-    assert info.nbytes == values.nbytes + NAME_NBYTES + INDEX_NBYTES
+    assert info.nbytes == values.nbytes + NONCE_NBYTES + INDEX_NBYTES
     np.testing.assert_array_equal(array[:], values)
     with pytest.raises(Unsupported, match="use strategy='rewrite' there"):
         shardstore.open(storage, strategy="append")
@@ -221,7 +221,7 @@ def test_rewriting_copies_what_is_long_enough(s3: tuple[S3Storage, Calls]) -> No
     assert calls.methods.count("upload_part_copy") == 1
     # What is new has to be a part of 5 MiB: the copy behind it lends the rest.
     sent = sum(len(parameters.get("Body", b"")) for _, parameters in calls.made)
-    assert sent == 5 * 2**20 + NAME_NBYTES + INDEX_NBYTES
+    assert sent == 5 * 2**20 + NONCE_NBYTES + INDEX_NBYTES
     np.testing.assert_array_equal(array[:], values)
     calls.made.clear()
     for chunk in range(0, 64, 8):  # no range of 10 MiB is left

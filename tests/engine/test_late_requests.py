@@ -82,6 +82,7 @@ def test_a_whole_shard_is_written_on_condition() -> None:
         newcomer = Engine(storage, EngineOptions(metadata_ttl=1000.0))
         await newcomer.update_many([(key, SetValue(b"2")) for key in KEYS])
         assert [one for one in storage.seen if one[1] == "a/c/0"] == [("write", "a/c/0"), ("stat", "a/c/0"), ("write", "a/c/0")]
+        assert newcomer.counters.conflicts == 0
         await other.update_many([(f"a/c/{i}", SetValue(b"1")) for i in range(4, 12)])
         storage.seen.clear()
         await newcomer.update_many([(f"a/c/{i}", SetValue(b"2")) for i in range(4, 8)])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shardstore.errors import Corruption
 from shardstore.format.shard_index import EMPTY, IndexCodecs, IndexFormat, IndexLocation, ShardIndex
 from shardstore.model.ranges import CopiedRange, NewBytes
-from shardstore.plan.commits import DeleteShard, NothingToDo, WriteShard, plan_empty, slot_order, with_name
+from shardstore.plan.commits import DeleteShard, NothingToDo, WriteShard, plan_empty, slot_order, with_nonce
 from shardstore.plan.rewriting import plan_rewrite
 from tests.plan.carrying_out import carry_out, contents
 
@@ -95,14 +95,14 @@ def test_erasing_the_last_chunk_deletes_the_shard() -> None:
 
 
 @pytest.mark.parametrize("location", ["end", "start"])
-def test_a_name_changes_no_chunk(location: IndexLocation) -> None:
+def test_a_nonce_changes_no_chunk(location: IndexLocation) -> None:
     index_format = IndexFormat((2, 2), location=location)
     plan = plan_empty(index_format)
     assert (contents(index_format, carry_out(plan, b"")), plan.nbytes) == ({}, 68)
-    assert contents(index_format, carry_out(with_name(plan, index_format, b"n" * 16), b"")) == {}
+    assert contents(index_format, carry_out(with_nonce(plan, index_format, b"n" * 16), b"")) == {}
     rewritten = plan_rewrite(index_format, None, 0, {1: b"one", 3: b"three"})
     assert isinstance(rewritten, WriteShard)
-    named = with_name(rewritten, index_format, b"n" * 16)
+    named = with_nonce(rewritten, index_format, b"n" * 16)
     assert contents(index_format, carry_out(named, b"")) == {1: b"one", 3: b"three"}
     assert named.nbytes == rewritten.nbytes + 16 == len(carry_out(named, b""))
 

@@ -34,7 +34,7 @@ from shardstore.format.shard_index import IndexFormat
 from shardstore.format.store_keys import join
 from shardstore.format.v2.kept import carry_kept
 from shardstore.model.generation import Generation, IfGeneration
-from shardstore.plan.commits import NAME_NBYTES
+from shardstore.plan.commits import NONCE_NBYTES
 from shardstore.plan.policy import chunks_per_shard
 from shardstore.storage.base import ConditionFailed, Found, ObjectInfo, Read, Storage
 from shardstore.stored.detect import is_draft
@@ -237,8 +237,8 @@ class Translation:
         return not errors
 
     async def _emptied(self, found: ObjectInfo, index_format: IndexFormat) -> Generation | None:
-        """Return the version of a shard as ``plan_empty`` plans it, with a name or without; ``None`` for another object."""
-        if found.nbytes not in (index_format.nbytes, index_format.nbytes + NAME_NBYTES):
+        """Return the version of a shard as ``plan_empty`` plans it, with a nonce or without; ``None`` for another object."""
+        if found.nbytes not in (index_format.nbytes, index_format.nbytes + NONCE_NBYTES):
             return None
         (outcome,) = await self._storage.read([Read(found.key, (index_format.request(),))])
         if not isinstance(outcome, Found):

@@ -29,7 +29,7 @@ from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfGeneration
 from shardstore.model.ranges import ByteRange, BytesLike, CopiedRange, NewBytes
-from shardstore.plan.commits import Commit, CommitPlan, DeleteShard, NothingToDo, WriteShard, plan_empty, with_name
+from shardstore.plan.commits import Commit, CommitPlan, DeleteShard, NothingToDo, WriteShard, plan_empty, with_nonce
 from shardstore.plan.strategies import strategy_of
 from shardstore.storage.base import ConditionFailed, Storage
 from shardstore.storage.wrappers import Counters
@@ -139,7 +139,7 @@ class Committer:
                 if isinstance(plan, DeleteShard):
                     await self._remove(shard, self._condition(cached))
                 else:
-                    await self._execute(shard, cached, plan, {}, named=False)
+                    await self._execute(shard, cached, plan, {})
             except ConditionFailed as exc:
                 self._indices.drop(shard.key)
                 await turn.lost(f"shard {shard.key!r} of array {shard.node.path!r}", exc)
@@ -198,15 +198,16 @@ class Committer:
                 self._indices.drop(shard.key)
                 if generation is None:
                     self._overwritten.add(shard.node.path)
+                if generation is not None or looks:  # otherwise it was there all the time, and nobody was faster
+                    await turn.lost(f"shard {shard.key!r} of array {shard.node.path!r}", exc)
                 looks = True
-                await turn.lost(f"shard {shard.key!r} of array {shard.node.path!r}", exc)
             else:
                 return True
 
     async def _write_all(self, shard: Shard, swaps: SlotActions, plan: CommitPlan, condition: Condition) -> None:
         """Write all chunks of a shard, or erase all."""
         if isinstance(plan, WriteShard):
-            plan = self._named(shard, plan, condition)
+            plan = self._unique(shard, plan, condition)
             _tell_versions(swaps, self._remember(shard, await self._write_new(shard, plan, condition), plan, {}))
         else:
             await self._empty(shard, condition)
@@ -233,6 +234,8 @@ class Committer:
                 if isinstance(plan, NothingToDo) and not from_cache:
                     return refused
                 if updates and not isinstance(plan, NothingToDo):  # that nothing is to be done can only be believed of a fresh index
+                    if isinstance(plan, WriteShard):
+                        plan = self._unique(shard, plan, self._condition(cached))
                     carried = self._carried_versions(cached, updates)
                     _tell_versions(swaps, await self._execute(shard, cached, plan, carried))
                     return refused
@@ -333,16 +336,12 @@ class Committer:
         cached: CachedIndex | None,
         plan: WriteShard | DeleteShard,
         carried: Mapping[int, Generation],
-        *,
-        named: bool = True,
     ) -> CachedIndex | None:
         """Carry out the plan; return the index of the new shard, or ``None`` if the shard was deleted."""
         condition = self._condition(cached)
         if isinstance(plan, DeleteShard):
             await self._empty(shard, condition)
             return None
-        if named:
-            plan = self._named(shard, plan, condition)
         if not any(isinstance(segment, CopiedRange) for segment in plan.segments):
             generation = await self._write_new(shard, plan, condition)
         else:
@@ -380,25 +379,27 @@ class Committer:
         """Remove a shard, unless someone has just replaced it."""
         capabilities = self._storage.capabilities
         if capabilities.compare_and_swap and not capabilities.conditional_delete:
-            await self._swap_in_empty(shard, condition, named=False)  # an unconditional DELETE could remove a chunk written a moment ago
+            await self._swap_in_empty(
+                shard, condition, is_unique=False
+            )  # an unconditional DELETE could remove a chunk written a moment ago
             return
         await self._storage.delete(shard.key, condition)
         self._indices.drop(shard.key)
 
-    async def _swap_in_empty(self, shard: Shard, condition: Condition, *, named: bool = True) -> None:
+    async def _swap_in_empty(self, shard: Shard, condition: Condition, *, is_unique: bool = True) -> None:
         plan = plan_empty(shard.layout.index_format)
-        if named:
-            plan = self._named(shard, plan, condition)
+        if is_unique:
+            plan = self._unique(shard, plan, condition)
         body = [segment.data for segment in plan.segments if isinstance(segment, NewBytes)]
         self._remember(shard, await self._storage.write(shard.key, body, plan.nbytes, condition), plan, {})
 
-    def _named(self, shard: Shard, plan: WriteShard, condition: Condition) -> WriteShard:
-        """Return the plan of a shard that no other version of it equals, where versions go by their bytes: a late request that was meant
-        for one could find its condition fulfilled by another.
+    def _unique(self, shard: Shard, plan: WriteShard, condition: Condition) -> WriteShard:
+        """Return the plan, with a nonce if it replaces a version on a storage where equal bytes are one version: a late request that was
+        made for an earlier version with these bytes would find its condition fulfilled.
         """
         if self._storage.capabilities.unique_versions or not isinstance(condition, IfGeneration):
             return plan
-        return with_name(plan, shard.layout.index_format, uuid4().bytes)
+        return with_nonce(plan, shard.layout.index_format, uuid4().bytes)
 
     def _condition(self, cached: CachedIndex | None) -> Condition:
         return self._storage.capabilities.condition_on(None if cached is None else cached.generation)

@@ -59,8 +59,9 @@ MUTANTS = (
     Mutant(
         "a shard that is emptied is deleted whatever it is",
         _COMMITTER,
-        "await self._storage.delete(key, condition)",
-        "await self._storage.delete(key, UNCONDITIONAL)",
+        "await self._storage.delete(shard.key, condition)",
+        "await self._storage.delete(shard.key, UNCONDITIONAL)",
+        "local",
     ),
     Mutant(
         "a server that ignores conditions of DELETE is trusted",

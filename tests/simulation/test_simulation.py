@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import subprocess
@@ -19,7 +20,7 @@ from shardstore.testing.simulation.histories import FAULTS, Limits, run
 from shardstore.testing.simulation.network import FAULTS as NETWORK_FAULTS
 from shardstore.testing.simulation.registers import NEVER, Operation, explanation
 from shardstore.testing.simulation.world import Kind
-from tests.simulation.mutants import MUTANTS
+from tests.simulation.mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -145,6 +146,14 @@ def test_mutants_are_found(name: str) -> None:
         cwd=ROOT,
     )
     assert done.stdout.strip().isdecimal(), done.stdout
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_mutants_fit_the_code(mutant: Mutant) -> None:
+    spec = importlib.util.find_spec(mutant.module)
+    assert spec is not None
+    assert spec.origin is not None
+    assert Path(spec.origin).read_text().count(mutant.old) == 1
 
 
 def test_a_failing_seed_is_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,6 +130,8 @@ class Documents:
                     stored = await self._translation.to_stored(path, data, current, own_shards)
                     generation = await self._write(path, stored, await self._condition(current))
                     self._stored(path, stored, generation)
+                    if current is None:
+                        self._hierarchy.being_filled.add(path)
                 elif current is not None:
                     await self._erase(path, current)
             except ConditionFailed as exc:
@@ -194,6 +196,8 @@ class Documents:
                 "the new array were removed again: try again"
             ) from exc
         self._stored(path, planned.stored, generation)
+        if planned.node.is_uncommitted:
+            self._hierarchy.being_filled.add(path)
 
     async def _write(self, path: str, stored: bytes, condition: Condition) -> Generation:
         with self._doubted_unless_carried_out(path):

@@ -221,6 +221,10 @@ class Hierarchy:
         self._nodes: dict[str, Node] = {}
         self._absent: dict[str, float] = {}  # path -> when; for reads only
         self._vanished: dict[str, Node] = {}  # sharded arrays that another client deleted
+        self.being_filled: set[str] = set()
+        """The paths of arrays in which a whole shard that is written is probably not there yet: this process has created them, or found a
+        shard of theirs absent that it was to write.
+        """
         self._lost: set[str] = set()  # where another client deleted a node: likely to be made anew, so asked for each time
         self._pending: dict[str, Node] = {}  # nodes whose documents a transaction writes after their chunks
         self._siblings = HierarchyRegistry()

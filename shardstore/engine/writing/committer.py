@@ -81,7 +81,6 @@ class Committer:
         self._plans = PlanWriter(storage, options.copy_window_bytes, options.max_memory)
         self._created: dict[str, tuple[Shard, Generation]] = {}  # shards of arrays whose documents a transaction has yet to write
         self._doubtful: set[str] = set()  # the keys of those of which nobody knows whether they were written
-        self._overwritten: set[str] = set()  # the paths of arrays of which a whole shard was there when one was written
         self._warned = False
         self._versions = IndexVersions(storage)
         self.keeps_versions = False
@@ -183,24 +182,23 @@ class Committer:
             await self._write_all(shard, swaps, plan, UNCONDITIONAL)
             return True
         # Sent without a condition, a request that is late would undo what others wrote since.
+        filled = self._hierarchy.being_filled
         cached = self._indices.get(shard.key, shard.layout.index_format)
         generation = None if cached is None else cached.generation
-        looks = generation is None and (not isinstance(plan, WriteShard) or shard.node.path in self._overwritten)
+        looks = cached is None and not (isinstance(plan, WriteShard) and shard.node.path in filled)
         while True:
             if looks:
                 there = await self._storage.stat(shard.key)
                 if there is None and not isinstance(plan, WriteShard):
                     return True
                 generation = None if there is None else there.generation
+                (filled.add if there is None else filled.discard)(shard.node.path)
             try:
                 await self._write_all(shard, swaps, plan, capabilities.condition_on(generation))
             except ConditionFailed as exc:
                 self._indices.drop(shard.key)
-                if generation is None:
-                    self._overwritten.add(shard.node.path)
-                if generation is not None or looks:  # otherwise it was there all the time, and nobody was faster
-                    await turn.lost(f"shard {shard.key!r} of array {shard.node.path!r}", exc)
                 looks = True
+                await turn.lost(f"shard {shard.key!r} of array {shard.node.path!r}", exc)
             else:
                 return True
 

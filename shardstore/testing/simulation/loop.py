@@ -173,6 +173,9 @@ class SimulationLoop(asyncio.AbstractEventLoop):
     def create_task(
         self, coro: Any, *, name: str | None = None, context: contextvars.Context | None = None, **more: Any
     ) -> asyncio.Task[Any]:
+        if self._is_closed:  # what the killed would still begin on its way out
+            coro.close()
+            raise RuntimeError("the world has ended")
         return self._made(asyncio.Task(coro, loop=self, name=name, context=context, **more))
 
     def _made(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
@@ -251,12 +254,16 @@ class SimulationLoop(asyncio.AbstractEventLoop):
         for thread in list(self._threads.values()):
             thread.end()
         self._threads.clear()
-        for task in self._tasks:
-            if not task.done():
-                task._log_destroy_pending = False  # type: ignore[attr-defined]  # as asyncio.gather does
-                coroutine = task.get_coro()
-                with suppress(BaseException):  # what the killed would have said on its way out, nobody hears
-                    coroutine.close()
+        asyncio._set_running_loop(self)
+        try:
+            for task in self._tasks:
+                if not task.done():
+                    task._log_destroy_pending = False  # type: ignore[attr-defined]  # as asyncio.gather does
+                    coroutine = task.get_coro()
+                    with suppress(BaseException):  # what the killed would have said on its way out, nobody hears
+                        coroutine.close()
+        finally:
+            asyncio._set_running_loop(None)
 
     def get_debug(self) -> bool:
         return False

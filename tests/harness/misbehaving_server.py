@@ -215,7 +215,12 @@ class MisbehavingServer:
                 self._started.set()
                 await self._end.wait()
             finally:
+                connections = [] if runner.server is None else [one.transport for one in runner.server.connections]
                 await runner.cleanup()
+                for transport in connections:  # one whose client does not read would stay open for what it has not sent
+                    if transport is not None:
+                        transport.abort()
+                await asyncio.sleep(0)  # they close in the next step of the loop
 
     async def _handle(self, session: ClientSession, incoming: web.Request) -> web.StreamResponse:
         headers = tuple((name, value) for name, value in incoming.headers.items() if name.lower() not in _OF_CONNECTION)

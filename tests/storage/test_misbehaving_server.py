@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import http.client
 import json
+import socket
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from email.message import Message
@@ -409,3 +412,21 @@ def test_stale(files: Files) -> None:
         assert (got.status, got.body) == (206, body)
     assert client.ask("GET", "/a", Range="bytes=100-").status == 416
     assert client.ask("GET", "/nothing").status == 404
+
+
+def test_end_closes_connections_whose_clients_do_not_read() -> None:
+    """What stays open is warned of when it is collected, which is in some later test."""
+    web = WebServer()
+    web.objects["/a"] = DATA
+    gc.collect()
+    with socket.socket() as client, warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        with MisbehavingServer(web.url) as server:
+            server.on(mis.flood(announced=None, most_nbytes=96 << 20))
+            client.connect(("127.0.0.1", urlsplit(server.url).port))
+            client.sendall(b"GET /a HTTP/1.1\r\nHost: a\r\n\r\n")
+            while server.flooded < 1 << 20:
+                time.sleep(0.01)
+        gc.collect()
+    web.close()
+    assert [str(one.message) for one in warned] == []

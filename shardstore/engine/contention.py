@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -82,7 +83,7 @@ class Contention:
         self.counters = counters
         self.clock = clock
         self.sleep = sleep
-        self.rng = rng or random.Random()
+        self.rng = rng or random.Random(os.urandom(16))
         self._contests: OrderedDict[str, _Contest] = OrderedDict()
         self._runs: OrderedDict[str, _Run] = OrderedDict()
 

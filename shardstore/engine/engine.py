@@ -126,11 +126,12 @@ class Engine(KeyedStore):
         options: EngineOptions | None = None,
         *,
         below: Callable[[Engine], Storage] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
         sleep: Sleep = asyncio.sleep,
         rng: random.Random | None = None,
     ) -> None:
         super().__init__()
+        clock = clock or time.monotonic
         self.options = options or EngineOptions()
         if (lacking := _lacking(storage, self.options)) is not None:
             raise Unsupported(lacking)

@@ -25,6 +25,7 @@ from shardstore.maintenance.repair.quarantine import _beside
 from shardstore.maintenance.repair.run import Finding, RepairReport
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL
+from shardstore.plan.commits import NONCE_NBYTES
 from shardstore.storage.local.names import LOCK_SUFFIX, TEMP_SUFFIX
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
@@ -375,6 +376,13 @@ def test_emptied_shards_go_and_need_no_quarantine_unless_they_hold_bytes() -> No
     assert [finding.remedy for finding in report.findings.first] == ["emptied"]
     assert (place.get(), snapshot(place.kept)) == (None, {})
     assert place.mended(laid_out(place.layout, [(DEAD, b"something")])).remedy == "emptied"
+
+
+def test_an_emptied_shard_with_a_nonce_is_not_damaged_where_no_checksum_says_that_its_index_is_one() -> None:
+    place = Damaged(checksum=False)
+    finding = place.mended(laid_out(place.layout, [(DEAD, bytes(NONCE_NBYTES))]))
+    assert (finding.remedy, finding.lost_count, place.get()) == ("emptied", 0, None)
+    assert place.mended(laid_out(place.layout, [(DEAD, bytes(NONCE_NBYTES + 1))])).remedy == "deleted"
 
 
 # -- what is left alone ----------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ from shardstore.maintenance.object_tasks import in_windows
 from shardstore.maintenance.shard_content import LookedAt, slots_inside
 from shardstore.model.ranges import APPEND_PADDING_NBYTES, ByteRange, CopiedRange, NewBytes
 from shardstore.plan.appending import PAGE_BYTES
-from shardstore.plan.commits import DeleteShard, WriteShard, slot_order
+from shardstore.plan.commits import NONCE_NBYTES, DeleteShard, WriteShard, slot_order
 
 _AHEAD_BYTES = 2**22  # that are read at once where chunks are looked for one behind the other
 _FIRST_WINDOW_BYTES = 2**13  # in which the end of a chunk is looked for, then in four times as many; it takes 15 times the memory
@@ -148,7 +148,9 @@ class Diagnosing:
         if isinstance(index, Corruption):
             return self._without_index(str(index))
         present, wrong = index.present(), wrong_entries(self._format, index, self._nbytes)
-        if not present.any() and not self._format.codecs.checksum and self._nbytes > self._format.nbytes:
+        # A shard whose chunks were erased on S3 holds a nonce beside its index; other bytes may have been chunks.
+        as_emptied = self._nbytes in (self._format.nbytes, self._format.nbytes + NONCE_NBYTES)
+        if not present.any() and not self._format.codecs.checksum and not as_emptied:
             return self._without_index("it names no chunk of an object that has more bytes, and no checksum says that it is an index")
         if not present.any():
             return Diagnosis("it holds no chunk", "emptied", "it is removed", DeleteShard(), 0) if self._can_delete else None

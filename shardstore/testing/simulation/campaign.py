@@ -105,7 +105,7 @@ def shrunk(seed: int, kind: Kind, limits: Limits | None = None) -> Limits:
     for name in FAULTS:
         if name not in best.without and fails(smaller := replace(best, without=(*best.without, name))):
             best = smaller
-    for change in ({"kills": False}, {"clients": 2}, {"clients": 1}):
+    for change in ({"kills": False}, {"operators": False}, {"changes": False}, {"clients": 2}, {"clients": 1}):
         if fails(smaller := replace(best, **change)):
             best = smaller
     low, high = 0, best.clients * OPERATIONS
@@ -117,7 +117,7 @@ def shrunk(seed: int, kind: Kind, limits: Limits | None = None) -> Limits:
 
 def _limits(given: argparse.Namespace) -> Limits:
     without = tuple(name for name in given.without.split(",") if name)
-    return Limits(given.operations, given.clients, without, not given.no_kills)
+    return Limits(given.operations, given.clients, without, not given.no_kills, not given.no_changes, not given.no_operators)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -133,6 +133,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--clients", type=int, default=CLIENTS, help="of a run")
     parser.add_argument("--without", default="", metavar="FAULT,…", help=f"none of these faults: {', '.join(FAULTS)}")
     parser.add_argument("--no-kills", action="store_true", help="nobody is killed or paused")
+    parser.add_argument("--no-changes", action="store_true", help="the array is not resized, created again or moved")
+    parser.add_argument("--no-operators", action="store_true", help="nobody compacts, repairs or verifies meanwhile")
     given = parser.parse_args(arguments)
     kinds: list[Kind] = list(get_args(Kind)) if given.world == "mixed" else [given.world]
     if given.seed is not None:

@@ -10,7 +10,7 @@ import asyncio
 import base64
 import json
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -231,10 +231,15 @@ class GCSFileSystem:
     storage_options: Mapping[str, Any] = {}
     credentials = None
 
-    def __init__(self, network: Network, bucket: Bucket, endpoint: str) -> None:
+    def __init__(self, network: Network, bucket: Bucket, endpoint: str, elsewhere: Callable[[], Any]) -> None:
+        self._elsewhere = elsewhere
         self._location = endpoint
         self._session: Any = _Session(network, bucket)
         self.on_google = True
+
+    def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
+        """Let a pickle be what ``elsewhere()`` returns where it is unpickled."""
+        return self._elsewhere, ()
 
     @staticmethod
     def _strip_protocol(path: str) -> str:

@@ -1,19 +1,25 @@
 """One run: clients work at random on one store until their time is over; then all is checked that they were promised.
 
+Between phases, in which they work, the array is resized, created again with other shards, or moved; some clients keep what they remember.
+In some runs operators compact, repair and verify meanwhile.
+
 Checked are: every chunk is a linearisable register; what one batch wrote to one shard appears at once; afterwards a client that has seen
-nothing reads what can be there, and so does a reader of the stored bytes that knows only their format.
+nothing reads what can be there, and so does a reader of the stored bytes that knows only their format; nothing has to be repaired, nothing
+is left behind, and ``verify`` finds the store sound.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 import random
+import zlib
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from shardstore.engine.actions import ERASE, SetValue
 from shardstore.engine.engine import Engine
@@ -21,17 +27,24 @@ from shardstore.engine.options import EngineOptions
 from shardstore.errors import Conflict, ShardStoreError, StorageError, WriteOutcomeUnknown
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.local.range_locks import DIRECTORY_LOCK
-from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.requests.outcomes import PROBE_PREFIX
+from shardstore.storage.wrappers import innermost
 from shardstore.testing.simulation.calls import FAULTS as DISK_FAULTS
 from shardstore.testing.simulation.calls import Habits
 from shardstore.testing.simulation.loop import Process
 from shardstore.testing.simulation.network import FAULTS as NETWORK_FAULTS
 from shardstore.testing.simulation.network import Conduct
-from shardstore.testing.simulation.registers import NEVER, Operation, TooLong, Value, explanation
+from shardstore.testing.simulation.operators import QUARANTINE, operate, repaired, verified
+from shardstore.testing.simulation.registers import NEVER, Operation, TooLong, Value, Violation, explanation
 from shardstore.testing.simulation.world import Kind, World
 
+T = TypeVar("T")
+
 SHAPE, PER_SHARD = (4, 4), (2, 2)  # chunks
+SHAPES = ((4, 4), (4, 3), (3, 4), (2, 2))
+PER_SHARDS = ((2, 2), (1, 2), (2, 1), (4, 4))
+ARRAYS = ("a", "b")
+Change = Literal["nothing", "resize", "recreate", "move"]
 FAULTS = (*NETWORK_FAULTS, *DISK_FAULTS)
 CLIENTS = 3
 OPERATIONS = 12  # of each client
@@ -47,15 +60,16 @@ class Limits:
     """Faults that do not happen."""
     kills: bool = True
     """Whether clients are killed and paused."""
+    changes: bool = True
+    """Whether the array is resized, created again or moved."""
+    operators: bool = True
+    """Whether the store is compacted, repaired and verified meanwhile."""
 
     def __str__(self) -> str:
         words = [f"--operations {self.operations}", f"--clients {self.clients}"]
         words += [f"--without {','.join(self.without)}"] if self.without else []
-        return " ".join([*words, *([] if self.kills else ["--no-kills"])])
-
-
-class Violation(Exception):
-    """A promise was broken."""
+        words += [f"--no-{name}" for name in ("kills", "changes", "operators") if not getattr(self, name)]
+        return " ".join(words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +143,24 @@ def conduct_of(rng: random.Random) -> Conduct:
     return Conduct(mean_seconds=rng.choice([0.002, 0.02, 0.2]), latest_seconds=rng.choice([1.0, 30.0, 3600.0]), **likely)
 
 
+def encoded(value: str) -> bytes:
+    """Return the bytes of a chunk: a stream of gzip, since some checks look for one; not compressed, so that it is always the same."""
+    stream = zlib.compressobj(0, wbits=31)
+    return stream.compress(value.encode()) + stream.flush()
+
+
+def decoded(data: bytes) -> str:
+    """Return the value of a chunk.
+
+    Raises:
+        Violation: it is none that was written.
+    """
+    try:
+        return zlib.decompress(data, wbits=31).decode()
+    except (zlib.error, UnicodeDecodeError) as exc:
+        raise Violation(f"{data!r} is no chunk: {exc}") from exc
+
+
 class Run:
     """One run of clients in a world."""
 
@@ -138,7 +170,15 @@ class Run:
         self.left = limits.operations
         conduct = conduct_of(random.Random(f"conduct {seed}"))
         self.writes_alone = kind == "bare"  # where nothing is conditional one client writes; what it gives up must not be late
-        without = (*(name for name in limits.without if name in NETWORK_FAULTS), *(["late"] if self.writes_alone else []))
+        changes: list[Change] = ["nothing", "resize", "recreate", "move"]
+        self.changes = [self.rng.choice(changes) for _ in range(self.rng.choice([0, 0, 0, 1, 2]) if limits.changes else 0)]
+        self.has_operator = self.rng.random() < 0.3 and limits.operators and not self.writes_alone
+        without = [name for name in limits.without if name in NETWORK_FAULTS]
+        # What the page on consistency leaves open: late requests are not those of operators, nor of documents and whole arrays.
+        if self.writes_alone or self.changes or self.has_operator:
+            without.append("late")
+        if self.changes:
+            without.append("twice")
         conduct = replace(conduct, **dict.fromkeys(without, 0.0))
         self.world = World(seed, kind, conduct, keeps_trace=keeps_trace)
         self.habits = Habits()
@@ -148,7 +188,9 @@ class Run:
                 **{name: 0.0 for name in limits.without if name in ("fails", "short")},
             )
         self.history = History()
-        self.keys = [f"a/c/{i}/{j}" for i in range(SHAPE[0]) for j in range(SHAPE[1])]
+        self.array = ARRAYS[0]
+        self.shape, self.per_shard = SHAPE, PER_SHARD
+        self.veterans: dict[str, tuple[Process, Engine]] = {}
         self.written = 0
         self.unchecked = 0
         self.base = EngineOptions(
@@ -157,8 +199,19 @@ class Run:
             index_checksum=self.rng.random() < 0.9,
         )
         self.can_append = kind in ("aws", "s3", "local") and self.base.index_location == "end" and self.base.index_checksum
-        # Few keys, so that clients meet.
-        self.hot = self.rng.sample(self.keys, self.rng.choice([2, 4, 16]))
+        self._choose_hot()
+
+    def keys(self, array: str, shape: tuple[int, int] = SHAPE) -> list[str]:
+        """Return the keys of the chunks of an array."""
+        return [f"{array}/c/{i}/{j}" for i in range(shape[0]) for j in range(shape[1])]
+
+    def _choose_hot(self) -> None:
+        """Choose few keys, so that clients meet."""
+        keys = self.keys(self.array, self.shape)
+        self.hot = self.rng.sample(keys, min(len(keys), self.rng.choice([2, 4, 16])))
+
+    def _shard_of(self, key: str) -> tuple[int, ...]:
+        return tuple(int(n) // p for n, p in zip(key.split("/")[2:], self.per_shard, strict=True))
 
     def options(self) -> EngineOptions:
         return replace(
@@ -208,10 +261,10 @@ class Run:
         world.network.conduct = conduct
         if world.calls is not None:
             world.calls.habits = self.habits
-        lives = asyncio.gather(*(self._lives(f"client{number}") for number in range(self.limits.clients)))
-        mishaps = asyncio.ensure_future(self._mishaps(lives))
-        await lives
-        await mishaps
+        await self._phase()
+        for change in self.changes:
+            await self._change(change)
+            await self._phase()
         world.network.conduct = Conduct()
         if world.calls is not None:
             world.calls.habits, world.calls.is_full = Habits(), False
@@ -220,35 +273,67 @@ class Run:
         await world.loop.start(checker, partial(self._last_look, checker))
         self._check()
 
+    async def _phase(self) -> None:
+        """Let clients, and the operator, work for a time."""
+        names = [f"client{number}" for number in range(self.limits.clients)]
+        all_lives = [self._lives(name) for name in names]
+        if self.has_operator:
+            all_lives.append(self._operates())
+        lives = asyncio.gather(*all_lives)
+        mishaps = asyncio.ensure_future(self._mishaps(lives))
+        await lives
+        await mishaps
+
     async def _make(self, process: Process) -> None:
-        engine = self.world.engine(process, self.base)
-        for error in await engine.update_many(
-            [("zarr.json", SetValue(b'{"zarr_format": 3, "node_type": "group"}')), ("a/zarr.json", SetValue(document(SHAPE)))]
-        ):
-            if error is not None:
-                raise error
+        group = b'{"zarr_format": 3, "node_type": "group"}'
+        await _stored(self.world.engine(process, self.base), {"zarr.json": group, f"{self.array}/zarr.json": document(self.shape)})
 
     async def _lives(self, name: str) -> None:
         """One client after the other, by one name: each is killed some time, but for the last, which ends its work."""
-        left = [OPERATIONS]
+        left = [OPERATIONS // (1 + len(self.changes))]
         while left[0] > 0 and self.left > 0:
-            process = self.world.process(name)
-            task = self.world.loop.start(process, partial(self._work, process, left))
-            died: asyncio.Future[None] = self.world.loop.create_future()
-            process.died.append(partial(died.set_result, None))
-            if self.rng.random() < 0.4 and self.limits.kills:
-                await asyncio.wait([task, died], return_when="FIRST_COMPLETED", timeout=self._soon())
-                if not task.done() and process.is_alive:
-                    match self.rng.choice(["kill", "kill", "kill", "pause", "cut off"]):
-                        case "kill" if not self.writes_alone:
-                            self.world.kill(process)
-                        case "pause":
-                            self.world.pause(process, self.rng.choice([1.0, 60.0, 7200.0]))
-                        case "cut off":
-                            await self._cut_off(process)
-            await asyncio.wait([task, died], return_when="FIRST_COMPLETED")
+            before, engine = self.veterans.pop(name, (None, None))
+            stays = before is not None and before.is_alive and self.rng.random() < 0.7
+            process = before if before is not None and stays else self.world.process(name)
+            begin = partial(self._engine, process, engine, is_new=process is not before)
+            task = await self._until_death(process, partial(self._work, process, begin, left))
+            if task.done():
+                self.veterans[name] = process, task.result()
+
+    async def _operates(self) -> None:
+        """One operator after the other: each runs one program, and may be killed at that."""
+        for _ in range(self.rng.choice([1, 2, 4])):
+            await asyncio.sleep(self._soon())
+            process = self.world.process("operator")
+            task = await self._until_death(process, partial(self._operate, process))
             if task.done():
                 task.result()
+
+    async def _operate(self, process: Process) -> None:
+        try:
+            self.history.outcomes[await operate(self.world, process, random.Random(self.rng.random()))] += 1
+        except ShardStoreError as exc:
+            self._failed("operator", exc)
+
+    async def _until_death(self, process: Process, main: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
+        """Let a process work to its end, or until it is killed."""
+        task = self.world.loop.start(process, main)
+        died: asyncio.Future[None] = self.world.loop.create_future()
+        either: list[asyncio.Future[Any]] = [task, died]
+        process.died.append(partial(died.set_result, None))
+        if self.rng.random() < 0.4 and self.limits.kills:
+            await asyncio.wait(either, return_when="FIRST_COMPLETED", timeout=self._soon())
+            if not task.done() and process.is_alive:
+                match self.rng.choice(["kill", "kill", "kill", "pause", "cut off"]):
+                    case "kill" if not self.writes_alone:
+                        self.world.kill(process)
+                    case "pause":
+                        self.world.pause(process, self.rng.choice([1.0, 60.0, 7200.0]))
+                    case "cut off":
+                        await self._cut_off(process)
+        await asyncio.wait(either, return_when="FIRST_COMPLETED")
+        process.died.clear()
+        return task
 
     def _soon(self) -> float:
         mean = self.world.network.conduct.mean_seconds
@@ -290,8 +375,21 @@ class Run:
                 if not one.is_write and (one.value in values or (one.value is None and one.ended >= erased)):
                     operations[place] = replace(one, ended=NEVER)
 
-    async def _work(self, process: Process, left: list[int]) -> None:
-        engine = self.world.engine(process, self.options())
+    def _engine(self, process: Process, before: Engine | None, *, is_new: bool) -> Engine:
+        """Return the engine that a client begins with: a new one, the one that it had before, or what has come of that by a pickle."""
+        if before is None:
+            return self.world.engine(process, self.options())
+        if not is_new and self.rng.random() < 0.5:
+            return before
+        sent = pickle.dumps((innermost(before.storage), before.options, before.hierarchy.export()))
+        self.history.outcomes["pickled"] += 1
+        storage, options, nodes = pickle.loads(sent)
+        engine = self.world.engine(process, options, storage)
+        engine.hierarchy.restore(nodes)
+        return engine
+
+    async def _work(self, process: Process, begin: Callable[[], Engine], left: list[int]) -> Engine:
+        engine = begin()
         rng = random.Random(self.rng.random())
         while left[0] > 0 and self.left > 0:
             left[0] -= 1
@@ -305,29 +403,30 @@ class Run:
                 case "read":
                     await self._read(process, engine, self._some(rng))
                 case "write":
-                    await self._write(process, engine, {key: self._new(process) for key in self._some(rng)})
+                    await self._write(process, engine, {key: self._new(process, key) for key in self._some(rng)})
                 case "erase":
                     await self._write(process, engine, dict.fromkeys(self._some(rng)))
                 case "transaction":
-                    values: dict[str, Value] = {key: self._new(process) for key in self._some(rng)}
+                    values: dict[str, Value] = {key: self._new(process, key) for key in self._some(rng)}
                     await self._transaction(process, engine, values | dict.fromkeys(self._some(rng)[:1]))
                 case "whole":
-                    some = _shard_of(rng.choice(self.hot))
-                    keys = [key for key in self.keys if _shard_of(key) == some]
+                    some = self._shard_of(rng.choice(self.hot))
+                    keys = [key for key in self.keys(self.array, self.shape) if self._shard_of(key) == some]
                     await self._write(
-                        process, engine, dict.fromkeys(keys) if rng.random() < 0.3 else {key: self._new(process) for key in keys}
+                        process, engine, dict.fromkeys(keys) if rng.random() < 0.3 else {key: self._new(process, key) for key in keys}
                     )
                 case "both":
                     keys = self._some(rng)
                     await asyncio.gather(
-                        self._write(process, engine, {key: self._new(process) for key in keys}),
-                        self._write(process, engine, {key: self._new(process) for key in self._some(rng)}),
+                        self._write(process, engine, {key: self._new(process, key) for key in keys}),
+                        self._write(process, engine, {key: self._new(process, key) for key in self._some(rng)}),
                     )
+        return engine
 
     async def _transaction(self, process: Process, engine: Engine, values: dict[str, Value]) -> None:
         """Write in a transaction: one commit for each shard."""
         await engine.begin()
-        actions = [(key, ERASE if value is None else SetValue(value.encode())) for key, value in values.items()]
+        actions = [(key, ERASE if value is None else SetValue(encoded(value))) for key, value in values.items()]
         await engine.update_many(actions)
         began = self.world.loop.time()
         places = self._begun(process, values, began)
@@ -336,16 +435,110 @@ class Run:
         except ShardStoreError as exc:
             self._failed("transaction", exc)
         else:
-            for key, place in places.items():
-                self.history.operations[key][place] = replace(self.history.operations[key][place], ended=self.world.loop.time())
+            self._ended(places)
             self.history.outcomes["in transactions"] += len(values)
 
     def _some(self, rng: random.Random) -> list[str]:
         return sorted(rng.sample(self.hot, min(len(self.hot), rng.choice([1, 1, 2, 4]))))
 
-    def _new(self, process: Process) -> str:
+    def _new(self, process: Process, key: str) -> str:
+        """Return a value that nobody has written yet, and that tells which chunk it is of."""
         self.written += 1
-        return f"{process.name}-{self.written}".ljust(8 + self.written % 40, ".")
+        return f"{_place_of(key)} {process.name}-{self.written}".ljust(8 + self.written % 40, ".")
+
+    # -- changes of the array ------------------------------------------------------------------------------------------
+
+    async def _change(self, change: Change) -> None:
+        """Change the array while no client does anything, and wait until those that remember it ask again."""
+        world, mean = self.world, self.world.network.conduct.mean_seconds
+        await asyncio.sleep(100 * mean)  # what is under way arrives
+        if change != "nothing":
+            architect = world.process("architect")
+            world.trace.note(f"{architect.name} begins: {change}")
+            task = await self._until_death(architect, partial(self._changed, architect, change))
+            await asyncio.sleep(100 * mean)
+            if not (task.done() and task.result()):
+                await self._renew()
+        self.history.outcomes[change] += 1
+        await asyncio.sleep(max((engine.options.metadata_ttl for _, engine in self.veterans.values()), default=0.0))
+        self._choose_hot()
+
+    async def _renew(self) -> None:
+        """Erase what a failed change may have left half done, and create the array anew; on a day on which nothing fails."""
+        world = self.world
+        conduct, world.network.conduct = world.network.conduct, Conduct()
+        if world.calls is not None:
+            world.calls.habits = Habits()
+        architect = world.process("architect")
+
+        async def renew() -> None:
+            for array in ARRAYS:
+                await self._erase(architect, world.engine(architect, self.base), array)
+            self.array, self.shape = ARRAYS[0], SHAPE
+            await self._make(architect)
+
+        await world.loop.start(architect, renew)
+        world.network.conduct = conduct
+        if world.calls is not None:
+            world.calls.habits = self.habits
+
+    async def _changed(self, process: Process, change: Change) -> bool:
+        """Return whether the change was made; otherwise some of it may be."""
+        try:
+            match change:
+                case "resize":
+                    return await self._resized(process)
+                case "move":
+                    return await self._moved(process)
+                case _:
+                    await self._erase(process, self.world.engine(process, self.options()), self.array)
+                    self.per_shard, self.shape = self.rng.choice(PER_SHARDS), self.rng.choice(SHAPES)
+                    self.base = replace(self.base, chunks_per_shard=self.per_shard)
+                    if not self.can_append:
+                        self.base = replace(self.base, index_location=self.rng.choice(["start", "end"]))
+                    await self._make(process)
+        except ShardStoreError as exc:
+            self._failed(change, exc)
+            return False
+        return True
+
+    async def _erase(self, process: Process, engine: Engine, array: str) -> None:
+        began = self.world.loop.time()
+        places = {key: self._note(key, Operation(process.name, True, None, began)) for key in self.keys(array)}
+        await engine.erase_prefix(f"{array}/")
+        self._ended(places)
+
+    async def _resized(self, process: Process) -> bool:
+        """Erase what will be outside, as zarr does, and store the document."""
+        shape = self.rng.choice(SHAPES)
+        engine = self.world.engine(process, self.options())
+        outside = sorted({*self.keys(self.array, self.shape)} - {*self.keys(self.array, shape)})
+        if outside and not await self._write(process, engine, dict.fromkeys(outside)):
+            return False
+        await _stored(engine, {f"{self.array}/zarr.json": document(shape)})
+        self.shape = shape
+        return True
+
+    async def _moved(self, process: Process) -> bool:
+        (target,) = {*ARRAYS} - {self.array}
+        engine = self.world.engine(process, self.options())
+        values = await self._read(process, engine, self.keys(self.array, self.shape))
+        if len(values) < self.shape[0] * self.shape[1]:
+            return False
+        began = self.world.loop.time()
+        places = {key: self._note(key, Operation(process.name, True, None, began)) for key in values}
+        for key, value in values.items():
+            there = f"{target}{key.removeprefix(self.array)}"
+            places[there] = self._note(there, Operation(process.name, True, value, began))
+        await engine.move_prefix(self.array, target)
+        self._ended(places)
+        self.array = target
+        return True
+
+    def _ended(self, places: Mapping[str, int]) -> None:
+        """Note that the operations at these places have ended."""
+        for key, place in places.items():
+            self.history.operations[key][place] = replace(self.history.operations[key][place], ended=self.world.loop.time())
 
     # -- operations ----------------------------------------------------------------------------------------------------
 
@@ -362,28 +555,31 @@ class Run:
             if isinstance(value, Exception):
                 self._failed("read", value)
                 continue
-            values[key] = None if value is None else bytes(value).decode()
+            values[key] = None if value is None else decoded(bytes(value))
             self.world.trace.note(f"{process.name} read {key}: {values[key]}")
+            if (found_there := values[key]) is not None and not found_there.startswith(f"{_place_of(key)} "):
+                raise Violation(f"{key} was read as {found_there}, which is another chunk's")
             self._note(key, Operation(process.name, False, values[key], began, ended))
         self.history.outcomes["read"] += len(values)
-        for shard in sorted({_shard_of(key) for key in values}):
-            together = tuple((key, value) for key, value in values.items() if _shard_of(key) == shard)
+        for shard in sorted({self._shard_of(key) for key in values}):
+            together = tuple((key, value) for key, value in values.items() if self._shard_of(key) == shard)
             if len(together) > 1:
                 self.history.seen_together.append(together)
         return values
 
     def _begun(self, process: Process, values: dict[str, Value], began: float) -> dict[str, int]:
         """Note that values are being written; return the places of the notes."""
-        for shard in sorted({_shard_of(key) for key in values}):
-            some = [key for key in values if _shard_of(key) == shard]
+        for shard in sorted({self._shard_of(key) for key in values}):
+            some = [key for key in values if self._shard_of(key) == shard]
             if len(some) > 1:
                 self.history.batches.append(Batch(tuple(some), tuple(values[key] for key in some)))
         self.world.trace.note(f"{process.name} writes {values}")
         return {key: self._note(key, Operation(process.name, True, value, began)) for key, value in values.items()}
 
-    async def _write(self, process: Process, engine: Engine, values: dict[str, Value]) -> None:
+    async def _write(self, process: Process, engine: Engine, values: dict[str, Value]) -> bool:
+        """Write, and return whether all was written."""
         places = self._begun(process, values, self.world.loop.time())
-        actions = [(key, ERASE if value is None else SetValue(value.encode())) for key, value in values.items()]
+        actions = [(key, ERASE if value is None else SetValue(encoded(value))) for key, value in values.items()]
         errors = await engine.update_many(actions)
         ended = self.world.loop.time()
         for (key, place), error in zip(places.items(), errors, strict=True):
@@ -396,6 +592,7 @@ class Run:
                 self._failed("write", error)
                 if isinstance(error, Conflict):
                     operations[place] = replace(operations[place], is_write=False, ended=NEVER)  # nothing was stored
+        return not any(errors)
 
     def _failed(self, what: str, error: Exception) -> None:
         self.world.trace.note(f"{what} failed: {type(error).__name__}")
@@ -406,30 +603,50 @@ class Run:
     # -- checks --------------------------------------------------------------------------------------------------------
 
     async def _last_look(self, process: Process) -> None:
-        if isinstance(storage := self.world.storage(process), LocalStorage):
-            await asyncio.sleep(2 * 86400.0)  # on network file systems only age tells what is left behind
-            await storage.sweep(0.0)
-        seen = await self._read(process, self.world.engine(process, self.base), self.keys)
+        await asyncio.sleep(2 * 86400.0)  # on network file systems only age tells what is left behind
+        storage = self.world.storage(process)
+        await repaired(storage, self.world.storage(process, QUARANTINE), hours=0.0, alone=self.writes_alone)
+        report = await verified(storage)
+        if report.unread:
+            raise Violation(f"{report.unread[0]} cannot be read")
+        keys = [key for array in ARRAYS for key in self.keys(array)]
+        seen = await self._read(process, self.world.engine(process, self.base), keys)
         objects = self.world.stored()
-        if left := [name for name in objects if "/." in name and not (name.endswith(f"/{DIRECTORY_LOCK}") or PROBE_PREFIX in name)]:
-            raise Violation(f"{left} are left behind")
-        index_format = self.base.index_format(PER_SHARD, by_transformer=False)
-        for key in self.keys:
-            coords = [int(n) for n in key.split("/")[2:]]
-            shard = "/".join(str(c // p) for c, p in zip(coords, PER_SHARD, strict=True))
-            stored = objects.get(f"root/a/c/{shard}")
+        self._check_left(objects)
+        per_shard = self.per_shard
+        index_format = self.base.index_format(per_shard, by_transformer=False)
+        for key in keys:
+            array, _, *numbers = key.split("/")
+            coords = [int(n) for n in numbers]
+            shard = "/".join(str(c // p) for c, p in zip(coords, per_shard, strict=True))
+            stored = objects.get(f"root/{array}/c/{shard}")
             value = None
             if stored is not None:
                 index = index_format.decode(index_format.slice_from(memoryview(stored), len(stored)))
-                slot = (coords[0] % PER_SHARD[0]) * PER_SHARD[1] + coords[1] % PER_SHARD[1]
+                slot = (coords[0] % per_shard[0]) * per_shard[1] + coords[1] % per_shard[1]
                 if (where := index.location(slot, len(stored))) is not None:
-                    value = stored[where.offset : where.offset + where.nbytes].decode()
+                    value = decoded(stored[where.offset : where.offset + where.nbytes])
             if key not in seen or value != seen[key]:
                 raise Violation(f"{key} is stored as {value}, and read as {seen.get(key, 'an error')}")
 
+    def _check_left(self, objects: Mapping[str, bytes]) -> None:
+        """Nothing is there but the documents and shards of the array, lock files of network file systems, probes, and the quarantine."""
+        # Where DELETE has no conditions, emptied shards stay for ever, outside of the shape too.
+        shape = SHAPE if self.world.kind == "weak" else self.shape
+        shards = {f"root/{self.array}/c/{'/'.join(map(str, self._shard_of(key)))}" for key in self.keys(self.array, shape)}
+        known = {"root/zarr.json", f"root/{self.array}/zarr.json", *shards}
+        left = [
+            name
+            for name in sorted(objects)
+            if name not in known and not (name.endswith(f"/{DIRECTORY_LOCK}") or PROBE_PREFIX in name or name.startswith(f"{QUARANTINE}/"))
+        ]
+        if uploads := self.world.uploads():
+            left += uploads
+        if left:
+            raise Violation(f"{left} are left behind")
+
     def _check(self) -> None:
-        for key in self.keys:
-            operations = self.history.operations[key]
+        for key, operations in sorted(self.history.operations.items()):
             try:
                 is_explained = explanation(operations) is not None
             except TooLong:
@@ -445,7 +662,8 @@ class Run:
         batch_of: dict[tuple[str, Value], Batch] = {}
         for written in self.history.batches:
             batch_of |= {pair: written for pair in zip(written.keys, written.values, strict=True) if pair[1] is not None}
-        written_by = {(key, one.value): one for key, some in self.history.operations.items() for one in some if one.is_write}
+        # A value that was moved away and back was written when it was written first.
+        written_by = {(key, one.value): one for key, some in self.history.operations.items() for one in reversed(some) if one.is_write}
         for together in self.history.seen_together:
             seen = dict(together)
             for key, value in together:
@@ -463,8 +681,15 @@ class Run:
                         raise Violation(f"{key} was read as {value} of a batch, and {other} as {instead}, which is older than that")
 
 
-def _shard_of(key: str) -> tuple[int, ...]:
-    return tuple(int(n) // p for n, p in zip(key.split("/")[2:], PER_SHARD, strict=True))
+async def _stored(engine: Engine, documents: Mapping[str, bytes]) -> None:
+    for error in await engine.update_many([(key, SetValue(data)) for key, data in documents.items()]):
+        if error is not None:
+            raise error
+
+
+def _place_of(key: str) -> str:
+    """Return the part of a chunk's key that stays when the array is moved."""
+    return key.partition("/")[2]
 
 
 def run(seed: int, kind: Kind, limits: Limits | None = None, *, keeps_trace: bool = False) -> Result:

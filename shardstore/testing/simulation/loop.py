@@ -63,7 +63,11 @@ class _Thread:
     def go(self) -> None:
         """Take the next step."""
         self.greenlet.parent = getcurrent()
-        wait = self.greenlet.switch()
+        asyncio._set_running_loop(None)  # no loop runs in a thread
+        try:
+            wait = self.greenlet.switch()
+        finally:
+            asyncio._set_running_loop(self._loop)
         if self.greenlet.dead:
             self._loop._threads.pop(self.greenlet, None)
         elif wait is not None:
@@ -75,10 +79,15 @@ class _Thread:
 
     def end(self) -> None:
         """End it where it is; what it would still do on its way out, it does not."""
-        if self.greenlet and not self.greenlet.dead:
-            self.greenlet.parent = getcurrent()
-            with suppress(Exception):
-                self.greenlet.throw(GreenletExit)
+        running = asyncio._get_running_loop()
+        asyncio._set_running_loop(None)
+        try:
+            while self.greenlet and not self.greenlet.dead:
+                self.greenlet.parent = getcurrent()
+                with suppress(Exception):
+                    self.greenlet.throw(GreenletExit)
+        finally:
+            asyncio._set_running_loop(running)
 
 
 class SimulationLoop(asyncio.AbstractEventLoop):
@@ -117,6 +126,10 @@ class SimulationLoop(asyncio.AbstractEventLoop):
         for call in process.died:
             call()
         process.died.clear()
+
+    def is_thread(self, which: greenlet) -> bool:
+        """Return whether a greenlet is one of the threads."""
+        return which in self._threads
 
     def sleep_here(self, seconds: float, *, or_not: bool = False) -> None:
         """Let the calling thread stand still for a while. Where none of this world calls, that is an error, or with ``or_not`` nothing."""

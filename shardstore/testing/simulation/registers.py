@@ -18,6 +18,10 @@ NEVER = math.inf
 Value = str | None
 
 
+class Violation(Exception):
+    """A promise was broken."""
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
     """A read or write of one register, by ``client``, from ``began`` to ``ended``."""

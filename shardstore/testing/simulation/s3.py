@@ -279,12 +279,17 @@ class S3FileSystem:
     client_kwargs: Mapping[str, Any] = {}
     storage_options: Mapping[str, Any] = {}
 
-    def __init__(self, network: Network, bucket: Bucket, endpoint_url: str, *, is_aws: bool) -> None:
+    def __init__(self, network: Network, bucket: Bucket, endpoint_url: str, *, is_aws: bool, elsewhere: Callable[[], Any]) -> None:
+        self._elsewhere = elsewhere
         self._network = network
         self._bucket = bucket
         self.endpoint_url = endpoint_url
         address = "https://s3.amazonaws.com" if is_aws else endpoint_url
         self._s3 = SimpleNamespace(meta=SimpleNamespace(endpoint_url=address))
+
+    def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
+        """Let a pickle be what ``elsewhere()`` returns where it is unpickled."""
+        return self._elsewhere, ()
 
     @staticmethod
     def _strip_protocol(path: str) -> str:

@@ -14,6 +14,7 @@ from unittest import mock
 
 from shardstore.engine.engine import Engine
 from shardstore.engine.options import EngineOptions
+from shardstore.maintenance.storages import _opened
 from shardstore.storage.base import Storage
 from shardstore.storage.gcs.probe import forget_facts as forget_gcs_facts
 from shardstore.storage.gcs.storage import GCSStorage
@@ -23,10 +24,10 @@ from shardstore.storage.s3 import parts as s3_parts
 from shardstore.storage.s3 import probe as s3_probe
 from shardstore.storage.s3.client import forget_facts as forget_s3_facts
 from shardstore.storage.s3.storage import S3Storage
-from shardstore.testing.simulation import gcs, s3, sources
+from shardstore.testing.simulation import gcs, s3, sources, threads
 from shardstore.testing.simulation.calls import ROOT, Calls, Habits
 from shardstore.testing.simulation.disk import Disk, Inode
-from shardstore.testing.simulation.loop import Process, SimulationLoop
+from shardstore.testing.simulation.loop import Process, SimulationLoop, current_process
 from shardstore.testing.simulation.network import Conduct, Network
 from shardstore.testing.simulation.objects import Version
 
@@ -121,6 +122,7 @@ class World:
         try:
             with sources.replaced(self.seed, self.loop.time), warnings.catch_warnings(), ExitStack() as stack:
                 warnings.simplefilter("ignore")
+                stack.enter_context(threads.in_place(self.loop))
                 if self.calls is not None:
                     stack.enter_context(self.calls.in_place())
                 if self.rng.random() < 0.5:  # what AWS takes from 5 MiB on, here a few bytes are enough for
@@ -142,14 +144,21 @@ class World:
 
     def storage(self, process: Process, root: str = "root") -> Storage:
         """Return the storage as one process opens it: it knows nothing of what others have learned about the server."""
-        endpoint, part_bytes = f"http://{process.name}.example", self.rng.choice([64 << 20, 64 << 20, 60])
+        part_bytes = self.rng.choice([64 << 20, 64 << 20, 60])
         if self.calls is not None:
             return LocalStorage(f"{ROOT}/{root}", locks=self.locks)
-        if isinstance(self.bucket, gcs.Bucket):
-            return GCSStorage(gcs.GCSFileSystem(self.network, self.bucket, endpoint), f"bucket/{root}", resumable_bytes=part_bytes)
-        assert self.bucket is not None
-        fs = s3.S3FileSystem(self.network, self.bucket, endpoint, is_aws=self.kind == "aws")
+        fs = self.filesystem(process)
+        if self.kind == "gcs":
+            return GCSStorage(fs, f"bucket/{root}", resumable_bytes=part_bytes)
         return S3Storage(fs, f"bucket/{root}", multipart_bytes=part_bytes)
+
+    def filesystem(self, process: Process) -> Any:
+        """Return what a process has in place of a filesystem of s3fs or gcsfs."""
+        endpoint = f"http://{process.name}.example"
+        if isinstance(self.bucket, gcs.Bucket):
+            return gcs.GCSFileSystem(self.network, self.bucket, endpoint, _filesystem)
+        assert self.bucket is not None
+        return s3.S3FileSystem(self.network, self.bucket, endpoint, is_aws=self.kind == "aws", elsewhere=_filesystem)
 
     def stored(self) -> dict[str, bytes]:
         """Return the bytes of all objects by their names, as others would find them; hidden files too."""
@@ -158,8 +167,14 @@ class World:
         assert self.calls is not None
         return dict(_files(self.calls.disk.root, ""))
 
-    def engine(self, process: Process, options: EngineOptions) -> Engine:
-        return Engine(self.storage(process), options, clock=self.loop.time, rng=random.Random(f"engine {self.seed} {process.name}"))
+    def uploads(self) -> list[str]:
+        """Return the keys of uploads that have not ended."""
+        return [upload.key for upload in self.bucket.uploads.values()] if isinstance(self.bucket, s3.Bucket) else []
+
+    def engine(self, process: Process, options: EngineOptions, storage: Storage | None = None) -> Engine:
+        """Return an engine of a process, on the store as it opens it, or on ``storage``."""
+        rng = random.Random(f"engine {self.seed} {process.name}")
+        return Engine(storage or self.storage(process), options, clock=self.loop.time, rng=rng)
 
     def kill(self, process: Process) -> None:
         self.kills += 1
@@ -188,8 +203,21 @@ class World:
         """Run ``main()`` to its end, as the world itself."""
         forget_s3_facts()  # each world has servers of its own
         forget_gcs_facts()
+        _opened.cache_clear()
+        _running[:] = [self]
         with self.running():
             return self.loop.run_until_complete(main())
+
+
+_running: list[World] = []
+"""The world that runs, or was the last to run."""
+
+
+def _filesystem() -> Any:
+    """Return a filesystem of the process that calls, in the world that runs."""
+    process = current_process()
+    assert process is not None
+    return _running[0].filesystem(process)
 
 
 def _files(directory: Inode, above: str) -> Iterator[tuple[str, bytes]]:

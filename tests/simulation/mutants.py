@@ -47,6 +47,9 @@ _TEMPORARY = "shardstore.storage.local.temporary"
 _APPEND = "shardstore.storage.local.append"
 _RULES = "shardstore.storage.local.rules"
 _GCS = "shardstore.storage.gcs.storage"
+_FINISHED = "shardstore.maintenance.packing.finished"
+_PACK_RUN = "shardstore.maintenance.packing.run"
+_RECORD = "shardstore.maintenance.packing.record"
 _GCS_UPLOAD = "shardstore.storage.gcs.upload"
 
 MUTANTS = (
@@ -230,6 +233,75 @@ MUTANTS = (
         "record.startswith(found)",
         "local",
     ),
+    Mutant(
+        "an array's document is believed for ever",
+        "shardstore.engine.metadata.hierarchy",
+        "return node.path in self._pending or self._clock() - node.validated_at <= self._ttl",
+        "return True",
+    ),
+    Mutant(
+        "a look at the document before a commit is skipped",
+        _COMMITTER,
+        "        if node.layout is None or not same_shards(node.layout, shard.layout):\n            raise StaleLayout\n\n    async def _resolve",
+        "\n    async def _resolve",
+    ),
+    Mutant(
+        "indices of an array that was created again stay",
+        _READER,
+        '                self._indices.drop_prefix(join(path, ""))\n                changed = True',
+        "                pass",
+    ),
+    Mutant(
+        "a pickle brings an array's document as if it were new",
+        "shardstore.engine.metadata.hierarchy",
+        "return [replace(n, validated_at=NEVER) for n in arrays]",
+        "return [replace(n, validated_at=1e12) for n in arrays]",
+    ),
+    Mutant(
+        "compaction: shards are removed where DELETE has no conditions",
+        "shardstore.maintenance.shard_work",
+        "return capabilities.conditional_delete or not capabilities.compare_and_swap",
+        "return True",
+        "weak",
+    ),
+    Mutant(
+        "compaction and repair: an object is removed whatever it is",
+        _COMMITTER,
+        "            await self._remove(shard, condition)\n        else:\n            self._remember(shard, await self._plans.write(shard.key, generation",
+        "            await self._remove(shard, UNCONDITIONAL)\n        else:\n            self._remember(shard, await self._plans.write(shard.key, generation",
+    ),
+    Mutant(
+        "repair: an emptied shard with a nonce is damaged",
+        "shardstore.maintenance.repair.shard",
+        "as_emptied = self._nbytes in (self._format.nbytes, self._format.nbytes + NONCE_NBYTES)",
+        "as_emptied = self._nbytes == self._format.nbytes",
+    ),
+    Mutant(
+        "packing: a unit is done though the source has changed since",
+        _FINISHED,
+        "or entry.fingerprint != unit.fingerprint or not",
+        "or not",
+    ),
+    Mutant("packing: the target is complete while other parts are not", _PACK_RUN, "        if not self._missing:\n", "        if True:\n"),
+    Mutant(
+        "packing: what is about to be written is not announced",
+        _PACK_RUN,
+        "            self._write_down(record.announce(announced))\n        try:",
+        "            pass\n        try:",
+    ),
+    Mutant(
+        "packing: older results count as much as newer ones",
+        _RECORD,
+        "found.units[path, name] = entry if last.run <= entry.run else last",
+        "pass",
+    ),
+    Mutant("packing: what the source has no more stays in the target", _PACK_RUN, "        await remove(storage, leaving)\n", ""),
+    Mutant(
+        "packing: the record of a finished run is not kept",
+        _RECORD,
+        "            self._written += self._new\n            self._new = []",
+        "            self._new = []",
+    ),
 )
 
 
@@ -259,7 +331,7 @@ def seeds_to_find(mutant: Mutant, most: int = MOST_SEEDS) -> int | None:
     """Return how many seeds it takes to notice a mutant, in this process, which has not loaded the module yet; ``None``: more."""
     sys.meta_path.insert(0, _Loader(mutant))
     logging.disable(logging.CRITICAL)
-    from shardstore.testing.simulation.histories import run
+    from shardstore.testing.simulation.campaign import run
 
     for seed in range(most):
         if run(seed, mutant.kind).violation is not None:

@@ -16,7 +16,8 @@ import pytest
 
 from shardstore.testing.simulation import campaign
 from shardstore.testing.simulation.calls import FAULTS as DISK_FAULTS
-from shardstore.testing.simulation.histories import FAULTS, Limits, run
+from shardstore.testing.simulation.campaign import run
+from shardstore.testing.simulation.histories import FAULTS, Limits
 from shardstore.testing.simulation.network import FAULTS as NETWORK_FAULTS
 from shardstore.testing.simulation.registers import NEVER, Operation, explanation
 from shardstore.testing.simulation.world import Kind
@@ -82,7 +83,7 @@ def test_a_seed_is_always_the_same_run() -> None:
     mine = [run(seed, kind).digest for kind in KINDS for seed in (3, 5)]
     assert [run(seed, kind).digest for kind in KINDS for seed in (3, 5)] == mine
     assert len(set(mine)) == len(mine)
-    program = f"from shardstore.testing.simulation.histories import run; print(*(run(s, k).digest for k in {KINDS} for s in (3, 5)))"
+    program = f"from shardstore.testing.simulation.campaign import run; print(*(run(s, k).digest for k in {KINDS} for s in (3, 5)))"
     for hashes in ("0", "1"):
         done = subprocess.run(
             [sys.executable, "-c", program],

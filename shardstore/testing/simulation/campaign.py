@@ -18,7 +18,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import get_args
 
-from shardstore.testing.simulation.histories import CLIENTS, FAULTS, OPERATIONS, Limits, Result, run
+from shardstore.testing.simulation.histories import CLIENTS, FAULTS, OPERATIONS, Limits, Result, Run
+from shardstore.testing.simulation.packings import Packing, is_packing
 from shardstore.testing.simulation.world import Kind
 
 _SEEDS_AT_ONCE = 20
@@ -60,6 +61,12 @@ class Totals:
             f"{self.virtual_seconds / 86400:.1f} days of virtual time; faults: {faults}; "
             f"{self.unchecked} chunks not checked, {len(self.failed)} failed"
         )
+
+
+def run(seed: int, kind: Kind, limits: Limits | None = None, *, keeps_trace: bool = False) -> Result:
+    """Make and check one run: of clients that share arrays, or of drivers that pack."""
+    form = Packing if is_packing(seed) else Run
+    return form(seed, kind, limits or Limits(), keeps_trace=keeps_trace).go()
 
 
 def runs(seeds: Sequence[int], kind: Kind, limits: Limits) -> list[Result]:

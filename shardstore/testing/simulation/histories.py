@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeVar
 from shardstore.engine.actions import ERASE, SetValue
 from shardstore.engine.engine import Engine
 from shardstore.engine.options import EngineOptions
-from shardstore.errors import Conflict, ShardStoreError, StorageError, WriteOutcomeUnknown
+from shardstore.errors import Conflict, Incomplete, ShardStoreError, StorageError, WriteOutcomeUnknown
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.local.range_locks import DIRECTORY_LOCK
 from shardstore.storage.requests.outcomes import PROBE_PREFIX
@@ -286,7 +286,7 @@ class Run:
 
     async def _make(self, process: Process) -> None:
         group = b'{"zarr_format": 3, "node_type": "group"}'
-        await _stored(self.world.engine(process, self.base), {"zarr.json": group, f"{self.array}/zarr.json": document(self.shape)})
+        await stored(self.world.engine(process, self.base), {"zarr.json": group, f"{self.array}/zarr.json": document(self.shape)})
 
     async def _lives(self, name: str) -> None:
         """One client after the other, by one name: each is killed some time, but for the last, which ends its work."""
@@ -515,7 +515,7 @@ class Run:
         outside = sorted({*self.keys(self.array, self.shape)} - {*self.keys(self.array, shape)})
         if outside and not await self._write(process, engine, dict.fromkeys(outside)):
             return False
-        await _stored(engine, {f"{self.array}/zarr.json": document(shape)})
+        await stored(engine, {f"{self.array}/zarr.json": document(shape)})
         self.shape = shape
         return True
 
@@ -597,7 +597,7 @@ class Run:
     def _failed(self, what: str, error: Exception) -> None:
         self.world.trace.note(f"{what} failed: {type(error).__name__}")
         self.history.outcomes[f"{what} {type(error).__name__}"] += 1
-        if not isinstance(error, StorageError | WriteOutcomeUnknown | Conflict):
+        if not isinstance(error, StorageError | WriteOutcomeUnknown | Conflict | Incomplete):
             raise Violation(f"{what}: {type(error).__name__}: {error}") from error
 
     # -- checks --------------------------------------------------------------------------------------------------------
@@ -681,7 +681,8 @@ class Run:
                         raise Violation(f"{key} was read as {value} of a batch, and {other} as {instead}, which is older than that")
 
 
-async def _stored(engine: Engine, documents: Mapping[str, bytes]) -> None:
+async def stored(engine: Engine, documents: Mapping[str, bytes]) -> None:
+    """Store documents, or raise what is wrong."""
     for error in await engine.update_many([(key, SetValue(data)) for key, data in documents.items()]):
         if error is not None:
             raise error
@@ -690,8 +691,3 @@ async def _stored(engine: Engine, documents: Mapping[str, bytes]) -> None:
 def _place_of(key: str) -> str:
     """Return the part of a chunk's key that stays when the array is moved."""
     return key.partition("/")[2]
-
-
-def run(seed: int, kind: Kind, limits: Limits | None = None, *, keeps_trace: bool = False) -> Result:
-    """Make and check one run."""
-    return Run(seed, kind, limits or Limits(), keeps_trace=keeps_trace).go()

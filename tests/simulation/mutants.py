@@ -242,7 +242,7 @@ MUTANTS = (
     Mutant(
         "a look at the document before a commit is skipped",
         _COMMITTER,
-        "        if node.layout is None or not same_shards(node.layout, shard.layout):\n            raise StaleLayout\n\n    async def _resolve",
+        "if node.layout is None or not same_shards(node.layout, shard.layout):\n            raise StaleLayout\n\n    async def _resolve",
         "\n    async def _resolve",
     ),
     Mutant(
@@ -267,8 +267,8 @@ MUTANTS = (
     Mutant(
         "compaction and repair: an object is removed whatever it is",
         _COMMITTER,
-        "            await self._remove(shard, condition)\n        else:\n            self._remember(shard, await self._plans.write(shard.key, generation",
-        "            await self._remove(shard, UNCONDITIONAL)\n        else:\n            self._remember(shard, await self._plans.write(shard.key, generation",
+        "            await self._remove(shard, condition)\n        else:\n            self._remember(shard, await self._plans",
+        "            await self._remove(shard, UNCONDITIONAL)\n        else:\n            self._remember(shard, await self._plans",
     ),
     Mutant(
         "repair: an emptied shard with a nonce is damaged",

@@ -22,10 +22,10 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 from shardstore.engine.actions import ERASE, SetValue
-from shardstore.engine.engine import Engine
-from shardstore.engine.options import EngineOptions
+from shardstore.engine.options import V3, EngineOptions
 from shardstore.errors import Conflict, Incomplete, ShardStoreError, StorageError, WriteOutcomeUnknown
 from shardstore.model.ranges import EVERYTHING
+from shardstore.presented.flavours import Presented, flavour_of
 from shardstore.storage.local.range_locks import DIRECTORY_LOCK
 from shardstore.storage.requests.outcomes import PROBE_PREFIX
 from shardstore.storage.wrappers import innermost
@@ -44,6 +44,7 @@ SHAPE, PER_SHARD = (4, 4), (2, 2)  # chunks
 SHAPES = ((4, 4), (4, 3), (3, 4), (2, 2))
 PER_SHARDS = ((2, 2), (1, 2), (2, 1), (4, 4))
 ARRAYS = ("a", "b")
+_DOCUMENTS = (".json", ".zarray", ".zgroup", ".zattrs")
 Change = Literal["nothing", "resize", "recreate", "move"]
 FAULTS = (*NETWORK_FAULTS, *DISK_FAULTS)
 CLIENTS = 3
@@ -80,6 +81,16 @@ class Batch:
     values: tuple[Value, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The keys of chunks that a listing gave, of all that it could give; what is listed may be as old as ``since``."""
+
+    since: float
+    ended: float
+    asked: tuple[str, ...]
+    found: frozenset[str]
+
+
 @dataclass
 class History:
     """What the clients of one run saw."""
@@ -89,6 +100,7 @@ class History:
     seen_together: list[tuple[tuple[str, Value], ...]] = field(default_factory=list)
     """Chunks of one shard that came from one read."""
     batches: list[Batch] = field(default_factory=list)
+    listings: list[Listing] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
 
 
@@ -190,7 +202,7 @@ class Run:
         self.history = History()
         self.array = ARRAYS[0]
         self.shape, self.per_shard = SHAPE, PER_SHARD
-        self.veterans: dict[str, tuple[Process, Engine]] = {}
+        self.veterans: dict[str, tuple[Process, Presented]] = {}
         self.written = 0
         self.unchecked = 0
         self.base = EngineOptions(
@@ -198,6 +210,9 @@ class Run:
             index_location=self.rng.choice(["end", "end", "start"]),
             index_checksum=self.rng.random() < 0.9,
         )
+        self.is_draft = self.rng.random() < 0.12
+        if self.is_draft:
+            self.base = replace(self.base, stored="transformer", index_location="end", index_checksum=False)
         self.can_append = kind in ("aws", "s3", "local") and self.base.index_location == "end" and self.base.index_checksum
         self._choose_hot()
 
@@ -214,8 +229,10 @@ class Run:
         return tuple(int(n) // p for n, p in zip(key.split("/")[2:], self.per_shard, strict=True))
 
     def options(self) -> EngineOptions:
+        flavours = ["v3", "v3", "v3", "v2", "draft" if self.is_draft else "v3"]
         return replace(
             self.base,
+            present=flavour_of(self.rng.choice(flavours)),
             strategy=self.rng.choice(["rewrite", "append"] if self.can_append else ["rewrite"]),
             metadata_ttl=self.rng.choice([0.0, 1.0, 60.0]),
             index_cache_bytes=self.rng.choice([0, 300, 64 << 20]),
@@ -375,7 +392,7 @@ class Run:
                 if not one.is_write and (one.value in values or (one.value is None and one.ended >= erased)):
                     operations[place] = replace(one, ended=NEVER)
 
-    def _engine(self, process: Process, before: Engine | None, *, is_new: bool) -> Engine:
+    def _engine(self, process: Process, before: Presented | None, *, is_new: bool) -> Presented:
         """Return the engine that a client begins with: a new one, the one that it had before, or what has come of that by a pickle."""
         if before is None:
             return self.world.engine(process, self.options())
@@ -388,7 +405,7 @@ class Run:
         engine.hierarchy.restore(nodes)
         return engine
 
-    async def _work(self, process: Process, begin: Callable[[], Engine], left: list[int]) -> Engine:
+    async def _work(self, process: Process, begin: Callable[[], Presented], left: list[int]) -> Presented:
         engine = begin()
         rng = random.Random(self.rng.random())
         while left[0] > 0 and self.left > 0:
@@ -398,12 +415,16 @@ class Run:
                 await asyncio.sleep(rng.expovariate(1 / self.world.network.conduct.mean_seconds))
             reads_only = self.writes_alone and not process.name.startswith("client0#")
             match (
-                "read" if reads_only else rng.choice(["read", "read", "write", "write", "write", "erase", "both", "transaction", "whole"])
+                rng.choice(["read", "list"])
+                if reads_only
+                else rng.choice(["read", "read", "list", "write", "write", "write", "erase", "both", "transaction", "whole"])
             ):
                 case "read":
                     await self._read(process, engine, self._some(rng))
                 case "write":
                     await self._write(process, engine, {key: self._new(process, key) for key in self._some(rng)})
+                case "list":
+                    await self._list(engine)
                 case "erase":
                     await self._write(process, engine, dict.fromkeys(self._some(rng)))
                 case "transaction":
@@ -423,10 +444,10 @@ class Run:
                     )
         return engine
 
-    async def _transaction(self, process: Process, engine: Engine, values: dict[str, Value]) -> None:
+    async def _transaction(self, process: Process, engine: Presented, values: dict[str, Value]) -> None:
         """Write in a transaction: one commit for each shard."""
         await engine.begin()
-        actions = [(key, ERASE if value is None else SetValue(encoded(value))) for key, value in values.items()]
+        actions = [(shown(engine, key), ERASE if value is None else SetValue(encoded(value))) for key, value in values.items()]
         await engine.update_many(actions)
         began = self.world.loop.time()
         places = self._begun(process, values, began)
@@ -491,7 +512,7 @@ class Run:
                 case "move":
                     return await self._moved(process)
                 case _:
-                    await self._erase(process, self.world.engine(process, self.options()), self.array)
+                    await self._erase(process, self.world.engine(process, replace(self.options(), present=V3)), self.array)
                     self.per_shard, self.shape = self.rng.choice(PER_SHARDS), self.rng.choice(SHAPES)
                     self.base = replace(self.base, chunks_per_shard=self.per_shard)
                     if not self.can_append:
@@ -502,16 +523,17 @@ class Run:
             return False
         return True
 
-    async def _erase(self, process: Process, engine: Engine, array: str) -> None:
+    async def _erase(self, process: Process, engine: Presented, array: str) -> None:
         began = self.world.loop.time()
         places = {key: self._note(key, Operation(process.name, True, None, began)) for key in self.keys(array)}
         await engine.erase_prefix(f"{array}/")
         self._ended(places)
+        await asyncio.sleep(2 * self.world.listing_lag_seconds)  # what is listed still, refuses a new array
 
     async def _resized(self, process: Process) -> bool:
         """Erase what will be outside, as zarr does, and store the document."""
         shape = self.rng.choice(SHAPES)
-        engine = self.world.engine(process, self.options())
+        engine = self.world.engine(process, replace(self.options(), present=V3))
         outside = sorted({*self.keys(self.array, self.shape)} - {*self.keys(self.array, shape)})
         if outside and not await self._write(process, engine, dict.fromkeys(outside)):
             return False
@@ -521,7 +543,7 @@ class Run:
 
     async def _moved(self, process: Process) -> bool:
         (target,) = {*ARRAYS} - {self.array}
-        engine = self.world.engine(process, self.options())
+        engine = self.world.engine(process, replace(self.options(), present=V3))
         values = await self._read(process, engine, self.keys(self.array, self.shape))
         if len(values) < self.shape[0] * self.shape[1]:
             return False
@@ -546,9 +568,9 @@ class Run:
         self.history.operations[key].append(operation)
         return len(self.history.operations[key]) - 1
 
-    async def _read(self, process: Process, engine: Engine, keys: Sequence[str]) -> dict[str, Value]:
+    async def _read(self, process: Process, engine: Presented, keys: Sequence[str]) -> dict[str, Value]:
         began = self.world.loop.time()
-        found = await engine.get_many([(key, EVERYTHING) for key in keys])
+        found = await engine.get_many([(shown(engine, key), EVERYTHING) for key in keys])
         ended = self.world.loop.time()
         values: dict[str, Value] = {}
         for key, value in zip(keys, found, strict=True):
@@ -567,6 +589,21 @@ class Run:
                 self.history.seen_together.append(together)
         return values
 
+    async def _list(self, engine: Presented) -> None:
+        began = self.world.loop.time()
+        asked = {shown(engine, key): key for key in self.keys(self.array, self.shape)}
+        try:
+            everything = [key async for batch in engine.list_batches("") for key in batch.keys]
+        except ShardStoreError as exc:
+            self._failed("list", exc)
+            return
+        listed = [key for key in everything if not (key.endswith(_DOCUMENTS) or key.startswith(PROBE_PREFIX))]
+        if strangers := set(listed) - set(asked):
+            raise Violation(f"{sorted(strangers)} were listed, and there are no such chunks")
+        since, now = began - self.world.listing_lag_seconds, self.world.loop.time()
+        self.history.listings.append(Listing(since, now, tuple(asked.values()), frozenset(asked[key] for key in listed)))
+        self.history.outcomes["list"] += 1
+
     def _begun(self, process: Process, values: dict[str, Value], began: float) -> dict[str, int]:
         """Note that values are being written; return the places of the notes."""
         for shard in sorted({self._shard_of(key) for key in values}):
@@ -576,10 +613,10 @@ class Run:
         self.world.trace.note(f"{process.name} writes {values}")
         return {key: self._note(key, Operation(process.name, True, value, began)) for key, value in values.items()}
 
-    async def _write(self, process: Process, engine: Engine, values: dict[str, Value]) -> bool:
+    async def _write(self, process: Process, engine: Presented, values: dict[str, Value]) -> bool:
         """Write, and return whether all was written."""
         places = self._begun(process, values, self.world.loop.time())
-        actions = [(key, ERASE if value is None else SetValue(encoded(value))) for key, value in values.items()]
+        actions = [(shown(engine, key), ERASE if value is None else SetValue(encoded(value))) for key, value in values.items()]
         errors = await engine.update_many(actions)
         ended = self.world.loop.time()
         for (key, place), error in zip(places.items(), errors, strict=True):
@@ -614,12 +651,12 @@ class Run:
         objects = self.world.stored()
         self._check_left(objects)
         per_shard = self.per_shard
-        index_format = self.base.index_format(per_shard, by_transformer=False)
+        index_format = self.base.index_format(per_shard, by_transformer=self.is_draft)
         for key in keys:
             array, _, *numbers = key.split("/")
             coords = [int(n) for n in numbers]
             shard = "/".join(str(c // p) for c, p in zip(coords, per_shard, strict=True))
-            stored = objects.get(f"root/{array}/c/{shard}")
+            stored = objects.get(self._stored_key(array, shard))
             value = None
             if stored is not None:
                 index = index_format.decode(index_format.slice_from(memoryview(stored), len(stored)))
@@ -629,12 +666,18 @@ class Run:
             if key not in seen or value != seen[key]:
                 raise Violation(f"{key} is stored as {value}, and read as {seen.get(key, 'an error')}")
 
+    def _stored_key(self, array: str, shard: str) -> str:
+        return f"root/data/root/{array}/c{shard}" if self.is_draft else f"root/{array}/c/{shard}"
+
     def _check_left(self, objects: Mapping[str, bytes]) -> None:
         """Nothing is there but the documents and shards of the array, lock files of network file systems, probes, and the quarantine."""
         # Where DELETE has no conditions, emptied shards stay for ever, outside of the shape too.
         shape = SHAPE if self.world.kind == "weak" else self.shape
-        shards = {f"root/{self.array}/c/{'/'.join(map(str, self._shard_of(key)))}" for key in self.keys(self.array, shape)}
-        known = {"root/zarr.json", f"root/{self.array}/zarr.json", *shards}
+        known = {self._stored_key(self.array, "/".join(map(str, self._shard_of(key)))) for key in self.keys(self.array, shape)}
+        if self.is_draft:
+            known |= {f"root/{name}" for name in ("zarr.json", "meta/root.group.json", f"meta/root/{self.array}.array.json")}
+        else:
+            known |= {"root/zarr.json", f"root/{self.array}/zarr.json"}
         left = [
             name
             for name in sorted(objects)
@@ -656,6 +699,20 @@ class Run:
                 lines = "\n".join(f"  {one}" for one in sorted(operations, key=lambda one: one.began))
                 raise Violation(f"{key} is no register: no order explains\n{lines}")
         self._check_batches()
+        for listing in self.history.listings:
+            self._check_listing(listing)
+
+    def _check_listing(self, listing: Listing) -> None:
+        """A chunk that is there all the time is listed, and one that is not there all the time is not."""
+        for key in listing.asked:
+            writes = [one for one in self.history.operations[key] if one.is_write]
+            was_listed = key in listing.found
+            # What the listing says happened before it; then something else, surely, and nothing of the first again until it ended.
+            first = [one for one in writes if (one.value is not None) is was_listed and one.began <= listing.ended]
+            others = [one for one in writes if (one.value is None) is was_listed and one.ended < listing.since]
+            surely = any(all(one.ended < other.began for one in first) for other in others)
+            if surely or (was_listed and not first):
+                raise Violation(f"{key} was {'' if was_listed else 'not '}listed, from {listing.since:.4f} to {listing.ended:.4f}")
 
     def _check_batches(self) -> None:
         """Of what one batch wrote to a shard, a reader sees all or nothing, but for what was written later."""
@@ -681,11 +738,23 @@ class Run:
                         raise Violation(f"{key} was read as {value} of a batch, and {other} as {instead}, which is older than that")
 
 
-async def stored(engine: Engine, documents: Mapping[str, bytes]) -> None:
+async def stored(engine: Presented, documents: Mapping[str, bytes]) -> None:
     """Store documents, or raise what is wrong."""
     for error in await engine.update_many([(key, SetValue(data)) for key, data in documents.items()]):
         if error is not None:
             raise error
+
+
+def shown(engine: Presented, key: str) -> str:
+    """Return the key of a chunk as the clients of an engine know it; ``key`` is that of final Zarr v3."""
+    array, _, coords = key.partition("/c/")
+    match engine.options.present.name:
+        case "v2":
+            return f"{array}/{coords}"
+        case "draft":
+            return f"data/root/{array}/c{coords}"
+        case _:
+            return key
 
 
 def _place_of(key: str) -> str:

@@ -35,6 +35,25 @@ class Objects(Generic[V]):
         self.versions: dict[str, V] = {}
         self.on_change: Callable[[str, V | None], None] = lambda name, version: None
         self._names: list[str] = []
+        self._replaced: list[tuple[float, str, V | None]] = []
+
+    def as_of(self, now: float, lag_seconds: float) -> Objects[V]:
+        """Return the objects as they were so long ago, as a listing shows them that is late."""
+        while self._replaced and self._replaced[0][0] < now - lag_seconds:
+            self._replaced.pop(0)
+        before = dict(self.versions)
+        for _, name, version in reversed(self._replaced):
+            if version is None:
+                before.pop(name, None)
+            else:
+                before[name] = version
+        listed: Objects[V] = Objects()
+        listed.versions, listed._names = before, sorted(before)
+        return listed
+
+    def note(self, now: float, name: str) -> None:
+        """Note, for listings that are late, what an object is that is about to change."""
+        self._replaced.append((now, name, self.versions.get(name)))
 
     def put(self, name: str, version: V) -> V:
         """Let this be the version of an object; return it."""

@@ -37,6 +37,7 @@ class Packing(Run):
         super().__init__(seed, kind, limits, keeps_trace=keeps_trace)
         # Chunks that are objects are written without conditions: a network that delivers a request late, or twice, may undo later ones.
         self.world.network.conduct = replace(self.world.network.conduct, late=0.0, twice=0.0)
+        self.world.never_lists_late()  # what is not listed is not packed, and nobody could know
         self.base = EngineOptions(chunks_per_shard=None)
         self.shapes = {array: self.rng.choice(SHAPES) for array in ARRAYS}
         self.wanted = PackKeywords(

@@ -56,10 +56,16 @@ class Bucket:
 
     def __init__(self, now: Callable[[], float], conditions: Conditions) -> None:
         self.objects: Objects[Stored] = Objects()
+        self.listing_lag_seconds: float | None = None
+        """How old listings are; ``None``: they are never late, as Amazon documents it."""
         self.uploads: dict[str, Upload] = {}
         self.conditions = conditions
         self._now = now
         self._number = 0
+
+    def _about_to_change(self, key: str) -> None:
+        if self.listing_lag_seconds is not None:
+            self.objects.note(self._now(), key)
 
     def serve(self, method: str, parameters: Mapping[str, Any]) -> Answer[dict[str, Any]]:
         """Carry out one request."""
@@ -69,6 +75,7 @@ class Bucket:
     # -- objects -------------------------------------------------------------------------------------------------------
 
     def put(self, key: str, data: bytes, metadata: Mapping[str, str], etag: str | None = None) -> Stored:
+        self._about_to_change(key)
         return self.objects.put(key, Stored(data, etag or _md5(data), dict(metadata), self._now()))
 
     def _refusal(self, key: str, if_match: str | None, if_none_match: str | None, *, honoured: bool) -> Answer[dict[str, Any]] | None:
@@ -119,11 +126,13 @@ class Bucket:
     def _delete_object(self, Key: str, IfMatch: str | None = None) -> Answer[dict[str, Any]]:
         if (refusal := self._refusal(Key, IfMatch, None, honoured=self.conditions.delete)) is not None:
             return refusal
+        self._about_to_change(Key)
         self.objects.remove(Key)
         return Answer(204, content={})
 
     def _delete_objects(self, Delete: Mapping[str, Any]) -> Answer[dict[str, Any]]:
         for one in Delete["Objects"]:
+            self._about_to_change(one["Key"])
             self.objects.remove(one["Key"])
         return Answer(200, content={})
 
@@ -219,8 +228,10 @@ class Bucket:
     def _list_objects_v2(
         self, Prefix: str, Delimiter: str | None = None, StartAfter: str = "", ContinuationToken: str | None = None
     ) -> Answer[dict[str, Any]]:
-        names, prefixes, last = self.objects.page(Prefix, Delimiter, ContinuationToken or StartAfter)
-        there = self.objects.versions
+        lag = self.listing_lag_seconds
+        listed = self.objects if lag is None else self.objects.as_of(self._now(), lag)
+        names, prefixes, last = listed.page(Prefix, Delimiter, ContinuationToken or StartAfter)
+        there = listed.versions
         page: dict[str, Any] = {
             "Contents": [{"Key": name, "Size": len(there[name].data), "ETag": there[name].etag} for name in names],
             "CommonPrefixes": [{"Prefix": prefix} for prefix in prefixes],

@@ -15,6 +15,7 @@ from unittest import mock
 from shardstore.engine.engine import Engine
 from shardstore.engine.options import EngineOptions
 from shardstore.maintenance.storages import _opened
+from shardstore.presented.flavours import Presented, presented
 from shardstore.storage.base import Storage
 from shardstore.storage.gcs.probe import forget_facts as forget_gcs_facts
 from shardstore.storage.gcs.storage import GCSStorage
@@ -81,6 +82,8 @@ class World:
         else:
             self.bucket = gcs.Bucket() if kind == "gcs" else s3.Bucket(self.loop.time, _CONDITIONS.get(kind, s3.Conditions()))
             self.bucket.objects.on_change = self._changed
+        if kind == "bare" and isinstance(self.bucket, s3.Bucket) and self.rng.random() < 0.5:
+            self.bucket.listing_lag_seconds = conduct.mean_seconds * self.rng.choice([1.0, 20.0])
         self.processes: list[Process] = []
         self.kills = self.pauses = 0
         self._begun = 0
@@ -167,14 +170,24 @@ class World:
         assert self.calls is not None
         return dict(_files(self.calls.disk.root, ""))
 
+    @property
+    def listing_lag_seconds(self) -> float:
+        """How old listings may be."""
+        return (self.bucket.listing_lag_seconds or 0.0) if isinstance(self.bucket, s3.Bucket) else 0.0
+
+    def never_lists_late(self) -> None:
+        """Let listings show what is there."""
+        if isinstance(self.bucket, s3.Bucket):
+            self.bucket.listing_lag_seconds = None
+
     def uploads(self) -> list[str]:
         """Return the keys of uploads that have not ended."""
         return [upload.key for upload in self.bucket.uploads.values()] if isinstance(self.bucket, s3.Bucket) else []
 
-    def engine(self, process: Process, options: EngineOptions, storage: Storage | None = None) -> Engine:
-        """Return an engine of a process, on the store as it opens it, or on ``storage``."""
+    def engine(self, process: Process, options: EngineOptions, storage: Storage | None = None) -> Presented:
+        """Return an engine of a process, on the store as it opens it, or on ``storage``, as its clients see it."""
         rng = random.Random(f"engine {self.seed} {process.name}")
-        return Engine(storage or self.storage(process), options, clock=self.loop.time, rng=rng)
+        return presented(Engine(storage or self.storage(process), options, clock=self.loop.time, rng=rng))
 
     def kill(self, process: Process) -> None:
         self.kills += 1

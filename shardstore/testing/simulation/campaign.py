@@ -139,6 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--operations", type=int, default=CLIENTS * OPERATIONS, help="of a run: at most so many")
     parser.add_argument("--clients", type=int, default=CLIENTS, help="of a run")
     parser.add_argument("--without", default="", metavar="FAULT,…", help=f"none of these faults: {', '.join(FAULTS)}")
+    parser.add_argument("--digests", action="store_true", help="print a digest of what happens in each run, to compare machines or Pythons")
     parser.add_argument("--no-kills", action="store_true", help="nobody is killed or paused")
     parser.add_argument("--no-changes", action="store_true", help="the array is not resized, created again or moved")
     parser.add_argument("--no-operators", action="store_true", help="nobody compacts, repairs or verifies meanwhile")
@@ -150,6 +151,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"trace {result.digest}; {result.violation or 'no promise was broken'}")
         return result.violation is not None
     first = int(time.time() * 1000) if given.first is None else given.first
+    if given.digests:
+        logging.disable(logging.CRITICAL)
+        for seed in range(first, first + given.seeds):
+            print(*(f"{kind} {seed} {run(seed, kind, _limits(given)).digest}" for kind in kinds), sep="\n")
+        return 0
     began = time.monotonic()
     limits = _limits(given)
     totals = campaign(iter(range(first, first + given.seeds)), kinds, given.seconds, given.workers, limits=limits)

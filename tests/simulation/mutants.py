@@ -240,12 +240,6 @@ MUTANTS = (
         "return True",
     ),
     Mutant(
-        "a look at the document before a commit is skipped",
-        _COMMITTER,
-        "if node.layout is None or not same_shards(node.layout, shard.layout):\n            raise StaleLayout\n\n    async def _resolve",
-        "\n    async def _resolve",
-    ),
-    Mutant(
         "indices of an array that was created again stay",
         _READER,
         '                self._indices.drop_prefix(join(path, ""))\n                changed = True',

@@ -16,7 +16,7 @@ import pickle
 import random
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -182,8 +182,8 @@ class Run:
         self.left = limits.operations
         conduct = conduct_of(random.Random(f"conduct {seed}"))
         self.writes_alone = kind == "bare"  # where nothing is conditional one client writes; what it gives up must not be late
-        changes: list[Change] = ["nothing", "resize", "recreate", "move"]
-        self.changes = [self.rng.choice(changes) for _ in range(self.rng.choice([0, 0, 0, 1, 2]) if limits.changes else 0)]
+        changes: list[Change] = ["nothing", "resize", "recreate", "recreate", "move"]
+        self.changes = [self.rng.choice(changes) for _ in range(self.rng.choice([0, 0, 1, 2]) if limits.changes else 0)]
         self.has_operator = self.rng.random() < 0.3 and limits.operators and not self.writes_alone
         without = [name for name in limits.without if name in NETWORK_FAULTS]
         # What the page on consistency leaves open: late requests are not those of operators, nor of documents and whole arrays.
@@ -319,8 +319,8 @@ class Run:
 
     async def _operates(self) -> None:
         """One operator after the other: each runs one program, and may be killed at that."""
-        for _ in range(self.rng.choice([1, 2, 4])):
-            await asyncio.sleep(self._soon())
+        for _ in range(self.rng.choice([2, 4, 8])):
+            await asyncio.sleep(self._soon() / 2)
             process = self.world.process("operator")
             task = await self._until_death(process, partial(self._operate, process))
             if task.done():
@@ -515,7 +515,7 @@ class Run:
                     await self._erase(process, self.world.engine(process, replace(self.options(), present=V3)), self.array)
                     self.per_shard, self.shape = self.rng.choice(PER_SHARDS), self.rng.choice(SHAPES)
                     self.base = replace(self.base, chunks_per_shard=self.per_shard)
-                    if not self.can_append:
+                    if not (self.can_append or self.is_draft):
                         self.base = replace(self.base, index_location=self.rng.choice(["start", "end"]))
                     await self._make(process)
         except ShardStoreError as exc:
@@ -678,15 +678,16 @@ class Run:
             known |= {f"root/{name}" for name in ("zarr.json", "meta/root.group.json", f"meta/root/{self.array}.array.json")}
         else:
             known |= {"root/zarr.json", f"root/{self.array}/zarr.json"}
-        left = [
-            name
-            for name in sorted(objects)
-            if name not in known and not (name.endswith(f"/{DIRECTORY_LOCK}") or PROBE_PREFIX in name or name.startswith(f"{QUARANTINE}/"))
-        ]
-        if uploads := self.world.uploads():
-            left += uploads
-        if left:
+        self.check_hidden(objects)
+        others = {name for name in objects if "/." not in name and not name.startswith(f"{QUARANTINE}/")}
+        if left := [*sorted(others - known), *self.world.uploads()]:
             raise Violation(f"{left} are left behind")
+
+    @staticmethod
+    def check_hidden(names: Iterable[str]) -> None:
+        """Of hidden files, only lock files of directories on network file systems are left, and probes."""
+        if left := [name for name in names if "/." in name and not (name.endswith(f"/{DIRECTORY_LOCK}") or PROBE_PREFIX in name)]:
+            raise Violation(f"{sorted(left)} are left behind")
 
     def _check(self) -> None:
         for key, operations in sorted(self.history.operations.items()):

@@ -67,7 +67,7 @@ async def operate(world: World, process: Process, rng: random.Random) -> str:
         Violation: what it says cannot be.
     """
     storage = world.storage(process)
-    name = rng.choice(["compact", "compact", "repair", "verify"])
+    name = rng.choice(["compact", "compact", "compact", "repair", "verify"])
     world.trace.note(f"{process.name} begins to {name}")
     match name:
         case "compact":

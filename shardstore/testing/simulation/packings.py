@@ -17,7 +17,6 @@ from shardstore.errors import ShardStoreError
 from shardstore.maintenance.execution import Execution
 from shardstore.maintenance.packing.pack import PackKeywords, pack
 from shardstore.maintenance.verify.run import Copy, verify_engine
-from shardstore.storage.requests.outcomes import PROBE_PREFIX
 from shardstore.testing.simulation.calls import Habits
 from shardstore.testing.simulation.histories import ARRAYS, PER_SHARDS, SHAPES, Limits, Run, document, stored
 from shardstore.testing.simulation.loop import Process
@@ -135,6 +134,7 @@ class Packing(Run):
         storage = self.world.storage(process, TARGET)
         await repaired(storage, self.world.storage(process, QUARANTINE), hours=0.0, alone=True)
         await self._check_packed(process)
+        self.check_hidden(name for name in self.world.stored() if name.startswith(f"{TARGET}/"))
 
     async def _check_packed(self, process: Process) -> None:
         """Compare the target with the source."""
@@ -152,8 +152,8 @@ class Packing(Run):
     def _check_target(self, present: set[str]) -> None:
         """Nothing is in the target but documents, and shards that hold chunks."""
         shards = {(key.split("/")[0], self._shard_of(key)) for key in present}
-        objects = [name for name in self.world.stored() if name.startswith(f"{TARGET}/") and "/.shardstore" not in name]
-        others = [name for name in objects if PROBE_PREFIX not in name and not name.endswith(".json")]
+        objects = [name for name in self.world.stored() if name.startswith(f"{TARGET}/") and "/." not in name]
+        others = [name for name in objects if not name.endswith(".json")]
         if len(others) != len(shards):
             raise Violation(f"there are to be {len(shards)} shards, and there are {sorted(others)}")
 

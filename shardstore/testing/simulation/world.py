@@ -14,6 +14,7 @@ from unittest import mock
 
 from shardstore.engine.engine import Engine
 from shardstore.engine.options import EngineOptions
+from shardstore.maintenance.packing.record import Record
 from shardstore.maintenance.storages import _opened
 from shardstore.presented.flavours import Presented, presented
 from shardstore.storage.base import Storage
@@ -131,6 +132,7 @@ class World:
                 if self.rng.random() < 0.5:  # what AWS takes from 5 MiB on, here a few bytes are enough for
                     for module, name in ((s3_parts, "MIN_PART_BYTES"), (s3_parts, "COPY_PAYS_NBYTES"), (s3_probe, "COPY_PAYS_NBYTES")):
                         stack.enter_context(mock.patch.object(module, name, 16 if name == "MIN_PART_BYTES" else 32))
+                stack.enter_context(mock.patch.object(Record, "units_per_segment", self.rng.choice([2, 1000])))
                 stack.callback(self.loop.close)
                 yield
         finally:

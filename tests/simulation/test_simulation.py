@@ -103,6 +103,8 @@ def test_everything_happens(kind: Kind, faults: Sequence[str], least: int) -> No
     assert all(totals.faults[name] > least for name in faults), totals.faults
     assert totals.kills > 5
     assert totals.pauses > 2
+    for what in ("compact", "repair", "verify", "resize", "recreate", "move", "pickled", "packed", "list", "in transactions"):
+        assert totals.outcomes[what] > 2, what
     assert totals.outcomes["written"] > 5 * sum(count for name, count in totals.outcomes.items() if name.startswith("write "))
 
 

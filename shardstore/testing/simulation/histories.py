@@ -15,9 +15,9 @@ import json
 import pickle
 import random
 import zlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -35,7 +35,8 @@ from shardstore.testing.simulation.loop import Process
 from shardstore.testing.simulation.network import FAULTS as NETWORK_FAULTS
 from shardstore.testing.simulation.network import Conduct
 from shardstore.testing.simulation.operators import QUARANTINE, operate, repaired, verified
-from shardstore.testing.simulation.registers import NEVER, Operation, TooLong, Value, Violation, explanation
+from shardstore.testing.simulation.registers import NEVER, Operation, Value, Violation
+from shardstore.testing.simulation.seen import Batch, History, Listing
 from shardstore.testing.simulation.world import Kind, World
 
 T = TypeVar("T")
@@ -71,37 +72,6 @@ class Limits:
         words += [f"--without {','.join(self.without)}"] if self.without else []
         words += [f"--no-{name}" for name in ("kills", "changes", "operators") if not getattr(self, name)]
         return " ".join(words)
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """What one call wrote to one shard, by key."""
-
-    keys: tuple[str, ...]
-    values: tuple[Value, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """The keys of chunks that a listing gave, of all that it could give; what is listed may be as old as ``since``."""
-
-    since: float
-    ended: float
-    asked: tuple[str, ...]
-    found: frozenset[str]
-
-
-@dataclass
-class History:
-    """What the clients of one run saw."""
-
-    operations: defaultdict[str, list[Operation]] = field(default_factory=lambda: defaultdict(list))
-    """By key."""
-    seen_together: list[tuple[tuple[str, Value], ...]] = field(default_factory=list)
-    """Chunks of one shard that came from one read."""
-    batches: list[Batch] = field(default_factory=list)
-    listings: list[Listing] = field(default_factory=list)
-    outcomes: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +258,7 @@ class Run:
         await asyncio.sleep(2 * conduct.latest_seconds)  # what is under way arrives
         checker = world.process("checker")
         await world.loop.start(checker, partial(self._last_look, checker))
-        self._check()
+        self.unchecked = self.history.check()
 
     async def _phase(self) -> None:
         """Let clients, and the operator, work for a time."""
@@ -375,22 +345,12 @@ class Run:
             if lives.done():
                 return
             if self.rng.choice(happen) == "power":
-                self._forget_unacknowledged()
+                self.history.forget_unacknowledged()
                 self.world.lose_power()
             else:
                 calls.is_full = True
                 await asyncio.sleep(self._soon() / 4)
                 calls.is_full = False
-
-    def _forget_unacknowledged(self) -> None:
-        """Let the reads say nothing that saw what a loss of power may undo: writes that had not ended."""
-        for operations in self.history.operations.values():
-            writes = [one for one in operations if one.is_write and one.is_open]
-            values = {one.value for one in writes} - {None}
-            erased = min((one.began for one in writes if one.value is None), default=NEVER)
-            for place, one in enumerate(operations):
-                if not one.is_write and (one.value in values or (one.value is None and one.ended >= erased)):
-                    operations[place] = replace(one, ended=NEVER)
 
     def _engine(self, process: Process, before: Presented | None, *, is_new: bool) -> Presented:
         """Return the engine that a client begins with: a new one, the one that it had before, or what has come of that by a pickle."""
@@ -688,55 +648,6 @@ class Run:
         """Of hidden files, only lock files of directories on network file systems are left, and probes."""
         if left := [name for name in names if "/." in name and not (name.endswith(f"/{DIRECTORY_LOCK}") or PROBE_PREFIX in name)]:
             raise Violation(f"{sorted(left)} are left behind")
-
-    def _check(self) -> None:
-        for key, operations in sorted(self.history.operations.items()):
-            try:
-                is_explained = explanation(operations) is not None
-            except TooLong:
-                self.unchecked += 1
-                continue
-            if not is_explained:
-                lines = "\n".join(f"  {one}" for one in sorted(operations, key=lambda one: one.began))
-                raise Violation(f"{key} is no register: no order explains\n{lines}")
-        self._check_batches()
-        for listing in self.history.listings:
-            self._check_listing(listing)
-
-    def _check_listing(self, listing: Listing) -> None:
-        """A chunk that is there all the time is listed, and one that is not there all the time is not."""
-        for key in listing.asked:
-            writes = [one for one in self.history.operations[key] if one.is_write]
-            was_listed = key in listing.found
-            # What the listing says happened before it; then something else, surely, and nothing of the first again until it ended.
-            first = [one for one in writes if (one.value is not None) is was_listed and one.began <= listing.ended]
-            others = [one for one in writes if (one.value is None) is was_listed and one.ended < listing.since]
-            surely = any(all(one.ended < other.began for one in first) for other in others)
-            if surely or (was_listed and not first):
-                raise Violation(f"{key} was {'' if was_listed else 'not '}listed, from {listing.since:.4f} to {listing.ended:.4f}")
-
-    def _check_batches(self) -> None:
-        """Of what one batch wrote to a shard, a reader sees all or nothing, but for what was written later."""
-        batch_of: dict[tuple[str, Value], Batch] = {}
-        for written in self.history.batches:
-            batch_of |= {pair: written for pair in zip(written.keys, written.values, strict=True) if pair[1] is not None}
-        # A value that was moved away and back was written when it was written first.
-        written_by = {(key, one.value): one for key, some in self.history.operations.items() for one in reversed(some) if one.is_write}
-        for together in self.history.seen_together:
-            seen = dict(together)
-            for key, value in together:
-                batch = batch_of.get((key, value))
-                if batch is None:
-                    continue
-                began = written_by[key, value].began
-                for other, theirs in zip(batch.keys, batch.values, strict=True):
-                    if other == key or other not in seen or seen[other] == theirs:
-                        continue
-                    # What is there instead must not be older than the batch, as a write is that had ended before the batch began.
-                    instead = seen[other]
-                    later = [one for one in self.history.operations[other] if one.is_write and one.value == instead and one.ended >= began]
-                    if not later:
-                        raise Violation(f"{key} was read as {value} of a batch, and {other} as {instead}, which is older than that")
 
 
 async def stored(engine: Presented, documents: Mapping[str, bytes]) -> None:

@@ -222,6 +222,8 @@ class Run:
             world.run(self._main)
         except Violation as exc:
             violation = str(exc)
+        except ShardStoreError as exc:
+            violation = f"when nothing failed any more: {type(exc).__name__}: {exc}"
         operations = sum(map(len, self.history.operations.values()))
         return Result(
             world.seed,

@@ -18,12 +18,13 @@ from shardstore._sync import run_sync
 from shardstore.engine.actions import SetValue
 from shardstore.engine.engine import Engine
 from shardstore.engine.options import EngineOptions
-from shardstore.errors import Corruption, InvalidInput, NotFound, Unsupported
+from shardstore.errors import Corruption, InvalidInput, NotFound, StorageError, Unsupported
 from shardstore.model.ranges import EVERYTHING
 from shardstore.presented.flavours import Presented, presented
 from shardstore.presented.v2 import V2Flavour
 from shardstore.storage.base import Storage
 from shardstore.storage.opening.open import open_storage
+from shardstore.testing.faults import Fail, Fault, FaultStorage
 from shardstore.testing.trace import TraceStorage
 from tests.engine.hooked import HookedStorage, fresh_memory
 
@@ -359,3 +360,42 @@ def test_a_selection_is_read_in_one_round_and_an_assignment_is_one_commit_a_shar
     trace.reset()
     np.testing.assert_array_equal(again[...], values)
     assert trace.summary().rounds <= 2
+
+
+# -- what cannot be read -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("separator", [".", "/"])
+def test_a_document_that_cannot_be_read_is_an_error_of_the_chunks_and_not_an_absent_array(separator: str) -> None:
+    """The keys of chunks would be taken for those of other objects: written where nobody looks for them, and read as missing."""
+    faults = FaultStorage(fresh_memory())
+    maker = presented(Engine(faults, EngineOptions(present=V2Flavour(), chunks_per_shard=(2, 2))))
+    chunk = f"a/0{separator}0"
+
+    async def update(view: Presented, key: str, data: bytes) -> Exception | None:
+        return (await view.update_many([(key, SetValue(data))]))[0]
+
+    assert run_sync(update(maker, "a/.zarray", zarray(dimension_separator=separator))) is None
+    before = sorted(run_sync(keys_of(faults)))
+    for what in ("read", "size", "pin", "write"):
+        faults.plan(Fault(1, Fail(), frozenset({"read"}), "a/zarr.json", times=2))  # together with others, then alone
+        view = presented(Engine(faults, EngineOptions(present=V2Flavour())))
+        match what:
+            case "read":
+                (value,) = run_sync(view.get_many([(chunk, EVERYTHING)]))
+                assert isinstance(value, StorageError)
+            case "write":
+                assert isinstance(run_sync(update(view, chunk, b"x" * 40)), StorageError)
+            case _:
+                with pytest.raises(StorageError, match="planned to fail"):
+                    run_sync(getattr(view, what)(chunk))
+    assert sorted(run_sync(keys_of(faults))) == before
+    faults.plan()
+    assert run_sync(update(presented(Engine(faults, EngineOptions(present=V2Flavour()))), chunk, b"x" * 40)) is None
+    (value,) = run_sync(maker.get_many([(chunk, EVERYTHING)]))
+    assert isinstance(value, memoryview)
+    assert bytes(value) == b"x" * 40
+
+
+async def keys_of(storage: Storage) -> list[str]:
+    return [info.key async for info in storage.list("")]

@@ -14,7 +14,7 @@ from shardstore.engine.actions import Action, EraseValue, Patch, Revise, SetIfMi
 from shardstore.engine.reading.listing import ListedDir, ListedValue, directly_below
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.engine.values import KeyUpdate
-from shardstore.errors import InvalidInput
+from shardstore.errors import InvalidInput, ShardStoreError
 from shardstore.format.draft2022.keys import (
     ARRAY_SUFFIX,
     DATA_ROOT,
@@ -46,6 +46,7 @@ from shardstore.presented.view import (
     Nothing,
     PresentedFlavour,
     ShownPart,
+    Unknown,
     View,
     parsed_document,
 )
@@ -67,8 +68,10 @@ class DraftFlavour(PresentedFlavour):
 
     async def meanings(self, view: View, keys: Sequence[str], *, for_write: bool) -> list[Meaning]:
         paths = [path for key in keys if (path := _path_of_scalar(key)) is not None]
-        arrays = await view.arrays(paths, for_write=for_write) if paths else {}
-        return [_meaning(key, arrays) for key in keys]
+        unreadable: dict[str, ShardStoreError] = {}
+        arrays = await view.arrays(paths, for_write=for_write, unreadable=unreadable) if paths else {}
+        errors = [None if (path := _path_of_scalar(key)) is None else unreadable.get(path) for key in keys]
+        return [_meaning(key, arrays) if error is None else Unknown(error) for key, error in zip(keys, errors, strict=True)]
 
     async def meaning_of_new(self, view: View, key: str) -> Meaning:
         if metadata_path(key) is not None:  # at the root it is the entry point, so a node of final Zarr v3 has no parents here

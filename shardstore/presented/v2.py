@@ -40,6 +40,7 @@ from shardstore.presented.view import (
     Nothing,
     PresentedFlavour,
     ShownPart,
+    Unknown,
     View,
     parsed_document,
 )
@@ -71,15 +72,26 @@ class V2Flavour(PresentedFlavour):
 
     async def meanings(self, view: View, keys: Sequence[str], *, for_write: bool) -> list[Meaning]:
         owners = {key: possible_owners(key) for key in keys if document_key(key) is None and metadata_path(key) is None}
-        arrays = await view.arrays((path for found in owners.values() for path, _ in found), for_write=for_write)
-        return [self._meaning(view, key, owners.get(key, []), arrays) for key in keys]
+        unreadable: dict[str, ShardStoreError] = {}
+        paths = (path for found in owners.values() for path, _ in found)
+        arrays = await view.arrays(paths, for_write=for_write, unreadable=unreadable)
+        return [self._meaning(view, key, owners.get(key, []), arrays, unreadable) for key in keys]
 
-    def _meaning(self, view: View, key: str, owners: Sequence[tuple[str, str]], arrays: dict[str, KnownArray]) -> Meaning:
+    def _meaning(
+        self,
+        view: View,
+        key: str,
+        owners: Sequence[tuple[str, str]],
+        arrays: Mapping[str, KnownArray],
+        unreadable: Mapping[str, ShardStoreError],
+    ) -> Meaning:
         if (document := document_key(key)) is not None:
             return DocumentPart(document.path, document.name)
         if metadata_path(key) is not None:
             return Nothing("it is the key of a Zarr v3 document, and this view is of Zarr v2: write .zarray, .zgroup and .zattrs")
         for path, rest in owners:
+            if path in unreadable:
+                return Unknown(unreadable[path])
             if (array := arrays.get(path)) is None:
                 gone = view.hierarchy.vanished(path)
                 was = None if gone is None else gone.array

@@ -27,7 +27,7 @@ from shardstore.format.json_text import JsonObject, loads_object, parse_object
 from shardstore.format.metadata_v3 import ArrayLayout, PlainArray, is_array, parse_shown
 from shardstore.format.store_keys import check_directory, check_erased, check_key, check_prefix, metadata_key
 from shardstore.model.ranges import EVERYTHING, ByteRequest, BytesLike, cut
-from shardstore.storage.base import ABSENT, Read, ReadOutcome
+from shardstore.storage.base import ABSENT, Failed, Read, ReadOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,14 @@ class Nothing:
     reason: str
 
 
-Meaning = Canonical | DocumentPart | Nothing
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """What the key means cannot be told now: the document of a node that it may belong to could not be read."""
+
+    error: ShardStoreError
+
+
+Meaning = Canonical | DocumentPart | Nothing | Unknown
 
 ShownPart = bytes | ShardStoreError | None
 """The bytes of a part of a document, ``None`` if there is no such part, or the error."""
@@ -163,8 +170,16 @@ class View(KeyedStore):
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
-    async def arrays(self, paths: Iterable[str], *, for_write: bool) -> dict[str, KnownArray]:
-        """Return those nodes of Zarr v3 at ``paths`` that are arrays whose chunks have known names, in one round of requests at most."""
+    async def arrays(
+        self, paths: Iterable[str], *, for_write: bool, unreadable: dict[str, ShardStoreError] | None = None
+    ) -> dict[str, KnownArray]:
+        """Return those nodes of Zarr v3 at ``paths`` that are arrays whose chunks have known names, in one round of requests at most.
+
+        Errors of nodes that could not be read are put into ``unreadable``: who took them for absent would store chunks as other objects.
+
+        Raises:
+            StorageError: a node could not be read, and ``unreadable`` is not given.
+        """
         arrays: dict[str, KnownArray] = {}
         unknown: list[str] = []
         hierarchy, held = self.engine.hierarchy, self.engine.held
@@ -179,19 +194,26 @@ class View(KeyedStore):
                     arrays[path] = node.array
             elif node is not None or for_write or not hierarchy.recently_absent(path):
                 unknown.append(path)
-        for path, node in (await self._nodes(unknown) if unknown else {}).items():
-            if node is not None and node.array is not None:
-                arrays[path] = node.array
+        for path, found in (await self._nodes(unknown) if unknown else {}).items():
+            if isinstance(found, ShardStoreError):
+                if unreadable is None:
+                    raise found
+                unreadable[path] = found
+            elif found is not None and found.array is not None:
+                arrays[path] = found.array
         return arrays
 
-    async def _nodes(self, paths: Sequence[str]) -> dict[str, Node | None]:
-        """Return the nodes at ``paths`` that can be read. The engine reads the others again when it is asked for their keys."""
+    async def _nodes(self, paths: Sequence[str]) -> dict[str, Node | ShardStoreError | None]:
+        """Return the nodes at ``paths``, or why they could not be read. Damaged ones are left out: the engine says so of their keys."""
         try:
-            return await self.engine.hierarchy.load(paths)
-        except ShardStoreError:
+            return dict(await self.engine.hierarchy.load(paths))
+        except Corruption:
             if len(paths) == 1:
                 return {}
-        nodes: dict[str, Node | None] = {}
+        except ShardStoreError as exc:
+            if len(paths) == 1:
+                return {paths[0]: exc}
+        nodes: dict[str, Node | ShardStoreError | None] = {}
         for path in paths:
             nodes |= await self._nodes([path])
         return nodes
@@ -208,14 +230,14 @@ class View(KeyedStore):
         parts = [(i, m) for i, m in enumerate(meanings) if isinstance(m, DocumentPart)]
         wanted = [(key, requests[i][1]) for i, key in canonical]
         if not parts:
-            return _in_order(len(requests), canonical, await self.engine.get_many(wanted))
+            return _with_unknown(_in_order(len(requests), canonical, await self.engine.get_many(wanted)), meanings)
         paths = list(dict.fromkeys(part.path for _, part in parts))
         found = await self.engine.get_many([*wanted, *_documents(paths)])
         shown = await self.flavour.show_parts(self, [part for _, part in parts], dict(zip(paths, found[len(wanted) :], strict=True)))
         values = _in_order(len(requests), canonical, found[: len(wanted)])
         for (i, _), data in zip(parts, shown, strict=True):
             values[i] = cut(memoryview(data), requests[i][1]) if isinstance(data, bytes) else data
-        return values
+        return _with_unknown(values, meanings)
 
     async def documents_of(self, parts: Sequence[DocumentPart]) -> dict[str, Value]:
         """Return the canonical presented documents, by path."""
@@ -245,7 +267,7 @@ class View(KeyedStore):
             outcomes[i] = outcome
         for (i, _), data in zip(parts, shown, strict=True):
             outcomes[i] = of_content(reads[i], memoryview(data) if isinstance(data, bytes) else data)
-        return outcomes
+        return [Failed(m.error) if isinstance(m, Unknown) else outcome for outcome, m in zip(outcomes, meanings, strict=True)]
 
     async def update_many(self, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
         return await uninterrupted(self.flavour.update_many(self, updates))
@@ -268,9 +290,12 @@ class View(KeyedStore):
                     if not isinstance(action, EraseValue):
                         errors[i] = InvalidInput(f"{key!r} cannot be stored: {reason}")
                     continue
+                case Unknown(error):
+                    errors[i] = error
+                    continue
             numbers.append(i)
-        for i, error in zip(numbers, await self.engine.update_many(translated), strict=True):
-            errors[i] = error
+        for i, failed in zip(numbers, await self.engine.update_many(translated), strict=True):
+            errors[i] = failed
         return errors
 
     async def check_new(self, key: str, data: BytesLike, own_shards: OwnShards = OwnShards.REFUSED) -> None:
@@ -284,6 +309,8 @@ class View(KeyedStore):
                     await self.engine.check_new(metadata_key(meaning.path), document)
             case Nothing(reason):
                 raise InvalidInput(f"{key!r} cannot be stored: {reason}")
+            case Unknown(error):
+                raise error
 
     def on_document(self, part: DocumentPart, action: Action) -> Revise:
         """Return the action on the whole document that changes this part of it."""
@@ -327,7 +354,9 @@ class View(KeyedStore):
         value = await self._read_part(meaning)
         return None if value is None else HeldValue(value)
 
-    async def _read_part(self, part: DocumentPart | Nothing) -> bytes | None:
+    async def _read_part(self, part: DocumentPart | Nothing | Unknown) -> bytes | None:
+        if isinstance(part, Unknown):
+            raise part.error
         (value,) = await self.read_document_parts([part]) if isinstance(part, DocumentPart) else (None,)
         if isinstance(value, ShardStoreError):
             raise value
@@ -379,6 +408,11 @@ def _in_order(count: int, numbered: Sequence[tuple[int, str]], found: Sequence[V
     for (i, _), value in zip(numbered, found, strict=True):
         values[i] = value
     return values
+
+
+def _with_unknown(values: list[Value], meanings: Sequence[Meaning]) -> list[Value]:
+    """Return the values, and the errors of keys of which nobody knows now what they mean."""
+    return [m.error if isinstance(m, Unknown) else value for value, m in zip(values, meanings, strict=True)]
 
 
 def _array_of_document(data: bytes | None) -> KnownArray | None:

@@ -58,6 +58,7 @@ FOUND: dict[tuple[Kind, int], str] = {
     ("weak", 1): "likewise",
     ("weak", 352): "a late request to replace a shard found its old ETag again, after a chunk had been written and erased",
     ("gcs", 55): "an upload that was cancelled was reported as one that stays",
+    ("bare", 3168): "a client of Zarr v2 that could not read an array's document stored its chunks as other objects",
     ("local", 983): "a loss of power kept what was appended to a file, and not the record before it",
 }
 
@@ -73,8 +74,8 @@ def test_seeds_that_found_something(kind: Kind, seed: int) -> None:
 def test_more_new_seeds(kind: Kind) -> None:
     first = int(time.time() * 1000)
     totals = campaign.campaign(iter(range(first, first + 200)), [kind], 600.0, 1, limits=Limits())
+    assert [(failed.seed, failed.violation) for failed in totals.failed] == []
     assert totals.histories == 200
-    assert not totals.failed, totals.failed[0].violation
     assert not totals.unchecked
 
 

@@ -410,7 +410,11 @@ class Run:
         """Write in a transaction: one commit for each shard."""
         await engine.begin()
         actions = [(shown(engine, key), ERASE if value is None else SetValue(encoded(value))) for key, value in values.items()]
-        await engine.update_many(actions)
+        for error in await engine.update_many(actions):
+            if error is not None:
+                self._failed("held back", error)
+                await engine.rollback()
+                return
         began = self.world.loop.time()
         places = self._begun(process, values, began)
         try:
@@ -553,7 +557,8 @@ class Run:
 
     async def _list(self, engine: Presented) -> None:
         began = self.world.loop.time()
-        asked = {shown(engine, key): key for key in self.keys(self.array, self.shape)}
+        # Those outside of its shape too: a listing that is late may show what was erased when the array was made smaller.
+        asked = {shown(engine, key): key for key in self.keys(self.array)}
         try:
             everything = [key async for batch in engine.list_batches("") for key in batch.keys]
         except ShardStoreError as exc:

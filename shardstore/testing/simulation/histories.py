@@ -647,7 +647,8 @@ class Run:
             known |= {"root/zarr.json", f"root/{self.array}/zarr.json"}
         self.check_hidden(objects)
         others = {name for name in objects if "/." not in name and not name.startswith(f"{QUARANTINE}/")}
-        if left := [*sorted(others - known), *self.world.uploads()]:
+        uploads = [key for key in self.world.uploads() if not key.startswith(f"{QUARANTINE}/")]  # those of a killed repair stay
+        if left := [*sorted(others - known), *uploads]:
             raise Violation(f"{left} are left behind")
 
     @staticmethod

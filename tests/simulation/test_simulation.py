@@ -24,6 +24,9 @@ from shardstore.testing.simulation.world import Kind
 from tests.simulation.mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
+MORE = int(os.environ.get("SHARDSTORE_SEEDS", "400"))
+"""So many new seeds of each kind, where time matters less."""
+
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
@@ -73,9 +76,9 @@ def test_seeds_that_found_something(kind: Kind, seed: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_more_new_seeds(kind: Kind) -> None:
     first = int(time.time() * 1000)
-    totals = campaign.campaign(iter(range(first, first + 200)), [kind], 600.0, 1, limits=Limits())
+    totals = campaign.campaign(iter(range(first, first + MORE)), [kind], 600.0, 1, limits=Limits())
     assert [(failed.seed, failed.violation) for failed in totals.failed] == []
-    assert totals.histories == 200
+    assert totals.histories == MORE
     assert not totals.unchecked
 
 

@@ -377,9 +377,8 @@ class Committer:
         """Remove a shard, unless someone has just replaced it."""
         capabilities = self._storage.capabilities
         if capabilities.compare_and_swap and not capabilities.conditional_delete:
-            await self._swap_in_empty(
-                shard, condition, is_unique=False
-            )  # an unconditional DELETE could remove a chunk written a moment ago
+            # An unconditional DELETE could remove a chunk written a moment ago.
+            await self._swap_in_empty(shard, condition, is_unique=False)
             return
         await self._storage.delete(shard.key, condition)
         self._indices.drop(shard.key)

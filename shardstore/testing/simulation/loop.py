@@ -271,7 +271,7 @@ class SimulationLoop(asyncio.AbstractEventLoop):
         try:
             for task in self._tasks:
                 if not task.done():
-                    task._log_destroy_pending = False  # type: ignore[attr-defined]  # as asyncio.gather does
+                    task._log_destroy_pending = False  # type: ignore[attr-defined]  # it was killed: asyncio would warn
                     coroutine = task.get_coro()
                     with suppress(BaseException):  # what the killed would have said on its way out, nobody hears
                         coroutine.close()

@@ -50,6 +50,7 @@ class Packing(Run):
         self.per_shard = self.rng.choice(PER_SHARDS)
         self.parts = self.rng.choice([1, 1, 2])
         self.is_refused = False
+        """Whether the last driver that ended was refused, as the page on the simulation says under "Open"."""
         self.is_complete = False
         """Whether the last driver that ended said that the target is complete."""
 
@@ -126,7 +127,7 @@ class Packing(Run):
             self.is_refused = isinstance(exc, Conflict) and "the source has nothing for" in str(exc)
         else:
             self.history.outcomes["packed" if report.complete else "packed a part"] += 1
-            self.is_complete = report.complete
+            self.is_complete, self.is_refused = report.complete, False
             world.trace.note(f"{process.name} has packed {report.done}, passed over {report.skipped}")
 
     async def _last_pack(self, process: Process) -> None:

@@ -51,7 +51,7 @@ class Pool(Executor):
                     future.set_result(sent(*arguments, **options))
             except GreenletExit:  # its process has died
                 raise
-            except BaseException as exc:  # noqa: BLE001  # raised again by whoever waits
+            except BaseException as exc:  # noqa: BLE001  # as in a pool of real threads: raised again by whoever waits
                 future.set_exception(exc)
             self._running -= 1
             self._go()

@@ -123,23 +123,25 @@ async def get(bucket: Bucket, full_key: str, request: ByteRequest, if_match: str
     what = f"reading {full_key!r}"
     with _errors(what):
         result = await obstore.get_async(bucket, full_key, options=options)
+    start, end = result.range
+    # It takes the connection out of the result: obstore's threads may hold that one until the next call, whichever that is.
+    body = result.stream(min_chunk_size=max(1, end - start))
     try:
-        start, end = result.range
         check_most(end - start, most_nbytes, what)
         with _errors(what):
-            answer = _answer(result, await _body(result, end - start))
+            answer = _answer(result, await _all_of(body, end - start))
     finally:
-        del result  # it holds the connection, and the traceback of an error would hold it
+        del body  # the traceback of an error would hold it
     if len(answer.data) != end - start:
         raise RequestFailed(f"{what}: the server announced bytes {start} to {end} but sent {len(answer.data)}")
     return answer
 
 
-async def _body(result: obstore.GetResult, nbytes: int) -> memoryview:
+async def _all_of(body: obstore.BytesStream, nbytes: int) -> memoryview:
     """Return the bytes of an answer that announced ``nbytes`` of them. If more come, no more than about twice as many are read."""
     pieces: list[memoryview] = []
     held = 0
-    async for piece in result.stream(min_chunk_size=max(1, nbytes)):  # to its end, or the connection is not used again
+    async for piece in body:  # to its end, or the connection is not used again
         pieces.append(memoryview(piece))
         held += len(piece)
         if held > nbytes:

@@ -29,6 +29,12 @@ class Generation:
         data = self.token.encode(errors="surrogatepass")
         return (google_crc32c.value(data) << 32 | zlib.crc32(data)) or 1
 
+    def may_be(self, digest: int) -> bool:
+        """Return whether a digest is that of this version, or of one that perhaps has the same bytes: of a file that has got another mode,
+        owner or name since, or was found again after a loss of power.
+        """
+        return digest == self.digest
+
 
 @dataclass(frozen=True, slots=True)
 class Unconditional:

@@ -233,6 +233,19 @@ def test_listings_tell_the_versions_that_were_written(place: str, tmp_path: Path
     assert keys == {"zarr.json", "a/zarr.json", "a/notes.txt", *(f"a/c/{i}/{j}" for i in (1, 2, 3) for j in range(4))}
 
 
+@pytest.mark.parametrize("key", ["g/b/c/3", "g/b/zarr.json", "README", "a/c/0/0"])
+def test_what_has_got_another_mode_is_still_what_was_made(key: str, tmp_path: Path) -> None:
+    """It has another version from then on, as also after a loss of power, and was taken for somebody else's."""
+    mine, target = source(tmp_path / "s.zarr"), tmp_path / "t.zarr"
+    packed(mine, target)
+    erase("g/b", "README", *(f"a/c/{i}/{j}" for i in range(2) for j in range(2)))(mine)
+    (target / key).chmod(0o600)
+    packed(mine, target)
+    packed(mine, tmp_path / "fresh.zarr")
+    assert stored(target) == stored(tmp_path / "fresh.zarr")
+    assert not (target / key).exists()
+
+
 # -- what is somebody else's ---------------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 """Objects at the target that have to be removed: made by runs for chunks, arrays and other objects that the source no longer has.
 
-Nothing else is touched. An object is removed if the record says that a run has made it, or was about to, and it still has that version.
+Nothing else is touched. An object is removed if the record says that a run has made it, or was about to, and it still has that version;
+of a file, another mode or owner, or a loss of power, makes no other one here.
 Where a foreign object is in the way, so that the target would not show the source, an error names it.
 """
 
@@ -16,7 +17,6 @@ import numpy.typing as npt
 from shardstore.errors import Conflict
 from shardstore.format.store_keys import ancestors, metadata_path
 from shardstore.maintenance.packing.made import MadeObject
-from shardstore.maintenance.packing.object_table import version_digest
 from shardstore.maintenance.packing.record import Recorded, UnitName
 from shardstore.maintenance.packing.report import some_of
 from shardstore.maintenance.packing.translation import TargetArray
@@ -128,8 +128,9 @@ async def look_at(storage: Storage, candidates: Candidates, recorded: Recorded, 
 
 
 def _is_made(made: MadeObject, info: ObjectInfo) -> bool:
-    version = version_digest(info.generation)
-    return version == made.version if version and made.version else info.nbytes == made.nbytes
+    if info.generation is None or not info.generation.digest or not made.version:
+        return info.nbytes == made.nbytes
+    return info.generation.may_be(made.version)
 
 
 def _is_chunk(key: str, arrays: Mapping[str, TargetArray]) -> bool:

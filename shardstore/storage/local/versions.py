@@ -83,7 +83,15 @@ class FileGeneration(Generation):
 
     @property
     def digest(self) -> int:
-        return hash(self.numbers) & (2**64 - 1) or 1  # of integers it is the same in every process
+        # Of integers, hashes are the same in every process. The upper half is of all numbers but ctime.
+        return self._digest_without_ctime << 32 | hash(self.numbers) & (2**32 - 1) or 1
+
+    @property
+    def _digest_without_ctime(self) -> int:
+        return hash((*self.numbers[:_CTIME], *self.numbers[_CTIME + 1 :])) & (2**32 - 1)
+
+    def may_be(self, digest: int) -> bool:
+        return digest >> 32 == self._digest_without_ctime
 
     def __reduce__(self) -> tuple[type[FileGeneration], tuple[Numbers]]:
         return type(self), (self.numbers,)
@@ -101,6 +109,9 @@ class Unsettled(FileGeneration):
     @property
     def digest(self) -> int:
         return 0
+
+    def may_be(self, digest: int) -> bool:
+        return False
 
 
 def same_bytes(before: os.stat_result, after: os.stat_result) -> bool:

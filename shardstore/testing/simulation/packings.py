@@ -13,7 +13,7 @@ from functools import partial
 
 from shardstore.engine.engine import Engine
 from shardstore.engine.options import EngineOptions
-from shardstore.errors import Conflict, ShardStoreError
+from shardstore.errors import ShardStoreError
 from shardstore.maintenance.execution import Execution
 from shardstore.maintenance.packing.pack import PackKeywords, pack
 from shardstore.maintenance.verify.run import Copy, verify_engine
@@ -49,8 +49,6 @@ class Packing(Run):
             self.wanted |= {"index_location": "end"}
         self.per_shard = self.rng.choice(PER_SHARDS)
         self.parts = self.rng.choice([1, 1, 2])
-        self.is_refused = False
-        """Whether the last driver that ended was refused, as the page on the simulation says under "Open"."""
         self.is_complete = False
         """Whether the last driver that ended said that the target is complete."""
 
@@ -123,18 +121,14 @@ class Packing(Run):
             report = await in_thread(lambda: pack(source, target, chunks_per_shard=self.per_shard, **wanted))
         except ShardStoreError as exc:
             self._failed("pack", exc)
-            # Open: what a killed run made anew, of something that the source has no more, is taken for somebody else's.
-            self.is_refused = isinstance(exc, Conflict) and "the source has nothing for" in str(exc)
         else:
             self.history.outcomes["packed" if report.complete else "packed a part"] += 1
-            self.is_complete, self.is_refused = report.complete, False
+            self.is_complete = report.complete
             world.trace.note(f"{process.name} has packed {report.done}, passed over {report.skipped}")
 
     async def _last_pack(self, process: Process) -> None:
         for part in range(1, self.parts + 1):
             await self._pack(process, part)
-        if self.is_refused:
-            return
         if not self.is_complete:
             raise Violation("nothing fails any more, and packing does not end")
         storage = self.world.storage(process, TARGET)

@@ -209,7 +209,7 @@ class Run:
             gap_bytes=self.rng.choice([None, 0]),
             first_bytes=self.rng.choice([None, 0]),
             commit_concurrency=self.rng.choice([1, 16]),
-            copy_window_bytes=self.rng.choice([1, 64 << 20]),
+            copy_window_bytes=self.rng.choice([16, 64 << 20]),
         )
 
     # -- the run -------------------------------------------------------------------------------------------------------

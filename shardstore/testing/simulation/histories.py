@@ -14,17 +14,14 @@ import asyncio
 import json
 import pickle
 import random
-import zlib
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from shardstore.engine.actions import ERASE, SetValue
 from shardstore.engine.options import V3, EngineOptions
-from shardstore.errors import Conflict, Incomplete, ShardStoreError, StorageError, WriteOutcomeUnknown
-from shardstore.model.ranges import EVERYTHING
+from shardstore.errors import ShardStoreError
 from shardstore.presented.flavours import Presented, flavour_of
 from shardstore.storage.local.range_locks import DIRECTORY_LOCK
 from shardstore.storage.requests.outcomes import PROBE_PREFIX
@@ -35,8 +32,8 @@ from shardstore.testing.simulation.loop import Process
 from shardstore.testing.simulation.network import FAULTS as NETWORK_FAULTS
 from shardstore.testing.simulation.network import Conduct
 from shardstore.testing.simulation.operators import QUARANTINE, operate, repaired, verified
-from shardstore.testing.simulation.registers import NEVER, Operation, Value, Violation
-from shardstore.testing.simulation.seen import Batch, History, Listing
+from shardstore.testing.simulation.recorded import Recorder, decoded, stored
+from shardstore.testing.simulation.registers import Operation, Value, Violation
 from shardstore.testing.simulation.world import Kind, World
 
 T = TypeVar("T")
@@ -125,24 +122,6 @@ def conduct_of(rng: random.Random) -> Conduct:
     return Conduct(mean_seconds=rng.choice([0.002, 0.02, 0.2]), latest_seconds=rng.choice([1.0, 30.0, 3600.0]), **likely)
 
 
-def encoded(value: str) -> bytes:
-    """Return the bytes of a chunk: a stream of gzip, since some checks look for one; not compressed, so that it is always the same."""
-    stream = zlib.compressobj(0, wbits=31)
-    return stream.compress(value.encode()) + stream.flush()
-
-
-def decoded(data: bytes) -> str:
-    """Return the value of a chunk.
-
-    Raises:
-        Violation: it is none that was written.
-    """
-    try:
-        return zlib.decompress(data, wbits=31).decode()
-    except (zlib.error, UnicodeDecodeError) as exc:
-        raise Violation(f"{data!r} is no chunk: {exc}") from exc
-
-
 class Run:
     """One run of clients in a world."""
 
@@ -169,11 +148,10 @@ class Run:
                 habits_of(random.Random(f"habits {seed}"), calls.habits),
                 **{name: 0.0 for name in limits.without if name in ("fails", "short")},
             )
-        self.history = History()
+        self.recorder = Recorder(self.world, PER_SHARD)
         self.array = ARRAYS[0]
-        self.shape, self.per_shard = SHAPE, PER_SHARD
+        self.shape = SHAPE
         self.veterans: dict[str, tuple[Process, Presented]] = {}
-        self.written = 0
         self.unchecked = 0
         self.base = EngineOptions(
             chunks_per_shard=PER_SHARD,
@@ -194,9 +172,6 @@ class Run:
         """Choose few keys, so that clients meet."""
         keys = self.keys(self.array, self.shape)
         self.hot = self.rng.sample(keys, min(len(keys), self.rng.choice([2, 4, 16])))
-
-    def _shard_of(self, key: str) -> tuple[int, ...]:
-        return tuple(int(n) // p for n, p in zip(key.split("/")[2:], self.per_shard, strict=True))
 
     def options(self) -> EngineOptions:
         flavours = ["v3", "v3", "v3", "v2", "draft" if self.is_draft else "v3"]
@@ -224,7 +199,7 @@ class Run:
             violation = str(exc)
         except ShardStoreError as exc:
             violation = f"when nothing failed any more: {type(exc).__name__}: {exc}"
-        operations = sum(map(len, self.history.operations.values()))
+        operations = sum(map(len, self.recorder.history.operations.values()))
         return Result(
             world.seed,
             world.kind,
@@ -234,7 +209,7 @@ class Run:
             world.kills,
             world.pauses,
             world.faults,
-            self.history.outcomes,
+            self.recorder.history.outcomes,
             world.loop.time(),
             world.loop.steps,
             self.unchecked,
@@ -260,7 +235,7 @@ class Run:
         await asyncio.sleep(2 * conduct.latest_seconds)  # what is under way arrives
         checker = world.process("checker")
         await world.loop.start(checker, partial(self._last_look, checker))
-        self.unchecked = self.history.check()
+        self.unchecked = self.recorder.history.check()
 
     async def _phase(self) -> None:
         """Let clients, and the operator, work for a time."""
@@ -300,9 +275,9 @@ class Run:
 
     async def _operate(self, process: Process) -> None:
         try:
-            self.history.outcomes[await operate(self.world, process, random.Random(self.rng.random()))] += 1
+            self.recorder.history.outcomes[await operate(self.world, process, random.Random(self.rng.random()))] += 1
         except ShardStoreError as exc:
-            self._failed("operator", exc)
+            self.recorder.failed("operator", exc)
 
     async def _until_death(self, process: Process, main: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
         """Let a process work to its end, or until it is killed."""
@@ -347,7 +322,7 @@ class Run:
             if lives.done():
                 return
             if self.rng.choice(happen) == "power":
-                self.history.forget_unacknowledged()
+                self.recorder.history.forget_unacknowledged()
                 self.world.lose_power()
             else:
                 calls.is_full = True
@@ -361,7 +336,7 @@ class Run:
         if not is_new and self.rng.random() < 0.5:
             return before
         sent = pickle.dumps((innermost(before.storage), before.options, before.hierarchy.export()))
-        self.history.outcomes["pickled"] += 1
+        self.recorder.history.outcomes["pickled"] += 1
         storage, options, nodes = pickle.loads(sent)
         engine = self.world.engine(process, options, storage)
         engine.hierarchy.restore(nodes)
@@ -382,56 +357,35 @@ class Run:
                 else rng.choice(["read", "read", "list", "write", "write", "write", "erase", "both", "transaction", "whole"])
             ):
                 case "read":
-                    await self._read(process, engine, self._some(rng))
+                    await self.recorder.read(process, engine, self._some(rng))
                 case "write":
-                    await self._write(process, engine, {key: self._new(process, key) for key in self._some(rng)})
+                    await self.recorder.write(process, engine, {key: self.recorder.new(process, key) for key in self._some(rng)})
                 case "list":
-                    await self._list(engine)
+                    # Those outside of its shape too: a late listing may show what was erased when the array was made smaller.
+                    await self.recorder.list(engine, self.keys(self.array))
                 case "erase":
-                    await self._write(process, engine, dict.fromkeys(self._some(rng)))
+                    await self.recorder.write(process, engine, dict.fromkeys(self._some(rng)))
                 case "transaction":
-                    values: dict[str, Value] = {key: self._new(process, key) for key in self._some(rng)}
-                    await self._transaction(process, engine, values | dict.fromkeys(self._some(rng)[:1]))
+                    values: dict[str, Value] = {key: self.recorder.new(process, key) for key in self._some(rng)}
+                    await self.recorder.transaction(process, engine, values | dict.fromkeys(self._some(rng)[:1]))
                 case "whole":
-                    some = self._shard_of(rng.choice(self.hot))
-                    keys = [key for key in self.keys(self.array, self.shape) if self._shard_of(key) == some]
-                    await self._write(
-                        process, engine, dict.fromkeys(keys) if rng.random() < 0.3 else {key: self._new(process, key) for key in keys}
+                    some = self.recorder.shard_of(rng.choice(self.hot))
+                    keys = [key for key in self.keys(self.array, self.shape) if self.recorder.shard_of(key) == some]
+                    await self.recorder.write(
+                        process,
+                        engine,
+                        dict.fromkeys(keys) if rng.random() < 0.3 else {key: self.recorder.new(process, key) for key in keys},
                     )
                 case "both":
                     keys = self._some(rng)
                     await asyncio.gather(
-                        self._write(process, engine, {key: self._new(process, key) for key in keys}),
-                        self._write(process, engine, {key: self._new(process, key) for key in self._some(rng)}),
+                        self.recorder.write(process, engine, {key: self.recorder.new(process, key) for key in keys}),
+                        self.recorder.write(process, engine, {key: self.recorder.new(process, key) for key in self._some(rng)}),
                     )
         return engine
 
-    async def _transaction(self, process: Process, engine: Presented, values: dict[str, Value]) -> None:
-        """Write in a transaction: one commit for each shard."""
-        await engine.begin()
-        actions = [(shown(engine, key), ERASE if value is None else SetValue(encoded(value))) for key, value in values.items()]
-        for error in await engine.update_many(actions):
-            if error is not None:
-                self._failed("held back", error)
-                await engine.rollback()
-                return
-        began = self.world.loop.time()
-        places = self._begun(process, values, began)
-        try:
-            await engine.commit()
-        except ShardStoreError as exc:
-            self._failed("transaction", exc)
-        else:
-            self._ended(places)
-            self.history.outcomes["in transactions"] += len(values)
-
     def _some(self, rng: random.Random) -> list[str]:
         return sorted(rng.sample(self.hot, min(len(self.hot), rng.choice([1, 1, 2, 4]))))
-
-    def _new(self, process: Process, key: str) -> str:
-        """Return a value that nobody has written yet, and that tells which chunk it is of."""
-        self.written += 1
-        return f"{_place_of(key)} {process.name}-{self.written}".ljust(8 + self.written % 40, ".")
 
     # -- changes of the array ------------------------------------------------------------------------------------------
 
@@ -446,7 +400,7 @@ class Run:
             await asyncio.sleep(100 * mean)
             if not (task.done() and task.result()):
                 await self._renew()
-        self.history.outcomes[change] += 1
+        self.recorder.history.outcomes[change] += 1
         await asyncio.sleep(max((engine.options.metadata_ttl for _, engine in self.veterans.values()), default=0.0))
         self._choose_hot()
 
@@ -479,21 +433,21 @@ class Run:
                     return await self._moved(process)
                 case _:
                     await self._erase(process, self.world.engine(process, replace(self.options(), present=V3)), self.array)
-                    self.per_shard, self.shape = self.rng.choice(PER_SHARDS), self.rng.choice(SHAPES)
-                    self.base = replace(self.base, chunks_per_shard=self.per_shard)
+                    self.recorder.per_shard, self.shape = self.rng.choice(PER_SHARDS), self.rng.choice(SHAPES)
+                    self.base = replace(self.base, chunks_per_shard=self.recorder.per_shard)
                     if not (self.can_append or self.is_draft):
                         self.base = replace(self.base, index_location=self.rng.choice(["start", "end"]))
                     await self._make(process)
         except ShardStoreError as exc:
-            self._failed(change, exc)
+            self.recorder.failed(change, exc)
             return False
         return True
 
     async def _erase(self, process: Process, engine: Presented, array: str) -> None:
         began = self.world.loop.time()
-        places = {key: self._note(key, Operation(process.name, True, None, began)) for key in self.keys(array)}
+        places = {key: self.recorder.note(key, Operation(process.name, True, None, began)) for key in self.keys(array)}
         await engine.erase_prefix(f"{array}/")
-        self._ended(places)
+        self.recorder.ended(places)
         await asyncio.sleep(2 * self.world.listing_lag_seconds)  # what is listed still, refuses a new array
 
     async def _resized(self, process: Process) -> bool:
@@ -501,7 +455,7 @@ class Run:
         shape = self.rng.choice(SHAPES)
         engine = self.world.engine(process, replace(self.options(), present=V3))
         outside = sorted({*self.keys(self.array, self.shape)} - {*self.keys(self.array, shape)})
-        if outside and not await self._write(process, engine, dict.fromkeys(outside)):
+        if outside and not await self.recorder.write(process, engine, dict.fromkeys(outside)):
             return False
         await stored(engine, {f"{self.array}/zarr.json": document(shape)})
         self.shape = shape
@@ -510,99 +464,18 @@ class Run:
     async def _moved(self, process: Process) -> bool:
         (target,) = {*ARRAYS} - {self.array}
         engine = self.world.engine(process, replace(self.options(), present=V3))
-        values = await self._read(process, engine, self.keys(self.array, self.shape))
+        values = await self.recorder.read(process, engine, self.keys(self.array, self.shape))
         if len(values) < self.shape[0] * self.shape[1]:
             return False
         began = self.world.loop.time()
-        places = {key: self._note(key, Operation(process.name, True, None, began)) for key in values}
+        places = {key: self.recorder.note(key, Operation(process.name, True, None, began)) for key in values}
         for key, value in values.items():
             there = f"{target}{key.removeprefix(self.array)}"
-            places[there] = self._note(there, Operation(process.name, True, value, began))
+            places[there] = self.recorder.note(there, Operation(process.name, True, value, began))
         await engine.move_prefix(self.array, target)
-        self._ended(places)
+        self.recorder.ended(places)
         self.array = target
         return True
-
-    def _ended(self, places: Mapping[str, int]) -> None:
-        """Note that the operations at these places have ended."""
-        for key, place in places.items():
-            self.history.operations[key][place] = replace(self.history.operations[key][place], ended=self.world.loop.time())
-
-    # -- operations ----------------------------------------------------------------------------------------------------
-
-    def _note(self, key: str, operation: Operation) -> int:
-        self.history.operations[key].append(operation)
-        return len(self.history.operations[key]) - 1
-
-    async def _read(self, process: Process, engine: Presented, keys: Sequence[str]) -> dict[str, Value]:
-        began = self.world.loop.time()
-        found = await engine.get_many([(shown(engine, key), EVERYTHING) for key in keys])
-        ended = self.world.loop.time()
-        values: dict[str, Value] = {}
-        for key, value in zip(keys, found, strict=True):
-            if isinstance(value, Exception):
-                self._failed("read", value)
-                continue
-            values[key] = None if value is None else decoded(bytes(value))
-            self.world.trace.note(f"{process.name} read {key}: {values[key]}")
-            if (found_there := values[key]) is not None and not found_there.startswith(f"{_place_of(key)} "):
-                raise Violation(f"{key} was read as {found_there}, which is another chunk's")
-            self._note(key, Operation(process.name, False, values[key], began, ended))
-        self.history.outcomes["read"] += len(values)
-        for shard in sorted({self._shard_of(key) for key in values}):
-            together = tuple((key, value) for key, value in values.items() if self._shard_of(key) == shard)
-            if len(together) > 1:
-                self.history.seen_together.append(together)
-        return values
-
-    async def _list(self, engine: Presented) -> None:
-        began = self.world.loop.time()
-        # Those outside of its shape too: a listing that is late may show what was erased when the array was made smaller.
-        asked = {shown(engine, key): key for key in self.keys(self.array)}
-        try:
-            everything = [key async for batch in engine.list_batches("") for key in batch.keys]
-        except ShardStoreError as exc:
-            self._failed("list", exc)
-            return
-        listed = [key for key in everything if not (key.endswith(_DOCUMENTS) or key.startswith(PROBE_PREFIX))]
-        if strangers := set(listed) - set(asked):
-            raise Violation(f"{sorted(strangers)} were listed, and there are no such chunks")
-        since, now = began - self.world.listing_lag_seconds, self.world.loop.time()
-        self.history.listings.append(Listing(since, now, tuple(asked.values()), frozenset(asked[key] for key in listed)))
-        self.history.outcomes["list"] += 1
-
-    def _begun(self, process: Process, values: dict[str, Value], began: float) -> dict[str, int]:
-        """Note that values are being written; return the places of the notes."""
-        for shard in sorted({self._shard_of(key) for key in values}):
-            some = [key for key in values if self._shard_of(key) == shard]
-            if len(some) > 1:
-                self.history.batches.append(Batch(tuple(some), tuple(values[key] for key in some)))
-        self.world.trace.note(f"{process.name} writes {values}")
-        return {key: self._note(key, Operation(process.name, True, value, began)) for key, value in values.items()}
-
-    async def _write(self, process: Process, engine: Presented, values: dict[str, Value]) -> bool:
-        """Write, and return whether all was written."""
-        places = self._begun(process, values, self.world.loop.time())
-        actions = [(shown(engine, key), ERASE if value is None else SetValue(encoded(value))) for key, value in values.items()]
-        errors = await engine.update_many(actions)
-        ended = self.world.loop.time()
-        for (key, place), error in zip(places.items(), errors, strict=True):
-            operations = self.history.operations[key]
-            if error is None:
-                operations[place] = replace(operations[place], ended=ended)
-                self.history.outcomes["written"] += 1
-                self.world.trace.note(f"{process.name} wrote {key}: {values[key]}")
-            else:
-                self._failed("write", error)
-                if isinstance(error, Conflict):
-                    operations[place] = replace(operations[place], is_write=False, ended=NEVER)  # nothing was stored
-        return not any(errors)
-
-    def _failed(self, what: str, error: Exception) -> None:
-        self.world.trace.note(f"{what} failed: {type(error).__name__}")
-        self.history.outcomes[f"{what} {type(error).__name__}"] += 1
-        if not isinstance(error, StorageError | WriteOutcomeUnknown | Conflict | Incomplete):
-            raise Violation(f"{what}: {type(error).__name__}: {error}") from error
 
     # -- checks --------------------------------------------------------------------------------------------------------
 
@@ -614,10 +487,10 @@ class Run:
         if report.unread:
             raise Violation(f"{report.unread[0]} cannot be read")
         keys = [key for array in ARRAYS for key in self.keys(array)]
-        seen = await self._read(process, self.world.engine(process, self.base), keys)
+        seen = await self.recorder.read(process, self.world.engine(process, self.base), keys)
         objects = self.world.stored()
         self._check_left(objects)
-        per_shard = self.per_shard
+        per_shard = self.recorder.per_shard
         index_format = self.base.index_format(per_shard, by_transformer=self.is_draft)
         for key in keys:
             array, _, *numbers = key.split("/")
@@ -640,7 +513,7 @@ class Run:
         """Nothing is there but the documents and shards of the array, lock files of network file systems, probes, and the quarantine."""
         # Where DELETE has no conditions, emptied shards stay for ever, outside of the shape too.
         shape = SHAPE if self.world.kind == "weak" else self.shape
-        known = {self._stored_key(self.array, "/".join(map(str, self._shard_of(key)))) for key in self.keys(self.array, shape)}
+        known = {self._stored_key(self.array, "/".join(map(str, self.recorder.shard_of(key)))) for key in self.keys(self.array, shape)}
         if self.is_draft:
             known |= {f"root/{name}" for name in ("zarr.json", "meta/root.group.json", f"meta/root/{self.array}.array.json")}
         else:
@@ -656,27 +529,3 @@ class Run:
         """Of hidden files, only lock files of directories on network file systems are left, and probes."""
         if left := [name for name in names if "/." in name and not (name.endswith(f"/{DIRECTORY_LOCK}") or PROBE_PREFIX in name)]:
             raise Violation(f"{sorted(left)} are left behind")
-
-
-async def stored(engine: Presented, documents: Mapping[str, bytes]) -> None:
-    """Store documents, or raise what is wrong."""
-    for error in await engine.update_many([(key, SetValue(data)) for key, data in documents.items()]):
-        if error is not None:
-            raise error
-
-
-def shown(engine: Presented, key: str) -> str:
-    """Return the key of a chunk as the clients of an engine know it; ``key`` is that of final Zarr v3."""
-    array, _, coords = key.partition("/c/")
-    match engine.options.present.name:
-        case "v2":
-            return f"{array}/{coords}"
-        case "draft":
-            return f"data/root/{array}/c{coords}"
-        case _:
-            return key
-
-
-def _place_of(key: str) -> str:
-    """Return the part of a chunk's key that stays when the array is moved."""
-    return key.partition("/")[2]

@@ -18,10 +18,11 @@ from shardstore.maintenance.execution import Execution
 from shardstore.maintenance.packing.pack import PackKeywords, pack
 from shardstore.maintenance.verify.run import Copy, verify_engine
 from shardstore.testing.simulation.calls import Habits
-from shardstore.testing.simulation.histories import ARRAYS, PER_SHARDS, SHAPES, Limits, Run, document, stored
+from shardstore.testing.simulation.histories import ARRAYS, PER_SHARDS, SHAPES, Limits, Run, document
 from shardstore.testing.simulation.loop import Process
 from shardstore.testing.simulation.network import Conduct
 from shardstore.testing.simulation.operators import QUARANTINE, repaired
+from shardstore.testing.simulation.recorded import stored
 from shardstore.testing.simulation.registers import Violation
 from shardstore.testing.simulation.threads import in_thread
 from shardstore.testing.simulation.world import Kind
@@ -47,7 +48,7 @@ class Packing(Run):
         )
         if self.wanted["stored"] == "transformer":
             self.wanted |= {"index_location": "end"}
-        self.per_shard = self.rng.choice(PER_SHARDS)
+        self.recorder.per_shard = self.rng.choice(PER_SHARDS)
         self.parts = self.rng.choice([1, 1, 2])
         self.is_complete = False
         """Whether the last driver that ended said that the target is complete."""
@@ -91,13 +92,13 @@ class Packing(Run):
         group = b'{"zarr_format": 3, "node_type": "group"}'
         await stored(engine, {"zarr.json": group} | {f"{array}/zarr.json": document(shape) for array, shape in self.shapes.items()})
         keys = [key for array, shape in self.shapes.items() for key in self.keys(array, shape) if self.rng.random() < 0.8]
-        await self._write(process, engine, {key: self._new(process, key) for key in keys})
+        await self.recorder.write(process, engine, {key: self.recorder.new(process, key) for key in keys})
 
     async def _change_source(self, process: Process) -> None:
         engine = self.world.engine(process, self.base)
         all_keys = [key for array, shape in self.shapes.items() for key in self.keys(array, shape)]
         keys = self.rng.sample(all_keys, self.rng.choice([1, 3]))
-        await self._write(process, engine, {key: self._new(process, key) for key in keys} | dict.fromkeys(keys[2:]))
+        await self.recorder.write(process, engine, {key: self.recorder.new(process, key) for key in keys} | dict.fromkeys(keys[2:]))
 
     async def _packed_in_parts(self) -> None:
         """Let drivers pack, each one its part."""
@@ -118,11 +119,11 @@ class Packing(Run):
         wanted["workers"], wanted["part"], wanted["record"] = self.rng.choice([1, 3]), f"{part}/{self.parts}", record
         world.trace.note(f"{process.name} begins to pack")
         try:
-            report = await in_thread(lambda: pack(source, target, chunks_per_shard=self.per_shard, **wanted))
+            report = await in_thread(lambda: pack(source, target, chunks_per_shard=self.recorder.per_shard, **wanted))
         except ShardStoreError as exc:
-            self._failed("pack", exc)
+            self.recorder.failed("pack", exc)
         else:
-            self.history.outcomes["packed" if report.complete else "packed a part"] += 1
+            self.recorder.history.outcomes["packed" if report.complete else "packed a part"] += 1
             self.is_complete = report.complete
             world.trace.note(f"{process.name} has packed {report.done}, passed over {report.skipped}")
 
@@ -143,15 +144,15 @@ class Packing(Run):
         if report.errors or report.unread:
             raise Violation(f"verify of what was packed found {(*report.findings, *report.unread)[0]}")
         keys = [key for array, shape in self.shapes.items() for key in self.keys(array, shape)]
-        there = await self._read(process, source, keys)
-        if (packed := await self._read(process, target, keys)) != there:
+        there = await self.recorder.read(process, source, keys)
+        if (packed := await self.recorder.read(process, target, keys)) != there:
             differing = next(key for key in keys if packed.get(key) != there.get(key))
             raise Violation(f"{differing} is {there.get(differing)} in the source, and was packed as {packed.get(differing)}")
         self._check_target({key for key, value in there.items() if value is not None})
 
     def _check_target(self, present: set[str]) -> None:
         """Nothing is in the target but documents, and shards that hold chunks."""
-        shards = {(key.split("/")[0], self._shard_of(key)) for key in present}
+        shards = {(key.split("/")[0], self.recorder.shard_of(key)) for key in present}
         objects = [name for name in self.world.stored() if name.startswith(f"{TARGET}/") and "/." not in name]
         others = [name for name in objects if not name.endswith(".json")]
         if len(others) != len(shards):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -508,6 +508,33 @@ def test_an_upload_that_is_gone_refuses_nothing(server: Wire) -> None:
     storage = case.storage(retries=True)
     assert isinstance(storage, S3Storage)
     assert not on_io_loop(s3_probe.probe_multipart(storage.client))
+    assert server.objects.keys() == before
+
+
+@pytest.mark.parametrize("server", ["s3"], indirect=True)
+def test_an_upload_that_somebody_has_aborted_proves_nothing(server: Wire) -> None:
+    """As ``repair`` aborts those of clients that stood still for long: a server that honours conditions was said to ignore them."""
+
+    async def aborted(request: mis.Request, send: mis.Send) -> mis.Outcome:
+        await send(replace(request, method="DELETE", body=b""))
+        return mis.Answer(404, (("Content-Type", "application/xml"),), b"<Error><Code>NoSuchUpload</Code><Message>gone</Message></Error>")
+
+    async def refused(_request: mis.Request, _send: mis.Send) -> mis.Outcome:
+        return mis.Answer(412, (("Content-Type", "application/xml"),), b"<Error><Code>PreconditionFailed</Code></Error>")
+
+    case = Case(server)
+    before = server.objects.keys()
+    server.server.on(refused, method="POST", target="uploadId=")
+    server.server.on(aborted, method="POST", target="uploadId=", nth=1)
+    storage = case.storage()
+    assert isinstance(storage, S3Storage)
+    assert on_io_loop(s3_probe.probe_multipart(storage.client))
+    server.server.on(aborted, method="POST", target="uploadId=")
+    with pytest.raises(StorageError, match="aborts the uploads"):
+        on_io_loop(s3_probe.probe_multipart(storage.client))
+    server.server.on(aborted, method="GET", target="uploadId=")
+    with pytest.raises(StorageError, match="NoSuchUpload"):
+        on_io_loop(s3_probe.probe_copied_parts(storage.client, "a", "none", {1: 1}))
     assert server.objects.keys() == before
 
 

@@ -18,6 +18,7 @@ from shardstore.storage.s3.parts import COPY_PAYS_NBYTES
 
 _REFUSED = (404, 409, 412)
 _NOT_KNOWN = (400, 405, 501)
+_TRIES = 3
 
 CLAIMED_WITHOUT_PROBE = Capabilities(pinned_reads=True, durable=True, across_machines=True, compose=True, copy_pays_nbytes=COPY_PAYS_NBYTES)
 """Capabilities that need no probe: reads compare the ETag of the answer themselves, so they need only an ETag from the server."""
@@ -34,7 +35,7 @@ async def _is_refused(client: S3Client, method: str, key: str, **parameters: Any
     except RequestFailed as exc:
         if exc.code == "NoSuchBucket":
             raise
-        if exc.code == "NoSuchUpload":  # it was completed: the answer was lost, and the client asked again
+        if exc.code == "NoSuchUpload":  # completed, if the answer was lost and the client asked again
             return False
         if exc.status in _REFUSED:
             return True
@@ -95,7 +96,14 @@ async def _remove(client: S3Client, key: str) -> None:
 
 async def probe_multipart(client: S3Client) -> bool:
     """Return whether a multipart upload can be made conditional. Leaves nothing, whatever the answer."""
-    key = probe_key()
+    for _ in range(_TRIES):
+        if (honoured := await _probe_upload(client, probe_key())) is not None:
+            return honoured
+    raise RequestFailed(f"somebody aborts the uploads by which {client.endpoint} is asked what it honours, as repair does: try again later")
+
+
+async def _probe_upload(client: S3Client, key: str) -> bool | None:
+    """Return whether the server refuses to complete an upload on a condition; ``None`` if somebody has aborted the upload meanwhile."""
     created = await client.call("create_multipart_upload", "probing multipart uploads with", key)
     upload_id = member_of(created, "UploadId", "probing multipart uploads with", key)
     refused: bool | None = None
@@ -107,10 +115,12 @@ async def probe_multipart(client: S3Client) -> bool:
         )
     finally:
         if refused is False:
+            is_stored = await client.head(key) is not None
             await _remove(client, key)
         else:
+            is_stored = False
             await client.call("abort_multipart_upload", "removing the probe", key, UploadId=upload_id)
-    return refused is True
+    return None if refused is False and not is_stored else refused is True
 
 
 async def probe_copied_parts(client: S3Client, key: str, upload_id: str, copied: Mapping[int, int]) -> bool:
@@ -121,7 +131,7 @@ async def probe_copied_parts(client: S3Client, key: str, upload_id: str, copied:
     try:
         listed = await client.call("list_parts", "looking at the parts of", key, UploadId=upload_id)
     except RequestFailed as exc:
-        if exc.status in (*_NOT_KNOWN, 404):
+        if exc.status in (*_NOT_KNOWN, 404) and exc.code != "NoSuchUpload":  # which repair may have aborted
             return False  # what cannot be looked at is not trusted
         raise
     sizes = {int(part["PartNumber"]): int(part["Size"]) for part in listed.get("Parts", ())}

@@ -19,6 +19,7 @@ from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Gen
 from shardstore.model.ranges import APPEND_PADDING_NBYTES, EVERYTHING, ByteRange, ByteSuffix, CopiedRange, NewBytes, Padding, Segment
 from shardstore.storage.base import CHANGED, Changed, ConditionFailed, Found, ObjectInfo, Read
 from shardstore.storage.local import lock_files as local_lock_files
+from shardstore.storage.local.append_record import APPEND_ATTRIBUTE
 from shardstore.storage.local.mounts import Mount
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop, values
@@ -504,6 +505,32 @@ def test_many_pieces_never_end_a_call_together(s: SyncStorage, tmp_path: Path, m
 def piece_may_end(pieces: list[bytes], length: int, ends: set[int]) -> bool:
     """Where a piece is of one byte, and its last byte is held back, the one before it ends there."""
     return length in ends and length + 1 in ends
+
+
+def test_a_tail_is_cut_off_durably_before_its_attribute_says_otherwise(
+    left: tuple[SyncStorage, Generation, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loss of power could otherwise keep the attribute that hides nothing any more, and the tail too."""
+    s, old, path = left
+    torn, attribute = path.read_bytes(), os.getxattr(path, APPEND_ATTRIBUTE)
+    with SystemCalls(threads="shardstore-write") as appending:
+        append(s, old)
+    path.write_bytes(torn)
+    os.setxattr(path, APPEND_ATTRIBUTE, attribute)
+    with SystemCalls() as sweeping:
+        assert on_io_loop(s.storage.sweep(0)) == 1  # type: ignore[attr-defined]
+    found = s.read("d/a", EVERYTHING)
+    assert isinstance(found, Found)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "pwritev", full)
+    with SystemCalls(threads="shardstore-write") as failing, pytest.raises(StorageError):
+        append(s, found.generation)
+    for calls in (appending.calls, sweeping.calls, failing.calls):
+        at = calls.index("ftruncate")
+        assert "fsync" in calls[at : calls.index("setxattr", at)], calls
 
 
 def test_a_tail_is_told_and_cut_off(left: tuple[SyncStorage, Generation, Path]) -> None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration
 from shardstore.model.ranges import APPEND_PADDING_NBYTES, CopiedRange, NewBytes, Padding, Segment
 from shardstore.storage.base import ConditionFailed
-from shardstore.storage.local.append_record import HAS_ATTRIBUTES, encode_record, set_done, set_under_way
+from shardstore.storage.local.append_record import HAS_ATTRIBUTES, cut_tail, encode_record, set_done, set_under_way
 from shardstore.storage.local.durability import kept_names
 from shardstore.storage.local.files import UPDATE_FLAGS, VIEWS_A_CALL, unwritten
 from shardstore.storage.local.rules import WriteRules
@@ -56,7 +56,7 @@ def append_to(
             if rules.fsync:  # the one who stored it may have died before that
                 kept_names.flush_object(path, status, rules.status)
             if status.st_size != version.nbytes:  # another writer died here
-                os.ftruncate(fd, version.nbytes)
+                cut_tail(fd, version.nbytes, fsync=rules.fsync)
                 status = os.fstat(fd)
             if not _append(fd, status, views, fsync=rules.fsync):
                 return None
@@ -100,7 +100,7 @@ def _append(fd: int, old: os.stat_result, views: Sequence[memoryview], *, fsync:
             os.fdatasync(fd)
     except BaseException:
         with suppress(OSError):  # what stays of it nobody reads, and the next writer cuts it off
-            os.ftruncate(fd, old.st_size)
+            cut_tail(fd, old.st_size, fsync=fsync)
             set_done(fd)
         raise
     set_done(fd)

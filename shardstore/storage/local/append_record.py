@@ -92,3 +92,10 @@ def set_done(fd: int) -> None:
     """Mark the append as complete."""
     if sys.platform == "linux":
         os.setxattr(fd, APPEND_ATTRIBUTE, _NOTHING_UNDER_WAY)
+
+
+def cut_tail(fd: int, nbytes: int, *, fsync: bool) -> None:
+    """Cut off what the attribute hides; durably, before the attribute says something else: after a loss of power it would not hide it."""
+    os.ftruncate(fd, nbytes)
+    if fsync:
+        os.fsync(fd)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from shardstore.storage.leftovers import Leftover
-from shardstore.storage.local.append_record import RECORD_NBYTES, set_done
+from shardstore.storage.local.append_record import RECORD_NBYTES, cut_tail, set_done
 from shardstore.storage.local.files import READ_FLAGS, UPDATE_FLAGS
 from shardstore.storage.local.names import is_reserved
 from shardstore.storage.local.rules import WriteRules
@@ -58,7 +58,7 @@ def cut_tails(root: str, rules: WriteRules, older_than_seconds: float, *, only_c
                         continue
                     cut += 1
                     if not only_count:
-                        os.ftruncate(fd, before.nbytes)
+                        cut_tail(fd, before.nbytes, fsync=rules.fsync)
                         set_done(fd)
                         stamp(fd)
                         if rules.fsync:

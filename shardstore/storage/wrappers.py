@@ -71,6 +71,11 @@ class StorageWrapper:
         if (cut := getattr(self.inner, "cut_links", None)) is not None:
             await cut(prefix)
 
+    async def keep_seen(self, key: str) -> None:
+        """Make durable what readers see, as ``LocalStorage`` does; do nothing elsewhere."""
+        if (keep := getattr(self.inner, "keep_seen", None)) is not None:
+            await keep(key)
+
     async def close(self) -> None:
         await self.inner.close()
 
@@ -136,6 +141,10 @@ class SettledStorage(StorageWrapper, ABC):
     async def cut_links(self, prefix: str) -> None:
         if (cut := getattr(await self.settled(), "cut_links", None)) is not None:
             await cut(prefix)
+
+    async def keep_seen(self, key: str) -> None:
+        if (keep := getattr(await self.settled(), "keep_seen", None)) is not None:
+            await keep(key)
 
 
 class CheckedStorage(StorageWrapper):

@@ -7,21 +7,25 @@ import random
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
+import zarr
 
+import shardstore
 from shardstore.model.generation import IF_ABSENT, IfGeneration
 from shardstore.model.ranges import APPEND_PADDING_NBYTES, EVERYTHING, CopiedRange, NewBytes, Padding
 from shardstore.storage.base import Found
 from shardstore.storage.local import append as local_append
 from shardstore.storage.local import durability as local_durability
+from shardstore.storage.local import rules as local_rules
 from shardstore.storage.local import sweep as local_sweep
 from shardstore.storage.local import temporary as local_temporary
 from shardstore.storage.local import walk as local_walk
 from shardstore.storage.local.durability import KeptNames
 from shardstore.storage.local.files import fsync_directory
 from shardstore.storage.local.storage import LocalStorage
-from shardstore.testing.storage_suite import SyncStorage
+from shardstore.testing.storage_suite import SyncStorage, on_io_loop
 from tests.harness.crash import AtCall, Child, Crasher
 from tests.harness.lost_power import LostPower
 from tests.harness.system_calls import SystemCalls
@@ -33,7 +37,7 @@ def know(monkeypatch: pytest.MonkeyPatch) -> Callable[[KeptNames], None]:
     """Work as a process that knows what is given; as a new one until then."""
 
     def set_known(names: KeptNames) -> None:
-        for module in (local_append, local_durability, local_temporary, local_walk):
+        for module in (local_append, local_durability, local_rules, local_temporary, local_walk):
             monkeypatch.setattr(module, "kept_names", names)
         local_sweep.forget()
 
@@ -266,3 +270,100 @@ def test_without_fsync_nothing_is_flushed(disk: Path, know: Callable[[KeptNames]
     s = SyncStorage(LocalStorage(disk / "root", fsync=False))
     assert flushed(lambda: s.put("a/b/x", b"1")) == 0
     assert not names._objects
+
+
+# -- what others did, and somebody relies on ---------------------------------------------------------------------------
+
+RELYING: dict[str, Callable[[SyncStorage], object]] = {
+    "delete": lambda s: s.delete("a/b/x"),
+    "delete many": lambda s: s.delete_many("a/b/x"),
+    "an object": lambda s: on_io_loop(keep_seen(s, "a/b/x")),
+    "all below": lambda s: on_io_loop(keep_seen(s, "a/")),
+    "all": lambda s: on_io_loop(keep_seen(s, "")),
+}
+
+
+async def keep_seen(s: SyncStorage, key: str) -> None:
+    assert isinstance(s.storage, LocalStorage)
+    await s.storage.keep_seen(key)
+
+
+@pytest.mark.parametrize("how", RELYING)
+@pytest.mark.parametrize("left", ["", "a/b", "a/b/y"])
+def test_what_others_removed_stays_away_once_somebody_relies_on_that(
+    disk: Path, after: Path, know: Callable[[KeptNames], None], how: str, left: str
+) -> None:
+    """They may have died before they could make that durable, or have been told that it is not."""
+    s = storage(disk)
+    s.put("a/b/x", b"old")
+    s.put("z", b"z")
+    if left == "a/b/y":
+        s.put("a/b/y", b"y")
+    know(KeptNames())
+    with LostPower(disk) as power:
+        (disk / "root/a/b/x").unlink()
+        if not left:
+            (disk / "root/a/b").rmdir()
+            (disk / "root/a").rmdir()
+        RELYING[how](s)
+        power.leave(after)
+    assert not (after / "root/a/b/x").exists()
+    assert (after / "root/z").exists()
+
+
+def test_what_others_replaced_stays_once_somebody_relies_on_that(disk: Path, after: Path, know: Callable[[KeptNames], None]) -> None:
+    s = storage(disk)
+    s.put("a/x", b"old")
+    know(KeptNames())
+    with LostPower(disk) as power:
+        fd = os.open(disk / "root/a/.other", os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        os.write(fd, b"new")
+        os.close(fd)
+        os.rename(disk / "root/a/.other", disk / "root/a/x")
+        on_io_loop(keep_seen(s, "a/x"))
+        on_io_loop(keep_seen(s, "a/x"))
+        power.leave(after)
+        assert power.flushed.count(str(disk / "root/a/x")) == 1
+    assert (after / "root/a/x").read_bytes() == b"new"
+
+
+def test_absence_is_flushed_once(disk: Path) -> None:
+    s = storage(disk)
+    s.put("a/x", b"x")
+    os.utime(disk / "root/a", (1, 1))
+    with SystemCalls(threads="shardstore-write") as first:
+        s.delete("a/y")
+    with SystemCalls(threads="shardstore-write") as again:
+        s.delete("a/y")
+        s.delete("a/z")
+    assert first.calls.count("fsync") == 1
+    assert "fsync" not in again.calls
+    s.put("a/w", b"x")
+    with SystemCalls(threads="shardstore-write") as changed:
+        s.delete("a/y")
+    assert changed.calls.count("fsync") == 1
+
+
+@pytest.mark.parametrize("present", ["v3", "v2"])
+def test_an_erasure_that_finds_nothing_to_erase_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, present: Literal["v3", "v2"]
+) -> None:
+    zarr.create_array(tmp_path / "a", shape=(8,), chunks=(1,), shards=(4,), dtype="u1")[4:6] = 1
+    relied_on = []
+    keep = LocalStorage.keep_seen
+
+    async def noted(self: LocalStorage, key: str) -> None:
+        relied_on.append(key)
+        await keep(self, key)
+
+    monkeypatch.setattr(LocalStorage, "keep_seen", noted)
+    store = shardstore.get_mapper(str(tmp_path), present=present)
+    key = "a/{}" if present == "v2" else "a/c/{}"
+    for number in (0, 4, 7):  # of no shard, one that is there, and another of that
+        store.delitems([key.format(number)])
+    assert relied_on == ["a/c/0", "a/c/1"]
+    store.delitems([key.format(number) for number in range(4)])  # a whole shard, which is deleted, whatever is there
+    shutil.rmtree(tmp_path / "a")
+    relied_on.clear()
+    store.clear()
+    assert relied_on == [""]

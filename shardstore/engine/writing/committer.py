@@ -190,6 +190,7 @@ class Committer:
             if looks:
                 there = await self._storage.stat(shard.key)
                 if there is None and not isinstance(plan, WriteShard):
+                    await self._keep_seen(shard.key)
                     return True
                 generation = None if there is None else there.generation
                 (filled.add if there is None else filled.discard)(shard.node.path)
@@ -230,6 +231,7 @@ class Committer:
                     return refused
                 plan = self._plan(shard, cached, updates)
                 if isinstance(plan, NothingToDo) and not from_cache:
+                    await self._keep_seen(key)
                     return refused
                 if updates and not isinstance(plan, NothingToDo):  # that nothing is to be done can only be believed of a fresh index
                     if isinstance(plan, WriteShard):
@@ -257,6 +259,11 @@ class Committer:
         )
         is_empty = index is not None and not index.present().any()
         return NothingToDo() if is_empty and isinstance(plan, DeleteShard) and self._leaves_emptied else plan
+
+    async def _keep_seen(self, key: str) -> None:
+        """Make durable that there is nothing to erase: whoever erased it may have died before that, or be about to do it."""
+        if (keep := getattr(self._storage, "keep_seen", None)) is not None:  # of kinds that show more than what survives
+            await keep(key)
 
     @property
     def _leaves_emptied(self) -> bool:

@@ -45,6 +45,8 @@ class Erasing:
             Conflict: the metadata of the array kept changing; some chunks may be left.
         """
         await with_fresh_layout(lambda: self._erase(prefix, keep_documents), _kept_changing(prefix))
+        if (keep := getattr(self._storage, "keep_seen", None)) is not None:  # what others had removed already
+            await keep(prefix)
 
     async def erase_chunks(self, prefix: str) -> None:
         """Erase the chunks below a prefix that ends inside the coordinates of a sharded array: whole shards unread, and no other object.

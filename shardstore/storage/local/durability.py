@@ -13,12 +13,14 @@ that it stored: then the directory was never empty. This is checked when another
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
 from shardstore.storage.local.files import fsync_directory
 
 _OBJECTS_REMEMBERED = 10_000
+_TICK_NS = 2_050_000_000  # of the coarsest times of directories, FAT's
 
 Look = Callable[[str], os.stat_result | None]
 """The status of an object, or ``None`` if there is none."""
@@ -30,6 +32,7 @@ class KeptNames:
     def __init__(self, most_objects: int = _OBJECTS_REMEMBERED) -> None:
         self._most_objects = most_objects
         self._objects: dict[str, int] = {}  # by path: which version this process stored, or appended to, last
+        self._absences: dict[str, int] = {}  # by directory: which state of it was flushed
         self._below: dict[str, str] = {}  # by directory: something in it, a directory or an object, that shows it to be the same
 
     def keeps_object(self, path: str, status: os.stat_result) -> bool:
@@ -73,6 +76,17 @@ class KeptNames:
             directory = os.path.dirname(path)
             fsync_directory(directory)
             self.flush_above(directory, look)
+
+    def flush_absences(self, directory: str) -> None:
+        """Flush the names in a directory: what is not in it stays away. Not again as long as nothing in it changes."""
+        status = os.stat(directory)
+        if self._absences.get(directory) == _version(status):
+            return
+        fsync_directory(directory)
+        if time.time_ns() - status.st_mtime_ns > _TICK_NS:  # or else it can change once more without another time
+            if len(self._absences) >= self._most_objects:
+                self._absences.clear()
+            self._absences[directory] = _version(status)
 
     def remember(self, path: str, status: os.stat_result) -> None:
         """Record that the object with this status was stored or appended to, and that its name and those above were flushed."""

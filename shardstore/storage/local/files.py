@@ -130,6 +130,16 @@ def fresh_status(path: str) -> os.stat_result | None:
     return status if stat_modes.S_ISREG(status.st_mode) else None
 
 
+def fsync_file(path: str) -> None:
+    """Make the bytes, times and attributes of a file survive the loss of power."""
+    fd = os.open(path, READ_FLAGS)
+    try:
+        os.fsync(fd)
+    finally:
+        with suppress(OSError):  # nothing was written to it
+            os.close(fd)
+
+
 def fsync_directory(path: str) -> None:
     """Make the names in a directory survive the loss of power."""
     if os.name != "posix":

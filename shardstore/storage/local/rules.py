@@ -9,7 +9,7 @@ import errno
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -17,7 +17,8 @@ from typing import Literal, get_args
 from shardstore.errors import InvalidInput, StorageError, Unsupported
 from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration
 from shardstore.storage.base import ConditionFailed
-from shardstore.storage.local.files import fresh_status, fsync_directory, stat_file
+from shardstore.storage.local.durability import kept_names
+from shardstore.storage.local.files import fresh_status, fsync_directory, fsync_file, stat_file
 from shardstore.storage.local.locks import locked
 from shardstore.storage.local.range_locks import give_up, locked_range
 from shardstore.storage.local.sweep import sweep_once
@@ -97,9 +98,10 @@ class WriteRules:
 
     def delete(self, path: str, key: str, condition: Condition) -> bool:
         """Remove the object, and directories below the root that this leaves empty; return ``False`` if there was no object."""
-        if self.status(path) is None:
-            return False
         directory = os.path.dirname(path)
+        if self.status(path) is None:
+            self.keep_absence(directory)
+            return False
         self.sweep_once(directory)
         try:
             # Unconditional deletes take the lock too: a removal between another writer's check and its replacing would be undone.
@@ -113,6 +115,37 @@ class WriteRules:
             return False
         self.prune(directory)
         return True
+
+    def keep_seen(self, path: str) -> None:
+        """Make durable what there is at ``path`` now: an object, or none; or all that is below a directory. Whoever made it so, or removed
+        what was there, may not have done that yet, or may have died before.
+        """
+        if not self.fsync:
+            return
+        if os.path.isdir(path):
+            for directory, _, _ in os.walk(path):
+                with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                    fsync_directory(directory)
+        elif (status := self.status(path)) is not None:
+            if not kept_names.keeps_object(path, status):
+                with suppress(FileNotFoundError):  # removed meanwhile: what was relied on has changed
+                    fsync_file(path)
+                    kept_names.flush_object(path, status, self.status)
+                    kept_names.remember(path, status)
+            return
+        self.keep_absence(os.path.dirname(path))
+
+    def keep_absence(self, directory: str) -> None:
+        """Make durable that there are no other names in a directory, or that it does not exist, nor those above that do not."""
+        while self.fsync:
+            try:
+                kept_names.flush_absences(directory)
+            except (FileNotFoundError, NotADirectoryError):
+                directory = os.path.dirname(directory)
+            except PermissionError:  # not to be read by this user
+                return
+            else:
+                return
 
     def make_directory(self, directory: str) -> None:
         """Make ``directory`` and those above it. Their names are flushed with the first object.

@@ -465,6 +465,16 @@ class LocalStorage:
             if isinstance(outcome, BaseException):
                 raise outcome
 
+    async def keep_seen(self, key: str) -> None:
+        """Make durable what there is at ``key`` now, or below it if it is a prefix: it was seen, and somebody relies on it.
+
+        Raises:
+            StorageError: it may not survive a loss of power.
+        """
+        path = self._path(key.rstrip("/")) if key.rstrip("/") else self.root
+        if path is not None:
+            await self._write_hop(key, "flushing", lambda: self._rules.keep_seen(path))
+
     # -- what is not the store's own -----------------------------------------------------------------------------------
 
     async def cut_links(self, prefix: str) -> None:

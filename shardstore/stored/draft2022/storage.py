@@ -121,6 +121,10 @@ class DraftStorage(StorageWrapper):
         for stored in (prefix.removeprefix(VERBATIM),) if is_verbatim else (f"{DATA_ROOT}{prefix}", f"{META_ROOT}/{prefix}"):
             await super().cut_links(stored)
 
+    async def keep_seen(self, key: str) -> None:
+        for stored in self.stored_names(key.rstrip("/")):
+            await super().keep_seen(stored)
+
     def stored_names(self, name: str) -> tuple[str, ...]:
         """Return the keys or directories inside that hold what is here at or below ``name``, a key or the path of a node."""
         data = _stored_key(name) if name else DATA_ROOT.rstrip("/")

@@ -62,6 +62,12 @@ FOUND: dict[tuple[Kind, int], str] = {
     ("weak", 352): "a late request to replace a shard found its old ETag again, after a chunk had been written and erased",
     ("gcs", 55): "an upload that was cancelled was reported as one that stays",
     ("bare", 3168): "a client of Zarr v2 that could not read an array's document stored its chunks as other objects",
+    ("s3", 7015270): "a probe of uploads that somebody had aborted was taken for a server that ignores conditions",
+    (
+        "local",
+        7031981,
+    ): "what one had erased who could not make that durable, and then another, who found nothing, came back",
+    ("local", 7020780): "after a failed append the attribute that hides its tail was cleared before the tail was cut off durably",
     ("local", 983): "a loss of power kept what was appended to a file, and not the record before it",
 }
 

@@ -43,6 +43,7 @@ SHAPES = ((4, 4), (4, 3), (3, 4), (2, 2))
 PER_SHARDS = ((2, 2), (1, 2), (2, 1), (4, 4))
 ARRAYS = ("a", "b")
 _DOCUMENTS = (".json", ".zarray", ".zgroup", ".zattrs")
+_OPERATIONS = ("read", "read", "list", "write", "write", "write", "erase", "both", "transaction", "whole")
 Change = Literal["nothing", "resize", "recreate", "move"]
 FAULTS = (*NETWORK_FAULTS, *DISK_FAULTS)
 CLIENTS = 3
@@ -138,8 +139,8 @@ class Run:
         # What the page on consistency leaves open: late requests are not those of operators, nor of documents and whole arrays.
         if self.writes_alone or self.changes or self.has_operator:
             without.append("late")
-        if self.changes:
-            without.append("twice")
+        if self.writes_alone or self.changes:
+            without.append("twice")  # the second may come after all that follows
         conduct = replace(conduct, **dict.fromkeys(without, 0.0))
         self.world = World(seed, kind, conduct, keeps_trace=keeps_trace)
         self.habits = Habits()
@@ -266,7 +267,7 @@ class Run:
 
     async def _operates(self) -> None:
         """One operator after the other: each runs one program, and may be killed at that."""
-        for _ in range(self.rng.choice([2, 4, 8])):
+        for _ in range(self.rng.choice([4, 8])):
             await asyncio.sleep(self._soon() / 2)
             process = self.world.process("operator")
             task = await self._until_death(process, partial(self._operate, process))
@@ -354,7 +355,7 @@ class Run:
             match (
                 rng.choice(["read", "list"])
                 if reads_only
-                else rng.choice(["read", "read", "list", "write", "write", "write", "erase", "both", "transaction", "whole"])
+                else rng.choice(_OPERATIONS + ("erase",) * (3 * self.has_operator))  # emptied shards are what compaction removes
             ):
                 case "read":
                     await self.recorder.read(process, engine, self._some(rng))

@@ -20,7 +20,8 @@ from contextlib import suppress
 from shardstore.storage.local.files import fsync_directory
 
 _OBJECTS_REMEMBERED = 10_000
-_TICK_NS = 2_050_000_000  # of the coarsest times of directories, FAT's
+_TICK_NS = 20_000_000  # of the kernel's clock for timestamps, on file systems that keep fractions of a millisecond
+_COARSE_TICK_NS = 2_050_000_000  # on others; FAT's is the coarsest
 
 Look = Callable[[str], os.stat_result | None]
 """The status of an object, or ``None`` if there is none."""
@@ -83,7 +84,8 @@ class KeptNames:
         if self._absences.get(directory) == _version(status):
             return
         fsync_directory(directory)
-        if time.time_ns() - status.st_mtime_ns > _TICK_NS:  # or else it can change once more without another time
+        tick = _TICK_NS if status.st_mtime_ns % 1_000_000 else _COARSE_TICK_NS
+        if time.time_ns() - status.st_mtime_ns > tick:  # or else it can change once more without another time
             if len(self._absences) >= self._most_objects:
                 self._absences.clear()
             self._absences[directory] = _version(status)

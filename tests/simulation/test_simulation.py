@@ -68,6 +68,7 @@ FOUND: dict[tuple[Kind, int], str] = {
         7031981,
     ): "what one had erased who could not make that durable, and then another, who found nothing, came back",
     ("local", 7020780): "after a failed append the attribute that hides its tail was cleared before the tail was cut off durably",
+    ("local", 8006906): "where times are whole seconds, a directory made anew was taken for the one whose name had been flushed",
     ("local", 983): "a loss of power kept what was appended to a file, and not the record before it",
 }
 

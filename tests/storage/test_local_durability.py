@@ -239,6 +239,20 @@ def flushed(work: Callable[[], object]) -> int:
     return counted.calls.count("fsync")
 
 
+def test_where_times_are_coarse_nothing_is_remembered(disk: Path, after: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second object has the size of the first, and may have its inode number and times, and the directory is another one."""
+    s = storage(disk)
+    with LostPower(disk) as power:
+        with monkeypatch.context() as patched:
+            patched.setattr(local_durability, "_version", lambda status: status.st_size)  # as if all else were the same
+            patched.setattr(local_durability, "_is_coarse", lambda status: True)
+            s.put("a/b/x", b"one")
+            s.delete("a/b/x")
+            s.put("a/b/x", b"two")
+        power.leave(after)
+    assert (after / "root/a/b/x").read_bytes() == b"two"
+
+
 def test_names_are_flushed_once_a_process_and_directory(disk: Path) -> None:
     """The file, and its directory, are what is left to flush."""
     s = storage(disk)

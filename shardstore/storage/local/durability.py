@@ -84,19 +84,29 @@ class KeptNames:
         if self._absences.get(directory) == _version(status):
             return
         fsync_directory(directory)
-        tick = _TICK_NS if status.st_mtime_ns % 1_000_000 else _COARSE_TICK_NS
+        tick = _COARSE_TICK_NS if _is_coarse(status) else _TICK_NS
         if time.time_ns() - status.st_mtime_ns > tick:  # or else it can change once more without another time
             if len(self._absences) >= self._most_objects:
                 self._absences.clear()
             self._absences[directory] = _version(status)
 
     def remember(self, path: str, status: os.stat_result) -> None:
-        """Record that the object with this status was stored or appended to, and that its name and those above were flushed."""
+        """Record that the object with this status was stored or appended to, and that its name and those above were flushed.
+
+        Not where times are coarse: an object that replaces this one, in a directory made anew, could have the same status.
+        """
+        if _is_coarse(status):
+            return
         if len(self._objects) >= self._most_objects:
             self._objects.clear()
             self._below.clear()
         self._objects[path] = _version(status)
         self._below[os.path.dirname(path)] = path
+
+
+def _is_coarse(status: os.stat_result) -> bool:
+    """Return whether the file system keeps no fractions of a millisecond; a writer draws them at random, see ``versions``."""
+    return status.st_mtime_ns % 1_000_000 == 0
 
 
 def _version(status: os.stat_result) -> int:

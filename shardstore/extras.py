@@ -15,6 +15,8 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "obstore": ("obstore>=0.12",),
     "cli": ("rich>=13.7", "typer>=0.15"),
     "parquet": ("pyarrow>=16",),
+    "snapshots": ("pyarrow>=16",),
+    "sql": ("sqlalchemy>=2.0",),
     "icechunk": ("icechunk>=1.1",),
     "references": ("jinja2>=3.1",),
     "plot": ("matplotlib>=3.8",),

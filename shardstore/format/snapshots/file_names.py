@@ -1,0 +1,57 @@
+"""Names of the files of a versioned store (D4, D13, D28).
+
+::
+
+    12 random bytes ─► 20 digits of Crockford's base32, as released Icechunk names its files      c/1CZ33ZREE1WVR4D62DV0
+    generation and 16 random digits                                                               t/00000000000000000007-3G6…9K.json
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from shardstore.errors import Corruption
+
+STATES, STRUCTURES, ATTRIBUTES, MANIFESTS, CHUNKS = "t/", "s/", "a/", "m/", "c/"
+
+ID_NBYTES = 12
+"""The length of an id in bytes."""
+
+_DIGITS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_VALUES = {digit: value for value, digit in enumerate(_DIGITS)}
+_ID_LENGTH = -(-8 * ID_NBYTES // 5)
+_PADDING_BITS = 5 * _ID_LENGTH - 8 * ID_NBYTES
+_STATE = re.compile(rf"(\d{{20}})-[{_DIGITS}]{{16}}\.json")
+
+RandomBytes = Callable[[int], bytes]
+
+
+def encode_id(data: bytes) -> str:
+    """Return the name of an id of ``ID_NBYTES`` bytes."""
+    number = int.from_bytes(data) << _PADDING_BITS
+    return "".join(_DIGITS[number >> 5 * place & 31] for place in reversed(range(_ID_LENGTH)))
+
+
+def decode_id(name: str) -> bytes:
+    """Return the id that a name stands for. Raises ``Corruption`` if it is no name of one."""
+    number = 0
+    for digit in name:
+        if (value := _VALUES.get(digit)) is None:
+            raise Corruption(f"{name!r} is no name of a file: {digit!r} is no digit of Crockford's base32")
+        number = number << 5 | value
+    if len(name) != _ID_LENGTH or number & (1 << _PADDING_BITS) - 1:
+        raise Corruption(f"{name!r} is no name of a file: it has {len(name)} digits, or the last is not one of 0 and G")
+    return (number >> _PADDING_BITS).to_bytes(ID_NBYTES)
+
+
+def new_state_name(generation: int, random: RandomBytes) -> str:
+    """Return the key of a new state file, relative to the root of the store."""
+    number = int.from_bytes(random(10))
+    return f"{STATES}{generation:020d}-{''.join(_DIGITS[number >> 5 * place & 31] for place in range(16))}.json"
+
+
+def generation_of_state(key: str) -> int | None:
+    """Return the generation that the key of a state file names; ``None`` if it is no such key."""
+    matched = _STATE.fullmatch(key.removeprefix(STATES)) if key.startswith(STATES) else None
+    return None if matched is None else int(matched[1])

@@ -1,0 +1,306 @@
+"""Chunk manifests: where the chunks of arrays are, a row for each, as Parquet.
+
+::
+
+    array_id      uint32                the node's id in the structure; rows are sorted by it, then by coord (D23)
+    coord         binary                see ``chunk_coords``
+    inline_data   optional binary       the bytes of the chunk themselves; b"" is a chunk of no bytes (D26)
+    chunk_id      optional binary       12 bytes: the chunk file c/<name> (D28)
+    virtual_path  optional utf8         an absolute URI: the file of somebody else (D31)
+    offset        optional uint64       its first byte; 0 if null (D29)
+    length        uint32                how many; uint64 in a file that is marked as wide, where a chunk has 4 GiB or more (D36)
+    etag, last_modified                 optional utf8 and int64, seconds, of virtual files; the columns are there where rows have them (D30)
+
+At most one of the three that say where the bytes are is given (D29); a row with none of them is a chunk that is no more (D26), and hides
+what earlier manifests say of it (D25). Specification: Icechunk draft, "Chunk Manifest Files".
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardstore.errors import Corruption, InvalidInput
+from shardstore.format.snapshots.chunk_coords import DRAFT_WIDTH, WIDTHS, decode_coords, encode_coords, width_for
+from shardstore.format.snapshots.file_names import ID_NBYTES
+
+if TYPE_CHECKING:  # an extra
+    import pyarrow as pa
+
+GONE, INLINE = -2, -1
+"""In place of a file's number: the chunk is no more; its bytes are in the manifest."""
+
+ROWS_A_GROUP = 8192
+
+_OWN = b"shardstore"
+_MOST_DRAFT_LENGTH = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualCheck:
+    """What tells that a virtual file is still the one that was referred to."""
+
+    etag: str | None = None
+    last_modified: int | None = None
+    """Seconds since the epoch."""
+
+
+NO_CHECK = VirtualCheck()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChunkRefs:
+    """Where chunks of one array are, in the order of their coordinates; ``(n,)`` each."""
+
+    coords: npt.NDArray[np.uint64]
+    """``(n, ndim)``, ascending, each once."""
+    file: npt.NDArray[np.int32]
+    """The number of each chunk's file in ``files``, or ``INLINE``, or ``GONE``."""
+    offset: npt.NDArray[np.uint64]
+    nbytes: npt.NDArray[np.uint64]
+    files: Sequence[bytes | str]
+    """Ids of chunk files, and URIs of virtual ones."""
+    inline: Mapping[int, bytes] = field(default_factory=dict)
+    """The bytes of chunks that are in the manifest, by row."""
+    checks: Mapping[int, VirtualCheck] = field(default_factory=dict)
+    """What is known of virtual files, by their numbers."""
+
+    def __len__(self) -> int:
+        return len(self.coords)
+
+
+def manifest_schema(*, wide: bool = False, checks: bool = False) -> pa.Schema:
+    """Return the schema of a manifest: the draft's, or that with wider lengths, or with columns about virtual files."""
+    import pyarrow as pa  # an extra
+
+    members = [
+        pa.field("array_id", pa.uint32(), nullable=False),
+        pa.field("coord", pa.binary(), nullable=False),
+        pa.field("inline_data", pa.binary()),
+        pa.field("chunk_id", pa.binary()),
+        pa.field("virtual_path", pa.string()),
+        pa.field("offset", pa.uint64()),
+        pa.field("length", pa.uint64() if wide else pa.uint32(), nullable=False),
+    ]
+    if checks:
+        members += [pa.field("etag", pa.string()), pa.field("last_modified", pa.int64())]
+    return pa.schema(members)
+
+
+def encode_manifest(arrays: Mapping[int, ChunkRefs], *, draft: bool = False) -> bytes:
+    """Return the bytes of a manifest of the chunks of arrays, by their ids.
+
+    Raises:
+        InvalidInput: with ``draft``, something does not fit the draft's types; the sentence names it.
+    """
+    import pyarrow.parquet as pq  # an extra
+
+    table = manifest_table(arrays, draft=draft)
+    file = io.BytesIO()
+    pq.write_table(
+        table,
+        file,
+        row_group_size=ROWS_A_GROUP,
+        compression="zstd",
+        compression_level=3,
+        use_dictionary=["array_id", "chunk_id", "virtual_path"],
+        column_encoding={"coord": "DELTA_BYTE_ARRAY", "offset": "DELTA_BINARY_PACKED", "length": "DELTA_BINARY_PACKED"},
+        write_statistics=["array_id", "coord"],
+    )
+    return file.getvalue()
+
+
+def manifest_table(arrays: Mapping[int, ChunkRefs], *, draft: bool = False) -> pa.Table:
+    """Return the table of a manifest; see ``encode_manifest``."""
+    import pyarrow as pa  # an extra
+
+    ids = sorted(arrays)
+    refs = [arrays[one] for one in ids]
+    most = max((int(one.coords.max()) for one in refs if one.coords.size), default=0)
+    longest = max((int(one.nbytes.max()) for one in refs if len(one)), default=0)
+    width, wide = width_for(most), longest > _MOST_DRAFT_LENGTH
+    if draft:
+        _check_draft(width, longest, refs)
+    checks = any(one.checks for one in refs)
+    schema = manifest_schema(wide=wide, checks=checks)
+    parts: dict[str, list[pa.Array]] = {
+        "array_id": [pa.array(np.repeat(np.array(ids, dtype=np.uint32), [len(one) for one in refs]))],
+        "coord": [_coord_column(refs, width)],
+        "inline_data": [_inline_column(one) for one in refs],
+        "chunk_id": [_by_file(one, [file if isinstance(file, bytes) else None for file in one.files], pa.binary()) for one in refs],
+        "virtual_path": [_by_file(one, [file if isinstance(file, str) else None for file in one.files], pa.string()) for one in refs],
+        "offset": [pa.array(one.offset, mask=one.file < 0) for one in refs],
+        "length": [pa.array(one.nbytes.astype(np.uint64 if wide else np.uint32)) for one in refs],
+    }
+    if checks:
+        known = [(one, [one.checks.get(number, NO_CHECK) for number in range(len(one.files))]) for one in refs]
+        parts["etag"] = [_by_file(one, [check.etag for check in found], pa.string()) for one, found in known]
+        parts["last_modified"] = [_by_file(one, [check.last_modified for check in found], pa.int64()) for one, found in known]
+    if width != DRAFT_WIDTH or wide or checks:
+        schema = schema.with_metadata({_OWN: json.dumps({"coord_width": width, "wide": wide}).encode()})
+    columns = [pa.chunked_array(parts[member.name], type=member.type) for member in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def decode_table(table: pa.Table, ndims: Mapping[int, int]) -> dict[int, ChunkRefs]:
+    """Return the references of a manifest's rows, or of some row groups, by array; ``ndims`` gives the dimensions of each array.
+
+    Rows of arrays that are not in ``ndims`` are left out.
+
+    Raises:
+        Corruption: a row contradicts itself, or the order of rows is wrong.
+    """
+    ids = table["array_id"].to_numpy()
+    if not len(ids):
+        return {}
+    starts = np.append(0, 1 + np.flatnonzero(ids[1:] != ids[:-1]))
+    ends = np.append(starts[1:], len(ids))
+    if len(np.unique(ids[starts])) != len(starts):
+        raise Corruption("a manifest is not sorted by its arrays")
+    return {
+        int(ids[start]): _refs_of(table.slice(start, end - start), ndims[int(ids[start])])
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+        if int(ids[start]) in ndims
+    }
+
+
+def _check_draft(width: int, longest: int, refs: Sequence[ChunkRefs]) -> None:
+    if width != DRAFT_WIDTH:
+        raise InvalidInput("the draft's coordinates of chunks go to 65,535, and these go further: use schema='auto'")
+    if longest > _MOST_DRAFT_LENGTH:
+        raise InvalidInput(f"the draft's chunks have less than 4 GiB, and one of these has {longest} bytes: use schema='auto'")
+    if any(one.checks for one in refs):
+        raise InvalidInput("the draft's manifests have no checksums of virtual files: use schema='auto'")
+
+
+def _coord_column(refs: Sequence[ChunkRefs], width: int) -> pa.Array:
+    import pyarrow as pa  # an extra
+
+    lengths = np.repeat([one.coords.shape[1] * width for one in refs], [len(one) for one in refs])
+    return _binary_of(lengths, b"".join(encode_coords(one.coords, width).tobytes() for one in refs), None, pa.binary())
+
+
+def _inline_column(refs: ChunkRefs) -> pa.Array:
+    import pyarrow as pa  # an extra
+
+    if not refs.inline:
+        return pa.nulls(len(refs), pa.binary())
+    lengths = np.zeros(len(refs), dtype=np.int64)
+    rows = sorted(refs.inline)
+    lengths[rows] = [len(refs.inline[row]) for row in rows]
+    is_there = np.zeros(len(refs), dtype=np.bool_)
+    is_there[rows] = True
+    return _binary_of(lengths, b"".join(refs.inline[row] for row in rows), is_there, pa.binary())
+
+
+def _binary_of(lengths: npt.NDArray[np.int64], data: bytes, is_there: npt.NDArray[np.bool_] | None, kind: pa.DataType) -> pa.Array:
+    """Return a column of values of these lengths, one behind the other in ``data``."""
+    import pyarrow as pa  # an extra
+
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    valid = None if is_there is None else pa.py_buffer(np.packbits(is_there, bitorder="little").tobytes())
+    return pa.Array.from_buffers(kind, len(lengths), [valid, pa.py_buffer(offsets.tobytes()), pa.py_buffer(data)])
+
+
+def _by_file(refs: ChunkRefs, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Return for each row the value of its file, or null."""
+    import pyarrow as pa  # an extra
+
+    if not any(value is not None for value in values):
+        return pa.nulls(len(refs), kind)
+    return pa.array(values, type=kind).take(pa.array(refs.file, mask=refs.file < 0))
+
+
+def _refs_of(rows: pa.Table, ndim: int) -> ChunkRefs:
+    import pyarrow as pa  # an extra
+    import pyarrow.compute as pc
+
+    n = len(rows)
+    coords = _coords_of(rows["coord"].combine_chunks(), n, ndim)
+    inline_column, ids, paths = (rows[name].combine_chunks() for name in ("inline_data", "chunk_id", "virtual_path"))
+    given = [column.is_valid().to_numpy(zero_copy_only=False) for column in (inline_column, ids, paths)]
+    if (np.sum(given, axis=0) > 1).any():
+        raise Corruption(f"a chunk of a manifest is in two places: row {int(np.flatnonzero(np.sum(given, axis=0) > 1)[0])} of its array")
+    file = np.full(n, GONE, dtype=np.int32)
+    file[given[0]] = INLINE
+    files: list[bytes | str] = []
+    for column, is_given in zip((ids, paths), given[1:], strict=True):
+        if is_given.any():
+            encoded = column.dictionary_encode()
+            numbers = pc.fill_null(encoded.indices, 0).to_numpy(zero_copy_only=False)
+            file[is_given] = len(files) + numbers[is_given]
+            files += encoded.dictionary.to_pylist()
+    for one in files:
+        if isinstance(one, bytes) and len(one) != ID_NBYTES:
+            raise Corruption(f"the id of a chunk file has {len(one)} bytes, and not {ID_NBYTES}: {one!r}")
+    inline = {int(row): inline_column[int(row)].as_py() for row in np.flatnonzero(given[0])}
+    offset = pc.fill_null(rows["offset"], pa.scalar(0, pa.uint64())).to_numpy()
+    nbytes = rows["length"].to_numpy().astype(np.uint64)
+    return ChunkRefs(coords, file, offset, nbytes, files, inline, _checks_of(rows, file))
+
+
+def _coords_of(column: pa.Array, n: int, ndim: int) -> npt.NDArray[np.uint64]:
+    _, offset_buffer, data = column.buffers()
+    offsets = np.frombuffer(offset_buffer, dtype=np.int32)[column.offset : column.offset + n + 1]
+    lengths = np.unique(np.diff(offsets))
+    if len(lengths) > 1 or (ndim and int(lengths[0]) // ndim not in WIDTHS):
+        raise Corruption(f"coordinates of an array of {ndim} dimensions have {lengths.tolist()} bytes")
+    coords = decode_coords(memoryview(data or b"")[offsets[0] : offsets[-1]], n, ndim)
+    if n > 1 and not _ascends(coords):
+        raise Corruption("the chunks of an array are not sorted in a manifest, or one is there twice")
+    return coords
+
+
+def _ascends(coords: npt.NDArray[np.uint64]) -> bool:
+    """Return whether the rows are in lexicographic order, each once."""
+    before, after = coords[:-1], coords[1:]
+    is_less = np.zeros(len(before), dtype=np.bool_)
+    is_equal = np.ones(len(before), dtype=np.bool_)
+    for axis in range(coords.shape[1]):
+        is_less |= is_equal & (before[:, axis] < after[:, axis])
+        is_equal &= before[:, axis] == after[:, axis]
+    return bool(is_less.all())
+
+
+def _checks_of(rows: pa.Table, file: npt.NDArray[np.int32]) -> dict[int, VirtualCheck]:
+    if "etag" not in rows.column_names:
+        return {}
+    etags, times = rows["etag"], rows["last_modified"]
+    numbers, first = np.unique(file, return_index=True)
+    found = {
+        int(number): VirtualCheck(etags[int(row)].as_py(), times[int(row)].as_py())
+        for number, row in zip(numbers, first, strict=True)
+        if number >= 0
+    }
+    return {number: check for number, check in found.items() if check.etag is not None or check.last_modified is not None}
+
+
+def merged(older: ChunkRefs, newer: ChunkRefs) -> ChunkRefs:
+    """Return the references of both; where both know a chunk, the newer one counts (D25). Chunks that are gone stay as such."""
+    coords = np.concatenate([older.coords, newer.coords])
+    is_newer = np.repeat([0, 1], [len(older), len(newer)])
+    order = np.lexsort((-is_newer, *coords.T[::-1]))
+    ordered = coords[order]
+    is_first = np.ones(len(order), dtype=np.bool_)
+    is_first[1:] = (ordered[1:] != ordered[:-1]).any(axis=1) if coords.shape[1] else False
+    kept = order[is_first]
+    file = np.concatenate([older.file, np.where(newer.file >= 0, newer.file + len(older.files), newer.file)])[kept]
+    inline = {**older.inline, **{row + len(older): data for row, data in newer.inline.items()}}
+    checks = {**older.checks, **{number + len(older.files): check for number, check in newer.checks.items()}}
+    places: Iterator[tuple[int, int]] = enumerate(kept.tolist())
+    return ChunkRefs(
+        coords[kept],
+        file.astype(np.int32),
+        np.concatenate([older.offset, newer.offset])[kept],
+        np.concatenate([older.nbytes, newer.nbytes])[kept],
+        [*older.files, *newer.files],
+        {place: inline[row] for place, row in places if row in inline},
+        checks,
+    )

@@ -1,0 +1,195 @@
+"""The state file: the snapshots of a store, and the branches and tags that point to them, as JSON.
+
+::
+
+    {"id": "9f0c…", "generation": 7, "store_root": "s3://bucket/run.ice",
+     "snapshots": [{"snapshot-id": "1CZ3…", "parent-snapshot-id": null, "timestamp-ms": 1764000000000, "structure-file": "Q2W3…",
+                    "properties": {"message": "day 1", …}}, …],
+     "refs": {"main": {"name": "main", "snapshot-id": "1CZ3…", "type": "branch"}, …}}
+
+Members that are not known here are kept. Specification: Icechunk draft, "State File".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from shardstore.errors import Corruption, InvalidInput, NotFound
+from shardstore.format.json_text import dumps
+
+RefType = Literal["branch", "tag"]
+
+_MEMBERS = ("id", "generation", "store_root", "snapshots", "refs")
+_TYPES: tuple[RefType, ...] = ("branch", "tag")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One snapshot."""
+
+    id: str
+    parent: str | None
+    timestamp_ms: int
+    """Milliseconds since the epoch by the writer's clock; more than the parent's (D7)."""
+    structure: str
+    """The name of the structure file, relative to ``s/`` (D13)."""
+    properties: Mapping[str, Any] = field(default_factory=dict)
+    """``message``, ``metadata``, ``writer``, and what is kept of others (D9)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """What a branch or a tag points to."""
+
+    snapshot: str
+    type: RefType
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The content of one state file."""
+
+    id: str
+    """The store's own id, compared when it is opened (D2)."""
+    generation: int
+    """One more than that of the state that it was made from (D5)."""
+    root: str
+    """The URL of the store; where it is blank, the folder above that of the state file (D3)."""
+    snapshots: Mapping[str, Snapshot]
+    """The active ones by id, in the order of their commits (D6)."""
+    refs: Mapping[str, Ref]
+    """Branches and tags; no name is both (D10)."""
+    others: Mapping[str, Any] = field(default_factory=dict)
+    """Members of the file that the draft does not know."""
+
+    def ref(self, name: str, type_: RefType) -> Ref:
+        """Return a branch or tag. Raises ``NotFound`` if there is none."""
+        found = self.refs.get(name)
+        if found is None or found.type != type_:
+            names = sorted(known for known, ref in self.refs.items() if ref.type == type_)
+            there = f"there are {', '.join(map(repr, names[:10]))}" if names else "there is none"
+            raise NotFound(f"there is no {type_} {name!r}: {there}")
+        return found
+
+    def ancestry(self, snapshot: str) -> Iterator[Snapshot]:
+        """Yield a snapshot and its active ancestors, the newest first. Raises ``NotFound`` if there is no such snapshot."""
+        if snapshot not in self.snapshots:
+            raise NotFound(f"there is no snapshot {snapshot!r}: it may have been expired, or is that of another store")
+        at: str | None = snapshot
+        while at is not None:
+            found = self.snapshots[at]
+            yield found
+            at = found.parent
+
+    def committed(self, snapshot: Snapshot, branch: str | None) -> State:
+        """Return the next state: with one more snapshot, to which the branch points."""
+        refs = self.refs if branch is None else {**self.refs, branch: Ref(snapshot.id, "branch")}
+        return replace(self, generation=self.generation + 1, snapshots={**self.snapshots, snapshot.id: snapshot}, refs=refs)
+
+    def with_refs(self, refs: Mapping[str, Ref]) -> State:
+        """Return the next state, with other branches and tags."""
+        return replace(self, generation=self.generation + 1, refs=refs)
+
+
+def check_ref_name(name: str) -> str:
+    """Return the name of a branch or tag if it can be one. Raises ``InvalidInput``."""
+    if not name or "@" in name or "\0" in name or name != name.strip():
+        raise InvalidInput(f"{name!r} cannot be the name of a branch or tag: it must not be empty, hold '@', or begin or end with a blank")
+    return name
+
+
+def encode_state(state: State) -> bytes:
+    """Return the bytes of a state file."""
+    return dumps(
+        {
+            "id": state.id,
+            "generation": state.generation,
+            "store_root": state.root,
+            "snapshots": [
+                {
+                    "snapshot-id": one.id,
+                    "parent-snapshot-id": one.parent,
+                    "timestamp-ms": one.timestamp_ms,
+                    "structure-file": one.structure,
+                    **({"properties": dict(one.properties)} if one.properties else {}),
+                }
+                for one in state.snapshots.values()
+            ],
+            "refs": {name: {"name": name, "snapshot-id": ref.snapshot, "type": ref.type} for name, ref in state.refs.items()},
+            **state.others,
+        }
+    )
+
+
+def decode_state(data: bytes | memoryview) -> State:
+    """Return the state that the bytes of a file are.
+
+    Raises:
+        Corruption: they are none, or contradict themselves.
+    """
+    try:
+        found = json.loads(bytes(data))
+        snapshots = [_snapshot(one) for one in found["snapshots"]]
+        refs = {name: _ref(name, one) for name, one in (found.get("refs") or {}).items()}
+        state = State(
+            _text(found, "id"),
+            _whole(found, "generation"),
+            found.get("store_root") or "",
+            {one.id: one for one in snapshots},
+            refs,
+            {name: value for name, value in found.items() if name not in _MEMBERS},
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise Corruption(f"this is no state file of a versioned store: {type(exc).__name__}: {exc}") from exc
+    if len(state.snapshots) != len(snapshots):
+        raise Corruption("the state file names a snapshot twice")
+    for one in snapshots:
+        if one.parent is not None and one.parent not in state.snapshots:
+            raise Corruption(f"snapshot {one.id!r} has the parent {one.parent!r}, which is not in the state file")
+    _check_order(snapshots)
+    for name, ref in refs.items():
+        if ref.snapshot not in state.snapshots:
+            raise Corruption(f"{ref.type} {name!r} points to snapshot {ref.snapshot!r}, which is not in the state file")
+    return state
+
+
+def _check_order(snapshots: list[Snapshot]) -> None:
+    """Check that each snapshot follows its parent: so no ancestry is a circle."""
+    seen: set[str] = set()
+    for one in snapshots:
+        if one.parent is not None and one.parent not in seen:
+            raise Corruption(f"snapshot {one.id!r} stands before its parent {one.parent!r} in the state file")
+        seen.add(one.id)
+
+
+def _snapshot(found: Mapping[str, Any]) -> Snapshot:
+    parent = found["parent-snapshot-id"]
+    if parent is not None and not isinstance(parent, str):
+        raise TypeError(f"parent-snapshot-id is {parent!r}")
+    structure = _text(found, "structure-file").removeprefix("s/")
+    return Snapshot(_text(found, "snapshot-id"), parent, _whole(found, "timestamp-ms"), structure, dict(found.get("properties") or {}))
+
+
+def _ref(name: str, found: Mapping[str, Any]) -> Ref:
+    if found["name"] != name:
+        raise ValueError(f"the ref {name!r} names itself {found['name']!r}")
+    if found["type"] not in _TYPES:
+        raise ValueError(f"the ref {name!r} is of type {found['type']!r}")
+    return Ref(_text(found, "snapshot-id"), found["type"])
+
+
+def _text(found: Mapping[str, Any], name: str) -> str:
+    value = found[name]
+    if not isinstance(value, str) or not value:
+        raise TypeError(f"{name} is {value!r}")
+    return value
+
+
+def _whole(found: Mapping[str, Any], name: str) -> int:
+    value = found[name]
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise TypeError(f"{name} is {value!r}")
+    return value

@@ -1,0 +1,284 @@
+"""The structure file: the nodes of one snapshot, a row for each, and which manifests have the chunks of each array, as Parquet.
+
+::
+
+    id               uint32                   stays over history and renames, and is unique in a file (D14)
+    type, path       utf8                     rows are sorted by path, segment by segment, and / is always there (D15)
+    array_metadata   optional struct          see ``node_columns``; with extra, a column of our own where a document needs it (D17)
+    inline_attrs     optional binary          attributes as JSON, or
+    attrs_reference  {attrs_file, row, flags} their place in a file of attributes (D19); both is a contradiction, neither means none (D20)
+    manifests        [{manifest_id, row, extent, flags}]
+                                              where the rows of this array begin in which manifest (D23), and a box around its chunks,
+                                              [start, stop) for each dimension (D24); what is later in the list counts (D25)
+
+    metadata of the file
+        icechunk.manifests    [{"id": 0, "file": "7CET…", "nbytes": 4410, "rows": 1000, "crc32c": 123}, …]     what manifest_id means (D22)
+        shardstore.changes    what the commit did, by which another one finds out whether it contradicts it
+        shardstore.wide       "true", where numbers do not fit 16 bits and the columns are wider (D16)
+
+``flags`` are null; where they are not, a file can be read, and not be the base of a commit (D21). Specification: Icechunk draft,
+"Structure Files".
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from shardstore.errors import Corruption, InvalidInput
+from shardstore.format.json_text import JsonObject
+from shardstore.format.snapshots.node_columns import NodeColumns, to_columns, to_document
+
+if TYPE_CHECKING:  # an extra
+    import pyarrow as pa
+
+_MANIFESTS, _CHANGES, _WIDE = b"icechunk.manifests", b"shardstore.changes", b"shardstore.wide"
+_MOST_NARROW = 2**16 - 1
+
+Extent = tuple[tuple[int, int], ...]
+"""A box of chunks: the first coordinate, and that behind the last, of each dimension."""
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestFile:
+    """A manifest that a structure refers to."""
+
+    name: str
+    """Its name below ``m/``."""
+    nbytes: int
+    rows: int
+    crc32c: int
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestPart:
+    """The rows of one array in a manifest."""
+
+    file: ManifestFile
+    row: int
+    """The first; they end where another array begins."""
+    extent: Extent
+
+
+@dataclass(frozen=True, slots=True)
+class AttributesPlace:
+    """The place of attributes in a file of attributes."""
+
+    file: str
+    """Its name below ``a/``."""
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One array or group."""
+
+    id: int
+    path: str
+    """``""`` for the root."""
+    columns: NodeColumns
+    """Its document, without the attributes that are elsewhere."""
+    attributes: AttributesPlace | None = None
+    manifests: tuple[ManifestPart, ...] = ()
+
+    @classmethod
+    def of(cls, id_: int, path: str, document: JsonObject, manifests: tuple[ManifestPart, ...] = ()) -> Node:
+        """Return the node with this document. Raises ``InvalidInput`` if it is that of none."""
+        return cls(id_, path, to_columns(document), None, manifests)
+
+    @property
+    def is_array(self) -> bool:
+        return self.columns.array is not None
+
+    @property
+    def document(self) -> JsonObject:
+        """The document, without attributes that are elsewhere."""
+        return to_document(self.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """The content of a structure file."""
+
+    nodes: Mapping[str, Node]
+    """By path, in the order of the file."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """What the commit did."""
+    is_flagged: bool = False
+    """True if there are flags, whose meaning nobody knows: no commit can be based on it."""
+
+
+def structure_schema(*, wide: bool = False, extra: bool = False) -> pa.Schema:
+    """Return the schema of a structure file: the draft's, or with wider numbers, or with the column ``extra``."""
+    import pyarrow as pa  # an extra
+
+    size, number = (pa.uint64(), pa.uint32()) if wide else (pa.uint16(), pa.uint16())
+
+    def required(name: str, kind: pa.DataType) -> pa.Field:
+        return pa.field(name, kind, nullable=False)
+
+    def described(name: str, kind: pa.DataType, text: str, *, nullable: bool = True) -> pa.Field:
+        return pa.field(name, kind, nullable=nullable, metadata={"description": text})
+
+    grid = pa.struct([required("name", pa.string()), required("configuration", pa.struct([required("chunk_shape", pa.list_(size))]))])
+    encoding = pa.struct([required("name", pa.string()), required("configuration", pa.struct([required("separator", pa.string())]))])
+    array = pa.struct(
+        [
+            required("shape", pa.list_(size)),
+            required("data_type", pa.string()),
+            pa.field("fill_value", pa.binary()),
+            pa.field("dimension_names", pa.list_(pa.string())),
+            pa.field("chunk_grid", grid),
+            pa.field("chunk_key_encoding", encoding),
+            pa.field("codecs", pa.list_(pa.struct([required("name", pa.string()), pa.field("configuration", pa.binary())]))),
+        ]
+    )
+    place = pa.struct([required("attrs_file", pa.string()), required("row", number), pa.field("flags", pa.uint16())])
+    extent = pa.list_(pa.list_(size, 2))
+    part = pa.struct([required("manifest_id", number), required("row", number), required("extent", extent), pa.field("flags", pa.uint16())])
+    members = [
+        described("id", pa.uint32(), "unique identifier for the node", nullable=False),
+        described("type", pa.string(), "array or group", nullable=False),
+        described("path", pa.string(), "path to the node within the store", nullable=False),
+        described("array_metadata", array, "All the Zarr array metadata"),
+        described("inline_attrs", pa.binary(), "user-defined attributes, stored inline with this entry"),
+        described("attrs_reference", place, "user-defined attributes, stored in a separate attributes file"),
+        pa.field("manifests", pa.list_(part)),
+    ]
+    if extra:
+        members.append(described("extra", pa.binary(), "the document of the node, where the other columns cannot hold it"))
+    return pa.schema(members)
+
+
+def encode_structure(nodes: Iterable[Node], changes: Mapping[str, Any], *, draft: bool = False) -> bytes:
+    """Return the bytes of a structure file; without a node at the root, one is not added.
+
+    Raises:
+        InvalidInput: two nodes have one path or id; or, with ``draft``, something does not fit the draft's types.
+    """
+    import pyarrow as pa  # an extra
+    import pyarrow.parquet as pq
+
+    ordered = sorted(nodes, key=lambda node: node.path.split("/") if node.path else [])
+    _check_unique(ordered)
+    files = {file: number for number, file in enumerate(dict.fromkeys(part.file for node in ordered for part in node.manifests))}
+    wide, extra = _largest(ordered, len(files)) > _MOST_NARROW, any(node.columns.extra is not None for node in ordered)
+    if draft and (wide or extra):
+        raise InvalidInput(_why_not_draft(ordered, len(files)))
+    rows = [
+        {
+            "id": node.id,
+            "type": "array" if node.is_array else "group",
+            "path": f"/{node.path}",
+            "array_metadata": node.columns.array,
+            "inline_attrs": node.columns.attributes,
+            "attrs_reference": None
+            if node.attributes is None
+            else {"attrs_file": node.attributes.file, "row": node.attributes.row, "flags": None},
+            "manifests": [
+                {"manifest_id": files[part.file], "row": part.row, "extent": [list(one) for one in part.extent], "flags": None}
+                for part in node.manifests
+            ]
+            if node.is_array
+            else None,
+            "extra": node.columns.extra,
+        }
+        for node in ordered
+    ]
+    table = [
+        {"id": number, "file": file.name, "nbytes": file.nbytes, "rows": file.rows, "crc32c": file.crc32c} for file, number in files.items()
+    ]
+    metadata = {_MANIFESTS: json.dumps(table, separators=(",", ":")).encode()}
+    metadata |= {_CHANGES: json.dumps(dict(changes), separators=(",", ":")).encode()} if changes else {}
+    metadata |= {_WIDE: b"true"} if wide else {}
+    schema = structure_schema(wide=wide, extra=extra).with_metadata(metadata)
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), file, compression="zstd", compression_level=3)
+    return file.getvalue()
+
+
+def decode_structure(data: bytes | memoryview) -> Structure:
+    """Return the content of a structure file.
+
+    Raises:
+        Corruption: it is none, or contradicts itself.
+    """
+    import pyarrow as pa  # an extra
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(pa.BufferReader(data))
+        metadata = table.schema.metadata or {}
+        files = {
+            one["id"]: ManifestFile(one["file"].removeprefix("m/"), one["nbytes"], one["rows"], one["crc32c"])
+            for one in json.loads(metadata.get(_MANIFESTS, b"[]"))
+        }
+        changes = json.loads(metadata.get(_CHANGES, b"{}"))
+        rows = table.to_pylist()
+        nodes = [_node_of(row, files) for row in rows]
+    except (pa.ArrowException, ValueError, KeyError, TypeError) as exc:
+        raise Corruption(f"this is no structure file of a versioned store: {type(exc).__name__}: {exc}") from exc
+    found = Structure({node.path: node for node in nodes}, changes, any(map(_has_flags, rows)))
+    if len(found.nodes) != len(nodes) or len({node.id for node in nodes}) != len(nodes):
+        raise Corruption("a structure file has two nodes with one path or id")
+    if "" not in found.nodes:
+        raise Corruption("a structure file has no root")
+    return found
+
+
+def _node_of(row: Mapping[str, Any], files: Mapping[int, ManifestFile]) -> Node:
+    path, kind, place = row["path"], row["type"], row["attrs_reference"]
+    if not path.startswith("/") or (path != "/" and path.endswith("/")):
+        raise Corruption(f"a node of a structure file has the path {path!r}")
+    if kind not in ("array", "group") or (kind == "array") != (row["array_metadata"] is not None):
+        raise Corruption(f"{path!r} of a structure file is of type {kind!r}, and has {'no ' * (kind == 'array')}array_metadata")
+    if place is not None and row["inline_attrs"] is not None:
+        raise Corruption(f"{path!r} of a structure file has its attributes in two places")
+    parts = []
+    for part in row["manifests"] or ():
+        if part["manifest_id"] not in files:
+            raise Corruption(f"{path!r} of a structure file names manifest {part['manifest_id']}, which the file does not list")
+        extent = tuple((int(start), int(stop)) for start, stop in part["extent"])
+        parts.append(ManifestPart(files[part["manifest_id"]], part["row"], extent))
+    columns = NodeColumns(row["array_metadata"], row["inline_attrs"], row.get("extra"))
+    attributes = None if place is None else AttributesPlace(place["attrs_file"].removeprefix("a/"), place["row"])
+    return Node(row["id"], path[1:], columns, attributes, tuple(parts))
+
+
+def _has_flags(row: Mapping[str, Any]) -> bool:
+    place = row["attrs_reference"]
+    return (place is not None and place["flags"] is not None) or any(part["flags"] is not None for part in row["manifests"] or ())
+
+
+def _check_unique(nodes: Sequence[Node]) -> None:
+    for what, values in (("path", [node.path for node in nodes]), ("id", [node.id for node in nodes])):
+        if len(set(values)) != len(values):
+            raise InvalidInput(f"two nodes have one {what}")
+
+
+def _numbers_of(node: Node) -> Iterable[int]:
+    array = node.columns.array
+    if array is not None:
+        yield from array["shape"]
+        yield from array["chunk_grid"]["configuration"]["chunk_shape"] if array["chunk_grid"] is not None else ()
+    if node.attributes is not None:
+        yield node.attributes.row
+    for part in node.manifests:
+        yield part.row
+        yield from (number for one in part.extent for number in one)
+
+
+def _largest(nodes: Sequence[Node], nfiles: int) -> int:
+    return max((nfiles, *(number for node in nodes for number in _numbers_of(node))))
+
+
+def _why_not_draft(nodes: Sequence[Node], nfiles: int) -> str:
+    for node in nodes:
+        if node.columns.extra is not None:
+            return f"the draft's structure cannot hold the document of {node.path!r}: use schema='auto'"
+        if (most := max(_numbers_of(node), default=0)) > _MOST_NARROW:
+            return f"the draft's numbers go to 65,535, and {node.path!r} has {most}: use schema='auto'"
+    return f"the draft's structure names 65,536 manifests, and there are {nfiles}: use schema='auto'"

@@ -1,0 +1,195 @@
+"""Catalogs: they hold, for each store, the one thing that changes, a pointer to its current state file.
+
+::
+
+    get(name)                    where is the state?
+    swap(name, before, after)    the commit: of those who saw ``before``, one succeeds
+
+``StorageCatalog`` keeps each pointer as a small object in any storage that can change one on a condition; ``sql_catalog`` keeps them in a
+database. No location of a state file comes twice, so a pointer never comes back to what it was. Specification: Icechunk draft, "Catalog",
+with D1 and D2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from shardstore.errors import Conflict, Corruption, InvalidInput, Unsupported, WriteOutcomeUnknown
+from shardstore.format.json_text import dumps, loads_object
+from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration
+from shardstore.model.ranges import EVERYTHING
+from shardstore.storage.base import ConditionFailed, Failed, Found, Read, Storage
+from shardstore.storage.requests.outcomes import PROBE_PREFIX
+
+DEFAULT_NAME = "catalog"
+"""The name of a store's pointer in a catalog of its own."""
+
+_SUFFIX = ".json"
+_MOST_NBYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """Where the current state of a store is."""
+
+    location: str
+    """The key of the state file, relative to the root of the store (D4); unique."""
+    generation: int
+    """Of the state."""
+    store_id: str
+    version: Generation | None = field(default=None, compare=False)
+    """The version of the object that holds the pointer, where the catalog knows it."""
+
+
+class PointerMoved(Conflict):
+    """Somebody else has swapped the pointer first; ``now`` is where it points, ``None`` if the store is gone."""
+
+    def __init__(self, message: str, now: Pointer | None) -> None:
+        super().__init__(message)
+        self.now = now
+
+
+class Catalog(Protocol):
+    """The pointers of stores, by name."""
+
+    @property
+    def url(self) -> str:
+        """The catalog's place, for people, without credentials."""
+        ...
+
+    async def get(self, name: str) -> Pointer | None:
+        """Return the pointer of a store; ``None`` if there is none.
+
+        Raises:
+            Corruption: what is there is no pointer.
+            StorageError: a request failed.
+        """
+        ...
+
+    async def swap(self, name: str, before: Pointer | None, after: Pointer) -> Pointer:
+        """Let a store's pointer be ``after`` if it is still ``before`` (``None``: if there is none); return it.
+
+        It is durable, and every ``get`` gives it, when this returns. A lost answer is settled by looking.
+
+        Raises:
+            PointerMoved: it is another one now.
+            Unsupported: the catalog cannot do that.
+            WriteOutcomeUnknown: the answer was lost, and looking could not settle it.
+        """
+        ...
+
+    async def delete(self, name: str, before: Pointer) -> None:
+        """Remove a store's pointer if it is still ``before``; its files stay. Raises as ``swap``."""
+        ...
+
+    def list(self) -> AsyncIterator[str]:
+        """Yield the names of all stores."""
+        ...
+
+
+def check_store_name(name: str) -> str:
+    """Return the name if a store can have it. Raises ``InvalidInput``."""
+    if not name or name != name.strip() or any(character in name for character in "/\\\0@") or name.startswith("."):
+        raise InvalidInput(
+            f"{name!r} cannot be the name of a store: it must not be empty, begin with '.' or a blank, or hold any of / \\ @"
+        )
+    return name
+
+
+class StorageCatalog:
+    """Pointers as objects of a storage, ``<name>.json``."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+
+    def __repr__(self) -> str:
+        return f"StorageCatalog({self.storage!r})"
+
+    @property
+    def url(self) -> str:
+        return self.storage.url
+
+    async def get(self, name: str) -> Pointer | None:
+        key = _key_of(name)
+        (outcome,) = await self.storage.read([Read(key, (EVERYTHING,), most_nbytes=_MOST_NBYTES)])
+        if isinstance(outcome, Failed):
+            raise outcome.error
+        if not isinstance(outcome, Found):
+            return None
+        try:
+            found = loads_object(outcome.buffers[0])
+            match found:
+                case {"location": str() as location, "generation": int() as generation, "id": str() as store_id} if location:
+                    return Pointer(location, generation, store_id, outcome.generation)
+        except Corruption as exc:
+            raise Corruption(_no_pointer(key, self.url)) from exc
+        raise Corruption(_no_pointer(key, self.url))
+
+    async def swap(self, name: str, before: Pointer | None, after: Pointer) -> Pointer:
+        await self._check_able()
+        key = _key_of(name)
+        condition: Condition = IF_ABSENT
+        if before is not None:
+            condition = IfGeneration(await self._version_of(name, before))
+        data = dumps({"location": after.location, "generation": after.generation, "id": after.store_id})
+        try:
+            version = await self.storage.write(key, [data], len(data), condition)
+        except (ConditionFailed, WriteOutcomeUnknown) as exc:
+            now = await self.get(name)
+            if now == after:  # carried out, and its answer lost
+                return now
+            if now == before and isinstance(exc, WriteOutcomeUnknown):
+                raise
+            raise moved(name, self.url, now) from exc
+        return Pointer(after.location, after.generation, after.store_id, version)
+
+    async def delete(self, name: str, before: Pointer) -> None:
+        await self._check_able()
+        version = await self._version_of(name, before)
+        # Where DELETE has no conditions, a swap that comes between is lost: the caller removes all files too, and has been asked.
+        condition = IfGeneration(version) if self.storage.capabilities.conditional_delete else UNCONDITIONAL
+        try:
+            is_done = await self.storage.delete(_key_of(name), condition)
+        except ConditionFailed as exc:
+            raise moved(name, self.url, await self.get(name)) from exc
+        if not is_done:
+            raise moved(name, self.url, None)
+
+    async def list(self) -> AsyncIterator[str]:
+        for info in (await self.storage.list_dir("")).objects:
+            if info.key.endswith(_SUFFIX) and not info.key.startswith(PROBE_PREFIX):
+                yield info.key.removesuffix(_SUFFIX)
+
+    async def _check_able(self) -> None:
+        able = await self.storage.probe()
+        if not (able.create_if_absent and able.compare_and_swap):
+            raise Unsupported(
+                f"{self.url} cannot change an object on condition that it is still what was read, so two commits at once could both "
+                "succeed: keep the catalog elsewhere, catalog=StorageCatalog(another place), or in a database, "
+                "catalog=SQLCatalog('postgresql+psycopg://…'). Nothing was written"
+            )
+
+    async def _version_of(self, name: str, before: Pointer) -> Generation:
+        """Return the version of the object that holds ``before``. Raises ``PointerMoved`` if it holds another one."""
+        if before.version is not None:
+            return before.version
+        now = await self.get(name)
+        if now is None or now != before or now.version is None:
+            raise moved(name, self.url, now)
+        return now.version
+
+
+def _key_of(name: str) -> str:
+    return f"{check_store_name(name)}{_SUFFIX}"
+
+
+def _no_pointer(key: str, url: str) -> str:
+    return f"{key!r} at {url} is no pointer to the state of a versioned store, or is damaged: restore the object. Nothing was changed"
+
+
+def moved(name: str, url: str, now: Pointer | None) -> PointerMoved:
+    """Return the error that a pointer is not what it was seen to be."""
+    what = "it is gone" if now is None else f"it is at generation {now.generation}"
+    return PointerMoved(f"somebody else has changed the store {name!r} in the catalog {url} first: {what}", now)

@@ -1,0 +1,202 @@
+"""A catalog in a database: any that SQLAlchemy speaks to; tested with SQLite and PostgreSQL.
+
+::
+
+    icechunk_stores(catalog, name, location, previous_location, generation, store_id, updated_ms)      key: catalog, name
+
+A pointer is created by INSERT, and swapped by an UPDATE of the row that still has the location that was seen: of several at once, one
+changes a row. Locations are unique, so a lost answer is settled by looking.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from shardstore.errors import InvalidInput, StorageError, WriteOutcomeUnknown
+from shardstore.extras import how_to_install
+from shardstore.snapshots.catalog import Pointer, check_store_name, moved
+from shardstore.storage.redaction import redacted
+
+if TYPE_CHECKING:  # an extra
+    import sqlalchemy as sa
+
+T = TypeVar("T")
+
+_BUSY_SECONDS = 60
+
+
+class SQLCatalog:
+    """Pointers as rows of a table, which is made when it is not there.
+
+    ``url`` is SQLAlchemy's: ``sqlite:///catalog.db``, ``postgresql+psycopg://user@host/database``. ``catalog`` keeps apart what several
+    groups have in one table. Raises ``InvalidInput`` if SQLAlchemy cannot read the URL, or is not installed.
+    """
+
+    def __init__(self, url: str, *, table: str = "icechunk_stores", catalog: str = "default") -> None:
+        try:
+            import sqlalchemy as sa  # an extra
+        except ImportError as exc:
+            raise InvalidInput(f"a catalog in a database needs SQLAlchemy: {how_to_install('sql')}") from exc
+        try:
+            self._url = sa.make_url(url)
+        except sa.exc.ArgumentError as exc:
+            raise InvalidInput(
+                f"{redacted(url)!r} is no URL of a database, such as postgresql+psycopg://user@host/database or sqlite:///catalog.db"
+            ) from exc
+        self._name, self._catalog = table, catalog
+        self._engines: dict[int, sa.Engine] = {}  # by process
+        self._made: set[int] = set()
+
+    def __reduce__(self) -> tuple[Callable[..., SQLCatalog], tuple[str, str, str]]:
+        return _again, (self._url.render_as_string(hide_password=False), self._name, self._catalog)
+
+    def __repr__(self) -> str:
+        return f"SQLCatalog({self.url!r})"
+
+    @property
+    def url(self) -> str:
+        return self._url.render_as_string(hide_password=True)
+
+    @property
+    def _engine(self) -> sa.Engine:
+        """The engine of this process: connections do not survive a fork."""
+        import sqlalchemy as sa  # an extra
+        from sqlalchemy.pool import NullPool
+
+        if (engine := self._engines.get(os.getpid())) is None:
+            is_sqlite = self._url.get_backend_name() == "sqlite"
+            options = {"connect_args": {"timeout": _BUSY_SECONDS}} if is_sqlite else {}
+            engine = sa.create_engine(self._url, poolclass=NullPool, **options)
+            if is_sqlite:
+                sa.event.listen(engine, "connect", _set_up_sqlite)
+                sa.event.listen(engine, "begin", _begin_sqlite)
+            self._engines[os.getpid()] = engine
+        return engine
+
+    @cached_property
+    def _table(self) -> sa.Table:
+        import sqlalchemy as sa  # an extra
+
+        return sa.Table(
+            self._name,
+            sa.MetaData(),
+            sa.Column("catalog", sa.String(255), primary_key=True),
+            sa.Column("name", sa.String(255), primary_key=True),
+            sa.Column("location", sa.String(1024), nullable=False),
+            sa.Column("previous_location", sa.String(1024)),
+            sa.Column("generation", sa.BigInteger, nullable=False),
+            sa.Column("store_id", sa.String(255), nullable=False),
+            sa.Column("updated_ms", sa.BigInteger, nullable=False),
+        )
+
+    async def get(self, name: str) -> Pointer | None:
+        check_store_name(name)
+        return await self._do(lambda connection: self._found(connection, name))
+
+    async def swap(self, name: str, before: Pointer | None, after: Pointer) -> Pointer:
+        check_store_name(name)
+        try:
+            changed = await self._do(lambda connection: self._swapped(connection, name, before, after))
+        except StorageError as exc:
+            now = await self._settled(name, exc)
+            if now == after:
+                return after
+            if now == before:
+                raise
+            raise moved(name, self.url, now) from exc
+        if not changed:
+            raise moved(name, self.url, await self.get(name))
+        return after
+
+    async def delete(self, name: str, before: Pointer) -> None:
+        table = self._table
+        where = (table.c.catalog == self._catalog) & (table.c.name == check_store_name(name)) & (table.c.location == before.location)
+        if not await self._do(lambda connection: connection.execute(table.delete().where(where)).rowcount):
+            raise moved(name, self.url, await self.get(name))
+
+    async def list(self) -> AsyncIterator[str]:
+        table = self._table
+        query = table.select().with_only_columns(table.c.name).where(table.c.catalog == self._catalog).order_by(table.c.name)
+        for name in await self._do(lambda connection: list(connection.execute(query).scalars())):
+            yield name
+
+    # -- statements ----------------------------------------------------------------------------------------------------
+
+    def _found(self, connection: sa.Connection, name: str) -> Pointer | None:
+        table = self._table
+        row = connection.execute(table.select().where((table.c.catalog == self._catalog) & (table.c.name == name))).one_or_none()
+        return None if row is None else Pointer(row.location, row.generation, row.store_id)
+
+    def _swapped(self, connection: sa.Connection, name: str, before: Pointer | None, after: Pointer) -> bool:
+        import sqlalchemy as sa  # an extra
+
+        table = self._table
+        values = {
+            "location": after.location,
+            "previous_location": None if before is None else before.location,
+            "generation": after.generation,
+            "store_id": after.store_id,
+            "updated_ms": time.time_ns() // 1_000_000,
+        }
+        if before is None:
+            try:
+                connection.execute(table.insert().values(catalog=self._catalog, name=name, **values))
+            except sa.exc.IntegrityError:
+                return False
+            return True
+        where = (table.c.catalog == self._catalog) & (table.c.name == name) & (table.c.location == before.location)
+        return connection.execute(table.update().where(where).values(**values)).rowcount == 1
+
+    def _make_table(self) -> None:
+        import sqlalchemy as sa  # an extra
+
+        if os.getpid() in self._made:
+            return
+        try:
+            with self._engine.begin() as connection:
+                self._table.create(connection, checkfirst=True)
+        except sa.exc.DBAPIError:  # another process makes it at the same time
+            with self._engine.begin() as connection:
+                if not sa.inspect(connection).has_table(self._name):
+                    raise
+        self._made.add(os.getpid())
+
+    async def _settled(self, name: str, error: StorageError) -> Pointer | None:
+        """Return what is there after an answer was lost."""
+        try:
+            return await self.get(name)
+        except StorageError as exc:
+            raise WriteOutcomeUnknown(f"the answer of {self.url} was lost, and it cannot be asked what it has: {exc}. {error}") from exc
+
+    async def _do(self, statement: Callable[[sa.Connection], T]) -> T:
+        """Carry out a statement in a transaction of its own, in a thread. Raises ``StorageError`` if the database fails."""
+        import sqlalchemy as sa  # an extra
+
+        def carry_out() -> T:
+            try:
+                self._make_table()
+                with self._engine.begin() as connection:
+                    return statement(connection)
+            except sa.exc.SQLAlchemyError as exc:
+                raise StorageError(f"the catalog {self.url}: {redacted(str(exc)).partition(chr(10))[0]}") from exc
+
+        return await asyncio.to_thread(carry_out)
+
+
+def _again(url: str, table: str, catalog: str) -> SQLCatalog:
+    return SQLCatalog(url, table=table, catalog=catalog)
+
+
+def _set_up_sqlite(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None  # the driver begins no transactions by itself
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=FULL")
+
+
+def _begin_sqlite(connection: Any) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")

@@ -1,0 +1,152 @@
+"""Structure files of versioned stores, as the draft has them and where it is silent (D…)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardstore.errors import Corruption, InvalidInput
+from shardstore.format.snapshots.structure import (
+    AttributesPlace,
+    ManifestFile,
+    ManifestPart,
+    Node,
+    decode_structure,
+    encode_structure,
+    structure_schema,
+)
+
+pa = pytest.importorskip("pyarrow")
+import pyarrow.parquet as pq  # noqa: E402
+
+DRAFT = Path(__file__).parents[1] / "fixtures" / "icechunk_draft"
+GROUP: dict[str, Any] = {"zarr_format": 3, "node_type": "group", "attributes": {"a": 1}}
+FILES = (ManifestFile("7CETCYESXYW6ZQ59MB70", 4410, 1000, 7), ManifestFile("9H3RCH8GNF2SN393TWD0", 10, 1, 8))
+
+
+def array(*shape: int, **members: Any) -> dict[str, Any]:
+    known: dict[str, Any] = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": list(shape),
+        "data_type": "uint8",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1] * len(shape)}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": 0,
+        "codecs": [{"name": "bytes"}],
+    }
+    return known | members
+
+
+ROOT = Node.of(0, "", GROUP)
+NODES = (
+    Node.of(9, "a-b", array(4), (ManifestPart(FILES[1], 0, ((0, 2),)), ManifestPart(FILES[0], 3, ((1, 4),)))),
+    Node.of(3, "a/b", array()),
+    ROOT,
+    Node.of(5, "a", GROUP),
+    replace(Node.of(6, "a/z", array(2, 2)), attributes=AttributesPlace("M5TZFN2ZQSHMB2C9RV70", 2)),
+)
+
+
+def read(data: bytes) -> Any:
+    return pq.read_table(pa.BufferReader(data))
+
+
+def test_the_schema_is_the_draft_s() -> None:
+    assert structure_schema().equals(pa.ipc.read_schema(pa.py_buffer((DRAFT / "structure.arrows").read_bytes())), check_metadata=True)
+    table = read(encode_structure(NODES, {}, draft=True))
+    assert table.schema.equals(structure_schema())
+
+
+def test_a_structure_comes_back_in_the_order_of_its_paths() -> None:
+    """D13, D14, D15, D19, D22, D24, D25"""
+    data = encode_structure(NODES, {"new": [9]})
+    found = decode_structure(data)
+    assert list(found.nodes) == ["", "a", "a/b", "a/z", "a-b"]
+    assert {node.path: node for node in NODES} == dict(found.nodes)
+    assert (found.changes, found.is_flagged) == ({"new": [9]}, False)
+    assert read(data)["path"].to_pylist() == ["/", "/a", "/a/b", "/a/z", "/a-b"]
+    listed = json.loads(read(data).schema.metadata[b"icechunk.manifests"])
+    assert listed == [
+        {"id": 0, "file": FILES[1].name, "nbytes": 10, "rows": 1, "crc32c": 8},
+        {"id": 1, "file": FILES[0].name, "nbytes": 4410, "rows": 1000, "crc32c": 7},
+    ]
+    assert found.nodes["a/b"].document["shape"] == []
+    assert found.nodes["a"].document["attributes"] == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        (Node.of(1, "x", array(65536)), "'x' has 65536"),  # D16
+        (Node.of(1, "x", array(4), (ManifestPart(FILES[0], 70_000, ((0, 4),)),)), "'x' has 70000"),
+        (Node.of(1, "x", array(4, future=1)), "document of 'x'"),  # D17
+    ],
+)
+def test_what_does_not_fit_is_wider_or_refused(node: Node, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        encode_structure([ROOT, node], {}, draft=True)
+    assert decode_structure(encode_structure([ROOT, node], {})).nodes["x"] == node
+
+
+def changed(**members: Any) -> bytes:
+    """Return a structure file whose last row has other members."""
+    table = read(encode_structure([ROOT, Node.of(1, "x", array(4), (ManifestPart(FILES[0], 0, ((0, 4),)),))], {}))
+    rows = table.to_pylist()
+    rows[-1] |= members
+    file = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), file)
+    return bytes(file.getvalue())
+
+
+PART = {"manifest_id": 0, "row": 0, "extent": [[0, 4]], "flags": None}
+PLACE = {"attrs_file": "A", "row": 0, "flags": None}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "no structure file"),
+        (b"PAR1", "no structure file"),
+        (changed(path="x"), "path 'x'"),
+        (changed(path="/x/"), "path '/x/'"),
+        (changed(path="/"), "two nodes"),
+        (changed(id=0), "two nodes"),
+        (changed(type="twig"), "type 'twig'"),
+        (changed(type="group"), "type 'group', and has array_metadata"),
+        (changed(array_metadata=None), "has no array_metadata"),
+        (changed(manifests=[PART | {"manifest_id": 1}]), "manifest 1, which"),  # D22
+        (changed(inline_attrs=b"{}", attrs_reference=PLACE), "two places"),  # D20
+    ],
+)
+def test_a_structure_that_contradicts_itself_is_refused(data: bytes, message: str) -> None:
+    with pytest.raises(Corruption, match=message):
+        decode_structure(data)
+
+
+def test_without_a_root_it_is_none() -> None:
+    """D15"""
+    with pytest.raises(Corruption, match="no root"):
+        decode_structure(encode_structure([Node.of(1, "x", GROUP)], {}))
+
+
+@pytest.mark.parametrize("data", [changed(manifests=[PART | {"flags": 0}]), changed(attrs_reference=PLACE | {"flags": 1})])
+def test_flags_are_told(data: bytes) -> None:
+    """D21"""
+    assert decode_structure(data).is_flagged
+
+
+def test_names_with_their_folder_are_read() -> None:
+    """D13"""
+    found = decode_structure(changed(attrs_reference=PLACE | {"attrs_file": "a/A"}))
+    assert found.nodes["x"].attributes == AttributesPlace("A", 0)
+
+
+def test_nodes_are_unique() -> None:
+    for twice in (replace(ROOT, id=1), replace(ROOT, path="y")):
+        with pytest.raises(InvalidInput, match="two nodes have one"):
+            encode_structure([ROOT, twice], {})

@@ -132,6 +132,8 @@ def fresh_status(path: str) -> os.stat_result | None:
 
 def fsync_file(path: str) -> None:
     """Make the bytes, times and attributes of a file survive the loss of power."""
+    if os.name != "posix":  # where a descriptor for reading cannot be flushed
+        return
     fd = os.open(path, READ_FLAGS)
     try:
         os.fsync(fd)

@@ -118,10 +118,8 @@ class WriteRules:
 
     def keep_seen(self, path: str) -> None:
         """Make durable what there is at ``path`` now: an object, or none; or all that is below a directory. Whoever made it so, or removed
-        what was there, may not have done that yet, or may have died before.
+        what was there, may not have done that yet, or may have died before. Called only where writes are flushed.
         """
-        if not self.fsync:
-            return
         if os.path.isdir(path):
             for directory, _, _ in os.walk(path):
                 with suppress(FileNotFoundError, NotADirectoryError, PermissionError):

@@ -472,7 +472,7 @@ class LocalStorage:
             StorageError: it may not survive a loss of power.
         """
         path = self._path(key.rstrip("/")) if key.rstrip("/") else self.root
-        if path is not None:
+        if path is not None and self.fsync:
             await self._write_hop(key, "flushing", lambda: self._rules.keep_seen(path))
 
     # -- what is not the store's own -----------------------------------------------------------------------------------

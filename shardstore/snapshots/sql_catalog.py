@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,8 +30,12 @@ T = TypeVar("T")
 _BUSY_SECONDS = 60
 
 
+class _AnswerLost(StorageError):
+    """The answer to the end of a transaction did not come."""
+
+
 class SQLCatalog:
-    """Pointers as rows of a table, which is made when it is not there.
+    """Pointers as rows of a table, which is made for the first store.
 
     ``url`` is SQLAlchemy's: ``sqlite:///catalog.db``, ``postgresql+psycopg://user@host/database``. ``catalog`` keeps apart what several
     groups have in one table. Raises ``InvalidInput`` if SQLAlchemy cannot read the URL, or is not installed.
@@ -50,7 +54,7 @@ class SQLCatalog:
             ) from exc
         self._name, self._catalog = table, catalog
         self._engines: dict[int, sa.Engine] = {}  # by process
-        self._made: set[int] = set()
+        self._known: set[int] = set()  # processes that know the table to be there
 
     def __reduce__(self) -> tuple[Callable[..., SQLCatalog], tuple[str, str, str]]:
         return _again, (self._url.render_as_string(hide_password=False), self._name, self._catalog)
@@ -96,18 +100,18 @@ class SQLCatalog:
 
     async def get(self, name: str) -> Pointer | None:
         check_store_name(name)
-        return await self._do(lambda connection: self._found(connection, name))
+        return await self._do(lambda connection: self._found(connection, name), None)
 
     async def swap(self, name: str, before: Pointer | None, after: Pointer) -> Pointer:
         check_store_name(name)
         try:
-            changed = await self._do(lambda connection: self._swapped(connection, name, before, after))
-        except StorageError as exc:
+            changed = await self._do(lambda connection: self._swapped(connection, name, before, after), False, makes=before is None)
+        except _AnswerLost as exc:
             now = await self._settled(name, exc)
             if now == after:
                 return after
             if now == before:
-                raise
+                raise WriteOutcomeUnknown(f"{exc}. It may yet be carried out: look at the store again before you repeat it") from exc
             raise moved(name, self.url, now) from exc
         if not changed:
             raise moved(name, self.url, await self.get(name))
@@ -116,13 +120,14 @@ class SQLCatalog:
     async def delete(self, name: str, before: Pointer) -> None:
         table = self._table
         where = (table.c.catalog == self._catalog) & (table.c.name == check_store_name(name)) & (table.c.location == before.location)
-        if not await self._do(lambda connection: connection.execute(table.delete().where(where)).rowcount):
+        if not await self._do(lambda connection: connection.execute(table.delete().where(where)).rowcount, 0):
             raise moved(name, self.url, await self.get(name))
 
     async def list(self) -> AsyncIterator[str]:
         table = self._table
         query = table.select().with_only_columns(table.c.name).where(table.c.catalog == self._catalog).order_by(table.c.name)
-        for name in await self._do(lambda connection: list(connection.execute(query).scalars())):
+        nothing: Sequence[str] = ()
+        for name in await self._do(lambda connection: [*connection.execute(query).scalars()], nothing):
             yield name
 
     # -- statements ----------------------------------------------------------------------------------------------------
@@ -152,19 +157,26 @@ class SQLCatalog:
         where = (table.c.catalog == self._catalog) & (table.c.name == name) & (table.c.location == before.location)
         return connection.execute(table.update().where(where).values(**values)).rowcount == 1
 
-    def _make_table(self) -> None:
+    def _has_table(self, *, makes: bool) -> bool:
+        """Return whether the table is there; made if it ``makes`` one, so that who only reads needs no right to do that."""
         import sqlalchemy as sa  # an extra
 
-        if os.getpid() in self._made:
-            return
-        try:
-            with self._engine.begin() as connection:
-                self._table.create(connection, checkfirst=True)
-        except sa.exc.DBAPIError:  # another process makes it at the same time
-            with self._engine.begin() as connection:
-                if not sa.inspect(connection).has_table(self._name):
-                    raise
-        self._made.add(os.getpid())
+        if os.getpid() in self._known:
+            return True
+        with self._engine.connect() as connection:
+            is_there = sa.inspect(connection).has_table(self._name)
+        if not is_there and not makes:
+            return False
+        if not is_there:
+            try:
+                with self._engine.begin() as connection:
+                    self._table.create(connection)
+            except sa.exc.DBAPIError:  # another process makes it at the same time
+                with self._engine.connect() as connection:
+                    if not sa.inspect(connection).has_table(self._name):
+                        raise
+        self._known.add(os.getpid())
+        return True
 
     async def _settled(self, name: str, error: StorageError) -> Pointer | None:
         """Return what is there after an answer was lost."""
@@ -173,17 +185,27 @@ class SQLCatalog:
         except StorageError as exc:
             raise WriteOutcomeUnknown(f"the answer of {self.url} was lost, and it cannot be asked what it has: {exc}. {error}") from exc
 
-    async def _do(self, statement: Callable[[sa.Connection], T]) -> T:
-        """Carry out a statement in a transaction of its own, in a thread. Raises ``StorageError`` if the database fails."""
+    async def _do(self, statement: Callable[[sa.Connection], T], without: T, *, makes: bool = False) -> T:
+        """Carry out a statement in a transaction of its own, in a thread. Where there is no table, one is made, or ``without`` returned.
+
+        Raises:
+            StorageError: the database fails, and nothing was changed; ``_AnswerLost`` if the transaction may have been carried out.
+        """
         import sqlalchemy as sa  # an extra
 
         def carry_out() -> T:
+            kind: type[StorageError] = StorageError
             try:
-                self._make_table()
-                with self._engine.begin() as connection:
-                    return statement(connection)
+                if not self._has_table(makes=makes):
+                    return without
+                with self._engine.connect() as connection:
+                    transaction = connection.begin()
+                    outcome = statement(connection)
+                    kind = _AnswerLost
+                    transaction.commit()
+                    return outcome
             except sa.exc.SQLAlchemyError as exc:
-                raise StorageError(f"the catalog {self.url}: {redacted(str(exc)).partition(chr(10))[0]}") from exc
+                raise kind(f"the catalog {self.url}: {redacted(str(exc)).partition(chr(10))[0]}") from exc
 
         return await asyncio.to_thread(carry_out)
 

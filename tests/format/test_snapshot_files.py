@@ -30,7 +30,7 @@ from shardstore.format.snapshots.manifest import (
 from shardstore.format.snapshots.state import Ref, Snapshot, State, check_ref_name, decode_state, encode_state
 
 pa = pytest.importorskip("pyarrow")
-import pyarrow.parquet as pq  # noqa: E402
+pq = pytest.importorskip("pyarrow.parquet")
 
 DRAFT = Path(__file__).parents[1] / "fixtures" / "icechunk_draft"
 
@@ -134,8 +134,8 @@ def test_what_may_be_missing_may_be_missing() -> None:
         (changed(generation=True), "generation is True"),
         (changed(id=""), "id is ''"),
         (changed(snapshots=[*json.loads(encode_state(STATE))["snapshots"]] * 2), "names a snapshot twice"),
-        (changed(snapshots=json.loads(encode_state(STATE))["snapshots"][1:]), "parent 'A', which is not"),
-        (changed(snapshots=json.loads(encode_state(STATE))["snapshots"][::-1]), "stands before its parent"),
+        (changed(snapshots=json.loads(encode_state(STATE))["snapshots"][1:]), "behind its parent 'A'"),
+        (changed(snapshots=json.loads(encode_state(STATE))["snapshots"][::-1]), "'B' does not stand behind its parent 'A'"),
         (changed(refs={"main": {"name": "other", "snapshot-id": "A", "type": "tag"}}), "names itself 'other'"),  # D10
         (changed(refs={"main": {"name": "main", "snapshot-id": "A", "type": "twig"}}), "type 'twig'"),
         (changed(refs={"main": {"name": "main", "snapshot-id": "C", "type": "tag"}}), "points to snapshot 'C'"),
@@ -260,6 +260,7 @@ def table_of(**columns: Any) -> Any:
         (table_of(coord=[b"\0"]), "bytes"),
         (table_of(coord=[b"\0\0"], chunk_id=[b"short"]), "5 bytes, and not 12"),
         (table_of(coord=[b"\0\0", b"\0\0", b"\0\1"], array_id=[0, 1, 0]), "not sorted by its arrays"),
+        (table_of(coord=[b"\0\0", b"\0\0"], array_id=[1, 0]), "not sorted by its arrays"),
     ],
 )
 def test_a_manifest_that_contradicts_itself_is_refused(table: Any, message: str) -> None:

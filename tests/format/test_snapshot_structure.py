@@ -21,7 +21,7 @@ from shardstore.format.snapshots.structure import (
 )
 
 pa = pytest.importorskip("pyarrow")
-import pyarrow.parquet as pq  # noqa: E402
+pq = pytest.importorskip("pyarrow.parquet")
 
 DRAFT = Path(__file__).parents[1] / "fixtures" / "icechunk_draft"
 GROUP: dict[str, Any] = {"zarr_format": 3, "node_type": "group", "attributes": {"a": 1}}

@@ -517,8 +517,9 @@ def test_a_tail_is_cut_off_durably_before_its_attribute_says_otherwise(
         append(s, old)
     path.write_bytes(torn)
     os.setxattr(path, APPEND_ATTRIBUTE, attribute)
+    assert isinstance(s.storage, LocalStorage)
     with SystemCalls() as sweeping:
-        assert on_io_loop(s.storage.sweep(0)) == 1  # type: ignore[attr-defined]
+        assert on_io_loop(s.storage.sweep(0)) == 1
     found = s.read("d/a", EVERYTHING)
     assert isinstance(found, Found)
 

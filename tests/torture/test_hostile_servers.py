@@ -530,7 +530,7 @@ def test_an_upload_that_somebody_has_aborted_proves_nothing(server: Wire) -> Non
     assert isinstance(storage, S3Storage)
     assert on_io_loop(s3_probe.probe_multipart(storage.client))
     server.server.on(aborted, method="POST", target="uploadId=")
-    with pytest.raises(StorageError, match="aborts the uploads"):
+    with pytest.raises(StorageError, match="has aborted each of 3 uploads"):
         on_io_loop(s3_probe.probe_multipart(storage.client))
     server.server.on(aborted, method="GET", target="uploadId=")
     with pytest.raises(StorageError, match="NoSuchUpload"):

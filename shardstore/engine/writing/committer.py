@@ -261,7 +261,7 @@ class Committer:
         return NothingToDo() if is_empty and isinstance(plan, DeleteShard) and self._leaves_emptied else plan
 
     async def _keep_seen(self, key: str) -> None:
-        """Make durable that there is nothing to erase: whoever erased it may have died before that, or be about to do it."""
+        """Make durable that there is nothing to erase: another client may have erased it, and died before that was flushed."""
         if (keep := getattr(self._storage, "keep_seen", None)) is not None:  # of kinds that show more than what survives
             await keep(key)
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -159,10 +159,10 @@ def decode_table(table: pa.Table, ndims: Mapping[int, int]) -> dict[int, ChunkRe
     ids = table["array_id"].to_numpy()
     if not len(ids):
         return {}
+    if (ids[1:] < ids[:-1]).any():
+        raise Corruption("a manifest is not sorted by its arrays")
     starts = np.append(0, 1 + np.flatnonzero(ids[1:] != ids[:-1]))
     ends = np.append(starts[1:], len(ids))
-    if len(np.unique(ids[starts])) != len(starts):
-        raise Corruption("a manifest is not sorted by its arrays")
     return {
         int(ids[start]): _refs_of(table.slice(start, end - start), ndims[int(ids[start])])
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
@@ -294,13 +294,12 @@ def merged(older: ChunkRefs, newer: ChunkRefs) -> ChunkRefs:
     file = np.concatenate([older.file, np.where(newer.file >= 0, newer.file + len(older.files), newer.file)])[kept]
     inline = {**older.inline, **{row + len(older): data for row, data in newer.inline.items()}}
     checks = {**older.checks, **{number + len(older.files): check for number, check in newer.checks.items()}}
-    places: Iterator[tuple[int, int]] = enumerate(kept.tolist())
     return ChunkRefs(
         coords[kept],
         file.astype(np.int32),
         np.concatenate([older.offset, newer.offset])[kept],
         np.concatenate([older.nbytes, newer.nbytes])[kept],
         [*older.files, *newer.files],
-        {place: inline[row] for place, row in places if row in inline},
+        {place: inline[row] for place, row in enumerate(kept.tolist()) if row in inline},
         checks,
     )

@@ -146,22 +146,19 @@ def decode_state(data: bytes | memoryview) -> State:
         raise Corruption(f"this is no state file of a versioned store: {type(exc).__name__}: {exc}") from exc
     if len(state.snapshots) != len(snapshots):
         raise Corruption("the state file names a snapshot twice")
-    for one in snapshots:
-        if one.parent is not None and one.parent not in state.snapshots:
-            raise Corruption(f"snapshot {one.id!r} has the parent {one.parent!r}, which is not in the state file")
-    _check_order(snapshots)
+    _check_parents(snapshots)
     for name, ref in refs.items():
         if ref.snapshot not in state.snapshots:
             raise Corruption(f"{ref.type} {name!r} points to snapshot {ref.snapshot!r}, which is not in the state file")
     return state
 
 
-def _check_order(snapshots: list[Snapshot]) -> None:
+def _check_parents(snapshots: list[Snapshot]) -> None:
     """Check that each snapshot follows its parent: so no ancestry is a circle."""
-    seen: set[str] = set()
+    seen: set[str | None] = {None}
     for one in snapshots:
-        if one.parent is not None and one.parent not in seen:
-            raise Corruption(f"snapshot {one.id!r} stands before its parent {one.parent!r} in the state file")
+        if one.parent not in seen:
+            raise Corruption(f"snapshot {one.id!r} does not stand behind its parent {one.parent!r} in the state file")
         seen.add(one.id)
 
 

@@ -219,7 +219,7 @@ def decode_structure(data: bytes | memoryview) -> Structure:
         changes = json.loads(metadata.get(_CHANGES, b"{}"))
         rows = table.to_pylist()
         nodes = [_node_of(row, files) for row in rows]
-    except (pa.ArrowException, ValueError, KeyError, TypeError) as exc:
+    except (pa.ArrowException, ValueError, KeyError, TypeError, AttributeError) as exc:
         raise Corruption(f"this is no structure file of a versioned store: {type(exc).__name__}: {exc}") from exc
     found = Structure({node.path: node for node in nodes}, changes, any(map(_has_flags, rows)))
     if len(found.nodes) != len(nodes) or len({node.id for node in nodes}) != len(nodes):

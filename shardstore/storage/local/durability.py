@@ -78,12 +78,15 @@ class KeptNames:
             fsync_directory(directory)
             self.flush_above(directory, look)
 
-    def flush_absences(self, directory: str) -> None:
-        """Flush the names in a directory: what is not in it stays away. Not again as long as nothing in it changes."""
+    def flush_absences(self, directory: str, look: Look) -> None:
+        """Flush the names in a directory, its own, and those above: what is not in it stays away, and no former directory comes back in
+        its place. Not again as long as nothing in it changes.
+        """
         status = os.stat(directory)
         if self._absences.get(directory) == _version(status):
             return
         fsync_directory(directory)
+        self.flush_above(directory, look)
         tick = _COARSE_TICK_NS if _is_coarse(status) else _TICK_NS
         if time.time_ns() - status.st_mtime_ns > tick:  # or else it can change once more without another time
             if len(self._absences) >= self._most_objects:

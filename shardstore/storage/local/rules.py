@@ -43,6 +43,9 @@ def check_locks(locks: object) -> None:
         raise Unsupported(f"locks='cluster' needs Linux: {sys.platform} has no locks of open files that reach across machines")
 
 
+_NOT_FLUSHED = (FileNotFoundError, NotADirectoryError, PermissionError)
+
+
 @dataclass(frozen=True, slots=True)
 class WriteRules:
     """The rules that every change below ``root`` keeps to."""
@@ -117,12 +120,12 @@ class WriteRules:
         return True
 
     def keep_seen(self, path: str) -> None:
-        """Make durable what there is at ``path`` now: an object, or none; or all that is below a directory. Whoever made it so, or removed
-        what was there, may not have done that yet, or may have died before. Called only where writes are flushed.
+        """Make durable what readers see at ``path`` now: an object, or that there is none; for a directory, the names in it and below. The
+        process that wrote or removed the object may have died before it was flushed. Called only where writes are flushed.
         """
         if os.path.isdir(path):
-            for directory, _, _ in os.walk(path):
-                with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            for directory, _, _ in os.walk(path, onerror=_check_listing):
+                with suppress(*_NOT_FLUSHED):
                     fsync_directory(directory)
         elif (status := self.status(path)) is not None:
             if not kept_names.keeps_object(path, status):
@@ -137,7 +140,7 @@ class WriteRules:
         """Make durable that there are no other names in a directory, or that it does not exist, nor those above that do not."""
         while self.fsync:
             try:
-                kept_names.flush_absences(directory)
+                kept_names.flush_absences(directory, self.status)
             except (FileNotFoundError, NotADirectoryError):
                 directory = os.path.dirname(directory)
             except PermissionError:  # not to be read by this user
@@ -180,6 +183,12 @@ class WriteRules:
                 return False
             return True
         return False
+
+
+def _check_listing(error: OSError) -> None:
+    """Raise an error of listing a directory, unless it was removed, or is not to be read by this user."""
+    if not isinstance(error, _NOT_FLUSHED):
+        raise error
 
 
 def _is_version(path: str, status: os.stat_result, generation: Generation) -> bool:

@@ -466,7 +466,9 @@ class LocalStorage:
                 raise outcome
 
     async def keep_seen(self, key: str) -> None:
-        """Make durable what there is at ``key`` now, or below it if it is a prefix: it was seen, and somebody relies on it.
+        """Make durable what readers see at ``key`` now: the object, or that there is none; for a prefix, everything below it.
+
+        Another process may have written or removed the object, and died before that was flushed.
 
         Raises:
             StorageError: it may not survive a loss of power.

@@ -110,9 +110,6 @@ class Unsettled(FileGeneration):
     def digest(self) -> int:
         return 0
 
-    def may_be(self, digest: int) -> bool:
-        return False
-
 
 def same_bytes(before: os.stat_result, after: os.stat_result) -> bool:
     """Return whether an open file was left alone. Giving it another name, or taking one, changes nothing but its ctime."""

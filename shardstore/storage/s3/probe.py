@@ -99,7 +99,10 @@ async def probe_multipart(client: S3Client) -> bool:
     for _ in range(_TRIES):
         if (honoured := await _probe_upload(client, probe_key())) is not None:
             return honoured
-    raise RequestFailed(f"somebody aborts the uploads by which {client.endpoint} is asked what it honours, as repair does: try again later")
+    raise RequestFailed(
+        f"it cannot be found out whether {client.endpoint} honours conditions on multipart uploads: another client, such as "
+        f"shardstore repair, has aborted each of {_TRIES} uploads that were begun to test it. Try again later"
+    )
 
 
 async def _probe_upload(client: S3Client, key: str) -> bool | None:

@@ -48,8 +48,8 @@ async def repaired(storage: Storage, quarantine: Storage, *, hours: float = 24.0
 
 
 async def verified(storage: Storage, *, with_tails: bool = False) -> VerifyReport:
-    """Verify the store, which must be sound but for what could not be read, and tails of writers that died while they were appending,
-    which the next write or repair removes.
+    """Verify the store, which must be sound but for what could not be read. ``with_tails``: there may be tails of writers that died while
+    they were appending, which the next write or repair removes.
 
     Raises:
         Violation: something is not.

@@ -64,7 +64,7 @@ FOUND: dict[tuple[Kind, int], str] = {
     ("bare", 3168): "a client of Zarr v2 that could not read an array's document stored its chunks as other objects",
     ("local", 7073300): "what one had erased who could not make that durable, and then another, who found nothing, came back",
     ("local", 8000647): "where times are whole seconds, a directory made anew was taken for the one whose name had been flushed",
-    # These two are other runs since histories are drawn otherwise, and would not find it any more: see test_hostile_servers, test_local_append.
+    # These two are other runs since, and would not find it any more: test_hostile_servers and test_local_append do.
     ("s3", 7015270): "a probe of uploads that somebody had aborted was taken for a server that ignores conditions",
     ("local", 7020780): "after a failed append the attribute that hides its tail was cleared before the tail was cut off durably",
     ("local", 983): "a loss of power kept what was appended to a file, and not the record before it",

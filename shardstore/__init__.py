@@ -27,7 +27,7 @@ from shardstore.errors import (
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from shardstore import references
+    from shardstore import references, snapshots
     from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
     from shardstore.adapters.mapping.mapping import ShardedMap
     from shardstore.adapters.options import FurtherOptions, OpenOptions
@@ -71,6 +71,7 @@ __all__ = [
     "references",
     "repair",
     "reshard",
+    "snapshots",
     "unpack",
     "verify",
 ]
@@ -96,10 +97,10 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "references":
+    if name in ("references", "snapshots"):
         from importlib import import_module
 
-        return import_module("shardstore.references")
+        return import_module(f"shardstore.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'shardstore' has no attribute {name!r}")
     return getattr(_module_of(name, _LAZY[name]), name)

@@ -1,4 +1,37 @@
 """Versioned stores: commits that are all or nothing, branches, tags and time travel, on the Icechunk draft of August 2024.
 
-Begin with ``catalog.py``, which holds the one thing that changes; the files are described in ``format.snapshots``.
+::
+
+    repo = shardstore.snapshots.Repository.create("s3://bucket/run.ice")
+    with repo.transaction("main", message="day 1") as store:
+        ds.to_zarr(store)
+
+A store is its files, which never change (``format.snapshots``), and one pointer to the current state (``catalog.py``). Begin with
+``session.py``, what a session sees, and ``commit.py``; ``adapters.repository`` has what programs use.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shardstore.snapshots.catalog import Catalog, Pointer, PointerMoved, StorageCatalog
+from shardstore.snapshots.sql_catalog import SQLCatalog
+
+if TYPE_CHECKING:
+    from shardstore.adapters.repository import Repository, Session, SnapshotInfo
+
+__all__ = ["Catalog", "Pointer", "PointerMoved", "Repository", "SQLCatalog", "Session", "SnapshotInfo", "StorageCatalog"]
+
+_FACES = ("Repository", "Session", "SnapshotInfo")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FACES:
+        raise AttributeError(f"module 'shardstore.snapshots' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module("shardstore.adapters.repository"), name)  # the layer above

@@ -13,6 +13,7 @@ from fsspec.spec import AbstractFileSystem
 
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import InvalidInput
+from shardstore.storage.base import Storage
 from shardstore.storage.opening.kinds import kind_of_protocol
 from shardstore.storage.opening.open import chained_target
 
@@ -65,6 +66,8 @@ def link_below(fo: object, target_protocol: object, target_options: Mapping[str,
     """
     if not isinstance(fo, str):
         raise InvalidInput(f"fo={fo!r} is not a path: give the root of the store, as in sharded::s3://bucket/data.zarr")
+    if isinstance(fs, Storage):
+        return ChainLink(fs, None, fo.strip("/"))
     if fs is not None:
         if not isinstance(fs, AbstractFileSystem):
             raise InvalidInput(f"fs={fs!r} is not an fsspec filesystem")

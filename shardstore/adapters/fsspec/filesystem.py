@@ -46,7 +46,7 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
 
     Args:
         fo, target_protocol, target_options: the chain below, as fsspec gives them; ``fo`` is the root of the store.
-        fs: a filesystem below, in place of ``target_protocol`` and ``target_options``.
+        fs: a filesystem, or a storage, below, in place of ``target_protocol`` and ``target_options``.
         read_only: refuse every write.
         pipeline: hand zarr's whole selections and assignments to the engine, if zarr opens arrays through this.
         options: of the engine; see ``shardstore.open``.

@@ -11,6 +11,8 @@ The width is that of a file: the length of a coordinate divided by the number of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,3 +52,47 @@ def decode_coords(data: bytes | memoryview, n: int, ndim: int) -> npt.NDArray[np
 def encode_one(coords: Sequence[int], width: int) -> bytes:
     """Return the bytes of one chunk's coordinates."""
     return b"".join(coord.to_bytes(width) for coord in coords)
+
+
+class CoordSearch:
+    """Finds coordinates among ``(n, ndim)`` ascending ones, many at once."""
+
+    def __init__(self, coords: npt.NDArray[np.uint64]) -> None:
+        self._n, ndim = coords.shape
+        self._low = coords.min(axis=0) if len(coords) else np.zeros(ndim, dtype=np.uint64)
+        high = coords.max(axis=0) if len(coords) else self._low
+        extent = [int(b) - int(a) + 1 for a, b in zip(self._low, high, strict=True)]
+        self._high = high
+        self._strides: npt.NDArray[np.uint64] | None = None
+        if prod(extent) < 2**63:
+            self._strides = np.array([prod(extent[axis + 1 :]) for axis in range(ndim)], dtype=np.uint64)
+        self._keys = self._keys_of(coords)
+
+    @property
+    def nbytes(self) -> int:
+        return self._keys.nbytes
+
+    def find(self, wanted: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
+        """Return the row of each of ``(k, ndim)`` coordinates, -1 where it is not there."""
+        rows = np.full(len(wanted), -1, dtype=np.intp)
+        inside = np.flatnonzero(((wanted >= self._low) & (wanted <= self._high)).all(axis=1)) if self._n else np.zeros(0, dtype=np.intp)
+        if not len(inside):
+            return rows
+        keys = self._keys_of(wanted[inside])
+        at = np.minimum(np.searchsorted(self._keys, keys), self._n - 1)
+        is_there = self._keys[at] == keys
+        rows[inside[is_there]] = at[is_there]
+        return rows
+
+    def _keys_of(self, coords: npt.NDArray[np.uint64]) -> npt.NDArray[Any]:
+        """Return one value for each position, that sorts as the positions do."""
+        if self._strides is not None:
+            keys: npt.NDArray[np.uint64] = (coords - self._low) @ self._strides
+            return keys
+        return sortable(coords, 8)
+
+
+def sortable(coords: npt.NDArray[np.uint64], width: int) -> npt.NDArray[np.bytes_]:
+    """Return the bytes of ``(n, ndim)`` coordinates as an array of texts, which sort as the coordinates do. ``ndim`` is at least 1."""
+    # Texts of numpy end before their last zeros; all have one length here, so this makes no two the same, and changes no order.
+    return encode_coords(coords, width).view(f"S{coords.shape[1] * width}").reshape(-1)

@@ -112,6 +112,7 @@ def encode_manifest(arrays: Mapping[int, ChunkRefs], *, draft: bool = False) -> 
         use_dictionary=["array_id", "chunk_id", "virtual_path"],
         column_encoding={"coord": "DELTA_BYTE_ARRAY", "offset": "DELTA_BINARY_PACKED", "length": "DELTA_BINARY_PACKED"},
         write_statistics=["array_id", "coord"],
+        write_page_checksum=True,  # parts of a file can be checked
     )
     return file.getvalue()
 

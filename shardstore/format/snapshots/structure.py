@@ -12,7 +12,9 @@
                                               [start, stop) for each dimension (D24); what is later in the list counts (D25)
 
     metadata of the file
-        icechunk.manifests    [{"id": 0, "file": "7CET…", "nbytes": 4410, "rows": 1000, "crc32c": 123}, …]     what manifest_id means (D22)
+        icechunk.manifests    [{"id": 0, "file": "7CET…", "nbytes": 4410, "rows": 1000, "crc32c": 123, "footer": [900, 456]}, …]
+                              what manifest_id means (D22); footer: the bytes of the file's footer and their checksum, by which parts of
+                              it are read; run: the same in all files among which a commit has divided its references
         shardstore.changes    what the commit did, by which another one finds out whether it contradicts it
         shardstore.wide       "true", where numbers do not fit 16 bits and the columns are wider (D16)
 
@@ -51,6 +53,10 @@ class ManifestFile:
     nbytes: int
     rows: int
     crc32c: int
+    footer: tuple[int, int] | None = None
+    """The length of its footer, in bytes from the end of the file, and their crc32c; ``None``: not known."""
+    run: str = ""
+    """What all manifests have in common among which the references of one commit are divided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +194,7 @@ def encode_structure(nodes: Iterable[Node], changes: Mapping[str, Any], *, draft
         }
         for node in ordered
     ]
-    table = [
-        {"id": number, "file": file.name, "nbytes": file.nbytes, "rows": file.rows, "crc32c": file.crc32c} for file, number in files.items()
-    ]
+    table = [_listed(number, file) for file, number in files.items()]
     metadata = {_MANIFESTS: json.dumps(table, separators=(",", ":")).encode()}
     metadata |= {_CHANGES: json.dumps(dict(changes), separators=(",", ":")).encode()} if changes else {}
     metadata |= {_WIDE: b"true"} if wide else {}
@@ -212,10 +216,7 @@ def decode_structure(data: bytes | memoryview) -> Structure:
     try:
         table = pq.read_table(pa.BufferReader(data))
         metadata = table.schema.metadata or {}
-        files = {
-            one["id"]: ManifestFile(one["file"].removeprefix("m/"), one["nbytes"], one["rows"], one["crc32c"])
-            for one in json.loads(metadata.get(_MANIFESTS, b"[]"))
-        }
+        files = {one["id"]: _manifest_file(one) for one in json.loads(metadata.get(_MANIFESTS, b"[]"))}
         changes = json.loads(metadata.get(_CHANGES, b"{}"))
         rows = table.to_pylist()
         nodes = [_node_of(row, files) for row in rows]
@@ -227,6 +228,20 @@ def decode_structure(data: bytes | memoryview) -> Structure:
     if "" not in found.nodes:
         raise Corruption("a structure file has no root")
     return found
+
+
+def _listed(number: int, file: ManifestFile) -> dict[str, Any]:
+    said = {"id": number, "file": file.name, "nbytes": file.nbytes, "rows": file.rows, "crc32c": file.crc32c}
+    said |= {} if file.footer is None else {"footer": list(file.footer)}
+    return said | ({"run": file.run} if file.run else {})
+
+
+def _manifest_file(said: Mapping[str, Any]) -> ManifestFile:
+    footer = said.get("footer")
+    place = None if footer is None else (int(footer[0]), int(footer[1]))
+    return ManifestFile(
+        said["file"].removeprefix("m/"), int(said["nbytes"]), int(said["rows"]), int(said["crc32c"]), place, said.get("run", "")
+    )
 
 
 def _node_of(row: Mapping[str, Any], files: Mapping[int, ManifestFile]) -> Node:

@@ -1,0 +1,253 @@
+"""Gathers the chunks that a session writes into chunk files: those of one cell of an array go into one file, whatever order they come in.
+
+A cell is what a shard would be, so the file of a full cell is a shard of ``sharding_indexed``, byte for byte. Cells that have all their
+chunks are stored at once, others when memory is short, the largest first, or at the commit.
+
+::
+
+    full cell       | chunk | chunk | … | index |         a shard
+    some chunks     | chunk | chunk |                     with the index too, where that is at most 1 % of the bytes
+    few, small ones                                       in the manifest itself
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from shardstore.errors import InvalidInput
+from shardstore.format.metadata_v3 import parse_shown
+from shardstore.format.shard_index import ENTRY_NBYTES, IndexCodecs, IndexFormat
+from shardstore.format.snapshots.file_names import CHUNKS, encode_id
+from shardstore.format.snapshots.structure import Node
+from shardstore.model.chunks import ChunkCoords, ShardGrid
+from shardstore.model.ranges import BytesLike, NewBytes
+from shardstore.plan.commits import WriteShard, write_anew
+from shardstore.plan.policy import ShardingPolicy, chunks_per_shard
+from shardstore.snapshots.files import StoreFiles
+
+MOST_INLINE_NBYTES = 512
+"""A chunk up to this may be stored in the manifest."""
+MOST_INLINE_CHUNKS = 8
+"""So many of a cell at most: more of them are better read from a file."""
+FILES_AT_ONCE = 16
+_INDEX_SHARE = 0.01
+
+
+@dataclass(slots=True, eq=False)
+class Written:
+    """One chunk as a session has written it."""
+
+    serial: int
+    """Tells it from other values of the same chunk."""
+    nbytes: int
+    data: bytes | None
+    """Its bytes, until they are stored; for ever if they are to be in the manifest."""
+    file: bytes | None = None
+    """The id of its chunk file, which may be on its way."""
+    offset: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Cell:
+    """Chunks that wait for a chunk file."""
+
+    grid: ShardGrid | None
+    """``None``: the array's chunks are not gathered."""
+    nchunks: int
+    """How many chunks of the array the cell has."""
+    chunks: dict[ChunkCoords, Written] = field(default_factory=dict)
+    nbytes: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.chunks) >= self.nchunks
+
+
+@dataclass(slots=True, eq=False)
+class ChunkFile:
+    """A chunk file that has been planned, and not stored yet."""
+
+    cell: tuple[int, ChunkCoords]
+    waiting: _Cell
+    id: bytes
+    body: Sequence[BytesLike]
+    chunks: Sequence[Written]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """How the chunks of an array are divided into cells."""
+
+    node: Node
+    grid: ShardGrid | None
+    chunk_counts: tuple[int, ...]
+
+    def cell_of(self, coords: ChunkCoords) -> ChunkCoords:
+        return coords if self.grid is None else self.grid.shard_of(coords)
+
+    def nchunks(self, cell: ChunkCoords) -> int:
+        """Return the chunks that a cell has in the array."""
+        if self.grid is None:
+            return 1
+        sizes = zip(cell, self.grid.chunks_per_shard, self.chunk_counts, strict=True)
+        return max(1, prod(max(0, min((c + 1) * n, count) - c * n) for c, n, count in sizes))
+
+
+class ChunkGatherer:
+    """The chunks of one session that wait for chunk files. Runs on the IO loop."""
+
+    def __init__(self, files: StoreFiles, policy: ShardingPolicy, max_memory: int) -> None:
+        self._files = files
+        self._policy = policy
+        self._max_memory = max_memory
+        self._waiting: dict[tuple[int, ChunkCoords], _Cell] = {}
+        self._cells: dict[int, _Cells] = {}
+        self._held = 0
+        self._at_once = asyncio.Semaphore(FILES_AT_ONCE)
+
+    def forget_array(self, array: int) -> None:
+        """Forget what waits of an array that is gone."""
+        for cell in [cell for cell in self._waiting if cell[0] == array]:
+            self._held -= self._waiting.pop(cell).nbytes
+        self._cells.pop(array, None)
+
+    def forget(self, node: Node, coords: ChunkCoords) -> None:
+        """Forget a chunk that has been erased or is written again."""
+        cell = node.id, self._cells_of(node).cell_of(coords)
+        waiting = self._waiting.get(cell)
+        if waiting is not None and (old := waiting.chunks.pop(coords, None)) is not None:
+            waiting.nbytes -= old.nbytes
+            self._held -= old.nbytes
+            if not waiting.chunks:
+                del self._waiting[cell]
+
+    async def add(self, node: Node, coords: ChunkCoords, chunk: Written) -> None:
+        """Let a chunk wait, after ``forget`` of an earlier value; store what is complete, and what does not fit into memory.
+
+        Raises:
+            ShardStoreError: a chunk file could not be stored. Its chunks wait as before.
+        """
+        cells = self._cells_of(node)
+        key = node.id, cells.cell_of(coords)
+        waiting = self._waiting.get(key)
+        if waiting is None:
+            waiting = self._waiting[key] = _Cell(cells.grid, cells.nchunks(key[1]))
+        waiting.chunks[coords] = chunk
+        waiting.nbytes += chunk.nbytes
+        self._held += chunk.nbytes
+        if cells.grid is not None and waiting.is_full and waiting.nbytes > MOST_INLINE_CHUNKS * MOST_INLINE_NBYTES:
+            await self._store([key])
+        while self._held > self._max_memory and self._waiting:
+            await self._store([max(self._waiting, key=lambda one: self._waiting[one].nbytes)])
+
+    def plan(self) -> list[ChunkFile]:
+        """Plan files for all chunks that wait; those that go into the manifest stop waiting."""
+        return [file for cell in list(self._waiting) if (file := self._planned(cell)) is not None]
+
+    async def store(self, planned: Sequence[ChunkFile]) -> None:
+        """Store files. If one of them fails, its chunks wait as before, and the first error is raised when all have ended."""
+        errors = [error for error in await asyncio.gather(*map(self._store_one, planned)) if error is not None]
+        if errors:
+            raise errors[0]
+
+    def take_back(self, planned: Sequence[ChunkFile]) -> None:
+        """Let the chunks of files that are not going to be stored wait as before."""
+        for file in planned:
+            self._wait_again(file)
+
+    async def _store(self, cells: Sequence[tuple[int, ChunkCoords]]) -> None:
+        await self.store([file for cell in cells if (file := self._planned(cell)) is not None])
+
+    async def _store_one(self, file: ChunkFile) -> BaseException | None:
+        try:
+            async with self._at_once:
+                await self._files.write(CHUNKS + encode_id(file.id), file.body)
+        except BaseException as exc:
+            self._wait_again(file)
+            if not isinstance(exc, Exception):
+                raise
+            return exc
+        for chunk in file.chunks:
+            chunk.data = None
+        return None
+
+    def _wait_again(self, file: ChunkFile) -> None:
+        waiting = self._waiting.setdefault(file.cell, _Cell(file.waiting.grid, file.waiting.nchunks))
+        for coords, chunk in file.waiting.chunks.items():
+            if chunk.file == file.id and coords not in waiting.chunks:
+                chunk.file, chunk.offset = None, 0
+                waiting.chunks[coords] = chunk
+                waiting.nbytes += chunk.nbytes
+                self._held += chunk.nbytes
+
+    def _planned(self, key: tuple[int, ChunkCoords]) -> ChunkFile | None:
+        """Plan the file of a cell, which stops waiting; ``None`` if all of its chunks go into the manifest."""
+        waiting = self._waiting.pop(key)
+        self._held -= waiting.nbytes
+        _leave_to_manifest(waiting)
+        if not waiting.chunks:
+            return None
+        file = self._files.new_id()
+        body = _shard_of(waiting, file) if waiting.grid is not None else _one_behind_the_other(waiting, file)
+        return ChunkFile(key, waiting, file, body, list(waiting.chunks.values()))
+
+    def _cells_of(self, node: Node) -> _Cells:
+        known = self._cells.get(node.id)
+        if known is None or known.node.columns is not node.columns:  # it may have been resized
+            known = self._cells[node.id] = _cells_of(node, self._policy)
+        return known
+
+
+def _cells_of(node: Node, policy: ShardingPolicy) -> _Cells:
+    document = node.document
+    plain = parse_shown(document)
+    counts = None if policy is None else chunks_per_shard(policy, node.path, document)
+    if isinstance(plain, str) or counts is None or not counts:
+        return _Cells(node, None, ())
+    chunk_counts = tuple(-(-size // chunk) for size, chunk in zip(plain.shape, plain.chunk_shape, strict=True))
+    return _Cells(node, ShardGrid(counts), chunk_counts)
+
+
+def _leave_to_manifest(cell: _Cell) -> None:
+    """Take the chunks out of a cell that go into the manifest."""
+    small = [coords for coords, chunk in cell.chunks.items() if chunk.nbytes <= MOST_INLINE_NBYTES]
+    if len(small) > MOST_INLINE_CHUNKS or (cell.grid is not None and cell.is_full and len(small) < len(cell.chunks)):
+        return  # a full cell with a large chunk is a shard
+    for coords in small:
+        del cell.chunks[coords]
+
+
+def _shard_of(cell: _Cell, file: bytes) -> Sequence[BytesLike]:
+    """Return the bytes of the shard of a cell, without its index where that would be large; and note where each chunk is."""
+    assert cell.grid is not None
+    index_format = IndexFormat(cell.grid.chunks_per_shard, IndexCodecs(), "end")
+    by_slot = {cell.grid.slot_of(coords): chunk for coords, chunk in cell.chunks.items()}
+    empty = index_format.empty()
+    plan: WriteShard = write_anew(index_format, empty, empty.present(), {slot: _bytes_of(chunk) for slot, chunk in by_slot.items()}, "C")
+    entries = plan.index.flat
+    for slot, chunk in by_slot.items():
+        chunk.file, chunk.offset = file, int(entries[slot, 0])
+    body = [segment.data for segment in plan.segments if isinstance(segment, NewBytes)]
+    nbytes = sum(chunk.nbytes for chunk in by_slot.values())
+    has_index = cell.is_full or ENTRY_NBYTES * cell.grid.nslots <= _INDEX_SHARE * nbytes
+    return body if has_index else body[:-1]
+
+
+def _one_behind_the_other(cell: _Cell, file: bytes) -> Sequence[BytesLike]:
+    body: list[BytesLike] = []
+    offset = 0
+    for coords in sorted(cell.chunks):
+        chunk = cell.chunks[coords]
+        chunk.file, chunk.offset = file, offset
+        body.append(_bytes_of(chunk))
+        offset += chunk.nbytes
+    return body
+
+
+def _bytes_of(chunk: Written) -> bytes:
+    if chunk.data is None:
+        raise InvalidInput("a chunk that is stored already cannot be stored again")
+    return chunk.data

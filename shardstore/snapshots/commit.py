@@ -1,0 +1,184 @@
+"""Commits: all that a session has changed becomes a snapshot, at one moment, or nothing does.
+
+::
+
+    1  chunk files, manifest of the differences, attributes, structure, state      all in one round: nothing refers to them yet
+    2  the catalog's pointer, swapped from the state that the session began with   the commit
+       somebody else was first:
+           the branch is where it was      a new state file on top of theirs, and 2 again
+           the branch has moved            a conflict; or the session is brought onto the new tip, if the caller says how, and 1 again
+
+Whoever dies before 2 leaves files that nothing refers to. The order of states is total, since of two swaps from one state one succeeds; so
+each snapshot's parent was the tip of its branch at the moment of its commit. Specification: Icechunk draft, "Commit".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardstore.format.snapshots.attributes import MOST_INLINE_NBYTES, encode_attributes
+from shardstore.format.snapshots.changes import NodeChanges
+from shardstore.format.snapshots.file_names import ATTRIBUTES, MANIFESTS, STRUCTURES
+from shardstore.format.snapshots.manifest import ChunkRefs, encode_manifest, merged
+from shardstore.format.snapshots.manifest_groups import manifest_file
+from shardstore.format.snapshots.structure import AttributesPlace, Extent, ManifestPart, Node, Structure, encode_structure
+from shardstore.snapshots.files import StoreFiles
+from shardstore.snapshots.levels import first_to_merge, levels_of
+from shardstore.snapshots.session import Session, subset, without_gone
+
+MANIFEST_ROWS = 1 << 20
+"""References in one manifest at most."""
+
+_IN_THREAD_ROWS = 10_000
+
+
+@dataclass(slots=True)
+class NewFile:
+    """A file that has been encoded, and not stored yet."""
+
+    key: str
+    data: bytes
+
+
+@dataclass(slots=True)
+class PlannedStructure:
+    """The structure of a snapshot to be, and the files that it needs besides those of chunks."""
+
+    name: str
+    structure: Structure
+    files: list[NewFile]
+
+
+@dataclass(slots=True)
+class Differences:
+    """The references that a session has changed, as manifests."""
+
+    parts: dict[int, list[ManifestPart]]
+    """By array."""
+    files: list[NewFile]
+
+
+async def differences(session: Session, *, draft: bool) -> Differences:
+    """Return the manifests of what a session has changed, to be stored; chunks that wait must have been planned."""
+    arrays: dict[int, ChunkRefs] = {}
+    for node in session.nodes.values():
+        changes = session.changes.get(node.id)
+        if changes and node.is_array:
+            ndim = session.keys_of(node).ndim
+            refs = changes.refs(ndim)
+            # What no manifest has need not be said to be gone.
+            arrays[node.id] = refs if node.manifests else without_gone(refs)
+    return await _manifests(session.files, {one: refs for one, refs in arrays.items() if len(refs)}, draft=draft)
+
+
+async def plan_structure(session: Session, changes: NodeChanges, new: Differences, *, draft: bool) -> PlannedStructure:
+    """Return the structure of a session's nodes, whose manifests are those of its base, some of them merged, and the new ones."""
+    merged_levels = await _merged_levels(session, new, draft=draft)
+    nodes: dict[str, Node] = {}
+    for path, node in session.nodes.items():
+        parts = (*merged_levels.parts.get(node.id, node.manifests), *new.parts.get(node.id, ()))
+        nodes[path] = node if parts == node.manifests else replace(node, manifests=tuple(parts))
+    files = [*new.files, *merged_levels.files]
+    long_attributes = [
+        (path, data) for path, node in nodes.items() if (data := node.columns.attributes) is not None and len(data) > MOST_INLINE_NBYTES
+    ]
+    if long_attributes:
+        name = session.files.new_name()
+        files.append(NewFile(ATTRIBUTES + name, encode_attributes([data for _, data in long_attributes])))
+        for row, (path, _) in enumerate(long_attributes):
+            node = nodes[path]
+            nodes[path] = replace(node, columns=replace(node.columns, attributes=None), attributes=AttributesPlace(name, row))
+    ordered = dict(sorted(nodes.items(), key=lambda item: item[0].split("/") if item[0] else []))
+    said = changes.to_json(list(dict.fromkeys(part.file.name for parts in new.parts.values() for part in parts)))
+    structure = Structure(ordered, said)
+    name = session.files.new_name()
+    files.append(NewFile(STRUCTURES + name, encode_structure(ordered.values(), said, draft=draft)))
+    return PlannedStructure(name, structure, files)
+
+
+async def store_all(files: StoreFiles, new: Sequence[NewFile]) -> None:
+    """Store files, all at once; the first error is raised when all have ended."""
+    outcomes = await asyncio.gather(*(files.write(one.key, [one.data]) for one in new), return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+
+
+async def _merged_levels(session: Session, new: Differences, *, draft: bool) -> Differences:
+    """Merge older manifests of the arrays that get a new one, where they have become many; return all that such an array keeps."""
+    arrays: dict[int, ChunkRefs] = {}
+    kept: dict[int, list[ManifestPart]] = {}
+    for node in session.nodes.values():
+        if node.id not in new.parts:
+            continue
+        levels = levels_of(node.manifests)
+        first = first_to_merge([sum(part.file.rows for part in level) for level in levels])
+        if first is None:
+            continue
+        whole: ChunkRefs | None = None
+        for part in (part for level in levels[first:] for part in level):
+            for piece in await session.files.refs_of(part.file, node.id, session.keys_of(node).ndim):
+                whole = piece if whole is None else merged(whole, piece)
+        kept[node.id] = [part for level in levels[:first] for part in level]
+        if whole is not None:
+            arrays[node.id] = without_gone(whole) if not first else whole
+    found = await _manifests(session.files, {one: refs for one, refs in arrays.items() if len(refs)}, draft=draft)
+    return Differences({one: [*parts, *found.parts.get(one, ())] for one, parts in kept.items()}, found.files)
+
+
+async def _manifests(files: StoreFiles, arrays: Mapping[int, ChunkRefs], *, draft: bool) -> Differences:
+    """Return manifests with these references, as few as may be."""
+    parts: dict[int, list[ManifestPart]] = {}
+    new: list[NewFile] = []
+    pieces = _pieces(arrays)
+    run = files.new_name() if len(pieces) > 1 else ""
+    for piece in pieces:
+        rows = sum(map(len, piece.values()))
+        data: bytes
+        if rows > _IN_THREAD_ROWS:
+            data = await asyncio.to_thread(encode_manifest, piece, draft=draft)
+        else:
+            data = encode_manifest(piece, draft=draft)
+        name = files.new_name()
+        file = manifest_file(name, data, rows, run)
+        new.append(NewFile(MANIFESTS + name, data))
+        row = 0
+        for array in sorted(piece):
+            parts.setdefault(array, []).append(ManifestPart(file, row, extent_of(piece[array].coords)))
+            row += len(piece[array])
+    return Differences(parts, new)
+
+
+def _pieces(arrays: Mapping[int, ChunkRefs]) -> list[dict[int, ChunkRefs]]:
+    """Divide references among manifests."""
+    pieces: list[dict[int, ChunkRefs]] = []
+    room = 0
+    for array in sorted(arrays):
+        refs = arrays[array]
+        at = 0
+        while at < len(refs):
+            if not room:
+                pieces.append({})
+                room = MANIFEST_ROWS
+            taken = min(room, len(refs) - at)
+            pieces[-1][array] = refs if taken == len(refs) else subset(refs, np.arange(at, at + taken))
+            at, room = at + taken, room - taken
+    return pieces
+
+
+def extent_of(coords: npt.NDArray[np.uint64]) -> Extent:
+    """Return the box around ``(n, ndim)`` chunks, at least one."""
+    low: list[int] = coords.min(axis=0).tolist()
+    high: list[int] = coords.max(axis=0).tolist()
+    return tuple((first, last + 1) for first, last in zip(low, high, strict=True))
+
+
+def properties(message: str, metadata: Mapping[str, Any] | None, writer: str) -> dict[str, Any]:
+    """Return the properties of a new snapshot (D9)."""
+    return {"message": message, **({"metadata": dict(metadata)} if metadata else {}), "writer": writer}

@@ -1,0 +1,262 @@
+"""Reads and writes the files of one versioned store. None is ever changed, so whatever was read once is kept as long as there is room."""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from shardstore.errors import Corruption, NotFound
+from shardstore.format.snapshots.attributes import decode_attributes
+from shardstore.format.snapshots.chunk_coords import CoordSearch
+from shardstore.format.snapshots.file_names import ATTRIBUTES, ID_NBYTES, MANIFESTS, STATES, STRUCTURES, RandomBytes, encode_id
+from shardstore.format.snapshots.manifest import ChunkRefs
+from shardstore.format.snapshots.manifest_groups import ManifestGroups, decode_manifest, footer_range, missing_footer_nbytes
+from shardstore.format.snapshots.state import State, decode_state
+from shardstore.format.snapshots.structure import ManifestFile, Structure, decode_structure
+from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL
+from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, BytesLike
+from shardstore.storage.base import Changed, ConditionFailed, Failed, Found, Read, Storage
+
+T = TypeVar("T")
+
+MANIFEST_CACHE_BYTES = 256 << 20
+"""The bound on decoded manifests, and parts of them, that are kept."""
+
+WHOLE_NBYTES = 1 << 20
+"""A manifest up to this length is read whole, by one request."""
+
+_STRUCTURES_KEPT = 8
+_STATES_KEPT = 4
+
+
+class Lru(Generic[T]):
+    """Values by key, those that were used last, up to a sum of sizes."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._held = 0
+        self._values: OrderedDict[object, tuple[T, int]] = OrderedDict()
+
+    def get(self, key: object) -> T | None:
+        found = self._values.get(key)
+        if found is None:
+            return None
+        self._values.move_to_end(key)
+        return found[0]
+
+    def put(self, key: object, value: T, size: int = 1) -> T:
+        if (old := self._values.pop(key, None)) is not None:
+            self._held -= old[1]
+        self._values[key] = value, size
+        self._held += size
+        while self._held > self._most and len(self._values) > 1:
+            _, (_, dropped) = self._values.popitem(last=False)
+            self._held -= dropped
+        return value
+
+
+class KnownRefs:
+    """References of one array that have been decoded, to be searched."""
+
+    def __init__(self, refs: ChunkRefs) -> None:
+        self.refs = refs
+        self._search: CoordSearch | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """About the memory that they take."""
+        refs = self.refs
+        inline = sum(map(len, refs.inline.values())) + 100 * len(refs.inline)
+        return (
+            refs.coords.nbytes + refs.file.nbytes + refs.offset.nbytes + refs.nbytes.nbytes + 8 * len(refs) + inline + 60 * len(refs.files)
+        )
+
+    def find(self, coords: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
+        """Return the row of each of ``(n, ndim)`` chunks; -1 where it is not there."""
+        if self._search is None:
+            self._search = CoordSearch(self.refs.coords)
+        return self._search.find(coords)
+
+
+class StoreFiles:
+    """The files below the root of one store."""
+
+    def __init__(self, storage: Storage, random: RandomBytes = secrets.token_bytes, cache_bytes: int = MANIFEST_CACHE_BYTES) -> None:
+        self.storage = storage
+        self.random = random
+        self._states: Lru[State] = Lru(_STATES_KEPT)
+        self._structures: Lru[Structure] = Lru(_STRUCTURES_KEPT)
+        self._attributes: Lru[list[bytes]] = Lru(_STRUCTURES_KEPT)
+        self._footers: Lru[ManifestGroups] = Lru(cache_bytes // 8)
+        self._refs: Lru[Mapping[int, KnownRefs]] = Lru(cache_bytes)
+
+    @property
+    def url(self) -> str:
+        return self.storage.url
+
+    def new_id(self) -> bytes:
+        """Return a new id: that of a file, a snapshot."""
+        return self.random(ID_NBYTES)
+
+    def new_name(self) -> str:
+        """Return the name of a new file."""
+        return encode_id(self.new_id())
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    async def state(self, location: str, store_id: str) -> State:
+        """Return the state in a file.
+
+        Raises:
+            Corruption: there is none, or it is that of another store (D2).
+        """
+        state = self._states.get(location)
+        if state is None:
+            state = self._states.put(location, decode_state(await self._whole(location)))
+        if state.id != store_id:
+            raise Corruption(
+                f"{location!r} in {self.url} is a state of the store {state.id}, and the catalog says that this is {store_id}: "
+                "somebody has put another store in its place, or has copied its catalog"
+            )
+        return state
+
+    async def structure(self, name: str) -> Structure:
+        """Return the structure of a snapshot. Raises ``Corruption`` if the file is missing or damaged."""
+        found = self._structures.get(name)
+        if found is not None:
+            return found
+        return self._structures.put(name, _in_file(STRUCTURES + name, decode_structure, await self._whole(STRUCTURES + name)))
+
+    async def attributes(self, name: str, row: int) -> bytes:
+        """Return the attributes in a row of a file of attributes. Raises ``Corruption`` if there is none."""
+        rows = self._attributes.get(name)
+        if rows is None:
+            key = ATTRIBUTES + name
+            rows = self._attributes.put(name, _in_file(key, decode_attributes, await self._whole(key)))
+        if row >= len(rows):
+            raise Corruption(f"{ATTRIBUTES}{name} in {self.url} has {len(rows)} rows, and a node has its attributes in row {row}")
+        return rows[row]
+
+    async def find(
+        self, file: ManifestFile, array: int, coords: npt.NDArray[np.uint64]
+    ) -> Sequence[tuple[KnownRefs, npt.NDArray[np.intp], npt.NDArray[np.intp]]]:
+        """Return where a manifest has some of ``(n, ndim)`` chunks: references, the numbers of chunks, and the row of each.
+
+        Reads the whole manifest if it is small, else its footer and the groups in question, by two rounds of requests at most, of which
+        nothing is read that is known.
+        """
+        ndims = {array: coords.shape[1]}
+        if file.nbytes <= WHOLE_NBYTES:
+            known = await self._all(file, ndims)
+            return [] if array not in known else _found(known[array], np.arange(len(coords)), coords)
+        groups = (await self._groups(file)).with_chunks(array, coords)
+        decoded = await self._decoded(file, list(groups), ndims)
+        found: list[tuple[KnownRefs, npt.NDArray[np.intp], npt.NDArray[np.intp]]] = []
+        for number, known in zip(groups, decoded, strict=True):
+            if array in known:
+                found += _found(known[array], groups[number], coords)
+        return found
+
+    async def refs_of(self, file: ManifestFile, array: int, ndim: int) -> Sequence[ChunkRefs]:
+        """Return all references that a manifest has of an array, in order, in pieces."""
+        if file.nbytes <= WHOLE_NBYTES:
+            known = [await self._all(file, {array: ndim})]
+        else:
+            groups = await self._groups(file)
+            known = await self._decoded(file, groups.of_array(array), {array: ndim})
+        return [one[array].refs for one in known if array in one]
+
+    async def _all(self, file: ManifestFile, ndims: Mapping[int, int]) -> Mapping[int, KnownRefs]:
+        """Return all references of a small manifest; kept by array, since the rank of others is not known here."""
+        (array,) = ndims
+        known = self._refs.get((file.name, array))
+        if known is None:
+            refs = decode_manifest(await self._whole(MANIFESTS + file.name), file, ndims)
+            known = self._keep((file.name, array), refs)
+        return known
+
+    async def _groups(self, file: ManifestFile) -> ManifestGroups:
+        groups = self._footers.get(file.name)
+        if groups is None:
+            key, first = MANIFESTS + file.name, footer_range(file)
+            (end,) = await self._ranges(key, [first])
+            if missing := missing_footer_nbytes(end):
+                (before,) = await self._ranges(key, [ByteRange(max(0, first.start - missing), first.start)])
+                end = memoryview(bytes(before) + bytes(end))
+            groups = ManifestGroups.decode(file, end)
+            self._footers.put(file.name, groups, groups.nbytes)
+        return groups
+
+    async def _decoded(self, file: ManifestFile, numbers: Sequence[int], ndims: Mapping[int, int]) -> list[Mapping[int, KnownRefs]]:
+        """Return the references of groups of a manifest, all that are not known by one round of requests."""
+        groups = await self._groups(file)
+        (array,) = ndims
+        known = {number: self._refs.get((file.name, number, array)) for number in numbers}
+        missing = [number for number in numbers if known[number] is None]
+        if missing:
+            buffers = await self._ranges(MANIFESTS + file.name, [groups.ranges[number] for number in missing])
+            for number, data in zip(missing, buffers, strict=True):
+                known[number] = self._keep((file.name, number, array), groups.decode_group(number, data, ndims))
+        return [one for number in numbers if (one := known[number]) is not None]
+
+    def _keep(self, key: object, refs: Mapping[int, ChunkRefs]) -> Mapping[int, KnownRefs]:
+        known = {array: KnownRefs(one) for array, one in refs.items()}
+        return self._refs.put(key, known, 200 + sum(one.nbytes for one in known.values()))
+
+    async def _whole(self, key: str) -> memoryview:
+        (data,) = await self._ranges(key, [EVERYTHING])
+        return data
+
+    async def _ranges(self, key: str, ranges: Sequence[ByteRequest]) -> Sequence[memoryview]:
+        (outcome,) = await self.storage.read([Read(key, tuple(ranges))])
+        if isinstance(outcome, Failed):
+            raise outcome.error
+        if isinstance(outcome, Found):
+            for wanted, got in zip(ranges, outcome.buffers, strict=True):
+                if isinstance(wanted, ByteRange) and len(got) != wanted.end - wanted.start:
+                    raise Corruption(
+                        f"{key!r} in {self.url} has {outcome.nbytes} bytes, and should have {wanted.end} at least: it is cut off"
+                    )
+            return outcome.buffers
+        if isinstance(outcome, Changed):
+            raise Corruption(f"{key!r} in {self.url} was changed while it was read, which no file of a versioned store ever is")
+        if key.startswith(STATES):
+            raise NotFound(f"the state file {key!r} is not in {self.url}: the store is elsewhere than its catalog says, or was removed")
+        raise Corruption(f"{key!r} is not in {self.url}, though a snapshot needs it: somebody has removed it; restore the file")
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    async def write(self, key: str, data: Sequence[BytesLike]) -> None:
+        """Store a new file under a name that nobody else has."""
+        nbytes = sum(map(len, data))
+        condition = IF_ABSENT if self.storage.capabilities.create_if_absent else UNCONDITIONAL
+        try:
+            await self.storage.write(key, data, nbytes, condition)
+        except ConditionFailed as exc:
+            raise Corruption(f"{key!r} is in {self.url} already, though its name is random: look at the source of random numbers") from exc
+
+    def keep_state(self, location: str, state: State) -> None:
+        """Keep a state that this process has written."""
+        self._states.put(location, state)
+
+    def keep_structure(self, name: str, structure: Structure) -> None:
+        """Keep a structure that this process has written."""
+        self._structures.put(name, structure)
+
+
+def _found(known: KnownRefs, numbers: npt.NDArray[np.intp], coords: npt.NDArray[np.uint64]) -> list[Any]:
+    rows = known.find(coords[numbers])
+    is_there = rows >= 0
+    return [(known, numbers[is_there], rows[is_there])] if is_there.any() else []
+
+
+def _in_file(key: str, decode: Any, data: memoryview) -> Any:
+    try:
+        return decode(data)
+    except Corruption as exc:
+        raise Corruption(f"{key!r}: {exc}") from exc

@@ -1,0 +1,434 @@
+"""One session: a snapshot, and what has been changed since. Nothing of it can be seen by others before it is committed.
+
+The nodes of a session are those of its snapshot until they change; its chunks are looked up among its own first, and then in the manifests,
+the newest first (D25).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from shardstore.errors import InvalidInput, NotFound, ReadOnly
+from shardstore.format.chunk_keys import ChunkKeyEncoding, parse_chunk_key_encoding
+from shardstore.format.json_text import JsonObject, dumps, loads_object
+from shardstore.format.metadata_v3 import mentions_sharding
+from shardstore.format.snapshots.manifest import GONE, INLINE, ChunkRefs, VirtualCheck, merged
+from shardstore.format.snapshots.node_columns import NodeColumns, to_columns, to_document
+from shardstore.format.snapshots.state import Snapshot
+from shardstore.format.snapshots.structure import ManifestPart, Node, Structure
+from shardstore.format.store_keys import groups_above, join
+from shardstore.model.chunks import ChunkCoords
+from shardstore.plan.policy import ShardingPolicy
+from shardstore.snapshots.chunk_files import ChunkGatherer, Written
+from shardstore.snapshots.files import KnownRefs, StoreFiles
+
+MAX_MEMORY = 256 << 20
+"""The bytes of chunks that a session holds before it stores some, by default."""
+
+ABSENT, HELD = -3, -4
+"""In place of a file's number: nothing is known of the chunk; the session has its bytes, or knows where they are."""
+
+
+@dataclass(slots=True, eq=False)
+class ArrayChanges:
+    """The chunks of one array that a session has changed."""
+
+    chunks: dict[ChunkCoords, Written | None] = field(default_factory=dict)
+    """``None``: erased."""
+    bulk: KnownRefs | None = None
+    """References that were given all at once, behind ``chunks``."""
+
+    def __bool__(self) -> bool:
+        return bool(self.chunks) or self.bulk is not None
+
+    def refs(self, ndim: int) -> ChunkRefs:
+        """Return all of them as references, erased chunks included."""
+        recent = refs_of_written(self.chunks, ndim)
+        return recent if self.bulk is None else merged(self.bulk.refs, recent)
+
+
+def refs_of_written(chunks: Mapping[ChunkCoords, Written | None], ndim: int) -> ChunkRefs:
+    """Return the references of chunks as a session has written them."""
+    ordered = sorted(chunks)
+    numbers: dict[bytes | str, int] = {}
+    file = np.zeros(len(ordered), dtype=np.int32)
+    offset, nbytes = np.zeros(len(ordered), dtype=np.uint64), np.zeros(len(ordered), dtype=np.uint64)
+    inline: dict[int, bytes] = {}
+    for row, coords in enumerate(ordered):
+        chunk = chunks[coords]
+        if chunk is None:
+            file[row] = GONE
+        elif chunk.file is None:
+            assert chunk.data is not None  # it waits for no file, or is planned: then it has one
+            file[row], inline[row] = INLINE, chunk.data
+            nbytes[row] = chunk.nbytes
+        else:
+            file[row] = numbers.setdefault(chunk.file, len(numbers))
+            offset[row], nbytes[row] = chunk.offset, chunk.nbytes
+    coords_array = np.array(ordered, dtype=np.uint64).reshape(len(ordered), ndim)
+    return ChunkRefs(coords_array, file, offset, nbytes, list(numbers), inline)
+
+
+@dataclass(slots=True, eq=False)
+class Places:
+    """Where ``n`` chunks of one array are."""
+
+    file: npt.NDArray[np.int32]
+    """``(n,)``: numbers in ``files``, or ``INLINE``, ``HELD``, ``GONE`` or ``ABSENT``."""
+    offset: npt.NDArray[np.uint64]
+    nbytes: npt.NDArray[np.uint64]
+    files: list[bytes | str] = field(default_factory=list)
+    checks: dict[int, VirtualCheck] = field(default_factory=dict)
+    data: dict[int, bytes] = field(default_factory=dict)
+    """The bytes of chunks that are inline or held in memory, by number."""
+    serials: dict[int, int] = field(default_factory=dict)
+    """Of the session's own chunks, by number."""
+
+    @property
+    def exists(self) -> npt.NDArray[np.bool_]:
+        there: npt.NDArray[np.bool_] = (self.file >= INLINE) | (self.file == HELD)
+        return there
+
+    def take(self, known: KnownRefs, numbers: npt.NDArray[np.intp], rows: npt.NDArray[np.intp]) -> None:
+        """Note where the chunks of these numbers are, which ``known`` has in these rows."""
+        refs = known.refs
+        file = refs.file[rows]
+        self.file[numbers] = np.where(file >= 0, file + len(self.files), file)
+        self.offset[numbers], self.nbytes[numbers] = refs.offset[rows], refs.nbytes[rows]
+        self.checks |= {number + len(self.files): check for number, check in refs.checks.items()}
+        self.files += refs.files
+        for place in np.flatnonzero(file == INLINE).tolist():
+            self.data[int(numbers[place])] = refs.inline[int(rows[place])]
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayKeys:
+    """How the keys of an array's chunks are written."""
+
+    node: Node
+    prefix: str
+    """The path of the array with ``/``, or ``""`` for the root."""
+    encoding: ChunkKeyEncoding
+    ndim: int
+
+    def coords(self, key: str) -> ChunkCoords | None:
+        """Return the chunk of a key that starts with ``prefix``; ``None`` if it is none of this array."""
+        return self.encoding.decode(key[len(self.prefix) :], self.ndim)
+
+    def key(self, coords: ChunkCoords) -> str:
+        return self.prefix + self.encoding.encode(coords)
+
+
+class Session:
+    """What one session sees. Runs on the IO loop; not by several loops or processes."""
+
+    def __init__(
+        self,
+        files: StoreFiles,
+        snapshot: Snapshot,
+        structure: Structure,
+        branch: str | None,
+        *,
+        pack: ShardingPolicy = "auto",
+        max_memory: int = MAX_MEMORY,
+    ) -> None:
+        self.files = files
+        self.snapshot = snapshot
+        self.base = structure
+        self.branch = branch
+        """The branch that a commit moves; ``None``: nothing can be changed."""
+        self.why_read_only = "" if branch is not None else "it was opened to read"
+        self.gatherer = ChunkGatherer(files, pack, max_memory)
+        self.nodes: dict[str, Node] = dict(structure.nodes)
+        self.changes: dict[int, ArrayChanges] = {}
+        self.documents: dict[int, tuple[bytes, int]] = {}
+        """Documents as they were written, with their serials."""
+        self.serial = 0
+        self._array_keys: dict[int, ArrayKeys] = {}
+        self._ids = {node.id for node in structure.nodes.values()}
+
+    # -- nodes ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_changed(self) -> bool:
+        """True if there is anything to commit."""
+        return any(self.changes.values()) or self.nodes != self.base.nodes
+
+    def check_writable(self, what: str) -> None:
+        """Raise ``ReadOnly`` if nothing can be changed."""
+        if self.why_read_only:
+            raise ReadOnly(f"{what} in {self.files.url}: this session cannot write, since {self.why_read_only}. Open a writable one")
+
+    def new_serial(self) -> int:
+        self.serial += 1
+        return self.serial
+
+    def new_node_id(self) -> int:
+        """Return an id that no node has, nor had in this session (D14)."""
+        while (found := int.from_bytes(self.files.random(4))) in self._ids:
+            pass
+        self._ids.add(found)
+        return found
+
+    async def document(self, path: str) -> tuple[bytes, str] | None:
+        """Return the document of the node at a path, and a text that tells it from others at this path; ``None`` if there is no node."""
+        node = self.nodes.get(path)
+        if node is None:
+            return None
+        if (written := self.documents.get(node.id)) is not None:
+            return written[0], f"w{written[1]}"
+        columns = await self.full_columns(node)
+        return dumps(to_document(columns)), f"b{node.id}"
+
+    async def full_columns(self, node: Node) -> NodeColumns:
+        """Return the columns of a node with its attributes, wherever they are."""
+        if node.attributes is None:
+            return node.columns
+        return replace(node.columns, attributes=await self.files.attributes(node.attributes.file, node.attributes.row))
+
+    async def set_document(self, path: str, data: bytes) -> int:
+        """Make the node at a path, or change it; return the serial of the document.
+
+        Raises:
+            InvalidInput: it is no document of Zarr v3, or one that a versioned store cannot hold.
+        """
+        self.check_writable(f"writing {join(path, 'zarr.json')!r}")
+        document = loads_object(data)
+        columns = _columns_of(path, document)
+        old = self.nodes.get(path)
+        if old is not None and _ndim(old.columns) != _ndim(columns):
+            self.remove_node(path)
+            old = None
+        if old is None:
+            node = Node(self.new_node_id(), path, columns)
+        else:
+            was = await self.full_columns(old)
+            if was == columns:
+                node = old
+            elif was.attributes == columns.attributes:
+                node = replace(old, columns=replace(columns, attributes=old.columns.attributes))
+            else:
+                node = replace(old, columns=columns, attributes=None)
+        self.nodes[path] = node
+        self._array_keys.pop(node.id, None)
+        serial = self.new_serial()
+        self.documents[node.id] = data, serial
+        return serial
+
+    def remove_node(self, path: str) -> bool:
+        """Remove a node, and all chunks that it has; return whether there was one."""
+        self.check_writable(f"deleting {path!r}")
+        node = self.nodes.pop(path, None)
+        if node is None:
+            return False
+        self.changes.pop(node.id, None)
+        self.documents.pop(node.id, None)
+        self._array_keys.pop(node.id, None)
+        self.gatherer.forget_array(node.id)
+        return True
+
+    def move_existing(self, source: str, target: str) -> None:
+        """Do as ``move`` does. Raises ``NotFound`` if there is nothing at ``source``."""
+        if not self.move(source, target):
+            raise NotFound(f"there is nothing at {source!r}, so it cannot be moved")
+
+    def move(self, source: str, target: str) -> bool:
+        """Move the node at a path, and all below it, to another path; return whether there was anything. Groups above are made.
+
+        Raises:
+            InvalidInput: there is something at the target, or it is inside of the source.
+        """
+        self.check_writable(f"moving {source!r}")
+        if not source or f"{target}/".startswith(f"{source}/"):
+            raise InvalidInput(f"{source!r} cannot be moved to {target!r}, which is inside of it")
+        if any(path == target or path.startswith(f"{target}/") for path in self.nodes):
+            raise InvalidInput(f"{source!r} cannot be moved to {target!r}: there is something already; move or delete that first")
+        for parent in groups_above(target):
+            if (above := self.nodes.get(parent)) is not None and above.is_array:
+                raise InvalidInput(f"{source!r} cannot be moved to {target!r}: {parent!r} is an array")
+        moving = [path for path in self.nodes if path == source or path.startswith(f"{source}/")]
+        if moving:
+            for parent in groups_above(target):
+                if parent not in self.nodes:
+                    self.nodes[parent] = Node.of(self.new_node_id(), parent, {"zarr_format": 3, "node_type": "group"})
+        for path in moving:
+            node = self.nodes.pop(path)
+            self._array_keys.pop(node.id, None)
+            self.nodes[target + path[len(source) :]] = replace(node, path=target + path[len(source) :])
+        return bool(moving)
+
+    # -- keys ----------------------------------------------------------------------------------------------------------
+
+    def keys_of(self, node: Node) -> ArrayKeys:
+        """Return how the keys of an array's chunks are written."""
+        known = self._array_keys.get(node.id)
+        if known is None:
+            encoding = parse_chunk_key_encoding(node.document["chunk_key_encoding"])
+            assert encoding is not None  # or its document would have been refused
+            prefix = f"{node.path}/" if node.path else ""
+            known = self._array_keys[node.id] = ArrayKeys(node, prefix, encoding, _ndim(node.columns))
+        return known
+
+    def owner(self, key: str) -> ArrayKeys | None:
+        """Return the array that a key may be a chunk of: the outermost one that it lies below."""
+        at = -1
+        while True:
+            at = key.find("/", at + 1)
+            node = self.nodes.get(key[: max(at, 0)]) if at >= 0 else None
+            if at < 0:
+                break
+            if node is not None and node.is_array:
+                return self.keys_of(node)
+        root = self.nodes.get("")
+        return self.keys_of(root) if root is not None and root.is_array else None
+
+    # -- chunks --------------------------------------------------------------------------------------------------------
+
+    async def places(self, node: Node, coords: npt.NDArray[np.uint64]) -> Places:
+        """Return where ``(n, ndim)`` chunks of an array are."""
+        n = len(coords)
+        places = Places(np.full(n, ABSENT, dtype=np.int32), np.zeros(n, dtype=np.uint64), np.zeros(n, dtype=np.uint64))
+        self._own_places(node, coords, places)
+        await self._stored_places(node, coords, places)
+        return places
+
+    def _own_places(self, node: Node, coords: npt.NDArray[np.uint64], places: Places) -> None:
+        changes = self.changes.get(node.id)
+        if not changes:
+            return
+        if changes.bulk is not None:
+            rows = changes.bulk.find(coords)
+            numbers = np.flatnonzero(rows >= 0)
+            places.take(changes.bulk, numbers, rows[numbers])
+        if not changes.chunks:
+            return
+        for number, one in enumerate(map(tuple, coords.tolist())):
+            if one not in changes.chunks:
+                continue
+            places.data.pop(number, None)
+            chunk = changes.chunks[one]
+            if chunk is None:
+                places.file[number] = GONE
+                continue
+            places.nbytes[number], places.serials[number] = chunk.nbytes, chunk.serial
+            if chunk.data is not None:
+                places.file[number], places.data[number] = HELD, chunk.data
+            else:
+                assert chunk.file is not None
+                places.file[number], places.offset[number] = len(places.files), chunk.offset
+                places.files.append(chunk.file)
+
+    async def _stored_places(self, node: Node, coords: npt.NDArray[np.uint64], places: Places) -> None:
+        """Look up in the manifests what the session has not changed; all of them at once."""
+        left = np.flatnonzero(places.file == ABSENT)
+        if not len(left) or not node.manifests:
+            return
+        asked: list[tuple[ManifestPart, npt.NDArray[np.intp]]] = []
+        for part in node.manifests:
+            inside = left[_inside(coords[left], part)]
+            if len(inside):
+                asked.append((part, inside))
+        found = await asyncio.gather(*(self.files.find(part.file, node.id, coords[numbers]) for part, numbers in asked))
+        for (_, numbers), pieces in zip(asked, found, strict=True):  # the later ones count
+            for known, which, rows in pieces:
+                places.take(known, numbers[which], rows)
+
+    async def write_chunk(self, node: Node, coords: ChunkCoords, data: bytes) -> int:
+        """Change a chunk; return its serial.
+
+        Raises:
+            ShardStoreError: a chunk file that became complete could not be stored; the chunk is changed, and waits.
+        """
+        self.check_writable(f"writing a chunk of {node.path!r}")
+        chunk = Written(self.new_serial(), len(data), data)
+        self.gatherer.forget(node, coords)
+        self.changes.setdefault(node.id, ArrayChanges()).chunks[coords] = chunk
+        await self.gatherer.add(node, coords, chunk)
+        return chunk.serial
+
+    def erase_chunk(self, node: Node, coords: ChunkCoords) -> None:
+        """Erase a chunk, whether it is there or not."""
+        self.check_writable(f"erasing a chunk of {node.path!r}")
+        self.gatherer.forget(node, coords)
+        self.changes.setdefault(node.id, ArrayChanges()).chunks[coords] = None
+
+    def set_refs(self, node: Node, refs: ChunkRefs) -> None:
+        """Let chunks be where these references say."""
+        self.check_writable(f"setting references of {node.path!r}")
+        changes = self.changes.setdefault(node.id, ArrayChanges())
+        for coords in map(tuple, refs.coords.tolist()) if changes.chunks else ():
+            if changes.chunks.pop(coords, None) is not None:
+                self.gatherer.forget(node, coords)
+        changes.bulk = KnownRefs(refs if changes.bulk is None else merged(changes.bulk.refs, refs))
+
+    async def all_refs(self, node: Node) -> AsyncIterator[ChunkRefs]:
+        """Yield references of all chunks of an array that are there, in order of their coordinates within each piece."""
+        levels = self.changes[node.id].refs(_ndim(node.columns)) if self.changes.get(node.id) else None
+        whole = levels
+        for part in reversed(node.manifests):
+            for piece in await self.files.refs_of(part.file, node.id, _ndim(node.columns)):
+                whole = piece if whole is None else merged(piece, whole)
+        if whole is not None:
+            yield without_gone(whole)
+
+    def discard(self) -> None:
+        """Forget all changes."""
+        for array in self.changes:
+            self.gatherer.forget_array(array)
+        self.nodes = dict(self.base.nodes)
+        self.changes, self.documents, self._array_keys = {}, {}, {}
+
+    def arrays_below(self, prefix: str) -> Iterable[Node]:
+        """Return the arrays of which some keys may start with a prefix."""
+        for path, node in self.nodes.items():
+            own = f"{path}/" if path else ""
+            if node.is_array and (own.startswith(prefix) or prefix.startswith(own)):
+                yield node
+
+
+def _ndim(columns: NodeColumns) -> int:
+    """Return the dimensions of an array; -1 for a group."""
+    return -1 if columns.array is None else len(columns.array["shape"])
+
+
+def _inside(coords: npt.NDArray[np.uint64], part: ManifestPart) -> npt.NDArray[np.bool_]:
+    if not part.extent:
+        return np.ones(len(coords), dtype=np.bool_)
+    bounds = np.array(part.extent, dtype=np.uint64)
+    inside: npt.NDArray[np.bool_] = np.all((coords >= bounds[:, 0]) & (coords < bounds[:, 1]), axis=1)
+    return inside
+
+
+def without_gone(refs: ChunkRefs) -> ChunkRefs:
+    """Return the references of chunks that are there."""
+    kept = np.flatnonzero(refs.file != GONE)
+    return refs if len(kept) == len(refs) else subset(refs, kept)
+
+
+def subset(refs: ChunkRefs, rows: npt.NDArray[np.intp]) -> ChunkRefs:
+    """Return the references in these rows, which ascend."""
+    inline = {place: refs.inline[row] for place, row in enumerate(rows.tolist()) if row in refs.inline} if refs.inline else {}
+    return ChunkRefs(refs.coords[rows], refs.file[rows], refs.offset[rows], refs.nbytes[rows], refs.files, inline, refs.checks)
+
+
+def _columns_of(path: str, document: JsonObject) -> NodeColumns:
+    """Return the columns of a document that a versioned store can hold. Raises ``InvalidInput``."""
+    where = repr(path) if path else "the root"
+    if document.get("zarr_format") != 3:
+        raise InvalidInput(f"the document of {where} is not one of Zarr v3: open the session with present='v2' to write Zarr v2")
+    columns = to_columns(document)
+    if columns.array is None:
+        return columns
+    if mentions_sharding(document.get("codecs")) or document.get("storage_transformers"):
+        raise InvalidInput(
+            f"the array {where} is to be created with shards. In a versioned store, chunks are gathered into shards by the store itself: "
+            "leave shards out, and give pack= when the repository is opened, if you want other shards than those by default"
+        )
+    if parse_chunk_key_encoding(document.get("chunk_key_encoding")) is None:
+        raise InvalidInput(f"the array {where} has a chunk key encoding that is not known: {document.get('chunk_key_encoding')!r}")
+    return columns

@@ -1,0 +1,272 @@
+"""One versioned store: its current state, changes of its branches and tags, and commits. Coroutines run on fsspec's IO loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shardstore.engine.contention import Contention
+from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound
+from shardstore.format.json_text import JsonObject
+from shardstore.format.snapshots.changes import NodeChanges
+from shardstore.format.snapshots.file_names import ATTRIBUTES, CHUNKS, MANIFESTS, STATES, STRUCTURES, new_state_name
+from shardstore.format.snapshots.state import Ref, Snapshot, State, check_ref_name, encode_state
+from shardstore.format.snapshots.structure import Node, encode_structure
+from shardstore.snapshots.catalog import Catalog, Pointer, PointerMoved
+from shardstore.snapshots.commit import NewFile, differences, plan_structure, properties, store_all
+from shardstore.snapshots.files import StoreFiles
+from shardstore.snapshots.session import Session
+from shardstore.storage.wrappers import Counters
+
+FIRST_BRANCH = "main"
+FIRST_MESSAGE = "Repository initialized"
+
+_ROOT: JsonObject = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+_SWAPS = 1000
+_REMOVED_AT_ONCE = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A state, and the pointer that led to it."""
+
+    pointer: Pointer
+    state: State
+
+
+class VersionedStore:
+    """A store below the root of ``files``, whose pointer is ``name`` in ``catalog``."""
+
+    def __init__(
+        self,
+        files: StoreFiles,
+        catalog: Catalog,
+        name: str,
+        *,
+        draft: bool = False,
+        clock: Callable[[], float] = time.time,
+        writer: str = "shardstore",
+    ) -> None:
+        self.files = files
+        self.catalog = catalog
+        self.name = name
+        self.draft = draft
+        self.clock = clock
+        self.writer = writer
+        self.counters = Counters()
+        self._contention = Contention(_SWAPS, self.counters, time.monotonic)
+
+    @property
+    def url(self) -> str:
+        return self.files.url
+
+    # -- states --------------------------------------------------------------------------------------------------------
+
+    async def now(self) -> Moment:
+        """Return the current state.
+
+        Raises:
+            NotFound: there is no such store.
+            Corruption: the state is not what the catalog says.
+        """
+        pointer = await self.catalog.get(self.name)
+        if pointer is None:
+            raise NotFound(
+                f"there is no versioned store {self.name!r} in the catalog {self.catalog.url}: make one by Repository.create, or "
+                "`shardstore snapshots init`"
+            )
+        return await self._moment(pointer)
+
+    async def _moment(self, pointer: Pointer) -> Moment:
+        state = await self.files.state(pointer.location, pointer.store_id)
+        if state.generation != pointer.generation:
+            raise Corruption(
+                f"{pointer.location!r} in {self.url} is the state of generation {state.generation}, and the catalog says "
+                f"{pointer.generation}: restore either"
+            )
+        return Moment(pointer, state)
+
+    async def create(self) -> Moment:
+        """Make the store, with one snapshot that holds nothing but the root group (D11).
+
+        Raises:
+            InvalidInput: there is one already.
+        """
+        await self.files.storage.probe()
+        if await self.catalog.get(self.name) is not None:
+            raise self._exists()
+        root = Node.of(0, "", _ROOT)
+        structure = self.files.new_name()
+        snapshot = Snapshot(self.files.new_name(), None, self._now_ms(None), structure, properties(FIRST_MESSAGE, None, self.writer))
+        refs = {FIRST_BRANCH: Ref(snapshot.id, "branch")}
+        state = State(str(uuid.UUID(bytes=self.files.random(16), version=4)), 0, self.url, {snapshot.id: snapshot}, refs)
+        location = new_state_name(0, self.files.random)
+        await store_all(
+            self.files,
+            [NewFile(STRUCTURES + structure, encode_structure([root], {}, draft=self.draft)), NewFile(location, encode_state(state))],
+        )
+        try:
+            pointer = await self.catalog.swap(self.name, None, Pointer(location, 0, state.id))
+        except PointerMoved as exc:
+            raise self._exists() from exc
+        return Moment(pointer, state)
+
+    def _exists(self) -> InvalidInput:
+        return InvalidInput(
+            f"there is a versioned store {self.name!r} in the catalog {self.catalog.url} already: open it, or use another name"
+        )
+
+    async def destroy(self) -> None:
+        """Remove the pointer, and then all files (D32); whoever reads meanwhile gets errors. Raises ``NotFound`` if there is no store."""
+        moment = await self.now()
+        await self.catalog.delete(self.name, moment.pointer)
+        storage = self.files.storage
+        for folder in (STATES, STRUCTURES, ATTRIBUTES, MANIFESTS, CHUNKS):
+            keys = [info.key async for info in storage.list(folder)]
+            for start in range(0, len(keys), _REMOVED_AT_ONCE):
+                await storage.delete_many(keys[start : start + _REMOVED_AT_ONCE])
+
+    async def change(
+        self, change: Callable[[State], Awaitable[State]], begin: Moment | None = None, also: Callable[[], Awaitable[None]] | None = None
+    ) -> Moment:
+        """Swap the current state for what ``change`` makes of it, which is called again whenever somebody else was first.
+
+        ``begin``: the state to try first. ``also`` stores files in the first round, before the first swap.
+        Raises what ``change`` raises, with nothing changed.
+        """
+        turn = self._contention.turn(self.name)
+        await turn.start()
+        moment = await self.now() if begin is None else begin
+        while True:
+            state = await change(moment.state)
+            if state is moment.state:
+                return moment
+            location = new_state_name(state.generation, self.files.random)
+            writes: list[Awaitable[object]] = [self.files.write(location, [encode_state(state)])]
+            if also is not None:
+                writes.append(also())
+                also = None
+            for outcome in await asyncio.gather(*writes, return_exceptions=True):
+                if isinstance(outcome, BaseException):
+                    raise outcome
+            try:
+                pointer = await self.catalog.swap(self.name, moment.pointer, Pointer(location, state.generation, state.id))
+            except PointerMoved as exc:
+                await self.files.storage.delete_many([location])  # nothing refers to it, nor ever will
+                if exc.now is None:
+                    raise NotFound(f"the versioned store {self.name!r} has been removed from the catalog {self.catalog.url}") from exc
+                await turn.lost(f"the state of {self.url}", exc)
+                moment = await self.now()
+                continue
+            turn.won()
+            self.files.keep_state(location, state)
+            return Moment(pointer, state)
+
+    def _now_ms(self, parent: Snapshot | None) -> int:
+        """Return the time of a new snapshot, which is later than that of its parent (D7)."""
+        now = int(self.clock() * 1000)
+        return now if parent is None else max(now, parent.timestamp_ms + 1)
+
+    # -- branches and tags ---------------------------------------------------------------------------------------------
+
+    async def create_ref(self, name: str, snapshot: str, type_: Any) -> None:
+        """Make a branch or a tag.
+
+        Raises:
+            InvalidInput: there is one of this name, or the name cannot be one.
+            NotFound: there is no such snapshot.
+        """
+        check_ref_name(name)
+
+        async def change(state: State) -> State:
+            check_snapshot(state, snapshot)
+            if (there := state.refs.get(name)) is not None:
+                raise InvalidInput(f"there is a {there.type} {name!r} in {self.url} already")
+            return state.with_refs({**state.refs, name: Ref(snapshot, type_)})
+
+        await self.change(change)
+
+    async def delete_ref(self, name: str, type_: Any) -> None:
+        """Delete a branch or a tag; its snapshots stay. Raises ``NotFound``, or ``InvalidInput`` for the branch ``main``."""
+        if type_ == "branch" and name == FIRST_BRANCH:
+            raise InvalidInput(f"the branch {FIRST_BRANCH!r} cannot be deleted")
+
+        async def change(state: State) -> State:
+            state.ref(name, type_)
+            return state.with_refs({other: ref for other, ref in state.refs.items() if other != name})
+
+        await self.change(change)
+
+    async def reset_branch(self, name: str, snapshot: str, from_: str | None) -> None:
+        """Let a branch point to another snapshot; if ``from_`` is given, only if it points there.
+
+        Raises:
+            NotFound: there is no such branch or snapshot.
+            Conflict: the branch points elsewhere than ``from_``.
+        """
+
+        async def change(state: State) -> State:
+            check_snapshot(state, snapshot)
+            now = state.ref(name, "branch").snapshot
+            if from_ is not None and now != from_:
+                raise Conflict(f"branch {name!r} of {self.url} is at snapshot {now}, and not at {from_}: look at it again")
+            return state if now == snapshot else state.with_refs({**state.refs, name: Ref(snapshot, "branch")})
+
+        await self.change(change)
+
+    # -- commits -------------------------------------------------------------------------------------------------------
+
+    async def commit(self, session: Session, begin: Moment, message: str, metadata: Mapping[str, Any] | None) -> str:
+        """Commit a session onto the tip of its branch, which must be where it began; return the id of the snapshot.
+
+        Raises:
+            Conflict: the branch has moved.
+        """
+        branch = session.branch
+        assert branch is not None
+        planned_chunks = session.gatherer.plan()
+        try:
+            new = await differences(session, draft=self.draft)
+            changes = NodeChanges.between(session.base.nodes, session.nodes)
+            planned = await plan_structure(session, changes, new, draft=self.draft)
+        except BaseException:
+            session.gatherer.take_back(planned_chunks)
+            raise
+        parent = session.snapshot
+        snapshot = Snapshot(
+            self.files.new_name(), parent.id, self._now_ms(parent), planned.name, properties(message, metadata, self.writer)
+        )
+
+        async def store() -> None:
+            await asyncio.gather(session.gatherer.store(planned_chunks), store_all(self.files, planned.files))
+
+        async def change(state: State) -> State:
+            tip = state.ref(branch, "branch").snapshot
+            if tip != parent.id:
+                raise Conflict(f"branch {branch!r} of {self.url} has moved from snapshot {parent.id} to {tip}: somebody else has committed")
+            return state.committed(snapshot, branch)
+
+        await self.files.storage.probe()
+        await self.change(change, begin, store)
+        self.files.keep_structure(planned.name, planned.structure)
+        session.why_read_only = f"it has been committed, as snapshot {snapshot.id}"
+        session.snapshot = snapshot
+        return snapshot.id
+
+
+def check_snapshot(state: State, snapshot: str) -> None:
+    """Raise ``NotFound`` if there is no such snapshot."""
+    if snapshot not in state.snapshots:
+        raise NotFound(f"there is no snapshot {snapshot!r}: it may have been expired, or is that of another store")
+
+
+def snapshot_at(state: State, ancestry: Iterator[Snapshot], milliseconds: int) -> Snapshot:
+    """Return the newest snapshot that is not later. Raises ``NotFound`` if all are."""
+    for snapshot in ancestry:
+        if snapshot.timestamp_ms <= milliseconds:
+            return snapshot
+    raise NotFound("no snapshot is as old as that")

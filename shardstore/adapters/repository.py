@@ -18,6 +18,7 @@ from shardstore.errors import InvalidInput, NotFound
 from shardstore.format.snapshots.state import Snapshot, State
 from shardstore.plan.policy import ShardingPolicy, validate_policy
 from shardstore.snapshots.catalog import DEFAULT_NAME, Catalog, StorageCatalog, check_store_name
+from shardstore.snapshots.conflicts import ConflictDetector
 from shardstore.snapshots.files import MANIFEST_CACHE_BYTES, StoreFiles
 from shardstore.snapshots.session import MAX_MEMORY
 from shardstore.snapshots.session import Session as SessionCore
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from shardstore.adapters.zarr.store import ShardedStore
 
 Schema = Literal["auto", "draft"]
+Isolation = Literal["snapshot", "serializable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +210,18 @@ class Repository:
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
-    def writable_session(self, branch: str = FIRST_BRANCH) -> Session:
-        """Return a session on the tip of a branch, whose changes nobody sees before they are committed. Raises ``NotFound``."""
-        return Session(self, self._now(), branch=branch)
+    def writable_session(self, branch: str = FIRST_BRANCH, *, isolation: Isolation = "snapshot") -> Session:
+        """Return a session on the tip of a branch, whose changes nobody sees before they are committed.
+
+        ``isolation`` says what a later rebase compares with what others have committed: ``"snapshot"``: what this session has written;
+        ``"serializable"``: also what it has read, so that all sessions together do what they would have done one after the other.
+
+        Raises:
+            NotFound: there is no such branch.
+        """
+        if isolation not in ("snapshot", "serializable"):
+            raise InvalidInput(f"isolation {isolation!r} is neither 'snapshot' nor 'serializable'")
+        return Session(self, self._now(), branch=branch, serializable=isolation == "serializable")
 
     def readonly_session(
         self,
@@ -232,12 +243,21 @@ class Repository:
         return Session(self, moment, snapshot=_named(moment.state, branch, tag, snapshot_id, as_of))
 
     @contextmanager
-    def transaction(self, branch: str = FIRST_BRANCH, *, message: str, metadata: Mapping[str, Any] | None = None) -> Iterator[ShardedStore]:
+    def transaction(
+        self,
+        branch: str = FIRST_BRANCH,
+        *,
+        message: str,
+        metadata: Mapping[str, Any] | None = None,
+        isolation: Isolation = "snapshot",
+        rebase_with: ConflictDetector | None = None,
+        rebase_tries: int = 1000,
+    ) -> Iterator[ShardedStore]:
         """Give a store whose changes are committed to the branch when the block ends; an exception discards them.
 
         Nothing changed is no commit. Raises what ``Session.commit`` raises.
         """
-        session = self.writable_session(branch)
+        session = self.writable_session(branch, isolation=isolation)
         try:
             yield session.store
         except BaseException as exc:
@@ -245,7 +265,7 @@ class Repository:
             exc.add_note(f"nothing was committed to branch {branch!r} of {self.url}")
             raise
         if session.has_uncommitted_changes:
-            session.commit(message, metadata)
+            session.commit(message, metadata, rebase_with=rebase_with, rebase_tries=rebase_tries)
 
     # -- history -------------------------------------------------------------------------------------------------------
 
@@ -310,7 +330,15 @@ class Session:
     A writable session belongs to one process.
     """
 
-    def __init__(self, repository: Repository, moment: Moment, *, branch: str | None = None, snapshot: Snapshot | None = None) -> None:
+    def __init__(
+        self,
+        repository: Repository,
+        moment: Moment,
+        *,
+        branch: str | None = None,
+        snapshot: Snapshot | None = None,
+        serializable: bool = False,
+    ) -> None:
         self._repository = repository
         self._moment = moment
         store = repository._store
@@ -318,7 +346,9 @@ class Session:
         assert at is not None
         options = repository._options
         structure = run_sync(store.files.structure(at.structure))
-        self._core = SessionCore(store.files, at, structure, branch, pack=options.pack, max_memory=options.max_memory)
+        self._core = SessionCore(
+            store.files, at, structure, branch, pack=options.pack, max_memory=options.max_memory, serializable=serializable
+        )
         if branch is not None and structure.is_flagged:
             self._core.why_read_only = "its structure has flags that this version of shardstore does not know"
         again = None if branch is not None else partial(_storage_of, options, at.id)
@@ -392,13 +422,25 @@ class Session:
 
     # -- changes -------------------------------------------------------------------------------------------------------
 
-    def commit(self, message: str, metadata: Mapping[str, Any] | None = None, *, allow_empty: bool = False) -> str:
+    def commit(
+        self,
+        message: str,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        rebase_with: ConflictDetector | None = None,
+        rebase_tries: int = 1000,
+        allow_empty: bool = False,
+    ) -> str:
         """Make what was changed the newest snapshot of the branch, all at once, and return its id. Then nothing more can be written.
+
+        If somebody else has committed to the branch since, that is a conflict; with ``rebase_with``, only if it contradicts what this
+        session has changed (and, with ``isolation="serializable"``, read): otherwise this session is brought onto their snapshot, and
+        committed, ``rebase_tries`` times at most.
 
         Raises:
             InvalidInput: nothing was changed, and ``allow_empty`` is false; or with ``schema="draft"``, something does not fit the draft.
             ReadOnly: nothing can be changed.
-            Conflict: somebody else has committed to the branch since. Nothing was changed; the changes are still there.
+            ConflictError: somebody else has committed to the branch. Nothing was changed; the changes are still there.
             WriteOutcomeUnknown: the answer was lost, and nobody can tell whether it is committed.
         """
         core = self._core
@@ -407,7 +449,18 @@ class Session:
             raise InvalidInput("a commit needs a message")
         if not core.is_changed and not allow_empty:
             raise InvalidInput("nothing was changed, so there is nothing to commit; with allow_empty=True that is a snapshot too")
-        return run_sync(self._repository._store.commit(core, self._moment, message, metadata))
+        if rebase_with is not None:
+            _check_solver(rebase_with)
+        return run_sync(self._repository._store.commit(core, self._moment, message, metadata, rebase_with, rebase_tries))
+
+    def rebase(self, solver: ConflictDetector) -> None:
+        """Bring the session onto what others have committed to the branch since, if ``solver`` solves whatever contradicts that.
+
+        Raises:
+            ConflictError: it does. The session is as before.
+        """
+        self._core.check_writable("a rebase")
+        self._moment = run_sync(self._repository._store.rebase(self._core, _check_solver(solver)))
 
     def discard_changes(self) -> None:
         """Forget everything that was changed."""
@@ -423,6 +476,12 @@ class Session:
             InvalidInput: there is something at ``to_path``, or it is inside of ``from_path``.
         """
         run_sync(_do(partial(self._core.move_existing, from_path.strip("/"), to_path.strip("/"))))
+
+
+def _check_solver(solver: object) -> ConflictDetector:
+    if not isinstance(solver, ConflictDetector):
+        raise InvalidInput(f"{solver!r} is neither ConflictDetector() nor BasicConflictSolver()")
+    return solver
 
 
 async def _do(function: Any) -> Any:

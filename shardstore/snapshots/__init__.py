@@ -15,12 +15,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shardstore.snapshots.catalog import Catalog, Pointer, PointerMoved, StorageCatalog
+from shardstore.snapshots.conflicts import BasicConflictSolver, ConflictDetector, ConflictError, ConflictType, NodeConflict
 from shardstore.snapshots.sql_catalog import SQLCatalog
 
 if TYPE_CHECKING:
     from shardstore.adapters.repository import Repository, Session, SnapshotInfo
 
-__all__ = ["Catalog", "Pointer", "PointerMoved", "Repository", "SQLCatalog", "Session", "SnapshotInfo", "StorageCatalog"]
+__all__ = [
+    "BasicConflictSolver",
+    "Catalog",
+    "ConflictDetector",
+    "ConflictError",
+    "ConflictType",
+    "NodeConflict",
+    "Pointer",
+    "PointerMoved",
+    "Repository",
+    "SQLCatalog",
+    "Session",
+    "SnapshotInfo",
+    "StorageCatalog",
+]
 
 _FACES = ("Repository", "Session", "SnapshotInfo")
 

@@ -114,6 +114,12 @@ class ChunkGatherer:
             self._held -= self._waiting.pop(cell).nbytes
         self._cells.pop(array, None)
 
+    def renumber(self, array: int, new: int) -> None:
+        """Give an array another id."""
+        for id_, cell in [key for key in self._waiting if key[0] == array]:
+            self._waiting[new, cell] = self._waiting.pop((id_, cell))
+        self._cells.pop(array, None)
+
     def forget(self, node: Node, coords: ChunkCoords) -> None:
         """Forget a chunk that has been erased or is written again."""
         cell = node.id, self._cells_of(node).cell_of(coords)

@@ -26,6 +26,7 @@ from shardstore.model.chunks import ChunkCoords
 from shardstore.plan.policy import ShardingPolicy
 from shardstore.snapshots.chunk_files import ChunkGatherer, Written
 from shardstore.snapshots.files import KnownRefs, StoreFiles
+from shardstore.snapshots.read_set import ReadSet
 
 MAX_MEMORY = 256 << 20
 """The bytes of chunks that a session holds before it stores some, by default."""
@@ -136,6 +137,7 @@ class Session:
         *,
         pack: ShardingPolicy = "auto",
         max_memory: int = MAX_MEMORY,
+        serializable: bool = False,
     ) -> None:
         self.files = files
         self.snapshot = snapshot
@@ -143,6 +145,8 @@ class Session:
         self.branch = branch
         """The branch that a commit moves; ``None``: nothing can be changed."""
         self.why_read_only = "" if branch is not None else "it was opened to read"
+        self.reads = ReadSet() if serializable else None
+        """What was read, where that counts."""
         self.gatherer = ChunkGatherer(files, pack, max_memory)
         self.nodes: dict[str, Node] = dict(structure.nodes)
         self.changes: dict[int, ArrayChanges] = {}
@@ -158,6 +162,11 @@ class Session:
     def is_changed(self) -> bool:
         """True if there is anything to commit."""
         return any(self.changes.values()) or self.nodes != self.base.nodes
+
+    def committed(self, snapshot: Snapshot) -> None:
+        """Note that everything is part of a snapshot now."""
+        self.why_read_only = f"it has been committed, as snapshot {snapshot.id}"
+        self.snapshot = snapshot
 
     def check_writable(self, what: str) -> None:
         """Raise ``ReadOnly`` if nothing can be changed."""
@@ -177,6 +186,8 @@ class Session:
 
     async def document(self, path: str) -> tuple[bytes, str] | None:
         """Return the document of the node at a path, and a text that tells it from others at this path; ``None`` if there is no node."""
+        if self.reads is not None:
+            self.reads.documents.add(path)
         node = self.nodes.get(path)
         if node is None:
             return None
@@ -271,7 +282,7 @@ class Session:
             encoding = parse_chunk_key_encoding(node.document["chunk_key_encoding"])
             assert encoding is not None  # or its document would have been refused
             prefix = f"{node.path}/" if node.path else ""
-            known = self._array_keys[node.id] = ArrayKeys(node, prefix, encoding, _ndim(node.columns))
+            known = self._array_keys[node.id] = ArrayKeys(node, prefix, encoding, ndim_of(node))
         return known
 
     def owner(self, key: str) -> ArrayKeys | None:
@@ -294,6 +305,8 @@ class Session:
         n = len(coords)
         places = Places(np.full(n, ABSENT, dtype=np.int32), np.zeros(n, dtype=np.uint64), np.zeros(n, dtype=np.uint64))
         self._own_places(node, coords, places)
+        if self.reads is not None:
+            self.reads.read_chunks(node, coords[places.file == ABSENT])
         await self._stored_places(node, coords, places)
         return places
 
@@ -368,13 +381,60 @@ class Session:
 
     async def all_refs(self, node: Node) -> AsyncIterator[ChunkRefs]:
         """Yield references of all chunks of an array that are there, in order of their coordinates within each piece."""
-        levels = self.changes[node.id].refs(_ndim(node.columns)) if self.changes.get(node.id) else None
-        whole = levels
+        if self.reads is not None:
+            self.reads.list_chunks(node)
+        whole = self.changes[node.id].refs(ndim_of(node)) if self.changes.get(node.id) else None
         for part in reversed(node.manifests):
-            for piece in await self.files.refs_of(part.file, node.id, _ndim(node.columns)):
+            for piece in await self.files.refs_of(part.file, node.id, ndim_of(node)):
                 whole = piece if whole is None else merged(piece, whole)
         if whole is not None:
             yield without_gone(whole)
+
+    def changed_chunks(self) -> dict[int, npt.NDArray[np.uint64]]:
+        """Return the chunks that were written or erased, by array, ``(n, ndim)``."""
+        ndims = {node.id: ndim_of(node) for node in self.nodes.values()}
+        found: dict[int, npt.NDArray[np.uint64]] = {}
+        for array, changes in self.changes.items():
+            if not changes or array not in ndims:
+                continue
+            coords = np.array(list(changes.chunks), dtype=np.uint64).reshape(len(changes.chunks), ndims[array])
+            found[array] = coords if changes.bulk is None else np.concatenate([coords, changes.bulk.refs.coords])
+        return found
+
+    def give_up_chunks(self, node: Node, coords: npt.NDArray[np.uint64]) -> None:
+        """Forget what was done to ``(n, ndim)`` chunks of an array."""
+        changes = self.changes[node.id]
+        for one in map(tuple, coords.tolist()):
+            if changes.chunks.pop(one, None) is not None:
+                self.gatherer.forget(node, one)
+        if changes.bulk is not None and len(coords):
+            refs = changes.bulk.refs
+            kept = np.ones(len(refs), dtype=np.bool_)
+            rows = changes.bulk.find(coords)
+            kept[rows[rows >= 0]] = False
+            changes.bulk = KnownRefs(subset(refs, np.flatnonzero(kept)))
+
+    def renumber(self, array: int, new: int) -> None:
+        """Give a node that this session has made another id."""
+        if (changes := self.changes.pop(array, None)) is not None:
+            self.changes[new] = changes
+        if (document := self.documents.pop(array, None)) is not None:
+            self.documents[new] = document
+        self.gatherer.renumber(array, new)
+
+    def adopt(self, base: Structure, nodes: dict[str, Node]) -> None:
+        """Stand on another snapshot from now on, with these nodes."""
+        before = {node.id: node for node in self.nodes.values()}
+        self.base, self.nodes, self._array_keys = base, nodes, {}
+        now = {node.id: node for node in nodes.values()}
+        self._ids |= now.keys()
+        self.documents = {
+            one: document
+            for one, document in self.documents.items()
+            if one in now
+            and (one not in before or (now[one].columns, now[one].attributes) == (before[one].columns, before[one].attributes))
+        }
+        self.changes = {one: changes for one, changes in self.changes.items() if one in now}
 
     def discard(self) -> None:
         """Forget all changes."""
@@ -391,8 +451,12 @@ class Session:
                 yield node
 
 
-def _ndim(columns: NodeColumns) -> int:
+def ndim_of(node: Node) -> int:
     """Return the dimensions of an array; -1 for a group."""
+    return _ndim(node.columns)
+
+
+def _ndim(columns: NodeColumns) -> int:
     return -1 if columns.array is None else len(columns.array["shape"])
 
 

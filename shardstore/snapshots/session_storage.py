@@ -220,6 +220,8 @@ class SessionStorage(ReadsAndWrites):
     # -- listing -------------------------------------------------------------------------------------------------------
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        if self.session.reads is not None:
+            self.session.reads.list_nodes(prefix)
         for path in list(self.session.nodes):
             key = join(path, METADATA_NAME)
             if key.startswith(prefix) and (info := await self.stat(key)) is not None:
@@ -240,6 +242,8 @@ class SessionStorage(ReadsAndWrites):
             infos = {info.key: info async for info in self.list(prefix)}
             keys, prefixes = direct_children(infos, prefix)
             return DirListing(tuple(infos[key] for key in keys), prefixes)
+        if self.session.reads is not None:
+            self.session.reads.list_nodes(prefix)
         paths = [join(path, METADATA_NAME) for path in self.session.nodes]
         keys, prefixes = direct_children([key for key in paths if key.startswith(prefix)], prefix)
         found = [info for key in keys if (info := await self.stat(key)) is not None]

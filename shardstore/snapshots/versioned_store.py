@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from shardstore.engine.contention import Contention
-from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound
+from shardstore.engine.writing.writer import uninterrupted
+from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError
 from shardstore.format.json_text import JsonObject
 from shardstore.format.snapshots.changes import NodeChanges
 from shardstore.format.snapshots.file_names import ATTRIBUTES, CHUNKS, MANIFESTS, STATES, STRUCTURES, new_state_name
@@ -18,9 +20,13 @@ from shardstore.format.snapshots.state import Ref, Snapshot, State, check_ref_na
 from shardstore.format.snapshots.structure import Node, encode_structure
 from shardstore.snapshots.catalog import Catalog, Pointer, PointerMoved
 from shardstore.snapshots.commit import NewFile, differences, plan_structure, properties, store_all
+from shardstore.snapshots.conflicts import ConflictDetector, ConflictError
 from shardstore.snapshots.files import StoreFiles
+from shardstore.snapshots.rebase import conflicts_with, rebase
 from shardstore.snapshots.session import Session
 from shardstore.storage.wrappers import Counters
+
+logger = logging.getLogger(__name__)
 
 FIRST_BRANCH = "main"
 FIRST_MESSAGE = "Repository initialized"
@@ -156,7 +162,7 @@ class VersionedStore:
             try:
                 pointer = await self.catalog.swap(self.name, moment.pointer, Pointer(location, state.generation, state.id))
             except PointerMoved as exc:
-                await self.files.storage.delete_many([location])  # nothing refers to it, nor ever will
+                await self._remove_unused([location])
                 if exc.now is None:
                     raise NotFound(f"the versioned store {self.name!r} has been removed from the catalog {self.catalog.url}") from exc
                 await turn.lost(f"the state of {self.url}", exc)
@@ -220,12 +226,72 @@ class VersionedStore:
 
     # -- commits -------------------------------------------------------------------------------------------------------
 
-    async def commit(self, session: Session, begin: Moment, message: str, metadata: Mapping[str, Any] | None) -> str:
-        """Commit a session onto the tip of its branch, which must be where it began; return the id of the snapshot.
+    async def commit(
+        self,
+        session: Session,
+        begin: Moment,
+        message: str,
+        metadata: Mapping[str, Any] | None,
+        solver: ConflictDetector | None = None,
+        tries: int = 0,
+    ) -> str:
+        """Commit a session onto the tip of its branch; return the id of the snapshot. Carried out even if the call is cancelled.
+
+        ``begin`` is the state that the session knows. If the branch has moved since, the session is brought onto its tip if the
+        ``solver`` allows that, so often at most.
 
         Raises:
-            Conflict: the branch has moved.
+            ConflictError: the branch has moved, and there is no solver, or it does not allow it. The changes are still there.
         """
+        return await uninterrupted(self._commit(session, begin, message, metadata, solver, tries))
+
+    async def _commit(
+        self,
+        session: Session,
+        begin: Moment,
+        message: str,
+        metadata: Mapping[str, Any] | None,
+        solver: ConflictDetector | None,
+        tries: int,
+    ) -> str:
+        await self.files.storage.probe()
+        turn = self._contention.turn(self.name)
+        moment: Moment | None = begin
+        for left in range(tries if solver is not None else 0, -1, -1):
+            try:
+                return await self._commit_once(session, moment, message, metadata)
+            except _BranchMoved as exc:
+                if solver is None:
+                    raise await self._why_not(session, exc.state) from exc
+                if not left:
+                    raise ConflictError(f"{exc}: others were first {tries} times. Nothing was changed; commit again") from exc
+                await turn.lost(f"branch {session.branch!r} of {self.url}", exc)
+            moment = await self.now()
+            await rebase(session, moment.state, solver, self.url)
+        raise AssertionError("the last attempt ends")
+
+    async def _why_not(self, session: Session, state: State) -> ConflictError:
+        """Return the error of a commit whose branch has moved, with what contradicts it."""
+        moved = f"branch {session.branch!r} of {self.url} has moved from snapshot {session.snapshot.id}: somebody else has committed"
+        try:
+            conflicts = await conflicts_with(session, state, ConflictDetector(), self.url)
+        except ConflictError as exc:
+            return exc
+        if conflicts:
+            return ConflictError(
+                f"{moved}, and contradicts this session: {'; '.join(map(str, conflicts[:10]))}. Nothing was changed", conflicts
+            )
+        return ConflictError(
+            f"{moved}, but nothing that contradicts this session. Nothing was changed: commit with rebase_with=ConflictDetector()"
+        )
+
+    async def rebase(self, session: Session, solver: ConflictDetector) -> Moment:
+        """Bring a session onto the tip of its branch; return the state. Raises ``ConflictError``."""
+        moment = await self.now()
+        await rebase(session, moment.state, solver, self.url)
+        return moment
+
+    async def _commit_once(self, session: Session, begin: Moment | None, message: str, metadata: Mapping[str, Any] | None) -> str:
         branch = session.branch
         assert branch is not None
         planned_chunks = session.gatherer.plan()
@@ -237,9 +303,8 @@ class VersionedStore:
             session.gatherer.take_back(planned_chunks)
             raise
         parent = session.snapshot
-        snapshot = Snapshot(
-            self.files.new_name(), parent.id, self._now_ms(parent), planned.name, properties(message, metadata, self.writer)
-        )
+        said = properties(message, metadata, self.writer)
+        snapshot = Snapshot(self.files.new_name(), parent.id, self._now_ms(parent), planned.name, said)
 
         async def store() -> None:
             await asyncio.gather(session.gatherer.store(planned_chunks), store_all(self.files, planned.files))
@@ -247,15 +312,32 @@ class VersionedStore:
         async def change(state: State) -> State:
             tip = state.ref(branch, "branch").snapshot
             if tip != parent.id:
-                raise Conflict(f"branch {branch!r} of {self.url} has moved from snapshot {parent.id} to {tip}: somebody else has committed")
+                raise _BranchMoved(f"branch {branch!r} of {self.url} has moved from snapshot {parent.id} to {tip}", state)
             return state.committed(snapshot, branch)
 
-        await self.files.storage.probe()
-        await self.change(change, begin, store)
+        try:
+            await self.change(change, begin, store)
+        except _BranchMoved:
+            await self._remove_unused([one.key for one in planned.files])
+            raise
         self.files.keep_structure(planned.name, planned.structure)
-        session.why_read_only = f"it has been committed, as snapshot {snapshot.id}"
-        session.snapshot = snapshot
+        session.committed(snapshot)
         return snapshot.id
+
+    async def _remove_unused(self, keys: Sequence[str]) -> None:
+        """Remove files that nothing refers to; what cannot be removed stays for the collector."""
+        try:
+            await self.files.storage.delete_many(keys)
+        except ShardStoreError as exc:
+            logger.info("files that nothing refers to stay in %s: %s", self.url, exc)
+
+
+class _BranchMoved(Conflict):
+    """Somebody else has committed to the branch."""
+
+    def __init__(self, message: str, state: State) -> None:
+        super().__init__(message)
+        self.state = state
 
 
 def check_snapshot(state: State, snapshot: str) -> None:

@@ -1,0 +1,174 @@
+"""Brings a session onto what others have committed to its branch since it began, if that does not contradict it.
+
+Reads the structure of the tip and the manifests of what was changed between, never chunks. The session's own chunk files stay as they are:
+nodes keep their ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from shardstore.format.json_text import JsonObject, dumps, loads_object
+from shardstore.format.snapshots.changes import NodeChanges, parse_changes
+from shardstore.format.snapshots.state import Snapshot, State
+from shardstore.format.snapshots.structure import ManifestPart, Node, Structure
+from shardstore.snapshots.conflicts import (
+    ConflictDetector,
+    ConflictError,
+    ConflictType,
+    NodeConflict,
+    Side,
+    double_chunks,
+    find_conflicts,
+    read_conflicts,
+)
+from shardstore.snapshots.files import StoreFiles
+from shardstore.snapshots.session import Session, ndim_of
+
+
+@dataclass(slots=True)
+class _Meeting:
+    """A session, and what others have committed to its branch since it began."""
+
+    tip: Snapshot
+    structure: Structure
+    ours: Side
+    theirs: Side
+    attributes: dict[int, bytes | None]
+    """Of nodes of which both have changed some."""
+    conflicts: list[NodeConflict]
+
+
+async def conflicts_with(session: Session, state: State, solver: ConflictDetector, url: str) -> list[NodeConflict]:
+    """Return what of a session contradicts what others have committed since. Raises ``ConflictError`` if the branch was reset."""
+    return (await _meet(session, state, solver, url)).conflicts
+
+
+async def rebase(session: Session, state: State, solver: ConflictDetector, url: str) -> None:
+    """Bring a session onto the tip of its branch in ``state``.
+
+    Raises:
+        ConflictError: something contradicts; the session is as before.
+    """
+    branch = session.branch
+    assert branch is not None
+    if state.ref(branch, "branch").snapshot == session.snapshot.id:
+        return
+    met = await _meet(session, state, solver, url)
+    if met.conflicts:
+        raise ConflictError(
+            f"branch {branch!r} of {url} has moved from snapshot {session.snapshot.id} to {met.tip.id}, and what was committed there "
+            f"contradicts this session: {'; '.join(map(str, met.conflicts[:10]))}. Nothing was changed",
+            met.conflicts,
+        )
+    if solver.chunks() == "theirs":
+        for array in met.ours.chunks:
+            if array not in met.ours.changes.created:
+                session.give_up_chunks(met.ours.by_id[array], double_chunks(met.ours, met.theirs, array))
+    _apply(session, met.structure, met.ours, met.theirs, met.attributes)
+    session.snapshot = met.tip
+
+
+async def _meet(session: Session, state: State, solver: ConflictDetector, url: str) -> _Meeting:
+    branch = session.branch
+    assert branch is not None
+    tip = state.snapshots[state.ref(branch, "branch").snapshot]
+    since: list[Snapshot] = []
+    for snapshot in state.ancestry(tip.id):
+        if snapshot.id == session.snapshot.id:
+            break
+        since.append(snapshot)
+    else:
+        raise ConflictError(
+            f"branch {branch!r} of {url} was reset: it is at snapshot {tip.id}, of which {session.snapshot.id}, with which this session "
+            "began, is no ancestor. Nothing was changed; write it again in a new session"
+        )
+    structure = await session.files.structure(tip.structure)
+    theirs = await _theirs(session, structure, since)
+    ours = Side(session.nodes, NodeChanges.between(session.base.nodes, session.nodes), session.changed_chunks())
+    conflicts = find_conflicts(ours, theirs, session.base.nodes, solver)
+    if session.reads is not None:
+        conflicts += read_conflicts(session.reads, theirs, session.base.nodes)
+    attributes, more = await _merged_attributes(session, ours, theirs)
+    return _Meeting(tip, structure, ours, theirs, attributes, [*conflicts, *more])
+
+
+async def _theirs(session: Session, tip: Structure, since: Sequence[Snapshot]) -> Side:
+    """Return what others have done: ``tip`` is the structure of the newest of the snapshots since."""
+    chunks: dict[int, npt.NDArray[np.uint64]] = {}
+    was = {node.id: node for node in session.base.nodes.values()}
+    asked = [node for node in tip.nodes.values() if node.is_array and node.id in was and node.manifests != was[node.id].manifests]
+    for node, coords in zip(
+        asked, await asyncio.gather(*(_changed_since(session.files, node, was[node.id], since) for node in asked)), strict=True
+    ):
+        chunks[node.id] = coords
+    return Side(tip.nodes, NodeChanges.between(session.base.nodes, tip.nodes), chunks)
+
+
+async def _changed_since(files: StoreFiles, node: Node, was: Node, since: Sequence[Snapshot]) -> npt.NDArray[np.uint64]:
+    """Return the chunks of an array that were written or erased since, each once or more: those in the manifests of differences."""
+    parts: list[ManifestPart] = list(node.manifests[len(was.manifests) :])
+    if node.manifests[: len(was.manifests)] != was.manifests:  # manifests have been merged since
+        parts = []
+        for structure in await asyncio.gather(*(files.structure(snapshot.structure) for snapshot in since)):
+            _, names = parse_changes(structure.changes)
+            there = next((one for one in structure.nodes.values() if one.id == node.id), None)
+            parts += [part for part in (there.manifests if there is not None else ()) if part.file.name in names]
+    found = await asyncio.gather(*(files.refs_of(part.file, node.id, ndim_of(node)) for part in parts))
+    coords = [refs.coords for pieces in found for refs in pieces]
+    return np.concatenate(coords) if coords else np.zeros((0, ndim_of(node)), dtype=np.uint64)
+
+
+async def _merged_attributes(session: Session, ours: Side, theirs: Side) -> tuple[dict[int, bytes | None], list[NodeConflict]]:
+    """Return the attributes of nodes of which both have changed some, by id; and the conflicts, where both have changed the same."""
+    was = {node.id: node for node in session.base.nodes.values()}
+    merged: dict[int, bytes | None] = {}
+    conflicts: list[NodeConflict] = []
+    for one in sorted(ours.changes.attributes & theirs.changes.attributes):
+        before, mine, other = [
+            _attributes((await session.full_columns(node)).attributes) for node in (was[one], ours.by_id[one], theirs.by_id[one])
+        ]
+        names = {name for name in before.keys() | mine.keys() if before.get(name) != mine.get(name) or (name in before) != (name in mine)}
+        clash = {name for name in names if other.get(name) != before.get(name) or (name in other) != (name in before)}
+        if any(other.get(name) != mine.get(name) or (name in other) != (name in mine) for name in clash):
+            conflicts.append(NodeConflict(ConflictType.ZarrMetadataDoubleUpdate, ours.by_id[one].path))
+            continue
+        both = {name: value for name, value in other.items() if name not in names} | {name: mine[name] for name in mine if name in names}
+        merged[one] = dumps(both) if both else None
+    return merged, conflicts
+
+
+def _attributes(data: bytes | None) -> JsonObject:
+    return {} if data is None else loads_object(data)
+
+
+def _apply(session: Session, tip: Structure, ours: Side, theirs: Side, attributes: Mapping[int, bytes | None]) -> None:
+    """Make the session's nodes those of the tip, with what the session has changed."""
+    changes = ours.changes
+    nodes = {path: node for path, node in tip.nodes.items() if node.id not in changes.deleted and node.id not in changes.moved}
+    for one, (_, after) in changes.moved.items():
+        nodes[after] = replace(theirs.by_id[one], path=after)
+    by_id = {node.id: node for node in nodes.values()}
+    for one in changes.updated | changes.attributes:
+        mine, node = ours.by_id[one], by_id[one]
+        columns, place = node.columns, node.attributes
+        if one in changes.attributes:
+            data, place = (attributes[one], None) if one in attributes else (mine.columns.attributes, mine.attributes)
+            columns = replace(columns, attributes=data)
+        if one in changes.updated:
+            columns = replace(columns, array=mine.columns.array, extra=mine.columns.extra)
+        nodes[node.path] = replace(node, columns=columns, attributes=place)
+    for one, path in changes.created.items():
+        if path in nodes:  # both have made the same group
+            continue
+        id_ = one
+        if one in theirs.by_id:  # the same random number (D14)
+            id_ = session.new_node_id()
+            session.renumber(one, id_)
+        nodes[path] = replace(ours.by_id[one], id=id_)
+    session.adopt(tip, nodes)

@@ -1,0 +1,380 @@
+"""Sessions that are brought onto what others have committed: what contradicts is found, and what does not is kept of both."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from shardstore.errors import Conflict, InvalidInput
+from shardstore.snapshots import BasicConflictSolver, ConflictDetector, ConflictError, ConflictType, Repository, Session
+from tests.snapshots.repositories import create_array, new_repository, read_array, traced_repository
+
+pytestmark = pytest.mark.zarr
+
+Change = Callable[[Session], object]
+DATA = np.arange(64, dtype="i4")
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Repository:
+    repo = new_repository(tmp_path)
+    session = repo.writable_session()
+    zarr.create_group(session.store, path="g", attributes={"one": 1, "two": 2})
+    for path in ("g/a", "g/b"):
+        create_array(session, path, DATA, (8,), attributes={"one": 1, "two": 2})
+    zarr.create_group(session.store, path="empty")
+    session.commit("begin")
+    return repo
+
+
+def array(session: Session, path: str = "g/a") -> Any:
+    return zarr.open_array(session.store, path=path)
+
+
+def chunk(number: int, path: str = "g/a", value: int = -1) -> Change:
+    def change(session: Session) -> None:
+        array(session, path)[8 * number : 8 * number + 8] = value
+
+    return change
+
+
+def attribute(name: str, path: str = "g/a", value: int = 9) -> Change:
+    return lambda session: zarr.open(session.store, path=path, mode="r+").attrs.update({name: value})
+
+
+def resize(session: Session) -> None:
+    array(session).resize((80,))
+
+
+def delete(path: str) -> Change:
+    def change(session: Session) -> None:
+        group = zarr.open_group(session.store, mode="r+")
+        del group[path]
+
+    return change
+
+
+def move(source: str, target: str) -> Change:
+    return lambda session: session.move(source, target)
+
+
+def create(path: str, value: int = 5) -> Change:
+    return lambda session: create_array(session, path, np.full(16, value), (8,))
+
+
+def group(path: str, **attributes: int) -> Change:
+    return lambda session: zarr.open_group(session.store, path=path, mode="a").attrs.update(attributes)
+
+
+NOTHING: tuple[ConflictType, ...] = ()
+T = ConflictType
+CASES: dict[str, tuple[Change, Change, tuple[ConflictType, ...]]] = {
+    "chunk, same chunk": (chunk(0), chunk(0), (T.ChunkDoubleUpdate,)),
+    "chunk, other chunk": (chunk(0), chunk(1), NOTHING),
+    "chunk, other array": (chunk(0), chunk(0, "g/b"), NOTHING),
+    "chunk, metadata": (chunk(0), resize, (T.ChunksUpdatedInUpdatedArray,)),
+    "chunk, attributes": (chunk(0), attribute("one"), NOTHING),
+    "chunk, delete": (chunk(0), delete("g/a"), (T.ChunksUpdatedInDeletedArray,)),
+    "chunk, delete of its group": (chunk(0), delete("g"), (T.ChunksUpdatedInDeletedArray,)),
+    "chunk, move": (chunk(0), move("g/a", "g/z"), NOTHING),
+    "chunk, move of its group": (chunk(0), move("g", "h"), NOTHING),
+    "metadata, chunk": (resize, chunk(0), (T.ChunksUpdatedInUpdatedArray,)),
+    "metadata, metadata": (resize, resize, (T.ZarrMetadataDoubleUpdate,)),
+    "metadata, attributes": (resize, attribute("one"), (T.ZarrMetadataDoubleUpdate,)),
+    "metadata, delete": (resize, delete("g/a"), (T.ZarrMetadataUpdateOfDeletedArray,)),
+    "metadata, move": (resize, move("g/a", "g/z"), NOTHING),
+    "attributes, chunk": (attribute("one"), chunk(0), NOTHING),
+    "attributes, metadata": (attribute("one"), resize, (T.ZarrMetadataDoubleUpdate,)),
+    "attributes, same attribute": (attribute("one"), attribute("one", value=8), (T.ZarrMetadataDoubleUpdate,)),
+    "attributes, same attribute and value": (attribute("one"), attribute("one"), NOTHING),
+    "attributes, other attribute": (attribute("one"), attribute("two"), NOTHING),
+    "attributes, new attributes": (attribute("three"), attribute("four"), NOTHING),
+    "attributes, delete": (attribute("one"), delete("g/a"), (T.ZarrMetadataUpdateOfDeletedArray,)),
+    "attributes of a group, delete": (attribute("one", "empty"), delete("empty"), (T.ZarrMetadataUpdateOfDeletedGroup,)),
+    "attributes of a group, of another": (attribute("one", "empty"), attribute("one", "g"), NOTHING),
+    "attributes, move": (attribute("one"), move("g/a", "g/z"), NOTHING),
+    "delete, chunk": (delete("g/a"), chunk(0), (T.DeleteOfUpdatedArray,)),
+    "delete, metadata": (delete("g/a"), resize, (T.DeleteOfUpdatedArray,)),
+    "delete, attributes": (delete("empty"), attribute("one", "empty"), (T.DeleteOfUpdatedGroup,)),
+    "delete, delete": (delete("g/a"), delete("g/a"), NOTHING),
+    "delete, move": (delete("g/a"), move("g/a", "g/z"), NOTHING),
+    "delete, create in it": (delete("empty"), create("empty/new"), (T.DeleteOfUpdatedGroup,)),
+    "delete, move into it": (delete("empty"), move("g/a", "empty/a"), (T.DeleteOfUpdatedGroup,)),
+    "move, chunk": (move("g/a", "g/z"), chunk(0), NOTHING),
+    "move, metadata": (move("g/a", "g/z"), resize, NOTHING),
+    "move, attributes": (move("g/a", "g/z"), attribute("one"), NOTHING),
+    "move, delete": (move("g/a", "g/z"), delete("g/a"), (T.MoveOperationCannotBeRebased,)),
+    "move, same move": (move("g/a", "g/z"), move("g/a", "g/z"), NOTHING),
+    "move, other move": (move("g/a", "g/z"), move("g/a", "g/y"), (T.MoveOperationCannotBeRebased,)),
+    "move, create there": (move("g/a", "g/z"), create("g/z"), (T.MoveOperationCannotBeRebased,)),
+    "move, create in it": (move("empty", "h"), create("empty/new"), (T.MoveOperationCannotBeRebased,)),
+    "create, create there": (create("g/new"), create("g/new"), (T.NewNodeConflictsWithExistingNode,)),
+    "create, create elsewhere": (create("g/new"), create("g/other"), NOTHING),
+    "create, move there": (create("g/new"), move("g/a", "g/new"), (T.NewNodeConflictsWithExistingNode,)),
+    "create, delete of the group": (create("empty/new"), delete("empty"), (T.NewNodeInInvalidGroup,)),
+    "create, move of the group": (create("empty/new"), move("empty", "h"), (T.NewNodeInInvalidGroup,)),
+    "create a group, the same": (group("h", one=1), group("h", one=1), NOTHING),
+    "create a group, another": (group("h", one=1), group("h", one=2), (T.NewNodeConflictsWithExistingNode,)),
+    "create in a group, in the same": (create("h/x"), create("h/y"), NOTHING),
+}
+
+
+def state(session: Session) -> dict[str, Any]:
+    """Return all documents, and the values of all arrays."""
+    root = zarr.open_group(session.store, mode="r")
+    found: dict[str, Any] = {"": root.attrs.asdict()}
+    for path, node in root.members(max_depth=None):
+        found[path] = (node.attrs.asdict(), np.asarray(node[...]).tolist() if isinstance(node, zarr.Array) else None)
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_contradicts_is_found_and_what_does_not_is_kept_of_both(repo: Repository, name: str) -> None:
+    ours, theirs, expected = CASES[name]
+    session, other = repo.writable_session(), repo.writable_session()
+    ours(session)
+    theirs(other)
+    tip = other.commit("theirs")
+    if expected:
+        mine = state(session)
+        with pytest.raises(ConflictError) as caught:
+            session.commit("ours", rebase_with=ConflictDetector())
+        assert {conflict.conflict_type for conflict in caught.value.conflicts} == set(expected)
+        with pytest.raises(ConflictError, match="contradicts this session"):
+            session.commit("ours")
+        assert repo.lookup_branch("main") == tip
+        assert state(session) == mine
+        return
+    with pytest.raises(ConflictError, match="nothing that contradicts"):
+        session.commit("ours")
+    session.commit("ours", rebase_with=ConflictDetector())
+    assert [info.message for info in repo.ancestry()][:2] == ["ours", "theirs"]
+    found = state(repo.readonly_session())
+    assert found == state(session)
+    if ("move" in name and "delete" not in name) or "delete, " in name:  # paths differ by the order
+        return
+    # The same as one after the other.
+    again = repo.writable_session()
+    begin = list(repo.ancestry())[2].id
+    repo.create_branch("serial", begin)
+    again = repo.writable_session("serial")
+    theirs(again)
+    ours(again)
+    assert state(again) == found
+
+
+def test_moves_and_deletions_are_kept_with_what_others_did(repo: Repository) -> None:
+    session, other = repo.writable_session(), repo.writable_session()
+    session.move("g/a", "g/z")
+    delete("g/b")(session)
+    chunk(2)(other)
+    attribute("one")(other)
+    other.move("g", "h")
+    other.commit("theirs")
+    with pytest.raises(ConflictError) as caught:
+        session.commit("ours", rebase_with=ConflictDetector())
+    assert {conflict.conflict_type for conflict in caught.value.conflicts} == {T.MoveOperationCannotBeRebased}
+    session = repo.writable_session()
+    session.move("h/a", "h/z")
+    delete("h/b")(session)
+    other = repo.writable_session()
+    chunk(3, "h/a")(other)
+    attribute("two", "h/a")(other)
+    other.commit("more")
+    session.commit("ours", rebase_with=ConflictDetector())
+    found = state(repo.readonly_session())
+    assert sorted(found) == ["", "empty", "h", "h/z"]
+    data = DATA.copy()
+    data[16:32] = -1
+    assert found["h/z"] == ({"one": 9, "two": 9}, data.tolist())
+
+
+@pytest.mark.parametrize(("selection", "value"), [("ours", 1), ("theirs", 2)])
+def test_solvers_choose_whose_chunk_counts(repo: Repository, selection: Any, value: int) -> None:
+    session, other = repo.writable_session(), repo.writable_session()
+    chunk(0, value=1)(session)
+    chunk(1, value=1)(session)
+    chunk(0, value=2)(other)
+    chunk(2, value=2)(other)
+    other.commit("theirs")
+    session.commit("ours", rebase_with=BasicConflictSolver(on_chunk_conflict=selection))
+    data = DATA.copy()
+    data[:8], data[8:16], data[16:24] = value, 1, 2
+    np.testing.assert_array_equal(read_array(repo.readonly_session(), "g/a"), data)
+
+
+def test_solvers_say_whether_what_others_changed_may_be_deleted(repo: Repository) -> None:
+    session, other = repo.writable_session(), repo.writable_session()
+    delete("g/a")(session)
+    chunk(0)(other)
+    other.commit("theirs")
+    with pytest.raises(ConflictError, match="deleted"):
+        session.commit("ours", rebase_with=BasicConflictSolver(fail_on_delete_of_updated_array=True))
+    session.commit("ours", rebase_with=BasicConflictSolver())
+    assert "g/a" not in state(repo.readonly_session())
+
+
+def test_a_conflict_names_the_array_and_the_chunks(repo: Repository) -> None:
+    session, other = repo.writable_session(), repo.writable_session()
+    for number in range(7):
+        chunk(number)(session)
+        chunk(number + 1)(other)
+    other.commit("theirs")
+    with pytest.raises(ConflictError, match=r"g/a: both have changed chunks, chunks \(1,\), \(2,\), .* and 1 more") as caught:
+        session.rebase(ConflictDetector())
+    (conflict,) = caught.value.conflicts
+    assert (conflict.path, list(conflict.conflicted_chunks)) == ("g/a", [(number,) for number in range(1, 7)])
+    assert isinstance(caught.value, Conflict)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.conflicts) == (str(caught.value), caught.value.conflicts)
+
+
+def test_a_session_is_rebased_over_many_commits_whose_manifests_were_merged(repo: Repository) -> None:
+    session, clashing, stale = (repo.writable_session() for _ in range(3))
+    chunk(0, value=100)(session)
+    chunk(6, value=1)(clashing)
+    chunk(7, value=1)(stale)
+    for number in range(12):
+        other = repo.writable_session()
+        chunk(1 + number % 6, value=number)(other)
+        other.commit(f"{number}")
+    assert len(repo.readonly_session()._core.nodes["g/a"].manifests) <= 8
+    stale.rebase(ConflictDetector())
+    with pytest.raises(ConflictError, match=r"chunks \(6,\)"):
+        clashing.rebase(ConflictDetector())
+    session.rebase(ConflictDetector())
+    session.commit("ours")
+    data = DATA.copy()
+    data[:8] = 100
+    for number in range(12):
+        at = 8 * (1 + number % 6)
+        data[at : at + 8] = number
+    np.testing.assert_array_equal(read_array(repo.readonly_session(), "g/a"), data)
+
+
+def test_a_branch_that_was_reset_is_a_conflict(repo: Repository) -> None:
+    begin, first = list(repo.ancestry())[::-1]
+    session = repo.writable_session()
+    chunk(0)(session)
+    repo.reset_branch("main", begin.id)
+    with pytest.raises(ConflictError, match="was reset"):
+        session.commit("ours", rebase_with=BasicConflictSolver())
+    repo.reset_branch("main", first.id)
+    session.commit("ours")
+
+
+def test_only_solvers_solve(repo: Repository) -> None:
+    with pytest.raises(InvalidInput, match="neither ConflictDetector"):
+        repo.writable_session().rebase("ours")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="on_chunk_conflict"):
+        BasicConflictSolver(on_chunk_conflict="mine")  # type: ignore[arg-type]
+
+
+def test_new_nodes_of_one_id_are_renumbered(repo: Repository) -> None:
+    """D14"""
+    session, other = repo.writable_session(), repo.writable_session()
+    for one in (session, other):
+        one._core.new_node_id = itertools.chain([77], iter(one._core.new_node_id, None)).__next__  # type: ignore[method-assign]
+    create("x", 1)(session)
+    create("y", 2)(other)
+    assert session._core.nodes["x"].id == other._core.nodes["y"].id == 77
+    other.commit("theirs")
+    session.commit("ours", rebase_with=ConflictDetector())
+    found = repo.readonly_session()
+    assert found._core.nodes["x"].id != found._core.nodes["y"].id == 77
+    assert read_array(found, "x").tolist() == [1] * 16
+    assert read_array(found, "y").tolist() == [2] * 16
+
+
+def test_a_rebase_reads_one_structure_and_the_manifests_of_differences(tmp_path: Path) -> None:
+    repo, trace = traced_repository(tmp_path)
+    session = repo.writable_session()
+    data = np.random.default_rng(0).integers(0, 2**31, 4096)
+    create_array(session, "a", data, (256,), compressors=None)
+    session.commit("begin")
+    repo = Repository.open(trace)
+    session = repo.writable_session()
+    array(session, "a")[:256] = 1
+    others = Repository.open(trace)
+    for number in range(1, 4):
+        other = others.writable_session()
+        array(other, "a")[256 * number : 256 * number + 256] = 2
+        other.commit("theirs")
+    with trace.count() as block:
+        session.rebase(ConflictDetector())
+    assert sorted(event.key[:2] for event in block.events) == ["ca", "m/", "m/", "m/", "s/", "t/"]
+    with trace.count() as block:
+        session.commit("ours")
+    assert sorted(event.key[:2] for event in block.events if event.op == "write") == ["c/", "ca", "m/", "s/", "t/"]
+
+
+# -- what was read -----------------------------------------------------------------------------------------------------
+
+
+def skew(repo: Repository, isolation: Any) -> int:
+    """Let two sessions each read what the other writes; return how many could commit."""
+    sessions = [repo.writable_session(isolation=isolation) for _ in range(2)]
+    for session, (read, written) in zip(sessions, [("g/a", "g/b"), ("g/b", "g/a")], strict=True):
+        array(session, written)[:8] = int(array(session, read)[0]) + 1
+    done = 0
+    for session in sessions:
+        try:
+            session.commit("skew", rebase_with=BasicConflictSolver())
+        except ConflictError as exc:
+            assert {conflict.conflict_type for conflict in exc.conflicts} == {T.ReadOfUpdatedChunks}  # noqa: PT017
+        else:
+            done += 1
+    return done
+
+
+def test_write_skew_is_possible_under_snapshot_and_not_under_serializable(repo: Repository) -> None:
+    """D34"""
+    assert skew(repo, "snapshot") == 2
+    assert skew(repo, "serializable") == 1
+
+
+@pytest.mark.parametrize(
+    ("reads", "theirs", "kind"),
+    [
+        (lambda session: array(session)[0], chunk(0), T.ReadOfUpdatedChunks),
+        (lambda session: array(session)[0], chunk(1), None),
+        (lambda session: array(session).attrs["one"], attribute("one"), T.ReadOfUpdatedNodes),
+        (lambda session: array(session)[0], delete("g/a"), T.ReadOfUpdatedNodes),
+        (lambda session: array(session)[0], move("g/a", "g/z"), T.ReadOfUpdatedNodes),
+        (lambda session: list(zarr.open_group(session.store, path="g", mode="r").array_keys()), create("g/new"), T.ReadOfUpdatedNodes),
+        (lambda session: list(zarr.open_group(session.store, path="g", mode="r").array_keys()), create("new"), None),
+        (lambda session: array(session).nchunks_initialized, chunk(0), T.ReadOfUpdatedChunks),
+        (lambda session: "g/a/c/3" in session.mapping(), chunk(3), T.ReadOfUpdatedChunks),
+        (lambda session: "new/zarr.json" in session.mapping(), create("new"), T.ReadOfUpdatedNodes),
+        (lambda session: array(session, "g/b")[0], chunk(0), None),
+    ],
+)
+def test_what_was_read_counts(repo: Repository, reads: Change, theirs: Change, kind: ConflictType | None) -> None:
+    session, other = repo.writable_session(isolation="serializable"), repo.writable_session()
+    reads(session)
+    create("mine")(session)
+    theirs(other)
+    other.commit("theirs")
+    if kind is None:
+        session.commit("ours", rebase_with=BasicConflictSolver())
+        return
+    with pytest.raises(ConflictError) as caught:
+        session.commit("ours", rebase_with=BasicConflictSolver())
+    assert kind in {conflict.conflict_type for conflict in caught.value.conflicts}
+
+
+def test_what_a_session_has_written_itself_is_not_read(repo: Repository) -> None:
+    session, other = repo.writable_session(isolation="serializable"), repo.writable_session()
+    chunk(0)(session)
+    read_back = array(session)[:8]
+    assert (read_back == -1).all()
+    chunk(0)(other)
+    other.commit("theirs")
+    session.commit("ours", rebase_with=BasicConflictSolver(on_chunk_conflict="ours"))

@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
+import numpy.typing as npt
+
 from shardstore._sync import run_sync
 from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
 from shardstore.adapters.mapping.classes import mapping_class
@@ -19,12 +21,15 @@ from shardstore.format.snapshots.state import Snapshot, State
 from shardstore.plan.policy import ShardingPolicy, validate_policy
 from shardstore.snapshots.catalog import DEFAULT_NAME, Catalog, StorageCatalog, check_store_name
 from shardstore.snapshots.conflicts import ConflictDetector
+from shardstore.snapshots.diffs import Diff, diff, status
 from shardstore.snapshots.files import MANIFEST_CACHE_BYTES, StoreFiles
-from shardstore.snapshots.session import MAX_MEMORY
+from shardstore.snapshots.forks import ForkState, fork_state, restore
+from shardstore.snapshots.rebase import merge
+from shardstore.snapshots.session import MAX_MEMORY, ndim_of
 from shardstore.snapshots.session import Session as SessionCore
 from shardstore.snapshots.session_storage import SessionStorage
-from shardstore.snapshots.versioned_store import FIRST_BRANCH, Moment, VersionedStore, check_snapshot, snapshot_at
-from shardstore.snapshots.virtual_files import VirtualFiles
+from shardstore.snapshots.versioned_store import FIRST_BRANCH, Moment, VersionedStore, check_snapshot, snapshot_at, snapshot_of
+from shardstore.snapshots.virtual_files import VirtualFiles, virtual_refs
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.opening.transports import Transport
 
@@ -221,7 +226,9 @@ class Repository:
         """
         if isolation not in ("snapshot", "serializable"):
             raise InvalidInput(f"isolation {isolation!r} is neither 'snapshot' nor 'serializable'")
-        return Session(self, self._now(), branch=branch, serializable=isolation == "serializable")
+        moment = self._now()
+        tip = moment.state.snapshots[moment.state.ref(branch, "branch").snapshot]
+        return Session(self, moment, tip, branch=branch, serializable=isolation == "serializable")
 
     def readonly_session(
         self,
@@ -240,7 +247,7 @@ class Repository:
             InvalidInput: more than one is given, or ``as_of`` has no time zone.
         """
         moment = self._now()
-        return Session(self, moment, snapshot=_named(moment.state, branch, tag, snapshot_id, as_of))
+        return Session(self, moment, _named(moment.state, branch, tag, snapshot_id, as_of))
 
     @contextmanager
     def transaction(
@@ -279,6 +286,21 @@ class Repository:
         state = self._now().state
         check_snapshot(state, snapshot_id)
         return SnapshotInfo.of(state.snapshots[snapshot_id])
+
+    def diff(self, from_ref: str, to_ref: str = FIRST_BRANCH) -> Diff:
+        """Return what differs between two snapshots, each given by a branch, a tag or its id; see ``lookup``.
+
+        Only manifests that the two do not share are read.
+
+        Raises:
+            NotFound: there is no such branch, tag or snapshot.
+        """
+        before, after = (self.readonly_session(snapshot_id=self.lookup(ref)) for ref in (from_ref, to_ref))
+        return run_sync(diff(before._core, after._core))
+
+    def lookup(self, ref: str) -> str:
+        """Return the id of the snapshot that a text means: a branch, else a tag, else the id itself. Raises ``NotFound``."""
+        return snapshot_of(self._now().state, ref).id
 
     # -- branches and tags ---------------------------------------------------------------------------------------------
 
@@ -333,17 +355,15 @@ class Session:
     def __init__(
         self,
         repository: Repository,
-        moment: Moment,
+        moment: Moment | None,
+        at: Snapshot,
         *,
         branch: str | None = None,
-        snapshot: Snapshot | None = None,
         serializable: bool = False,
     ) -> None:
         self._repository = repository
         self._moment = moment
         store = repository._store
-        at = moment.state.snapshots[moment.state.ref(branch, "branch").snapshot] if branch is not None else snapshot
-        assert at is not None
         options = repository._options
         structure = run_sync(store.files.structure(at.structure))
         self._core = SessionCore(
@@ -462,6 +482,72 @@ class Session:
         self._core.check_writable("a rebase")
         self._moment = run_sync(self._repository._store.rebase(self._core, _check_solver(solver)))
 
+    def fork(self) -> ForkSession:
+        """Return a session for another process or thread, which travels there and back by pickle, and is made part of this by ``merge``.
+
+        Raises:
+            InvalidInput: something has been changed: commit that first, or discard it.
+            ReadOnly: nothing can be changed.
+        """
+        core = self._core
+        core.check_writable("a fork")
+        if core.is_changed:
+            raise InvalidInput(f"{self!r} has changes, which a fork would not know of: commit them first, or discard them")
+        return ForkSession(self._repository, None, core.snapshot, branch=core.branch, serializable=core.reads is not None)
+
+    def merge(self, *forks: ForkSession) -> None:
+        """Make what was changed in forks of this session part of it, one after the other. Of a chunk that several have changed, the last
+        counts. A fork that has been merged is not to be used any more.
+
+        Raises:
+            ConflictError: a fork contradicts what is in the session: another node at one path, a change of what was deleted. Those before
+                it are merged, it and those behind it are not.
+            InvalidInput: this session has been brought onto another snapshot since.
+        """
+        self._core.check_writable("a merge")
+        for fork in forks:
+            if not isinstance(fork, ForkSession):
+                raise InvalidInput(f"{fork!r} is no fork of a session: make one by session.fork()")
+            run_sync(merge(self._core, fork._core))
+
+    def set_virtual_refs(
+        self,
+        path: str,
+        coords: npt.ArrayLike,
+        urls: str | Sequence[str],
+        offsets: npt.ArrayLike,
+        lengths: npt.ArrayLike,
+        *,
+        etags: str | Sequence[str | None] | None = None,
+        last_modified: datetime | Sequence[datetime | None] | None = None,
+    ) -> None:
+        """Let chunks of an array be bytes of files elsewhere, which are not copied.
+
+        Args:
+            path: of the array.
+            coords: ``(n, ndim)``, whole numbers: which chunks; of one that is named twice, the last counts.
+            urls: the file of each chunk, or one for all, below one of the ``virtual_prefixes`` with which the repository was opened.
+            offsets: ``(n,)``: the first byte of each chunk in its file, or one number for all.
+            lengths: ``(n,)``: how many bytes, or one number for all.
+            etags: of the file of each chunk, or one for all, as its server gives it (with the quotes): a file with another one is not read.
+            last_modified: likewise: a file that was changed later is not read. For servers that say when an object was stored.
+
+        Raises:
+            NotFound: there is no array at ``path``.
+            InvalidInput: the shapes do not fit, a number is negative, or a URL is not below an authorised prefix.
+            ReadOnly: nothing can be changed.
+        """
+        node = self._core.array(path.strip("/"))
+        refs = virtual_refs(ndim_of(node), coords, urls, offsets, lengths, etags, last_modified)
+        for url in refs.files:
+            assert isinstance(url, str)
+            self._repository._virtual.check_authorised(url)
+        run_sync(_do(partial(self._core.set_refs, node, refs)))
+
+    def status(self) -> Diff:
+        """Return what was changed since the snapshot that the session began with, or was brought onto."""
+        return run_sync(status(self._core))
+
     def discard_changes(self) -> None:
         """Forget everything that was changed."""
         core = self._core
@@ -476,6 +562,31 @@ class Session:
             InvalidInput: there is something at ``to_path``, or it is inside of ``from_path``.
         """
         run_sync(_do(partial(self._core.move_existing, from_path.strip("/"), to_path.strip("/"))))
+
+
+class ForkSession(Session):
+    """A part of a session for another process or thread: what is written into it counts when it is merged into that session.
+
+    It travels as a whole: pickle the fork, and not its store, so that what was written comes back.
+    """
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return _fork_of, (self._repository, run_sync(fork_state(self._core)))
+
+    def __repr__(self) -> str:
+        return f"ForkSession({self._storage.url!r})"
+
+    def commit(self, *_: Any, **__: Any) -> str:
+        """Raise ``InvalidInput``: a fork is not committed, but merged."""
+        raise InvalidInput("a fork is not committed: merge it into the session that it is of, by session.merge(fork), and commit that")
+
+    def rebase(self, solver: ConflictDetector) -> None:
+        """Raise ``InvalidInput``: only the session that it is of can be rebased."""
+        raise InvalidInput("a fork is not rebased: merge it into the session that it is of, and rebase that")
+
+    def fork(self) -> ForkSession:
+        """Raise ``InvalidInput``: forks are made of the session itself."""
+        raise InvalidInput("a fork has no forks: make as many as are needed of the session itself")
 
 
 def _check_solver(solver: object) -> ConflictDetector:
@@ -513,6 +624,12 @@ def _named(state: State, branch: str | None, tag: str | None, snapshot_id: str |
     if as_of.tzinfo is None:
         raise InvalidInput(f"as_of={as_of!r} has no time zone: give one, such as datetime(2026, 1, 31, tzinfo=UTC)")
     return snapshot_at(state, state.ancestry(tip), int(as_of.timestamp() * 1000))
+
+
+def _fork_of(repository: Repository, state: ForkState) -> ForkSession:
+    fork = ForkSession(repository, None, state.snapshot, branch=state.branch, serializable=state.reads is not None)
+    restore(fork._core, state)
+    return fork
 
 
 def _session_of(repository: Repository, snapshot_id: str) -> Session:

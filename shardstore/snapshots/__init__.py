@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from shardstore.snapshots.catalog import Catalog, Pointer, PointerMoved, StorageCatalog
 from shardstore.snapshots.conflicts import BasicConflictSolver, ConflictDetector, ConflictError, ConflictType, NodeConflict
+from shardstore.snapshots.diffs import Diff
 from shardstore.snapshots.sql_catalog import SQLCatalog
 
 if TYPE_CHECKING:
-    from shardstore.adapters.repository import Repository, Session, SnapshotInfo
+    from shardstore.adapters.repository import ForkSession, Repository, Session, SnapshotInfo
 
 __all__ = [
     "BasicConflictSolver",
@@ -27,6 +28,8 @@ __all__ = [
     "ConflictDetector",
     "ConflictError",
     "ConflictType",
+    "Diff",
+    "ForkSession",
     "NodeConflict",
     "Pointer",
     "PointerMoved",
@@ -37,7 +40,7 @@ __all__ = [
     "StorageCatalog",
 ]
 
-_FACES = ("Repository", "Session", "SnapshotInfo")
+_FACES = ("ForkSession", "Repository", "Session", "SnapshotInfo")
 
 
 def __dir__() -> list[str]:

@@ -262,7 +262,7 @@ def _of_creations(ours: Side, theirs: Side) -> list[NodeConflict]:
 
 def _same_group(mine: Node, other: Node) -> bool:
     """Return whether both have made the same group, which is then one."""
-    return not mine.is_array and not other.is_array and (mine.columns, mine.attributes) == (other.columns, other.attributes)
+    return not mine.is_array and not other.is_array and mine.says_the_same(other)
 
 
 def _sorted(coords: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

@@ -50,6 +50,15 @@ class _ReadChunks:
             is_read[inside] |= (bits & 1).astype(np.bool_)
         return coords[is_read]
 
+    def update(self, other: _ReadChunks) -> None:
+        """Note everything that is noted in another one of the same array."""
+        if other._bits.shape == self._bits.shape:
+            self._bits |= other._bits
+        else:  # it has been resized in between
+            self.is_listed = True
+        self._others |= other._others
+        self.is_listed |= other.is_listed
+
     def _inside(self, coords: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
         if not len(self._bits) or coords.shape[1] != len(self._counts):
             return np.zeros(len(coords), dtype=np.bool_)
@@ -77,6 +86,17 @@ class ReadSet:
     def list_nodes(self, prefix: str) -> None:
         """Note that the nodes below a prefix, which need not be a whole path, were listed."""
         self._listed.add(prefix)
+
+    def update(self, other: ReadSet) -> None:
+        """Note everything that is noted in another one."""
+        self.documents |= other.documents
+        self._listed |= other._listed
+        for array, chunks in other._chunks.items():
+            known = self._chunks.get(array)
+            if known is None:
+                self._chunks[array] = chunks
+            else:
+                known.update(chunks)
 
     def chunks_read(self, array: int, coords: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         """Return those of an array's chunks that were read."""

@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from shardstore.errors import InvalidInput
 from shardstore.format.json_text import JsonObject, dumps, loads_object
 from shardstore.format.snapshots.changes import NodeChanges, parse_changes
 from shardstore.format.snapshots.state import Snapshot, State
 from shardstore.format.snapshots.structure import ManifestPart, Node, Structure
 from shardstore.snapshots.conflicts import (
+    BasicConflictSolver,
     ConflictDetector,
     ConflictError,
     ConflictType,
@@ -90,12 +92,41 @@ async def _meet(session: Session, state: State, solver: ConflictDetector, url: s
         )
     structure = await session.files.structure(tip.structure)
     theirs = await _theirs(session, structure, since)
-    ours = Side(session.nodes, NodeChanges.between(session.base.nodes, session.nodes), session.changed_chunks())
+    ours = _side_of(session)
     conflicts = find_conflicts(ours, theirs, session.base.nodes, solver)
     if session.reads is not None:
         conflicts += read_conflicts(session.reads, theirs, session.base.nodes)
     attributes, more = await _merged_attributes(session, ours, theirs)
     return _Meeting(tip, structure, ours, theirs, attributes, [*conflicts, *more])
+
+
+async def merge(session: Session, fork: Session) -> None:
+    """Make what was changed in a fork of a session part of it. Where both have changed a chunk, the fork's counts.
+
+    Raises:
+        ConflictError: something else contradicts; the session is as before.
+        InvalidInput: the session has been brought onto another snapshot since.
+    """
+    if fork.snapshot.id != session.snapshot.id:
+        raise InvalidInput(
+            f"the fork began with snapshot {fork.snapshot.id}, and this session stands on {session.snapshot.id}: merge forks before you "
+            "rebase"
+        )
+    await fork.gatherer.store(fork.gatherer.plan())
+    ours, theirs = _side_of(fork), _side_of(session)
+    attributes, more = await _merged_attributes(fork, ours, theirs)
+    conflicts = [*find_conflicts(ours, theirs, session.base.nodes, BasicConflictSolver()), *more]
+    if conflicts:
+        shown = "; ".join(map(str, conflicts[:10]))
+        raise ConflictError(
+            f"a fork contradicts what is in the session that it is merged into: {shown}. Nothing of it was merged", conflicts
+        )
+    _apply(fork, replace(session.base, nodes=session.nodes), ours, theirs, attributes)
+    session.take_over(fork)
+
+
+def _side_of(session: Session) -> Side:
+    return Side(session.nodes, NodeChanges.between(session.base.nodes, session.nodes), session.changed_chunks())
 
 
 async def _theirs(session: Session, tip: Structure, since: Sequence[Snapshot]) -> Side:

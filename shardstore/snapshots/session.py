@@ -173,6 +173,13 @@ class Session:
         if self.why_read_only:
             raise ReadOnly(f"{what} in {self.files.url}: this session cannot write, since {self.why_read_only}. Open a writable one")
 
+    def array(self, path: str) -> Node:
+        """Return the array at a path. Raises ``NotFound`` if there is none."""
+        node = self.nodes.get(path)
+        if node is None or not node.is_array:
+            raise NotFound(f"there is no array at {path!r} in this session of {self.files.url}")
+        return node
+
     def new_serial(self) -> int:
         self.serial += 1
         return self.serial
@@ -324,6 +331,7 @@ class Session:
             if one not in changes.chunks:
                 continue
             places.data.pop(number, None)
+            places.serials.pop(number, None)
             chunk = changes.chunks[one]
             if chunk is None:
                 places.file[number] = GONE
@@ -400,6 +408,30 @@ class Session:
             coords = np.array(list(changes.chunks), dtype=np.uint64).reshape(len(changes.chunks), ndims[array])
             found[array] = coords if changes.bulk is None else np.concatenate([coords, changes.bulk.refs.coords])
         return found
+
+    def take_over(self, other: Session) -> None:
+        """Make everything that another session on the same snapshot has changed a part of this one. Its nodes already hold this one's."""
+        before = {node.id: node for node in self.nodes.values()}
+        self.nodes, self._array_keys = other.nodes, {}
+        self._ids |= other._ids
+        nodes = {node.id: node for node in self.nodes.values()}
+        self.changes = {one: changes for one, changes in self.changes.items() if one in nodes}
+        for one, changes in other.changes.items():
+            if not changes or one not in nodes:
+                continue
+            if changes.bulk is not None:
+                self.set_refs(nodes[one], changes.bulk.refs)
+            own = self.changes.setdefault(one, ArrayChanges())
+            for coords, chunk in changes.chunks.items():
+                self.gatherer.forget(nodes[one], coords)
+                own.chunks[coords] = None if chunk is None else replace(chunk, serial=self.new_serial())
+        same = {one for one, node in nodes.items() if one in before and node.says_the_same(before[one])}
+        self.documents = {one: document for one, document in self.documents.items() if one in same}
+        for one, (document, _) in other.documents.items():
+            if one in nodes:
+                self.documents[one] = document, self.new_serial()
+        if self.reads is not None and other.reads is not None:
+            self.reads.update(other.reads)
 
     def give_up_chunks(self, node: Node, coords: npt.NDArray[np.uint64]) -> None:
         """Forget what was done to ``(n, ndim)`` chunks of an array."""

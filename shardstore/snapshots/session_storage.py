@@ -63,8 +63,8 @@ class SessionStorage(ReadsAndWrites):
     def __reduce__(self) -> tuple[Callable[[], SessionStorage], tuple[()]]:
         if self._again is None:
             raise InvalidInput(
-                f"the writable session {self.url} cannot be pickled: two processes would change it apart from each other. Give workers "
-                "session.fork(), and merge what comes back by session.merge"
+                f"the store of the writable session {self.url} cannot be pickled: what another process writes into it would be lost. Give "
+                "workers session.fork(), which travels as a whole, and merge what comes back by session.merge"
             )
         return self._again, ()
 

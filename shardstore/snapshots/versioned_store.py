@@ -34,6 +34,7 @@ FIRST_MESSAGE = "Repository initialized"
 _ROOT: JsonObject = {"zarr_format": 3, "node_type": "group", "attributes": {}}
 _SWAPS = 1000
 _REMOVED_AT_ONCE = 10_000
+_SHOWN_REFS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +230,7 @@ class VersionedStore:
     async def commit(
         self,
         session: Session,
-        begin: Moment,
+        begin: Moment | None,
         message: str,
         metadata: Mapping[str, Any] | None,
         solver: ConflictDetector | None = None,
@@ -248,7 +249,7 @@ class VersionedStore:
     async def _commit(
         self,
         session: Session,
-        begin: Moment,
+        begin: Moment | None,
         message: str,
         metadata: Mapping[str, Any] | None,
         solver: ConflictDetector | None,
@@ -256,7 +257,7 @@ class VersionedStore:
     ) -> str:
         await self.files.storage.probe()
         turn = self._contention.turn(self.name)
-        moment: Moment | None = begin
+        moment = begin
         for left in range(tries if solver is not None else 0, -1, -1):
             try:
                 return await self._commit_once(session, moment, message, metadata)
@@ -344,6 +345,16 @@ def check_snapshot(state: State, snapshot: str) -> None:
     """Raise ``NotFound`` if there is no such snapshot."""
     if snapshot not in state.snapshots:
         raise NotFound(f"there is no snapshot {snapshot!r}: it may have been expired, or is that of another store")
+
+
+def snapshot_of(state: State, ref: str) -> Snapshot:
+    """Return the snapshot that a text means: a branch, else a tag, else a snapshot's id. Raises ``NotFound``, which lists what there is."""
+    if (known := state.refs.get(ref)) is not None:
+        return state.snapshots[known.snapshot]
+    if (found := state.snapshots.get(ref)) is not None:
+        return found
+    there = ", ".join(f"{known.type} {name!r}" for name, known in sorted(state.refs.items())[:_SHOWN_REFS])
+    raise NotFound(f"{ref!r} is no branch, tag or snapshot: there are {there}, and {len(state.snapshots)} snapshots")
 
 
 def snapshot_at(state: State, ancestry: Iterator[Snapshot], milliseconds: int) -> Snapshot:

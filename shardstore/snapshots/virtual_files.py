@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from shardstore.errors import Conflict, Corruption, InvalidInput, ShardStoreError
 from shardstore.format.snapshots.file_names import CHUNKS, encode_id
-from shardstore.format.snapshots.manifest import VirtualCheck
+from shardstore.format.snapshots.manifest import ChunkRefs, VirtualCheck
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRange
 from shardstore.storage.base import Absent, Changed, Failed, Found, Read, ReadOutcome, Storage
@@ -97,3 +101,62 @@ class VirtualFiles:
             if int(outcome.times.stored) > check.last_modified:
                 return changed
         return outcome.buffers
+
+
+def virtual_refs(ndim: int, coords: Any, urls: Any, offsets: Any, lengths: Any, etags: Any = None, last_modified: Any = None) -> ChunkRefs:
+    """Return references from columns; see ``Session.set_virtual_refs``. Raises ``InvalidInput``."""
+    places = np.asarray(coords)
+    if places.ndim == 1 and ndim == 1:
+        places = places[:, None]
+    if places.ndim != 2 or places.shape[1] != ndim or not (np.issubdtype(places.dtype, np.integer) or not places.size):
+        raise InvalidInput(f"coords of shape {places.shape} and type {places.dtype} are not (n, {ndim}) whole numbers")
+    n = len(places)
+    numbers = {name: _column(name, given, n) for name, given in (("offsets", offsets), ("lengths", lengths))}
+    if places.size and int(places.min()) < 0:
+        raise InvalidInput("coords has a negative number")
+    columns = [_texts(name, given, n) for name, given in (("urls", urls), ("etags", etags), ("last_modified", last_modified))]
+    if any(url is None for url in columns[0]):
+        raise InvalidInput("urls has an entry without a URL")
+    files: dict[tuple[str, Any, Any], int] = {}
+    if all(isinstance(given, str | datetime | None) for given in (urls, etags, last_modified)) and n:
+        files[columns[0][0], columns[1][0], columns[2][0]] = 0
+        file = np.zeros(n, dtype=np.int32)
+    else:
+        file = np.array([files.setdefault(one, len(files)) for one in zip(*columns, strict=True)], dtype=np.int32)
+    order = np.lexsort((np.arange(n), *places.T[::-1]))
+    ordered = places[order]
+    is_last = np.ones(n, dtype=np.bool_)
+    is_last[:-1] = (ordered[1:] != ordered[:-1]).any(axis=1) if ndim else False
+    kept = order[is_last]
+    checks = {
+        number: VirtualCheck(etag, None if time is None else int(time.timestamp()))
+        for (_, etag, time), number in files.items()
+        if etag is not None or time is not None
+    }
+    return ChunkRefs(
+        places[kept].astype(np.uint64),
+        file[kept],
+        numbers["offsets"][kept],
+        numbers["lengths"][kept],
+        [url for url, _, _ in files],
+        {},
+        checks,
+    )
+
+
+def _column(name: str, given: Any, n: int) -> npt.NDArray[np.uint64]:
+    values = np.asarray(given)
+    if values.ndim == 0:
+        values = np.full(n, values)
+    if values.shape != (n,) or (n and (not np.issubdtype(values.dtype, np.integer) or int(values.min()) < 0)):
+        raise InvalidInput(f"{name} of shape {values.shape} and type {values.dtype} are not {n} whole numbers of at least 0")
+    return values.astype(np.uint64)
+
+
+def _texts(name: str, given: Any, n: int) -> Sequence[Any]:
+    if given is None or isinstance(given, str | datetime):
+        return [given] * n
+    if len(given) != n:
+        raise InvalidInput(f"{name} has {len(given)} entries, and coords has {n}")
+    found: Sequence[Any] = given.tolist() if isinstance(given, np.ndarray) else given
+    return found

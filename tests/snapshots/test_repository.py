@@ -595,3 +595,47 @@ def test_tools_work_on_sessions(tmp_path: Path, repo: Repository) -> None:
     assert names == ["0", "1", "2", "3"]
     v2 = session.mapping("v2")
     assert {"ct/.zarray", "ct/0.0", ".zgroup"} <= set(v2) or {"ct/.zarray", "ct/0/0", ".zgroup"} <= set(v2)
+
+
+# -- differences -------------------------------------------------------------------------------------------------------
+
+
+def test_what_differs_between_snapshots_is_told(repo: Repository) -> None:
+    first = committed(repo)
+    session = repo.writable_session()
+    array = zarr.open_array(session.store, path="ct")
+    array[8:16, 8:16] = 1
+    array[0:8, 0:8] = DATA[:8, :8]  # other bytes of the same value are a change of the chunk
+    array.attrs["a"] = 1
+    zarr.create_group(session.store, path="g/h")
+    create_array(session, "g/new", np.arange(6), (3,))
+    del session.mapping()["ct/c/2/2"]
+    status = session.status()
+    second = session.commit("second")
+    told = repo.diff(first, second)
+    assert told == repo.diff(first) == status
+    assert (sorted(told.new_groups), sorted(told.new_arrays)) == (["g", "g/h"], ["g/new"])
+    assert (sorted(told.updated_arrays), sorted(told.updated_groups), sorted(told.deleted_arrays)) == (["ct"], [], [])
+    assert told.updated_chunks == {"ct": [(0, 0), (1, 1), (2, 2)], "g/new": [(0,), (1,)]}
+    assert str(told).splitlines()[-2:] == ["ct: 3 chunks changed", "g/new: 2 chunks changed"]
+    session = repo.writable_session()
+    session.move("ct", "g/ct")
+    del zarr.open_group(session.store, path="g", mode="r+")["h"]
+    third = session.commit("third")
+    told = repo.diff(second, third)
+    assert (told.moved_nodes, sorted(told.deleted_groups), dict(told.updated_chunks)) == ((("ct", "g/ct"),), ["g/h"], {})
+    back = repo.diff(third, first)
+    assert (sorted(back.deleted_arrays), back.moved_nodes) == (["g/new"], (("g/ct", "ct"),))
+    assert back.updated_chunks == {"ct": [(0, 0), (1, 1), (2, 2)]}
+    assert not repo.diff(third, "main")
+    assert str(repo.diff(third, "main")) == "nothing differs"
+    with pytest.raises(NotFound, match="no branch, tag or snapshot: there are branch 'main'"):
+        repo.diff("nothing")
+
+
+def test_merged_manifests_are_no_difference(repo: Repository) -> None:
+    first = committed(repo)
+    for number in range(12):
+        with repo.transaction(message=str(number)) as store:
+            zarr.open_array(store, path="ct")[0:8, 0:8] = number
+    assert repo.diff(first).updated_chunks == {"ct": [(0, 0)]}

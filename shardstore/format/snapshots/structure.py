@@ -95,6 +95,10 @@ class Node:
         """Return the node with this document. Raises ``InvalidInput`` if it is that of none."""
         return cls(id_, path, to_columns(document), None, manifests)
 
+    def says_the_same(self, other: Node) -> bool:
+        """Return whether another node has the same document, attributes included."""
+        return (self.columns, self.attributes) == (other.columns, other.attributes)
+
     @property
     def is_array(self) -> bool:
         return self.columns.array is not None

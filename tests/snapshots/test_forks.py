@@ -1,0 +1,150 @@
+"""Forks: what other processes write becomes part of the session."""
+
+from __future__ import annotations
+
+import pickle
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from shardstore.errors import InvalidInput, ReadOnly
+from shardstore.snapshots import ConflictDetector, ConflictError, ForkSession, Repository
+from tests.snapshots.repositories import create_array, new_repository, read_array
+
+pytestmark = pytest.mark.zarr
+
+DATA = np.random.default_rng(0).integers(0, 2**15, (64, 40)).astype("i4")
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Repository:
+    repo = new_repository(tmp_path, pack=(2, 5))
+    session = repo.writable_session()
+    zarr.create_array(session.store, name="a", shape=DATA.shape, chunks=(8, 8), dtype=DATA.dtype, compressors=None)
+    session.commit("begin")
+    return repo
+
+
+def travelled(fork: ForkSession) -> ForkSession:
+    again = pickle.loads(pickle.dumps(fork))
+    assert isinstance(again, ForkSession)
+    return again
+
+
+def write_rows(fork: Any, start: int, data: np.ndarray) -> Any:
+    zarr.open_array(fork.store, path="a")[start : start + len(data)] = data
+    return fork
+
+
+def test_forks_are_written_in_other_processes_and_merged(tmp_path: Path) -> None:
+    repo = Repository.create(tmp_path, pack=(2, 5), fsync=False)
+    with repo.transaction(message="begin") as store:
+        zarr.create_array(store, name="a", shape=DATA.shape, chunks=(8, 8), dtype=DATA.dtype, compressors=None)
+    session = repo.writable_session()
+    starts = range(0, 64, 16)
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        tasks = [pool.submit(write_rows, session.fork(), start, DATA[start : start + 16]) for start in starts]
+        session.merge(*(task.result() for task in tasks))
+    np.testing.assert_array_equal(read_array(session, "a"), DATA)
+    session.commit("data")
+    np.testing.assert_array_equal(read_array(repo.readonly_session(), "a"), DATA)
+    assert len(list((tmp_path / "c").iterdir())) == 4
+
+
+def test_a_fork_travels_with_what_was_written(repo: Repository) -> None:
+    session = repo.writable_session()
+    fork = travelled(write_rows(travelled(session.fork()), 3, DATA[:4]))  # chunks are written in part
+    np.testing.assert_array_equal(read_array(fork, "a")[3:7], DATA[:4])
+    assert not session.has_uncommitted_changes
+    session.merge(travelled(write_rows(fork, 20, DATA[20:24])))
+    found = read_array(session, "a")
+    np.testing.assert_array_equal(found[3:7], DATA[:4])
+    np.testing.assert_array_equal(found[20:24], DATA[20:24])
+    assert not found[7:20].any()
+
+
+def test_forks_are_merged_without_having_travelled(repo: Repository) -> None:
+    session = repo.writable_session()
+    first, second = session.fork(), session.fork()
+    write_rows(first, 0, DATA[:9])
+    write_rows(second, 8, DATA[8:20])
+    create_array(second, "new", DATA, (16, 16), attributes={"a": 1})
+    zarr.open_array(first.store, path="a").attrs["one"] = 1
+    zarr.open_array(second.store, path="a").attrs["two"] = 2
+    session.merge(first, second)
+    found = zarr.open_array(session.store, path="a", mode="r")
+    assert found.attrs.asdict() == {"one": 1, "two": 2}
+    np.testing.assert_array_equal(found[:8], DATA[:8])
+    np.testing.assert_array_equal(found[8:20], DATA[8:20])
+    session.commit("both")
+    again = repo.readonly_session()
+    assert zarr.open_array(again.store, path="a", mode="r").attrs.asdict() == {"one": 1, "two": 2}
+    np.testing.assert_array_equal(read_array(again, "new"), DATA)
+
+
+def test_of_one_chunk_the_last_fork_counts(repo: Repository) -> None:
+    session = repo.writable_session()
+    forks = [write_rows(session.fork(), 0, np.full((8, 40), value)) for value in (1, 2, 3)]
+    session.merge(*forks)
+    assert (read_array(session, "a")[:8] == 3).all()
+    session.commit("last")
+    assert (read_array(repo.readonly_session(), "a")[:8] == 3).all()
+
+
+def test_forks_that_contradict_are_refused_and_nothing_of_them_is_merged(repo: Repository) -> None:
+    session = repo.writable_session()
+    first, second, third = (session.fork() for _ in range(3))
+    create_array(first, "new", DATA, (16, 16))
+    create_array(second, "new", DATA[:8], (8, 8))
+    write_rows(second, 0, DATA[:8])
+    zarr.open_array(third.store, path="a").resize((80, 40))
+    session.merge(first)
+    with pytest.raises(ConflictError, match="new: a new node"):
+        session.merge(second)
+    np.testing.assert_array_equal(read_array(session, "new"), DATA)
+    assert not read_array(session, "a").any()
+    write_rows(session, 0, DATA[:8])
+    with pytest.raises(ConflictError, match="a: one has changed chunks"):
+        session.merge(third)
+
+
+def test_what_forks_cannot_do_is_refused(repo: Repository) -> None:
+    session = repo.writable_session()
+    fork = session.fork()
+    for action in (lambda: fork.commit("x"), fork.fork, lambda: fork.rebase(ConflictDetector())):
+        with pytest.raises(InvalidInput, match="fork"):
+            action()
+    for thing in (fork.store, fork.storage):
+        with pytest.raises(InvalidInput, match="cannot be pickled"):
+            pickle.dumps(thing)
+    write_rows(session, 0, DATA[:8])
+    with pytest.raises(InvalidInput, match="commit them first"):
+        session.fork()
+    with pytest.raises(InvalidInput, match="is no fork"):
+        session.merge(session)  # type: ignore[arg-type]
+    with pytest.raises(ReadOnly):
+        repo.readonly_session().fork()
+    other = repo.writable_session()
+    write_rows(other, 16, DATA[:8])
+    other.commit("theirs")
+    session.rebase(ConflictDetector())
+    with pytest.raises(InvalidInput, match="merge forks before"):
+        session.merge(fork)
+
+
+def test_what_forks_read_counts_too(repo: Repository) -> None:
+    """D34"""
+    session, other = repo.writable_session(isolation="serializable"), repo.writable_session()
+    fork = travelled(session.fork())
+    assert not read_array(fork, "a").any()
+    write_rows(fork, 40, DATA[:8])
+    write_rows(other, 0, DATA[:8])
+    session.merge(travelled(fork))
+    other.commit("theirs")
+    with pytest.raises(ConflictError, match="were read"):
+        session.commit("ours", rebase_with=ConflictDetector())

@@ -35,6 +35,7 @@ from shardstore.storage.opening.transports import Transport
 
 if TYPE_CHECKING:
     from shardstore.adapters.zarr.store import ShardedStore
+    from shardstore.references.choices import Paths
 
 Schema = Literal["auto", "draft"]
 Isolation = Literal["snapshot", "serializable"]
@@ -138,7 +139,8 @@ class Repository:
                 ``shardstore.snapshots.SQLCatalog("postgresql+psycopg://…")``, or a ``StorageCatalog`` elsewhere.
             name: the repository's name in the catalog; by default the last part of the URL, or ``catalog`` beside the files.
             schema: ``"draft"`` refuses what the Icechunk draft's column types cannot hold; ``"auto"`` widens them.
-            pack: how many chunks go into one chunk file: as ``chunks_per_shard`` of ``shardstore.open``.
+            pack: how many chunks go into one chunk file: as ``chunks_per_shard`` of ``shardstore.open``; one tuple is for the arrays with
+                that number of dimensions, and ``None`` means one.
             storage_options: for the filesystem: credentials, endpoint, retries.
             virtual_prefixes: URLs, with ``/`` at the end, below which virtual references may lead.
             virtual_options: storage options for what they lead to, by protocol.
@@ -543,6 +545,48 @@ class Session:
             assert isinstance(url, str)
             self._repository._virtual.check_authorised(url)
         run_sync(_do(partial(self._core.set_refs, node, refs)))
+
+    def set_virtual_hierarchy(
+        self,
+        source: Any,
+        path: str = "",
+        *,
+        paths: Paths | None = None,
+        overwrite: bool = False,
+        storage_options: dict[str, Any] | None = None,
+    ) -> int:
+        """Make a whole hierarchy, or a set of references, part of the session, without copying its chunks; return the number of references.
+
+        Of a sharded hierarchy the references are to the inner chunks. An object that is replaced later is not read: where its version is
+        known, it is an error instead. What a set has in itself is stored in the session.
+
+        Args:
+            source: a Zarr hierarchy, sharded or not, of v3, v2 or the 2022 draft; or a set of references, by a URL that begins with
+                ``reference::``. Its objects must be below the ``virtual_prefixes`` with which the repository was opened.
+            path: the group that it becomes; ``""`` is the root. Groups above it are made.
+            paths: by pattern of paths, the first that matches: ``None`` leaves an array out.
+            overwrite: replace nodes at the same paths, with all that is below them.
+            storage_options: of the source's filesystem. For reading later, ``virtual_options`` of the repository count.
+
+        Raises:
+            InvalidInput: there are nodes at the same paths, or an object is below no authorised prefix.
+            NotFound: there is no hierarchy at the source.
+            Corruption: a shard or a document is damaged.
+            ReadOnly: nothing can be changed. After an error the session holds a part: discard its changes, or call this again with
+                ``overwrite``.
+        """
+        from shardstore.adapters.virtual_hierarchy import refer_to  # needs what not every program does
+
+        self._core.check_writable("references")
+        return refer_to(
+            self._core,
+            self._repository._virtual,
+            source,
+            path.strip("/"),
+            paths=paths,
+            overwrite=overwrite,
+            storage_options=storage_options,
+        )
 
     def status(self) -> Diff:
         """Return what was changed since the snapshot that the session began with, or was brought onto."""

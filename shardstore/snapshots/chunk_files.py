@@ -210,7 +210,9 @@ class ChunkGatherer:
 def _cells_of(node: Node, policy: ShardingPolicy) -> _Cells:
     document = node.document
     plain = parse_shown(document)
-    counts = None if policy is None else chunks_per_shard(policy, node.path, document)
+    # Hierarchies have arrays of several ranks: one tuple is for those that it fits.
+    fits = isinstance(plain, str) or not isinstance(policy, tuple) or len(policy) == len(plain.shape)
+    counts = None if policy is None else chunks_per_shard(policy if fits else "auto", node.path, document)
     if isinstance(plain, str) or counts is None or not counts:
         return _Cells(node, None, ())
     chunk_counts = tuple(-(-size // chunk) for size, chunk in zip(plain.shape, plain.chunk_shape, strict=True))

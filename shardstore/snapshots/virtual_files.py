@@ -14,15 +14,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardstore.errors import Conflict, Corruption, InvalidInput, ShardStoreError
+from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError
 from shardstore.format.snapshots.file_names import CHUNKS, encode_id
 from shardstore.format.snapshots.manifest import ChunkRefs, VirtualCheck
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRange
 from shardstore.storage.base import Absent, Changed, Failed, Found, Read, ReadOutcome, Storage
+from shardstore.storage.local.versions import may_be_same_bytes
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.opening.reference_targets import ReferenceTargets, SetAddress, TargetOptions
 from shardstore.storage.redaction import redacted
+from shardstore.storage.wrappers import innermost
 
 Asked = tuple[bytes | str, Sequence[ByteRange], VirtualCheck | None]
 """The id of a chunk file, or the URI of a virtual one; ranges of it; and what tells that a virtual one is still the same."""
@@ -57,12 +59,26 @@ class VirtualFiles:
 
         async def ask(storage: Storage, reads: Sequence[tuple[int, Read]]) -> None:
             outcomes = await storage.read([read for _, read in reads])
+            outcomes = await _looked_at_again(storage, [read for _, read in reads], outcomes)
             for (number, _), outcome in zip(reads, outcomes, strict=True):
                 file, _, check = asked[number]
                 answers[number] = self._answer(file, check, outcome)
 
         await asyncio.gather(*(ask(storage, reads) for storage, reads in of_storage.values()))
         return answers
+
+    async def sizes(self, urls: Sequence[str]) -> list[int]:
+        """Return the lengths of virtual files in bytes. Raises ``NotFound`` if one is not there."""
+        unique = list(dict.fromkeys(urls))
+        for url in unique:
+            self.check_authorised(url)
+        targets = [self._targets.target(url) for url in unique]
+        infos = await asyncio.gather(*(target.storage.stat(target.key) for target in targets))
+        for url, info in zip(unique, infos, strict=True):
+            if info is None:
+                raise NotFound(f"{redacted(url)} is not there, so it cannot be referred to")
+        known = {url: info.nbytes for url, info in zip(unique, infos, strict=True) if info is not None}
+        return [known[url] for url in urls]
 
     def check_authorised(self, url: str) -> None:
         """Raise ``InvalidInput`` if virtual references may not lead there."""
@@ -101,6 +117,22 @@ class VirtualFiles:
             if int(outcome.times.stored) > check.last_modified:
                 return changed
         return outcome.buffers
+
+
+async def _looked_at_again(storage: Storage, reads: Sequence[Read], found: Sequence[ReadOutcome]) -> list[ReadOutcome]:
+    """Return the outcomes; of local files that have changed, those of reading them as they are now, if it may be that only a name, mode or
+    owner has changed.
+    """
+    outcomes = list(found)
+    if innermost(storage).kind != "local":
+        return outcomes
+    again = [number for number, outcome in enumerate(outcomes) if isinstance(outcome, Changed)]
+    unpinned = [Read(reads[number].key, reads[number].ranges) for number in again]
+    for number, outcome in zip(again, await storage.read(unpinned) if again else (), strict=True):
+        wanted = reads[number].generation
+        if wanted is not None and isinstance(outcome, Found) and may_be_same_bytes(wanted.token, outcome.generation.token):
+            outcomes[number] = outcome
+    return outcomes
 
 
 def virtual_refs(ndim: int, coords: Any, urls: Any, offsets: Any, lengths: Any, etags: Any = None, last_modified: Any = None) -> ChunkRefs:

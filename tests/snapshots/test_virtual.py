@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 import zarr
 
-from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound
+from shardstore import open as open_store
+from shardstore import references
+from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ReadOnly
 from shardstore.snapshots import Repository
 from shardstore.storage.opening.open import open_storage
 from tests.snapshots.repositories import create_array, new_repository, read_array, run
@@ -137,3 +140,99 @@ def test_columns_that_do_not_fit_are_refused(tmp_path: Path, files: str, argumen
         session.set_virtual_refs("a", coords, urls, *rest)
     with pytest.raises(NotFound, match="no array"):
         session.set_virtual_refs("b", coords, urls, *rest)
+
+
+# -- whole hierarchies -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    place = tmp_path / "sharded.zarr"
+    store = open_store(place, chunks_per_shard={"g/ct": (4, 2)})
+    zarr.create_group(store, attributes={"of": "root"})
+    zarr.create_array(store, name="g/ct", data=np.arange(64 * 32).reshape(64, 32), chunks=(8, 8), attributes={"a": 1})
+    zarr.create_array(store, name="t", data=np.arange(5))
+    zarr.create_array(store, name="scalar", data=np.array(7))
+    return place
+
+
+def test_a_sharded_hierarchy_becomes_part_of_a_session_without_a_copy(tmp_path: Path, sharded: Path) -> None:
+    repo = Repository.create(tmp_path / "repo", virtual_prefixes=[f"file://{sharded}/"])
+    session = repo.writable_session()
+    assert session.set_virtual_hierarchy(sharded, "old/data") == 32 + 1 + 1
+    session.commit("referred")
+    assert not (tmp_path / "repo" / "c").exists()
+    found = repo.readonly_session()
+    np.testing.assert_array_equal(read_array(found, "old/data/g/ct"), np.arange(64 * 32).reshape(64, 32))
+    assert zarr.open_array(found.store, path="old/data/g/ct", mode="r").attrs.asdict() == {"a": 1}
+    assert read_array(found, "old/data/t").tolist() == [0, 1, 2, 3, 4]
+    assert int(read_array(found, "old/data/scalar")) == 7
+    assert zarr.open_group(found.store, path="old/data", mode="r").attrs.asdict() == {"of": "root"}
+    # One more change goes into the repository, and not into the old shards.
+    session = repo.writable_session()
+    zarr.open_array(session.store, path="old/data/g/ct")[0, 0] = -1
+    session.commit("changed")
+    assert int(read_array(repo.readonly_session(), "old/data/g/ct")[0, 0]) == -1
+    assert int(zarr.open_array(open_store(sharded), path="g/ct", mode="r")[0, 0]) == 0  # type: ignore[arg-type]
+
+
+def test_a_shard_that_was_rewritten_is_not_read_and_one_with_another_mode_is(tmp_path: Path, sharded: Path) -> None:
+    """D30"""
+    repo = Repository.create(tmp_path / "repo", virtual_prefixes=[f"file://{sharded}/"])
+    session = repo.writable_session()
+    session.set_virtual_hierarchy(sharded)
+    session.commit("referred")
+    for path in sharded.rglob("*"):
+        path.chmod(0o700)
+    np.testing.assert_array_equal(read_array(repo.readonly_session(), "g/ct"), np.arange(64 * 32).reshape(64, 32))
+    zarr.open_array(open_store(sharded), path="g/ct")[0, 0] = 5
+    array = zarr.open_array(repo.readonly_session().store, path="g/ct", mode="r")
+    with pytest.raises(Conflict, match="has changed"):
+        array[0, 0]
+    assert int(array[63, 31]) == 64 * 32 - 1  # type: ignore[arg-type]
+
+
+def test_a_set_of_references_becomes_part_of_a_session(tmp_path: Path, sharded: Path) -> None:
+    references.write_json(sharded, tmp_path / "refs.json", inline_nbytes=200)
+    repo = Repository.create(tmp_path / "repo", virtual_prefixes=[f"file://{sharded}/"])
+    session = repo.writable_session()
+    session.set_virtual_hierarchy(f"reference::{tmp_path}/refs.json", paths={"scalar": None})
+    session.commit("referred")
+    found = repo.readonly_session()
+    np.testing.assert_array_equal(read_array(found, "g/ct"), np.arange(64 * 32).reshape(64, 32))
+    assert read_array(found, "t").tolist() == [0, 1, 2, 3, 4]
+    assert "scalar/zarr.json" not in found.mapping()
+
+
+def test_whole_files_of_a_set_are_referred_to_with_their_sizes(tmp_path: Path, files: str) -> None:
+    document = {
+        "zarr.json": '{"zarr_format": 3, "node_type": "group"}',
+        "a/.zarray": (
+            '{"zarr_format": 2, "shape": [32], "chunks": [32], "dtype": "<i4", "compressor": null, "fill_value": 0, "order": "C", '
+            '"filters": null}'
+        ),
+        "a/0": [f"{files}two.bin"],
+    }
+    (tmp_path / "whole.json").write_text(json.dumps(document))
+    repo = new_repository(tmp_path / "repo", virtual_prefixes=[files])
+    session = repo.writable_session()
+    assert session.set_virtual_hierarchy(f"reference::{tmp_path}/whole.json", "v2") == 1
+    np.testing.assert_array_equal(read_array(session, "v2/a"), DATA[32:])
+
+
+def test_nodes_at_the_same_paths_are_replaced_only_if_asked(tmp_path: Path, sharded: Path) -> None:
+    repo = Repository.create(tmp_path / "repo", virtual_prefixes=[f"file://{sharded}/"])
+    session = repo.writable_session()
+    create_array(session, "g/ct", DATA, (8,))
+    with pytest.raises(InvalidInput, match="'g/ct': overwrite=True"):
+        session.set_virtual_hierarchy(sharded)
+    np.testing.assert_array_equal(read_array(session, "g/ct"), DATA)
+    session.set_virtual_hierarchy(sharded, overwrite=True)
+    assert read_array(session, "g/ct").shape == (64, 32)
+    closed = Repository.open(tmp_path / "repo")
+    with pytest.raises(InvalidInput, match="virtual_prefixes"):
+        closed.writable_session().set_virtual_hierarchy(sharded)
+    with pytest.raises(NotFound):
+        session.set_virtual_hierarchy(tmp_path / "nothing")
+    with pytest.raises(ReadOnly):
+        repo.readonly_session().set_virtual_hierarchy(sharded)

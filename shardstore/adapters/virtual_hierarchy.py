@@ -1,0 +1,121 @@
+"""Make a hierarchy, or a set of references, part of a session without copying its chunks: by virtual references to its objects.
+
+Of a sharded hierarchy the references are to the inner chunks. What is in a set itself, and chunks without bytes, are stored in the session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from shardstore._sync import run_sync
+from shardstore.engine.options import check_flags
+from shardstore.errors import InvalidInput
+from shardstore.format.json_text import JsonObject, dumps
+from shardstore.format.metadata_v3 import METADATA_NAME
+from shardstore.format.references.parquet import MISSING
+from shardstore.format.snapshots.manifest import ChunkRefs, VirtualCheck
+from shardstore.format.store_keys import check_key, groups_above, join
+from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, size_of
+from shardstore.references.choices import Choices, Paths, base_of, check_patterns, chosen, described
+from shardstore.references.opening import open_set_source
+from shardstore.references.sets import is_set
+from shardstore.references.stores import store_source
+from shardstore.snapshots.session import Session
+from shardstore.snapshots.virtual_files import VirtualFiles
+from shardstore.storage.opening.open import open_storage
+
+_GROUP: JsonObject = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+
+
+def refer_to(
+    session: Session,
+    virtual: VirtualFiles,
+    source: Any,
+    path: str,
+    *,
+    paths: Paths | None,
+    overwrite: bool,
+    storage_options: Mapping[str, Any] | None,
+) -> int:
+    """Refer to all chunks of a source in a session; return the number of references. See ``Session.set_virtual_hierarchy``."""
+    check_flags(overwrite=overwrite)
+    if path:
+        check_key(path)
+    found = _opened(source, Choices(paths), storage_options)
+    shown = described(found, "v3", only_v2_keys=False)
+    documents = {join(path, node) if node else path: by_name[METADATA_NAME] for node, by_name in shown.documents.items()}
+    for group in groups_above(path):
+        documents.setdefault(group, _GROUP)
+    replaced = sorted(
+        node
+        for node, document in documents.items()
+        if (there := session.nodes.get(node)) is not None and (there.is_array or document["node_type"] == "array")
+    )
+    if replaced and not overwrite:
+        raise InvalidInput(
+            f"there are {len(replaced)} nodes at the same paths, such as {', '.join(map(repr, replaced[:5]))}: overwrite=True replaces "
+            "them. Nothing was changed"
+        )
+    run_sync(_write_documents(session, documents, replaced))
+    return sum(_refer_to_array(session, virtual, array, join(path, array.path) if array.path else path) for array in found.arrays)
+
+
+def _opened(source: Any, choices: Choices, options: Mapping[str, Any] | None) -> ReferenceSource:
+    if is_set(source):
+        return open_set_source(source, choices, options)[1]
+    storage = open_storage(source, dict(options or {}) or None)
+    found = store_source(storage, base_of(storage, "absolute", None, ""), lambda path: chosen(choices, path))
+    check_patterns(choices, found.array_paths())
+    return found
+
+
+async def _write_documents(session: Session, documents: Mapping[str, JsonObject], replaced: list[str]) -> None:
+    for path in replaced:
+        for below in [node for node in session.nodes if node == path or node.startswith(f"{path}/" if path else "")]:
+            session.remove_node(below)
+    for path in sorted(documents, key=lambda path: path.split("/") if path else []):
+        if documents[path] is _GROUP and path in session.nodes:
+            continue
+        await session.set_document(path, dumps(documents[path]))
+
+
+def _refer_to_array(session: Session, virtual: VirtualFiles, array: ReferencedArray, path: str) -> int:
+    node = session.array(path)
+    references = 0
+    for batch in array.batches(0, size_of(array)):
+        references += len(batch.chunks)
+        kept = np.flatnonzero(batch.rows.target != MISSING)
+        refs = run_sync(_refs_of(virtual, batch, kept, array.chunk_grid))
+        run_sync(_set(session, path, refs))
+        for row, data in batch.rows.inline.items():
+            coords = tuple(int(one) for one in np.unravel_index(int(batch.chunks[row]), array.chunk_grid)) if array.chunk_grid else ()
+            run_sync(session.write_chunk(node, coords, data))
+    return references
+
+
+async def _refs_of(virtual: VirtualFiles, batch: ReferenceBatch, kept: Any, grid: tuple[int, ...]) -> ChunkRefs:
+    rows = batch.rows
+    for url in rows.targets:
+        virtual.check_authorised(url)
+    order = np.argsort(batch.chunks[kept], kind="stable")
+    kept = kept[order]
+    chunks, file = batch.chunks[kept], rows.target[kept].astype(np.int32)
+    offset, nbytes = rows.offset[kept].astype(np.uint64), rows.nbytes[kept].astype(np.uint64)
+    whole = np.flatnonzero((offset == 0) & (nbytes == 0))
+    if len(whole):
+        sizes = await virtual.sizes([rows.targets[number] for number in file[whole].tolist()])
+        nbytes[whole] = sizes
+    tokens = dict(rows.generations) | {
+        url: one.token for url, one in zip(rows.targets, batch.objects, strict=False) if one.token is not None
+    }
+    checks = {number: VirtualCheck(tokens[url]) for number, url in enumerate(rows.targets) if url in tokens}
+    coords = np.stack(np.unravel_index(chunks, grid), axis=-1).astype(np.uint64) if grid else np.zeros((len(chunks), 0), dtype=np.uint64)
+    return ChunkRefs(coords, file, offset, nbytes, list(rows.targets), {}, checks)
+
+
+async def _set(session: Session, path: str, refs: ChunkRefs) -> None:
+    if len(refs):
+        session.set_refs(session.array(path), refs)

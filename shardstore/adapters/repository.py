@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 import numpy.typing as npt
 
+from shardstore import __version__
 from shardstore._sync import run_sync
 from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
 from shardstore.adapters.mapping.classes import mapping_class
@@ -120,7 +121,9 @@ class Repository:
         catalog: Catalog = StorageCatalog(storage) if options.catalog is None else options.catalog
         name = options.name if options.name is not None else _default_name(options, storage.url)
         self._limits = EngineOptions().read_limits(storage.kind)
-        self._store = VersionedStore(files, catalog, check_store_name(name), draft=options.schema == "draft")
+        self._store = VersionedStore(
+            files, catalog, check_store_name(name), draft=options.schema == "draft", writer=f"shardstore {__version__}"
+        )
         self._virtual = VirtualFiles(storage, options.virtual_prefixes, options.virtual_options)
 
     # -- opening -------------------------------------------------------------------------------------------------------

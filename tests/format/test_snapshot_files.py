@@ -146,6 +146,27 @@ def test_a_state_that_contradicts_itself_is_refused(data: bytes, message: str) -
         decode_state(data)
 
 
+def test_the_parent_of_a_snapshot_that_is_left_out_takes_its_place() -> None:
+    """D8"""
+    parents = {"a": None, "b": "a", "c": "b", "d": "c", "e": "b"}
+    snapshots = {id_: Snapshot(id_, parent, 10 + number, f"s{id_}") for number, (id_, parent) in enumerate(parents.items())}
+    state = State("x", 7, "", snapshots, {"main": Ref("d", "branch"), "v": Ref("e", "tag")})
+    left = state.without({"b", "c"})
+    assert {id_: one.parent for id_, one in left.snapshots.items()} == {"a": None, "d": "a", "e": "a"}
+    assert {id_: dict(one.properties) for id_, one in left.snapshots.items()} == {
+        "a": {},
+        "d": {"shardstore.parent": "c"},
+        "e": {"shardstore.parent": "b"},
+    }
+    again = left.without({"a"})
+    assert {id_: one.parent for id_, one in again.snapshots.items()} == {"d": None, "e": None}
+    assert again.snapshots["d"].properties == {"shardstore.parent": "c"}
+    assert (left.generation, again.generation) == (8, 9)
+    assert decode_state(encode_state(again)) == again
+    with pytest.raises(InvalidInput, match="branch 'main' points to snapshot 'd'"):
+        state.without({"d"})
+
+
 def test_the_next_state_has_the_next_generation() -> None:
     """D5, D6"""
     then = STATE.committed(Snapshot("C", "B", 3, "S3"), "main")
@@ -211,6 +232,7 @@ def test_manifests_come_back(one: dict[tuple[int, ...], Any], other: dict[tuple[
 
 
 def test_the_schema_is_the_draft_s() -> None:
+    """D27"""
     assert manifest_schema() == pa.ipc.read_schema(pa.py_buffer((DRAFT / "manifest.arrows").read_bytes()))
     rows: dict[tuple[int, ...], Any] = {(5, 30): (FILES[0], 7, 8), (65535, 0): b""}
     found = pq.read_table(pa.BufferReader(encode_manifest({0: refs_of(rows, 2)}, draft=True)))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import zarr
 
+import shardstore
 from shardstore import open as open_store
 from shardstore import pack, verify
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ReadOnly, Unsupported
@@ -54,6 +55,7 @@ def test_a_new_repository_has_main_on_a_snapshot_of_nothing(repo: Repository) ->
 
 
 def test_changes_are_seen_by_the_session_alone_until_they_are_committed(repo: Repository) -> None:
+    """D9"""
     before = repo.readonly_session()
     session, other = repo.writable_session(), repo.writable_session()
     create_array(session, "ct", DATA, CHUNKS)
@@ -68,6 +70,8 @@ def test_changes_are_seen_by_the_session_alone_until_they_are_committed(repo: Re
     info = next(iter(repo.ancestry()))
     assert (info.message, dict(info.metadata), info.parent_id) == ("day 1", {"run": 7}, before.snapshot_id)
     assert info == repo.lookup_snapshot(snapshot)
+    said = repo._now().state.snapshots[snapshot].properties
+    assert said == {"message": "day 1", "metadata": {"run": 7}, "writer": f"shardstore {shardstore.__version__}"}
 
 
 def test_a_committed_session_reads_on_and_writes_no_more(repo: Repository) -> None:
@@ -535,6 +539,7 @@ def test_repositories_are_made_once_opened_and_destroyed(tmp_path: Path) -> None
 
 
 def test_a_catalog_in_a_database(tmp_path: Path) -> None:
+    """D33: the state is a file with any catalog, so that another catalog can take the store over."""
     pytest.importorskip("sqlalchemy")
     catalog = SQLCatalog(f"sqlite:///{tmp_path}/catalog.db")
     repo = Repository.create(tmp_path / "run.ice", catalog=catalog)
@@ -542,6 +547,13 @@ def test_a_catalog_in_a_database(tmp_path: Path) -> None:
     assert not (tmp_path / "run.ice" / "catalog.json").exists()
     again = Repository.open(tmp_path / "run.ice", catalog=catalog, name="run.ice")
     np.testing.assert_array_equal(read_array(again.readonly_session(), "ct"), DATA)
+    pointer = run(catalog.get("run.ice"))
+    assert pointer is not None
+    assert (tmp_path / "run.ice" / pointer.location).is_file()
+    other = StorageCatalog(MemoryStorage(f"{tmp_path}-catalog"))
+    run(other.swap("taken", None, pointer))
+    taken = Repository.open(tmp_path / "run.ice", catalog=other, name="taken")
+    np.testing.assert_array_equal(read_array(taken.readonly_session(), "ct"), DATA)
 
 
 def test_storages_without_conditions_need_a_catalog_elsewhere(tmp_path: Path) -> None:

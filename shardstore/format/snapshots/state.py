@@ -13,12 +13,15 @@ Members that are not known here are kept. Specification: Icechunk draft, "State 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from shardstore.errors import Corruption, InvalidInput, NotFound
 from shardstore.format.json_text import dumps
+
+ORIGINAL_PARENT = "shardstore.parent"
+"""Property of a snapshot whose parent was left out: the id of that (D8)."""
 
 RefType = Literal["branch", "tag"]
 
@@ -88,6 +91,26 @@ class State:
         """Return the next state: with one more snapshot, to which the branch points."""
         refs = self.refs if branch is None else {**self.refs, branch: Ref(snapshot.id, "branch")}
         return replace(self, generation=self.generation + 1, snapshots={**self.snapshots, snapshot.id: snapshot}, refs=refs)
+
+    def without(self, snapshots: Collection[str]) -> State:
+        """Return the next state, without some snapshots: those that followed them follow the nearest ancestor that is left (D8).
+
+        Raises:
+            InvalidInput: a branch or tag points to one of them.
+        """
+        for name, ref in self.refs.items():
+            if ref.snapshot in snapshots:
+                raise InvalidInput(f"{ref.type} {name!r} points to snapshot {ref.snapshot!r}, which cannot be left out")
+        left: dict[str, Snapshot] = {}
+        nearest: dict[str | None, str | None] = {None: None}
+        for id_, one in self.snapshots.items():  # parents come first
+            parent = nearest[one.parent]
+            nearest[id_] = parent if id_ in snapshots else id_
+            if id_ in snapshots:
+                continue
+            original = {} if parent == one.parent else {ORIGINAL_PARENT: one.parent}
+            left[id_] = replace(one, parent=parent, properties={**original, **one.properties})
+        return replace(self, generation=self.generation + 1, snapshots=left)
 
     def with_refs(self, refs: Mapping[str, Ref]) -> State:
         """Return the next state, with other branches and tags."""

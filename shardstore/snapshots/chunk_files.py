@@ -107,6 +107,7 @@ class ChunkGatherer:
         self._cells: dict[int, _Cells] = {}
         self._held = 0
         self._at_once = asyncio.Semaphore(FILES_AT_ONCE)
+        self._storing: set[asyncio.Future[None]] = set()
 
     def forget_array(self, array: int) -> None:
         """Forget what waits of an array that is gone."""
@@ -155,9 +156,20 @@ class ChunkGatherer:
 
     async def store(self, planned: Sequence[ChunkFile]) -> None:
         """Store files. If one of them fails, its chunks wait as before, and the first error is raised when all have ended."""
-        errors = [error for error in await asyncio.gather(*map(self._store_one, planned)) if error is not None]
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._storing.add(done)
+        try:
+            errors = [error for error in await asyncio.gather(*map(self._store_one, planned)) if error is not None]
+        finally:
+            self._storing.discard(done)
+            done.set_result(None)
         if errors:
             raise errors[0]
+
+    async def settled(self) -> None:
+        """Wait until no file is being stored: then every chunk is stored, or waits."""
+        while self._storing:
+            await asyncio.wait(list(self._storing))
 
     def take_back(self, planned: Sequence[ChunkFile]) -> None:
         """Let the chunks of files that are not going to be stored wait as before."""

@@ -27,8 +27,9 @@ class ForkState:
 
 async def fork_state(session: Session) -> ForkState:
     """Return what of a session travels; chunks that wait are stored first."""
-    await session.gatherer.store(session.gatherer.plan())
     assert session.branch is not None
+    async with session.still("it is being pickled"):
+        await session.gatherer.store(session.gatherer.plan())
     return ForkState(session.snapshot, session.branch, session.nodes, session.changes, session.documents, session.serial, session.reads)
 
 

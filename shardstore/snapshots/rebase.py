@@ -112,17 +112,17 @@ async def merge(session: Session, fork: Session) -> None:
             f"the fork began with snapshot {fork.snapshot.id}, and this session stands on {session.snapshot.id}: merge forks before you "
             "rebase"
         )
-    await fork.gatherer.store(fork.gatherer.plan())
-    ours, theirs = _side_of(fork), _side_of(session)
-    attributes, more = await _merged_attributes(fork, ours, theirs)
-    conflicts = [*find_conflicts(ours, theirs, session.base.nodes, BasicConflictSolver()), *more]
-    if conflicts:
-        shown = "; ".join(map(str, conflicts[:10]))
-        raise ConflictError(
-            f"a fork contradicts what is in the session that it is merged into: {shown}. Nothing of it was merged", conflicts
-        )
-    _apply(fork, replace(session.base, nodes=session.nodes), ours, theirs, attributes)
-    session.take_over(fork)
+    async with fork.still("it is being merged"), session.still("a fork is being merged into it"):
+        await fork.gatherer.store(fork.gatherer.plan())
+        ours, theirs = _side_of(fork), _side_of(session)
+        attributes, more = await _merged_attributes(fork, ours, theirs)
+        conflicts = [*find_conflicts(ours, theirs, session.base.nodes, BasicConflictSolver()), *more]
+        if conflicts:
+            shown = "; ".join(map(str, conflicts[:10]))
+            raise ConflictError(f"a fork contradicts the session that it is merged into: {shown}. Nothing of it was merged", conflicts)
+        _apply(fork, replace(session.base, nodes=session.nodes), ours, theirs, attributes)
+        session.take_over(fork)
+        fork.why_read_only = "it has been merged"
 
 
 def _side_of(session: Session) -> Side:

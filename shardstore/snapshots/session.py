@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -163,6 +164,17 @@ class Session:
         """True if there is anything to commit."""
         return any(self.changes.values()) or self.nodes != self.base.nodes
 
+    @asynccontextmanager
+    async def still(self, why: str) -> AsyncIterator[None]:
+        """Refuse changes in the block, which begins when those have ended that are under way."""
+        before, self.why_read_only = self.why_read_only, why
+        try:
+            await self.gatherer.settled()
+            yield
+        finally:
+            if self.why_read_only == why:
+                self.why_read_only = before
+
     def committed(self, snapshot: Snapshot) -> None:
         """Note that everything is part of a snapshot now."""
         self.why_read_only = f"it has been committed, as snapshot {snapshot.id}"
@@ -226,6 +238,7 @@ class Session:
             node = Node(self.new_node_id(), path, columns)
         else:
             was = await self.full_columns(old)
+            self.check_writable(f"writing {join(path, 'zarr.json')!r}")
             if was == columns:
                 node = old
             elif was.attributes == columns.attributes:
@@ -381,6 +394,9 @@ class Session:
     def set_refs(self, node: Node, refs: ChunkRefs) -> None:
         """Let chunks be where these references say."""
         self.check_writable(f"setting references of {node.path!r}")
+        self._put_refs(node, refs)
+
+    def _put_refs(self, node: Node, refs: ChunkRefs) -> None:
         changes = self.changes.setdefault(node.id, ArrayChanges())
         for coords in map(tuple, refs.coords.tolist()) if changes.chunks else ():
             if changes.chunks.pop(coords, None) is not None:
@@ -420,7 +436,7 @@ class Session:
             if not changes or one not in nodes:
                 continue
             if changes.bulk is not None:
-                self.set_refs(nodes[one], changes.bulk.refs)
+                self._put_refs(nodes[one], changes.bulk.refs)
             own = self.changes.setdefault(one, ArrayChanges())
             for coords, chunk in changes.chunks.items():
                 self.gatherer.forget(nodes[one], coords)

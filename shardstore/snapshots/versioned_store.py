@@ -244,7 +244,12 @@ class VersionedStore:
         Raises:
             ConflictError: the branch has moved, and there is no solver, or it does not allow it. The changes are still there.
         """
-        return await uninterrupted(self._commit(session, begin, message, metadata, solver, tries))
+
+        async def commit() -> str:
+            async with session.still("it is being committed"):
+                return await self._commit(session, begin, message, metadata, solver, tries)
+
+        return await uninterrupted(commit())
 
     async def _commit(
         self,
@@ -289,7 +294,8 @@ class VersionedStore:
     async def rebase(self, session: Session, solver: ConflictDetector) -> Moment:
         """Bring a session onto the tip of its branch; return the state. Raises ``ConflictError``."""
         moment = await self.now()
-        await rebase(session, moment.state, solver, self.url)
+        async with session.still("it is being rebased"):
+            await rebase(session, moment.state, solver, self.url)
         return moment
 
     async def _commit_once(self, session: Session, begin: Moment | None, message: str, metadata: Mapping[str, Any] | None) -> str:

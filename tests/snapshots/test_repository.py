@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,12 +18,14 @@ import zarr
 import shardstore
 from shardstore import open as open_store
 from shardstore import pack, verify
-from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ReadOnly, Unsupported
+from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ReadOnly, StorageError, Unsupported
 from shardstore.format.snapshots.state import decode_state
+from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import EVERYTHING
 from shardstore.snapshots import Repository, SQLCatalog, StorageCatalog
-from shardstore.storage.base import Found, Read
+from shardstore.storage.base import Found, Read, Storage
 from shardstore.storage.memory import MemoryStorage
+from shardstore.testing.trace import TraceStorage
 from tests.snapshots.repositories import create_array, new_repository, read_array, run, traced_repository
 from tests.snapshots.test_catalogs import WithoutConditions
 
@@ -651,3 +656,58 @@ def test_merged_manifests_are_no_difference(repo: Repository) -> None:
         with repo.transaction(message=str(number)) as store:
             zarr.open_array(store, path="ct")[0:8, 0:8] = number
     assert repo.diff(first).updated_chunks == {"ct": [(0, 0)]}
+
+
+# -- at the same time --------------------------------------------------------------------------------------------------
+
+
+class HeldBack(TraceStorage):
+    """A storage whose chunk files are stored when they are let go."""
+
+    def __init__(self, inner: Storage) -> None:
+        super().__init__(inner)
+        self.is_open = threading.Event()
+        self.waiting = threading.Event()
+        self.fails = False
+
+    async def write(self, key: str, body: Any, nbytes: int, condition: Condition) -> Generation:
+        if key.startswith("c/"):
+            self.waiting.set()
+            await asyncio.to_thread(self.is_open.wait, 60)
+            if self.fails:
+                raise StorageError("the disk is on fire")
+        return await super().write(key, body, nbytes, condition)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_commit_waits_for_chunk_files_that_are_on_their_way(tmp_path: Path, fails: bool) -> None:
+    held = HeldBack(MemoryStorage(str(tmp_path)))
+    repo = Repository.create(held, pack=(4, 4))
+    session = repo.writable_session()
+    array = zarr.create_array(session.store, name="ct", shape=DATA.shape, chunks=CHUNKS, dtype="f8", compressors=None)
+    with ThreadPoolExecutor(2) as pool:
+        held.fails = fails
+        writing = pool.submit(array.__setitem__, slice(0, 32), DATA[:32])  # a full cell, whose file goes out at once
+        assert held.waiting.wait(60)
+        committing = pool.submit(session.commit, "data")
+        while not session.read_only:
+            assert not committing.done()
+        with pytest.raises(ReadOnly, match="being committed"):
+            array[40] = 1
+        held.is_open.set()
+        if fails:
+            with pytest.raises(StorageError, match="on fire"):
+                writing.result()
+            with pytest.raises(StorageError, match="on fire"):
+                committing.result()
+            held.fails = False
+            array[40] = DATA[40]
+            session.commit("again")
+        else:
+            writing.result()
+            committing.result()
+    again = Repository.open(held).readonly_session()
+    expected = np.zeros(DATA.shape)
+    expected[:32] = DATA[:32]
+    expected[40] = DATA[40] if fails else 0
+    np.testing.assert_array_equal(read_array(again, "ct"), expected)

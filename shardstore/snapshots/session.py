@@ -7,6 +7,7 @@ the newest first (D25).
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -154,6 +155,7 @@ class Session:
         self.documents: dict[int, tuple[bytes, int]] = {}
         """Documents as they were written, with their serials."""
         self.serial = 0
+        self._pid = os.getpid()
         self._array_keys: dict[int, ArrayKeys] = {}
         self._ids = {node.id for node in structure.nodes.values()}
 
@@ -182,6 +184,11 @@ class Session:
 
     def check_writable(self, what: str) -> None:
         """Raise ``ReadOnly`` if nothing can be changed."""
+        if self._pid != os.getpid():
+            raise ReadOnly(
+                f"{what} in {self.files.url}: this session belongs to the process that opened it, and what another one writes into it "
+                "would be lost. Give it session.fork() by pickle, and merge what comes back"
+            )
         if self.why_read_only:
             raise ReadOnly(f"{what} in {self.files.url}: this session cannot write, since {self.why_read_only}. Open a writable one")
 
@@ -235,7 +242,7 @@ class Session:
             self.remove_node(path)
             old = None
         if old is None:
-            node = Node(self.new_node_id(), path, columns)
+            node = Node(self._group_id(path) if columns.array is None else self.new_node_id(), path, columns)
         else:
             was = await self.full_columns(old)
             self.check_writable(f"writing {join(path, 'zarr.json')!r}")
@@ -250,6 +257,18 @@ class Session:
         serial = self.new_serial()
         self.documents[node.id] = data, serial
         return serial
+
+    def _group_id(self, path: str) -> int:
+        """Return the id for a group that is made at a path: that of the group which was there, if this session has removed it."""
+        was = self.base.nodes.get(path)
+        if was is None or was.is_array or any(node.id == was.id for node in self.nodes.values()):
+            return self.new_node_id()
+        return was.id
+
+    def ensure_root(self) -> None:
+        """Make a group at the root if there is nothing, as there is always one (D15)."""
+        if "" not in self.nodes:
+            self.nodes[""] = Node.of(self._group_id(""), "", {"zarr_format": 3, "node_type": "group"})
 
     def remove_node(self, path: str) -> bool:
         """Remove a node, and all chunks that it has; return whether there was one."""

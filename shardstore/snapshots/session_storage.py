@@ -236,9 +236,7 @@ class SessionStorage(ReadsAndWrites):
 
     async def list_dir(self, prefix: str) -> DirListing:
         check_directory(prefix)
-        inside_array = prefix and self.session.owner(prefix) is not None
-        infos: dict[str, ObjectInfo] = {}
-        if inside_array:
+        if self.session.owner(prefix) is not None:
             infos = {info.key: info async for info in self.list(prefix)}
             keys, prefixes = direct_children(infos, prefix)
             return DirListing(tuple(infos[key] for key in keys), prefixes)

@@ -321,6 +321,39 @@ def test_an_array_that_is_made_again_has_no_old_chunks(repo: Repository) -> None
     assert len(list(repo.readonly_session().mapping())) == 2
 
 
+def test_there_is_always_a_root(repo: Repository) -> None:
+    """D15"""
+    committed(repo)
+    root = repo.readonly_session()._core.nodes[""].id
+    session = repo.writable_session()
+    zarr.open_group(session.store, mode="w", attributes={"new": 1})
+    session.commit("all anew")
+    assert list(repo.readonly_session().mapping()) == ["zarr.json"]
+    assert repo.readonly_session()._core.nodes[""].id == root
+    session = repo.writable_session()
+    del session.mapping()["zarr.json"]
+    session.commit("without")
+    assert zarr.open_group(repo.readonly_session().store, mode="r").attrs.asdict() == {}
+    session = repo.writable_session()
+    zarr.create_array(session.store, data=DATA, chunks=CHUNKS, overwrite=True)
+    session.commit("an array at the root")
+    session = repo.readonly_session()
+    np.testing.assert_array_equal(read_array(session, ""), DATA)
+    assert sorted(entry["name"].strip("/") for entry in session.filesystem.ls("")) == ["c", "zarr.json"]
+
+
+def test_another_process_cannot_write_into_a_session(repo: Repository) -> None:
+    session = repo.writable_session()
+    pid = session._core._pid
+    session._core._pid = -1  # as after a fork
+    with pytest.raises(ReadOnly, match=r"session\.fork\(\) by pickle"):
+        session.mapping()["a/zarr.json"] = b'{"zarr_format": 3, "node_type": "group"}'
+    with pytest.raises(ReadOnly, match="another one writes"):
+        session.commit("x", allow_empty=True)
+    session._core._pid = pid
+    session.commit("x", allow_empty=True)
+
+
 def test_resizing_erases_what_is_outside(repo: Repository) -> None:
     """D26"""
     committed(repo)

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from shardstore.errors import Conflict, Corruption, InvalidInput, Unsupported, WriteOutcomeUnknown
 from shardstore.format.json_text import dumps, loads_object
+from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import ConditionFailed, Failed, Found, Read, Storage
@@ -71,10 +72,12 @@ class Catalog(Protocol):
     async def swap(self, name: str, before: Pointer | None, after: Pointer) -> Pointer:
         """Let a store's pointer be ``after`` if it is still ``before`` (``None``: if there is none); return it.
 
-        It is durable, and every ``get`` gives it, when this returns. A lost answer is settled by looking.
+        It is durable, and every ``get`` gives it, when this returns. Where ``after`` is there already, that is this caller's success,
+        since nobody else has its location: so a lost answer is settled by looking, and a swap may be asked for again.
 
         Raises:
-            PointerMoved: it is another one now.
+            PointerMoved: it is neither now. If an answer was lost, this swap may have been carried out, and others have gone on from
+                it: the catalog does not know, but the current state does.
             Unsupported: the catalog cannot do that.
             WriteOutcomeUnknown: the answer was lost, and looking could not settle it.
         """
@@ -132,7 +135,13 @@ class StorageCatalog:
         key = _key_of(name)
         condition: Condition = IF_ABSENT
         if before is not None:
-            condition = IfGeneration(await self._version_of(name, before))
+            version = before.version
+            if version is None:
+                now = await self.get(name)
+                if now == after:
+                    return now
+                version = _version_of(name, self.url, now, before)
+            condition = IfGeneration(version)
         data = dumps({"location": after.location, "generation": after.generation, "id": after.store_id})
         try:
             version = await self.storage.write(key, [data], len(data), condition)
@@ -146,10 +155,12 @@ class StorageCatalog:
         return Pointer(after.location, after.generation, after.store_id, version)
 
     async def delete(self, name: str, before: Pointer) -> None:
-        await self._check_able()
-        version = await self._version_of(name, before)
+        able = await self._check_able()
+        version = before.version
+        if version is None or not able.conditional_delete:
+            version = _version_of(name, self.url, await self.get(name), before)
         # Where DELETE has no conditions, a swap that comes between is lost: the caller removes all files too, and has been asked.
-        condition = IfGeneration(version) if self.storage.capabilities.conditional_delete else UNCONDITIONAL
+        condition = IfGeneration(version) if able.conditional_delete else UNCONDITIONAL
         try:
             is_done = await self.storage.delete(_key_of(name), condition)
         except ConditionFailed as exc:
@@ -162,7 +173,7 @@ class StorageCatalog:
             if info.key.endswith(_SUFFIX) and not info.key.startswith(PROBE_PREFIX):
                 yield info.key.removesuffix(_SUFFIX)
 
-    async def _check_able(self) -> None:
+    async def _check_able(self) -> Capabilities:
         able = await self.storage.probe()
         if not (able.create_if_absent and able.compare_and_swap):
             raise Unsupported(
@@ -170,15 +181,14 @@ class StorageCatalog:
                 "succeed: keep the catalog elsewhere, catalog=StorageCatalog(another place), or in a database, "
                 "catalog=SQLCatalog('postgresql+psycopg://…'). Nothing was written"
             )
+        return able
 
-    async def _version_of(self, name: str, before: Pointer) -> Generation:
-        """Return the version of the object that holds ``before``. Raises ``PointerMoved`` if it holds another one."""
-        if before.version is not None:
-            return before.version
-        now = await self.get(name)
-        if now is None or now != before or now.version is None:
-            raise moved(name, self.url, now)
-        return now.version
+
+def _version_of(name: str, url: str, now: Pointer | None, before: Pointer) -> Generation:
+    """Return the version of the object that holds ``now``. Raises ``PointerMoved`` if that is not ``before``."""
+    if now is None or now != before or now.version is None:
+        raise moved(name, url, now)
+    return now.version
 
 
 def _key_of(name: str) -> str:

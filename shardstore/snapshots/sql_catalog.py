@@ -113,8 +113,8 @@ class SQLCatalog:
             if now == before:
                 raise WriteOutcomeUnknown(f"{exc}. It may yet be carried out: look at the store again before you repeat it") from exc
             raise moved(name, self.url, now) from exc
-        if not changed:
-            raise moved(name, self.url, await self.get(name))
+        if not changed and (now := await self.get(name)) != after:
+            raise moved(name, self.url, now)
         return after
 
     async def delete(self, name: str, before: Pointer) -> None:

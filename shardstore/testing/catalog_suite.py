@@ -166,6 +166,31 @@ class CatalogSuite:
         read = pickle.loads(pickle.dumps(c.another().get("a")))
         assert c.swap("a", read, pointer(1)) == pointer(1) == c.get("a")
 
+    def test_the_same_swap_again_is_the_same_success(self, c: SyncCatalog) -> None:
+        """Whoever lost an answer may ask again: locations are unique, so what is there is this caller's."""
+        first = c.swap("a", None, pointer(0))
+        assert c.swap("a", None, pointer(0)) == first
+        second = c.swap("a", first, pointer(1))
+        for before in (first, pointer(0)):
+            for client in (c, c.another()):
+                assert client.swap("a", before, pointer(1)) == second == c.get("a")
+        third = c.swap("a", c.swap("a", first, pointer(1)), pointer(2))
+        with pytest.raises(PointerMoved) as caught:
+            c.swap("a", first, pointer(1))  # was carried out, and others have gone on since: only the state can tell
+        assert caught.value.now == third == c.get("a")
+
+    def test_the_same_swap_by_several_at_once(self, c: SyncCatalog) -> None:
+        async def swap_all(before: Pointer | None, after: Pointer) -> list[Pointer]:
+            clients = [c.another().catalog for _ in range(4)]
+            return await asyncio.gather(*(client.swap("a", before, after) for client in clients))
+
+        now: Pointer | None = None
+        for number in range(4):
+            outcomes = on_io_loop(swap_all(now, pointer(number)))
+            assert outcomes == [pointer(number)] * 4
+            now = c.get("a")
+            assert now == pointer(number)
+
     # -- deleting ------------------------------------------------------------------------------------------------------
 
     def test_a_pointer_is_deleted(self, c: SyncCatalog) -> None:
@@ -178,6 +203,15 @@ class CatalogSuite:
         assert caught.value.now is None
         with pytest.raises(PointerMoved, match="it is gone"):
             c.delete("never", pointer(0))
+
+    def test_a_pointer_that_was_is_not_deleted(self, c: SyncCatalog) -> None:
+        first = c.swap("a", None, pointer(0))
+        second = c.swap("a", first, pointer(1))
+        for stale in (first, pointer(0), pointer(1, "y"), pointer(7)):
+            with pytest.raises(PointerMoved, match="generation 1") as caught:
+                c.delete("a", stale)
+            assert caught.value.now == second
+        assert c.get("a") == second
 
     def test_a_name_can_be_given_again(self, c: SyncCatalog) -> None:
         old = c.swap("a", None, pointer(0, "x", "one"))

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from shardstore.errors import Corruption, InvalidInput, StorageError, Unsupported, WriteOutcomeUnknown
+from shardstore.errors import Corruption, InvalidInput, StorageError, Unsupported
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL
 from shardstore.snapshots.catalog import Catalog, PointerMoved, StorageCatalog
@@ -69,28 +69,6 @@ def test_a_storage_without_conditions_is_refused(tmp_path: Path) -> None:
         with pytest.raises(Unsupported, match="SQLCatalog"):
             run(call)
     assert run(names(StorageCatalog(storage))) == []
-
-
-@pytest.mark.parametrize("is_carried_out", [True, False])
-def test_a_lost_end_of_a_transaction_is_settled_by_looking(is_carried_out: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sa = pytest.importorskip("sqlalchemy")
-    catalog = SQLCatalog(f"sqlite:///{tmp_path}/catalog.db")
-    first = run(catalog.swap("a", None, pointer(0)))
-    commit = sa.engine.RootTransaction.commit
-
-    def lost(self: Any) -> None:
-        if is_carried_out:
-            commit(self)
-        monkeypatch.setattr(sa.engine.RootTransaction, "commit", commit)
-        raise sa.exc.OperationalError("COMMIT", {}, Exception("the connection was closed"))
-
-    monkeypatch.setattr(sa.engine.RootTransaction, "commit", lost)
-    if is_carried_out:
-        assert run(catalog.swap("a", first, pointer(1))) == pointer(1)
-    else:
-        with pytest.raises(WriteOutcomeUnknown, match="may yet be carried out"):
-            run(catalog.swap("a", first, pointer(1)))
-    assert run(catalog.get("a")) == pointer(1 if is_carried_out else 0)
 
 
 def test_who_only_looks_makes_no_table(tmp_path: Path) -> None:

@@ -98,6 +98,8 @@ class SQLCatalog:
         if (engine := self._engines.get(os.getpid())) is None:
             is_sqlite = self._backend == "sqlite"
             options: dict[str, Any] = {"connect_args": {"timeout": _BUSY_SECONDS}} if is_sqlite else {}
+            if self._backend == "postgresql":  # else it would call a lost race a failure, where the database's default is another
+                options["isolation_level"] = "READ COMMITTED"
             engine = sa.create_engine(self._url, poolclass=NullPool, **options)
             if is_sqlite:
                 sa.event.listen(engine, "connect", _set_up_sqlite)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import pytest
 
 from shardstore.errors import Corruption, InvalidInput, StorageError, Unsupported
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL
-from shardstore.snapshots.catalog import Catalog, PointerMoved, StorageCatalog
+from shardstore.snapshots.catalog import Catalog, Pointer, PointerMoved, StorageCatalog
 from shardstore.snapshots.sql_catalog import SQLCatalog
 from shardstore.storage.memory import MemoryStorage
-from shardstore.testing.catalog_suite import ROUNDS, CatalogSuite, pointer
+from shardstore.testing.catalog_suite import ROUNDS, CatalogSuite, attempt, pointer
 from shardstore.testing.storage_suite import on_io_loop
 from shardstore.testing.trace import TraceStorage
+from tests.harness.postgres import postgres_url
 
 T = TypeVar("T")
 
@@ -69,6 +72,23 @@ def test_a_storage_without_conditions_is_refused(tmp_path: Path) -> None:
         with pytest.raises(Unsupported, match="SQLCatalog"):
             run(call)
     assert run(names(StorageCatalog(storage))) == []
+
+
+@pytest.mark.parametrize("isolation", ["serializable", "repeatable read"])
+def test_a_database_whose_transactions_are_isolated_otherwise(isolation: str, postgres_place: Path, tmp_path: Path) -> None:
+    """The losers of a race are told that somebody was first, and not that the database failed."""
+    setting = quote(f"-c default_transaction_isolation={isolation}".replace("e r", "e\\ r"))
+    catalog = SQLCatalog(postgres_url(postgres_place, f"options={setting}"), catalog=tmp_path.name)
+
+    async def race(now: Pointer | None, number: int) -> list[bool]:
+        return await asyncio.gather(*(attempt(catalog.swap("a", now, pointer(number, str(who)))) for who in range(8)))
+
+    now: Pointer | None = None
+    for number in range(4):
+        outcomes = run(race(now, number))
+        assert sum(outcomes) == 1
+        now = run(catalog.get("a"))
+        assert now == pointer(number, str(outcomes.index(True)))
 
 
 def test_who_only_looks_makes_no_table(tmp_path: Path) -> None:

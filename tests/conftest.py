@@ -75,9 +75,13 @@ def s3_endpoint() -> Iterator[str]:
 @pytest.fixture
 def s3_url(s3_endpoint: str) -> tuple[str, dict[str, Any]]:
     """``(url, storage_options)`` of a place in a fresh bucket."""
+    return _fresh_bucket(s3_endpoint)
+
+
+def _fresh_bucket(endpoint: str) -> tuple[str, dict[str, Any]]:
     import s3fs
 
-    options: dict[str, Any] = {"key": "test", "secret": "test", "endpoint_url": s3_endpoint}
+    options: dict[str, Any] = {"key": "test", "secret": "test", "endpoint_url": endpoint}
     bucket = f"bucket-{uuid.uuid4().hex}"
     s3fs.S3FileSystem(**options).call_s3("create_bucket", Bucket=bucket)
     return f"s3://{bucket}/root", options
@@ -101,6 +105,24 @@ def gcs_url(gcs_endpoint: str) -> tuple[str, dict[str, Any]]:
     bucket = f"bucket-{uuid.uuid4().hex}"
     gcsfs.GCSFileSystem(**options).call("POST", "b", project="test", json={"name": bucket})
     return f"gs://{bucket}/root", options
+
+
+@pytest.fixture(scope="session")
+def ceph_endpoint() -> Iterator[str]:
+    """The address of a Ceph RADOS Gateway, where there is a directory for it."""
+    directory = os.environ.get("SHARDSTORE_CEPH")
+    if not directory:
+        pytest.skip("Ceph: SHARDSTORE_CEPH does not name a directory for it")
+    from tests.torture import places  # of the tests that need it only
+
+    with places.ceph(directory) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def ceph_url(ceph_endpoint: str) -> tuple[str, dict[str, Any]]:
+    """``(url, storage_options)`` of a place in a fresh bucket."""
+    return _fresh_bucket(ceph_endpoint)
 
 
 @pytest.fixture

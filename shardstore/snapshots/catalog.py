@@ -16,8 +16,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from shardstore.errors import Conflict, Corruption, InvalidInput, Unsupported, WriteOutcomeUnknown
+from shardstore.errors import Conflict, Corruption, InvalidInput, StorageError, Unsupported, WriteOutcomeUnknown
 from shardstore.format.json_text import dumps, loads_object
+from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import ConditionFailed, Failed, Found, Read, Storage
@@ -28,6 +29,8 @@ DEFAULT_NAME = "catalog"
 
 _SUFFIX = ".json"
 _MOST_NBYTES = 1 << 20
+_TRIES = 4
+"""How often a change is tried that is refused though the pointer is what it was seen to be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +74,12 @@ class Catalog(Protocol):
     async def swap(self, name: str, before: Pointer | None, after: Pointer) -> Pointer:
         """Let a store's pointer be ``after`` if it is still ``before`` (``None``: if there is none); return it.
 
-        It is durable, and every ``get`` gives it, when this returns. A lost answer is settled by looking.
+        It is durable, and every ``get`` gives it, when this returns. Where ``after`` is there already, that is this caller's success,
+        since nobody else has its location: so a lost answer is settled by looking, and a swap may be asked for again.
 
         Raises:
-            PointerMoved: it is another one now.
+            PointerMoved: it is neither now. If an answer was lost, this swap may have been carried out, and others have gone on from
+                it: the catalog does not know, but the current state does.
             Unsupported: the catalog cannot do that.
             WriteOutcomeUnknown: the answer was lost, and looking could not settle it.
         """
@@ -132,37 +137,73 @@ class StorageCatalog:
         key = _key_of(name)
         condition: Condition = IF_ABSENT
         if before is not None:
-            condition = IfGeneration(await self._version_of(name, before))
+            version = before.version
+            if version is None:
+                now = await self.get(name)
+                if now == after:
+                    return now
+                version = _version_of(name, self.url, now, before)
+            condition = IfGeneration(version)
         data = dumps({"location": after.location, "generation": after.generation, "id": after.store_id})
-        try:
-            version = await self.storage.write(key, [data], len(data), condition)
-        except (ConditionFailed, WriteOutcomeUnknown) as exc:
-            now = await self.get(name)
-            if now == after:  # carried out, and its answer lost
-                return now
-            if now == before and isinstance(exc, WriteOutcomeUnknown):
-                raise
-            raise moved(name, self.url, now) from exc
-        return Pointer(after.location, after.generation, after.store_id, version)
+        for _ in range(_TRIES):
+            try:
+                version = await self.storage.write(key, [data], len(data), condition)
+            except (ConditionFailed, WriteOutcomeUnknown) as exc:
+                now = await self._now(name, exc)
+                if now == after:  # carried out, and its answer lost
+                    return now
+                if now != before:
+                    raise moved(name, self.url, now) from exc
+                if isinstance(exc, WriteOutcomeUnknown):
+                    raise
+                # The same pointer in another version: the object was written again, as a backup that is restored is.
+                condition = IF_ABSENT if now is None or now.version is None else IfGeneration(now.version)
+                refused = exc
+            else:
+                return Pointer(after.location, after.generation, after.store_id, version)
+        raise _refuses(name, self.url) from refused
 
     async def delete(self, name: str, before: Pointer) -> None:
-        await self._check_able()
-        version = await self._version_of(name, before)
-        # Where DELETE has no conditions, a swap that comes between is lost: the caller removes all files too, and has been asked.
-        condition = IfGeneration(version) if self.storage.capabilities.conditional_delete else UNCONDITIONAL
-        try:
-            is_done = await self.storage.delete(_key_of(name), condition)
-        except ConditionFailed as exc:
-            raise moved(name, self.url, await self.get(name)) from exc
-        if not is_done:
-            raise moved(name, self.url, None)
+        able = await self._check_able()
+        version = before.version
+        if version is None or not able.conditional_delete:
+            version = _version_of(name, self.url, await self.get(name), before)
+        for _ in range(_TRIES):
+            # Where DELETE has no conditions, a swap that comes between is lost: the caller removes all files too, and has been asked.
+            condition = IfGeneration(version) if able.conditional_delete else UNCONDITIONAL
+            try:
+                is_done = await self.storage.delete(_key_of(name), condition)
+            except (ConditionFailed, WriteOutcomeUnknown) as exc:
+                now = await self._now(name, exc)
+                if isinstance(exc, WriteOutcomeUnknown):
+                    if now is None or now.store_id != before.store_id:  # it is gone; another store may be there by now
+                        return
+                    if now == before:
+                        raise
+                version = _version_of(name, self.url, now, before)
+                refused = exc
+            else:
+                if not is_done and able.conditional_delete:  # else it was there just before, and may be gone by this request, sent twice
+                    raise moved(name, self.url, None)
+                return
+        raise _refuses(name, self.url) from refused
 
     async def list(self) -> AsyncIterator[str]:
         for info in (await self.storage.list_dir("")).objects:
             if info.key.endswith(_SUFFIX) and not info.key.startswith(PROBE_PREFIX):
                 yield info.key.removesuffix(_SUFFIX)
 
-    async def _check_able(self) -> None:
+    async def _now(self, name: str, failure: Exception) -> Pointer | None:
+        """Return the pointer that is there after a request has failed that was to change it. Raises ``WriteOutcomeUnknown``."""
+        try:
+            return await self.get(name)
+        except StorageError as exc:
+            raise WriteOutcomeUnknown(
+                f"changing the pointer of the store {name!r} in the catalog {self.url} failed: {failure}. It cannot be read to see whether "
+                f"that was carried out: {exc}. Look at the store again, or ask for the same again"
+            ) from failure
+
+    async def _check_able(self) -> Capabilities:
         able = await self.storage.probe()
         if not (able.create_if_absent and able.compare_and_swap):
             raise Unsupported(
@@ -170,15 +211,14 @@ class StorageCatalog:
                 "succeed: keep the catalog elsewhere, catalog=StorageCatalog(another place), or in a database, "
                 "catalog=SQLCatalog('postgresql+psycopg://…'). Nothing was written"
             )
+        return able
 
-    async def _version_of(self, name: str, before: Pointer) -> Generation:
-        """Return the version of the object that holds ``before``. Raises ``PointerMoved`` if it holds another one."""
-        if before.version is not None:
-            return before.version
-        now = await self.get(name)
-        if now is None or now != before or now.version is None:
-            raise moved(name, self.url, now)
-        return now.version
+
+def _version_of(name: str, url: str, now: Pointer | None, before: Pointer) -> Generation:
+    """Return the version of the object that holds ``now``. Raises ``PointerMoved`` if that is not ``before``."""
+    if now is None or now != before or now.version is None:
+        raise moved(name, url, now)
+    return now.version
 
 
 def _key_of(name: str) -> str:
@@ -187,6 +227,12 @@ def _key_of(name: str) -> str:
 
 def _no_pointer(key: str, url: str) -> str:
     return f"{key!r} at {url} is no pointer to the state of a versioned store, or is damaged: restore the object. Nothing was changed"
+
+
+def _refuses(name: str, url: str) -> StorageError:
+    return StorageError(
+        f"{url} refuses to change the pointer of the store {name!r} on the condition that it is what it is: nothing was changed; try again"
+    )
 
 
 def moved(name: str, url: str, now: Pointer | None) -> PointerMoved:

@@ -5,7 +5,8 @@
     icechunk_stores(catalog, name, location, previous_location, generation, store_id, updated_ms)      key: catalog, name
 
 A pointer is created by INSERT, and swapped by an UPDATE of the row that still has the location that was seen: of several at once, one
-changes a row. Locations are unique, so a lost answer is settled by looking.
+changes a row. If the answer to the end of a transaction gets lost, the statement is sent again: it waits for the row until that transaction
+has ended, and then changes the row, or finds what the transaction has left.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,17 +23,37 @@ from shardstore.errors import InvalidInput, StorageError, WriteOutcomeUnknown
 from shardstore.extras import how_to_install
 from shardstore.snapshots.catalog import Pointer, check_store_name, moved
 from shardstore.storage.redaction import redacted
+from shardstore.storage.requests import lost_answers
 
 if TYPE_CHECKING:  # an extra
     import sqlalchemy as sa
 
 T = TypeVar("T")
 
-_BUSY_SECONDS = 60
+_BUSY_SECONDS = 60.0
+"""How long to wait for a transaction of somebody else."""
+
+_ASKED = 4
+"""How often a statement is sent, where the answer to the end of its transaction gets lost each time."""
 
 
 class _AnswerLost(StorageError):
     """The answer to the end of a transaction did not come."""
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How a transaction has ended."""
+
+    outcome: bool
+    """True: the row was changed."""
+    lost: StorageError | None
+    """The answer that was lost, if any was: an earlier transaction may have changed the row."""
+    is_unknown: bool = False
+    """True: every answer was lost."""
+
+    def unknown(self) -> WriteOutcomeUnknown:
+        return WriteOutcomeUnknown(f"{self.lost}. It may yet be carried out: look at the store again, or ask for the same again")
 
 
 class SQLCatalog:
@@ -52,6 +74,7 @@ class SQLCatalog:
             raise InvalidInput(
                 f"{redacted(url)!r} is no URL of a database, such as postgresql+psycopg://user@host/database or sqlite:///catalog.db"
             ) from exc
+        self._backend = self._url.get_backend_name()
         self._name, self._catalog = table, catalog
         self._engines: dict[int, sa.Engine] = {}  # by process
         self._known: set[int] = set()  # processes that know the table to be there
@@ -73,8 +96,10 @@ class SQLCatalog:
         from sqlalchemy.pool import NullPool
 
         if (engine := self._engines.get(os.getpid())) is None:
-            is_sqlite = self._url.get_backend_name() == "sqlite"
-            options = {"connect_args": {"timeout": _BUSY_SECONDS}} if is_sqlite else {}
+            is_sqlite = self._backend == "sqlite"
+            options: dict[str, Any] = {"connect_args": {"timeout": _BUSY_SECONDS}} if is_sqlite else {}
+            if self._backend == "postgresql":  # else it would call a lost race a failure, where the database's default is another
+                options["isolation_level"] = "READ COMMITTED"
             engine = sa.create_engine(self._url, poolclass=NullPool, **options)
             if is_sqlite:
                 sa.event.listen(engine, "connect", _set_up_sqlite)
@@ -104,24 +129,28 @@ class SQLCatalog:
 
     async def swap(self, name: str, before: Pointer | None, after: Pointer) -> Pointer:
         check_store_name(name)
-        try:
-            changed = await self._do(lambda connection: self._swapped(connection, name, before, after), False, makes=before is None)
-        except _AnswerLost as exc:
-            now = await self._settled(name, exc)
-            if now == after:
-                return after
-            if now == before:
-                raise WriteOutcomeUnknown(f"{exc}. It may yet be carried out: look at the store again before you repeat it") from exc
-            raise moved(name, self.url, now) from exc
-        if not changed:
-            raise moved(name, self.url, await self.get(name))
-        return after
+        end = await self._ended(lambda connection: self._swapped(connection, name, before, after), False, makes=before is None)
+        if end.outcome:
+            return after
+        now = await self._now(name, end)
+        if now == after:
+            return after
+        if now == before and end.is_unknown:
+            raise end.unknown()
+        raise moved(name, self.url, now) from end.lost
 
     async def delete(self, name: str, before: Pointer) -> None:
         table = self._table
         where = (table.c.catalog == self._catalog) & (table.c.name == check_store_name(name)) & (table.c.location == before.location)
-        if not await self._do(lambda connection: connection.execute(table.delete().where(where)).rowcount, 0):
-            raise moved(name, self.url, await self.get(name))
+        end = await self._ended(lambda connection: connection.execute(table.delete().where(where)).rowcount == 1, False)
+        if end.outcome:
+            return
+        now = await self._now(name, end)
+        if end.lost is not None and (now is None or now.store_id != before.store_id):
+            return
+        if now == before and end.is_unknown:
+            raise end.unknown()
+        raise moved(name, self.url, now) from end.lost
 
     async def list(self) -> AsyncIterator[str]:
         table = self._table
@@ -178,15 +207,42 @@ class SQLCatalog:
         self._known.add(os.getpid())
         return True
 
-    async def _settled(self, name: str, error: StorageError) -> Pointer | None:
-        """Return what is there after an answer was lost."""
+    async def _ended(self, statement: Callable[[sa.Connection], bool], without: bool, *, makes: bool = False) -> _End:
+        """Carry out a statement that changes a row, as ``_do`` does; and again, where the answer to the end of the transaction was lost.
+
+        The statement waits in the database until that transaction has ended, since both change the same row: then it changes the row, or
+        finds that it was changed. If it is not answered either, the outcome is unknown.
+
+        Raises:
+            StorageError: the database fails, and nothing was changed.
+        """
+        lost: StorageError | None = None
+        for asked in range(_ASKED):
+            if asked:
+                await lost_answers.wait_to_resend(asked)
+            try:
+                return _End(await self._do(statement, without, makes=makes, is_bounded=lost is not None), lost)
+            except _AnswerLost as exc:
+                lost = exc
+            except StorageError as exc:
+                if lost is None:
+                    raise
+                lost = exc
+        return _End(False, lost, is_unknown=True)
+
+    async def _now(self, name: str, end: _End) -> Pointer | None:
+        """Return the pointer that is there after a statement has changed no row. Raises ``WriteOutcomeUnknown`` if only it could tell."""
         try:
             return await self.get(name)
         except StorageError as exc:
-            raise WriteOutcomeUnknown(f"the answer of {self.url} was lost, and it cannot be asked what it has: {exc}. {error}") from exc
+            if end.lost is None:
+                raise
+            raise WriteOutcomeUnknown(f"the answer of {self.url} was lost, and it cannot be asked what it has: {exc}. {end.lost}") from exc
 
-    async def _do(self, statement: Callable[[sa.Connection], T], without: T, *, makes: bool = False) -> T:
+    async def _do(self, statement: Callable[[sa.Connection], T], without: T, *, makes: bool = False, is_bounded: bool = False) -> T:
         """Carry out a statement in a transaction of its own, in a thread. Where there is no table, one is made, or ``without`` returned.
+
+        ``is_bounded``: it does not wait for ever for a transaction whose client has vanished.
 
         Raises:
             StorageError: the database fails, and nothing was changed; ``_AnswerLost`` if the transaction may have been carried out.
@@ -200,6 +256,8 @@ class SQLCatalog:
                     return without
                 with self._engine.connect() as connection:
                     transaction = connection.begin()
+                    if is_bounded and self._backend == "postgresql":
+                        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {int(_BUSY_SECONDS * 1000)}")
                     outcome = statement(connection)
                     kind = _AnswerLost
                     transaction.commit()

@@ -78,15 +78,6 @@ def ministack_endpoint() -> Iterator[str]:
         yield endpoint
 
 
-@pytest.fixture(scope="session")
-def ceph_endpoint() -> Iterator[str]:
-    directory = os.environ.get("SHARDSTORE_CEPH")
-    if not directory:
-        pytest.skip("Ceph: SHARDSTORE_CEPH does not name a directory for it")
-    with places.ceph(directory) as endpoint:
-        yield endpoint
-
-
 @pytest.fixture(params=places.KINDS)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     """A fresh root in each kind of storage, one after the other."""

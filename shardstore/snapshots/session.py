@@ -232,6 +232,14 @@ class Session:
         self.gatherer.forget_array(node.id)
         return True
 
+    def make_root(self) -> None:
+        """Make the root a group if somebody has deleted it: every snapshot has a root (D15)."""
+        if "" not in self.nodes:
+            self._make_group("")
+
+    def _make_group(self, path: str) -> None:
+        self.nodes[path] = Node.of(self.new_node_id(), path, {"zarr_format": 3, "node_type": "group"})
+
     def move_existing(self, source: str, target: str) -> None:
         """Do as ``move`` does. Raises ``NotFound`` if there is nothing at ``source``."""
         if not self.move(source, target):
@@ -255,7 +263,7 @@ class Session:
         if moving:
             for parent in groups_above(target):
                 if parent not in self.nodes:
-                    self.nodes[parent] = Node.of(self.new_node_id(), parent, {"zarr_format": 3, "node_type": "group"})
+                    self._make_group(parent)
         for path in moving:
             node = self.nodes.pop(path)
             self._array_keys.pop(node.id, None)

@@ -228,6 +228,7 @@ class VersionedStore:
         """
         branch = session.branch
         assert branch is not None
+        session.make_root()
         planned_chunks = session.gatherer.plan()
         try:
             new = await differences(session, draft=self.draft)

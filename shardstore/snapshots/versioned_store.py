@@ -301,7 +301,7 @@ class VersionedStore:
     async def _commit_once(self, session: Session, begin: Moment | None, message: str, metadata: Mapping[str, Any] | None) -> str:
         branch = session.branch
         assert branch is not None
-        session.ensure_root()
+        session.make_root()
         planned_chunks = session.gatherer.plan()
         try:
             new = await differences(session, draft=self.draft)

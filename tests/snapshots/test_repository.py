@@ -367,6 +367,29 @@ def test_resizing_erases_what_is_outside(repo: Repository) -> None:
     assert not data[24:].any()
 
 
+def test_a_snapshot_has_a_root_though_it_was_deleted(repo: Repository) -> None:
+    """D15"""
+    session = repo.writable_session()
+    create_array(session, "a", np.arange(8), (2,))
+    del session.mapping()["zarr.json"]
+    session.commit("without a root")
+    again = Repository.open(repo.url).readonly_session()
+    assert sorted(key for key in again.mapping() if key.endswith("zarr.json")) == ["a/zarr.json", "zarr.json"]
+    assert zarr.open_group(again.store, mode="r").attrs.asdict() == {}
+
+
+def test_everything_can_be_cleared_and_committed(repo: Repository) -> None:
+    """D15"""
+    session = repo.writable_session()
+    create_array(session, "a", np.arange(8), (2,))
+    session.commit("data")
+    session = repo.writable_session()
+    session.mapping().clear()
+    assert list(session.mapping()) == []
+    session.commit("nothing")
+    assert list(Repository.open(repo.url).readonly_session().mapping()) == ["zarr.json"]
+
+
 def test_sharded_arrays_are_refused_with_the_remedy(repo: Repository) -> None:
     """D35"""
     session = repo.writable_session()

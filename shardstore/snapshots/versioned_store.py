@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardstore.engine.contention import Contention
+from shardstore.engine.contention import Contention, Turn
 from shardstore.engine.writing.writer import uninterrupted
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError
 from shardstore.format.json_text import JsonObject
@@ -138,15 +138,20 @@ class VersionedStore:
                 await storage.delete_many(keys[start : start + _REMOVED_AT_ONCE])
 
     async def change(
-        self, change: Callable[[State], Awaitable[State]], begin: Moment | None = None, also: Callable[[], Awaitable[None]] | None = None
+        self,
+        change: Callable[[State], Awaitable[State]],
+        begin: Moment | None = None,
+        also: Callable[[], Awaitable[None]] | None = None,
+        turn: Turn | None = None,
     ) -> Moment:
         """Swap the current state for what ``change`` makes of it, which is called again whenever somebody else was first.
 
-        ``begin``: the state to try first. ``also`` stores files in the first round, before the first swap.
-        Raises what ``change`` raises, with nothing changed.
+        ``begin``: the state to try first. ``also`` stores files in the first round, before the first swap. ``turn``: that of which this is
+        a part, which has been started. Raises what ``change`` raises, with nothing changed.
         """
-        turn = self._contention.turn(self.name)
-        await turn.start()
+        if turn is None:
+            turn = self._contention.turn(self.name)
+            await turn.start()
         moment = await self.now() if begin is None else begin
         while True:
             state = await change(moment.state)
@@ -261,11 +266,12 @@ class VersionedStore:
         tries: int,
     ) -> str:
         await self.files.storage.probe()
-        turn = self._contention.turn(self.name)
+        turn = self._contention.turn(self.name)  # one for all attempts: what an attempt takes is without the waits between them
+        await turn.start()
         moment = begin
         for left in range(tries if solver is not None else 0, -1, -1):
             try:
-                return await self._commit_once(session, moment, message, metadata)
+                return await self._commit_once(session, moment, message, metadata, turn)
             except _BranchMoved as exc:
                 if solver is None:
                     raise await self._why_not(session, exc.state) from exc
@@ -298,7 +304,9 @@ class VersionedStore:
             await rebase(session, moment.state, solver, self.url)
         return moment
 
-    async def _commit_once(self, session: Session, begin: Moment | None, message: str, metadata: Mapping[str, Any] | None) -> str:
+    async def _commit_once(
+        self, session: Session, begin: Moment | None, message: str, metadata: Mapping[str, Any] | None, turn: Turn
+    ) -> str:
         branch = session.branch
         assert branch is not None
         session.make_root()
@@ -324,7 +332,7 @@ class VersionedStore:
             return state.committed(snapshot, branch)
 
         try:
-            await self.change(change, begin, store)
+            await self.change(change, begin, store, turn)
         except _BranchMoved:
             await self._remove_unused([one.key for one in planned.files])
             raise

@@ -378,3 +378,32 @@ def test_what_a_session_has_written_itself_is_not_read(repo: Repository) -> None
     chunk(0)(other)
     other.commit("theirs")
     session.commit("ours", rebase_with=BasicConflictSolver(on_chunk_conflict="ours"))
+
+
+def test_an_attempt_to_commit_takes_what_it_takes_without_the_waits_before_it(repo: Repository) -> None:
+    clock = Clock()
+    contention = repo._store._contention
+    contention.clock, contention.sleep = clock.read, clock.sleep
+    for number in range(30):  # each loses once, and waits the longer the longer an attempt seems to take
+        late, early = repo.writable_session(), repo.writable_session()
+        chunk(number % 8)(late)
+        chunk(number % 8, "g/b")(early)
+        for session in (early, late):
+            session.commit("a chunk", rebase_with=ConflictDetector())
+    contest = contention.contest(repo._store.name)
+    assert contest is not None
+    assert contest.attempt_seconds == 1
+
+
+class Clock:
+    """Goes on by one second whenever somebody looks at it, and by what is slept."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def read(self) -> float:
+        self.now += 1
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds

@@ -460,7 +460,8 @@ class Session:
         Raises:
             InvalidInput: nothing was changed, and ``allow_empty`` is false; or with ``schema="draft"``, something does not fit the draft.
             ReadOnly: nothing can be changed.
-            ConflictError: somebody else has committed to the branch. Nothing was changed; the changes are still there.
+            ConflictError: somebody else has committed to the branch. Nothing of this is committed; the changes are still there. With
+                ``rebase_with``, the session may stand on some of what the others have committed, as after ``rebase``.
             WriteOutcomeUnknown: the answer was lost, and nobody can tell whether it is committed.
         """
         core = self._core

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import pickle
 from collections.abc import Callable
@@ -12,9 +13,10 @@ import numpy as np
 import pytest
 import zarr
 
-from shardstore.errors import Conflict, InvalidInput
+from shardstore.errors import Conflict, InvalidInput, NotFound, StorageError
 from shardstore.snapshots import BasicConflictSolver, ConflictDetector, ConflictError, ConflictType, Repository, Session
-from tests.snapshots.repositories import create_array, new_repository, read_array, traced_repository
+from shardstore.snapshots.catalog import Pointer
+from tests.snapshots.repositories import create_array, new_repository, read_array, run, traced_repository
 
 pytestmark = pytest.mark.zarr
 
@@ -313,6 +315,95 @@ def test_a_rebase_reads_one_structure_and_the_manifests_of_differences(tmp_path:
     with trace.count() as block:
         session.commit("ours")
     assert sorted(event.key[:2] for event in block.events if event.op == "write") == ["c/", "ca", "m/", "s/", "t/"]
+
+
+# -- commits that fail -------------------------------------------------------------------------------------------------
+
+
+def let_others_be_first(repo: Repository, changes: list[Change]) -> None:
+    """Let somebody else commit these changes to ``main``, one before each of the next swaps of the catalog's pointer."""
+    swap, waiting = repo._store.catalog.swap, list(changes)
+
+    async def swap_late(name: str, before: Pointer | None, after: Pointer) -> Pointer:
+        if waiting:
+            change, waiting[:] = waiting[0], waiting[1:]
+            await asyncio.to_thread(_commit_elsewhere, repo, change)
+        return await swap(name, before, after)
+
+    repo._store.catalog.swap = swap_late  # type: ignore[method-assign]
+
+
+def _commit_elsewhere(repo: Repository, change: Change) -> None:
+    other = Repository.open(repo._options.url)
+    session = other.writable_session()
+    change(session)
+    session.commit("theirs")
+
+
+def test_a_session_whose_commit_has_lost_after_a_rebase_can_be_written_and_committed_again(repo: Repository) -> None:
+    session = repo.writable_session()
+    data = np.random.default_rng(0).integers(0, 2**31, 4096)
+    create_array(session, "big", data, (1024,), compressors=None)
+    let_others_be_first(repo, [chunk(0), chunk(1)])
+    with pytest.raises(ConflictError, match="others were first 1 times"):
+        session.commit("ours", rebase_with=ConflictDetector(), rebase_tries=1)
+    data[:1000] = 1
+    array(session, "big")[:1000] = 1  # waits for a chunk file
+    with pytest.raises(ConflictError, match=r"has moved from snapshot .* but nothing that contradicts"):
+        session.commit("ours")
+    session.commit("ours", rebase_with=ConflictDetector(), rebase_tries=1)
+    found = Repository.open(repo._options.url).readonly_session()
+    np.testing.assert_array_equal(read_array(found, "big"), data)
+    assert (read_array(found, "g/a")[:16] == -1).all()
+
+
+def test_chunks_are_not_lost_by_a_commit_whose_branch_has_been_deleted(repo: Repository) -> None:
+    tip = repo.lookup_branch("main")
+    repo.create_branch("side", tip)
+    session = repo.writable_session("side")
+    data = np.random.default_rng(0).integers(0, 2**31, 4096)
+    repo.delete_branch("side")
+    session._moment = None  # as if it had been made on this state
+    create_array(session, "big", data, (1024,), compressors=None)
+    array(session, "big")[:1000] = 1
+    with pytest.raises(NotFound, match="side"):
+        session.commit("ours")
+    repo.create_branch("side", tip)
+    session.commit("ours")
+    data[:1000] = 1
+    np.testing.assert_array_equal(read_array(Repository.open(repo._options.url).readonly_session("side"), "big"), data)
+
+
+def test_a_commit_that_fails_waits_for_its_chunk_files(repo: Repository) -> None:
+    """If it did not, the next attempt would take chunks for stored that are still on their way, and may never arrive."""
+    files = repo._store.files
+    write, ended = files.write, []
+
+    async def failing_write(key: str, data: Any) -> None:
+        if key.startswith("s/"):
+            raise StorageError("the structure cannot be written")
+        if key.startswith("c/"):
+            for _ in range(1000):
+                await asyncio.sleep(0)
+            ended.append(key)
+            raise StorageError("the chunk cannot be written")
+        await write(key, data)
+
+    session = repo.writable_session()
+    data = np.random.default_rng(0).integers(1, 2**31, 1024)
+    zarr.create_array(session.store, name="big", shape=(2048,), chunks=(1024,), dtype=data.dtype, compressors=None)
+    array(session, "big")[:1024] = data  # half of a chunk file
+    files.write = failing_write  # type: ignore[method-assign]
+
+    async def commit() -> list[str]:
+        with pytest.raises(StorageError):
+            await repo._store.commit(session._core, session._moment, "ours", None)
+        return list(ended)
+
+    assert len(run(commit())) == 1
+    files.write = write  # type: ignore[method-assign]
+    session.commit("ours")
+    np.testing.assert_array_equal(read_array(Repository.open(repo._options.url).readonly_session(), "big")[:1024], data)
 
 
 # -- what was read -----------------------------------------------------------------------------------------------------

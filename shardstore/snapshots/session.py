@@ -359,6 +359,17 @@ class Session:
             for known, which, rows in pieces:
                 places.take(known, numbers[which], rows)
 
+    async def without_needless(self, node: Node, refs: ChunkRefs) -> ChunkRefs:
+        """Leave out the references that say that a chunk is gone which no manifest has."""
+        gone = np.flatnonzero(refs.file == GONE)
+        if not len(gone):
+            return refs
+        places = Places(np.full(len(gone), ABSENT, dtype=np.int32), np.zeros(len(gone), np.uint64), np.zeros(len(gone), np.uint64))
+        await self._stored_places(node, refs.coords[gone], places)
+        kept = np.ones(len(refs), dtype=np.bool_)
+        kept[gone] = places.exists
+        return subset(refs, np.flatnonzero(kept))
+
     async def write_chunk(self, node: Node, coords: ChunkCoords, data: bytes) -> int:
         """Change a chunk; return its serial.
 

@@ -287,18 +287,16 @@ class SessionStorage(ReadsAndWrites):
         check_deletion(key, condition)
         self.session.check_writable(f"deleting {key!r}")
         await self._check(key, condition)
-        if await self.stat(key) is None:
-            return False
+        is_there = await self.stat(key) is not None
         await self.delete_many([key])
-        return True
+        return is_there
 
     async def delete_many(self, keys: Sequence[str]) -> None:
         if keys:
             self.session.check_writable(f"deleting {keys[0]!r}")
-        chunks = self._by_array(keys)
-        for keys_of, _, coords in chunks:
-            places = await self.session.places(keys_of.node, coords)
-            for one in coords[places.exists].tolist():
+        for keys_of, _, coords in self._by_array(keys):
+            # Also where there is none: others may write one before the commit, which is a conflict then.
+            for one in coords.tolist():
                 self.session.erase_chunk(keys_of.node, tuple(one))
         for key in keys:
             if (path := metadata_path(key)) is not None:

@@ -317,6 +317,38 @@ def test_a_rebase_reads_one_structure_and_the_manifests_of_differences(tmp_path:
     assert sorted(event.key[:2] for event in block.events if event.op == "write") == ["c/", "ca", "m/", "s/", "t/"]
 
 
+@pytest.mark.parametrize("written", [slice(0, 8), slice(2, 8)])
+def test_a_fill_value_that_is_written_where_no_chunk_is_contradicts_a_chunk_that_others_wrote(repo: Repository, written: slice) -> None:
+    """zarr-python erases such a chunk. Nothing would be left of it if that were forgotten where there is none."""
+    with repo.transaction(message="zeros") as store:
+        zarr.create_array(store, name="z", shape=(64,), chunks=(8,), dtype="i4")
+    session, other = repo.writable_session(), repo.writable_session()
+    array(session, "z")[written] = 0
+    array(session, "z")[8:16] = 1
+    chunk(0, "z")(other)
+    other.commit("theirs")
+    with pytest.raises(ConflictError) as caught:
+        session.commit("ours", rebase_with=ConflictDetector())
+    assert {conflict.conflict_type for conflict in caught.value.conflicts} == {T.ChunkDoubleUpdate}
+    session.commit("ours", rebase_with=BasicConflictSolver())
+    found = repo.readonly_session()
+    assert read_array(found, "z")[:16].tolist() == [0] * 8 + [1] * 8
+    assert array(found, "z").nchunks_initialized == 1
+
+
+def test_erasing_what_is_not_there_is_not_in_the_manifest(repo: Repository) -> None:
+    """A sparse array that is made smaller would have large manifests."""
+    with repo.transaction(message="zeros") as store:
+        zarr.create_array(store, name="z", shape=(64,), chunks=(8,), dtype="i4")[:16] = 1
+    session = repo.writable_session()
+    array(session, "z")[:] = 0
+    session.commit("zeros")
+    core = repo.readonly_session()._core
+    (_, differences) = core.nodes["z"].manifests
+    (refs,) = run(core.files.refs_of(differences.file, core.nodes["z"].id, 1))
+    assert refs.coords.tolist() == [[0], [1]]
+
+
 # -- commits that fail -------------------------------------------------------------------------------------------------
 
 

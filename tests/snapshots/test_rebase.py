@@ -14,8 +14,11 @@ import pytest
 import zarr
 
 from shardstore.errors import Conflict, InvalidInput, NotFound, StorageError
+from shardstore.model.generation import IfGeneration
+from shardstore.model.ranges import EVERYTHING
 from shardstore.snapshots import BasicConflictSolver, ConflictDetector, ConflictError, ConflictType, Repository, Session
 from shardstore.snapshots.catalog import Pointer
+from shardstore.storage.base import Changed, ConditionFailed, Read
 from tests.snapshots.repositories import create_array, new_repository, read_array, run, traced_repository
 
 pytestmark = pytest.mark.zarr
@@ -351,6 +354,21 @@ def test_erasing_what_is_not_there_is_not_in_the_manifest(repo: Repository) -> N
     (_, differences) = core.nodes["z"].manifests
     (refs,) = run(core.files.refs_of(differences.file, core.nodes["z"].id, 1))
     assert refs.coords.tolist() == [[0], [1]]
+
+
+def test_a_document_that_a_rebase_has_changed_is_another_version(repo: Repository) -> None:
+    session, other = repo.writable_session(), repo.writable_session()
+    key = "g/a/zarr.json"
+    was = run(session.storage.stat(key))
+    assert was is not None
+    attribute("one")(other)
+    other.commit("theirs")
+    session.rebase(ConflictDetector())
+    (outcome,) = run(session.storage.read([Read(key, (EVERYTHING,), was.generation)]))
+    assert isinstance(outcome, Changed)
+    with pytest.raises(ConditionFailed):
+        run(session.storage.write(key, [b"{}"], 2, IfGeneration(was.generation)))
+    assert array(session).attrs["one"] == 9
 
 
 # -- commits that fail -------------------------------------------------------------------------------------------------

@@ -219,7 +219,8 @@ class Repository:
         """Return a session on the tip of a branch, whose changes nobody sees before they are committed.
 
         ``isolation`` says what a later rebase compares with what others have committed: ``"snapshot"``: what this session has written;
-        ``"serializable"``: also what it has read, so that all sessions together do what they would have done one after the other.
+        ``"serializable"``: also what it has read, so that all sessions together do what they would have done one after the other; then
+        ``on_chunk_conflict="theirs"`` solves nothing.
 
         Raises:
             NotFound: there is no such branch.

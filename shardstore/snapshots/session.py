@@ -194,9 +194,9 @@ class Session:
 
     async def document(self, path: str) -> tuple[bytes, str] | None:
         """Return the document of the node at a path, and a text that tells it from others at this path; ``None`` if there is no node."""
-        if self.reads is not None:
-            self.reads.documents.add(path)
         node = self.nodes.get(path)
+        if self.reads is not None:
+            self.reads.read_document(path, node)
         if node is None:
             return None
         if (written := self.documents.get(node.id)) is not None:
@@ -227,6 +227,8 @@ class Session:
         if old is None:
             node = Node(self.new_node_id(), path, columns)
         else:
+            if self.reads is not None:  # only what differs from the old document counts as changed
+                self.reads.read_attributes(old)
             was = await self.full_columns(old)
             if was == columns:
                 node = old
@@ -246,6 +248,7 @@ class Session:
         node = self.nodes.pop(path, None)
         if node is None:
             return False
+        self._find(node)
         self.changes.pop(node.id, None)
         self.documents.pop(node.id, None)
         self._array_keys.pop(node.id, None)
@@ -278,9 +281,14 @@ class Session:
                     self.nodes[parent] = Node.of(self.new_node_id(), parent, {"zarr_format": 3, "node_type": "group"})
         for path in moving:
             node = self.nodes.pop(path)
+            self._find(node)
             self._array_keys.pop(node.id, None)
             self.nodes[target + path[len(source) :]] = replace(node, path=target + path[len(source) :])
         return bool(moving)
+
+    def _find(self, node: Node) -> None:
+        if self.reads is not None:
+            self.reads.find(node)
 
     # -- keys ----------------------------------------------------------------------------------------------------------
 
@@ -379,6 +387,7 @@ class Session:
             ShardStoreError: a chunk file that became complete could not be stored; the chunk is changed, and waits.
         """
         self.check_writable(f"writing a chunk of {node.path!r}")
+        self._find(node)
         chunk = Written(self.new_serial(), len(data), data)
         self.gatherer.forget(node, coords)
         self.changes.setdefault(node.id, ArrayChanges()).chunks[coords] = chunk
@@ -388,12 +397,14 @@ class Session:
     def erase_chunk(self, node: Node, coords: ChunkCoords) -> None:
         """Erase a chunk, whether it is there or not."""
         self.check_writable(f"erasing a chunk of {node.path!r}")
+        self._find(node)
         self.gatherer.forget(node, coords)
         self.changes.setdefault(node.id, ArrayChanges()).chunks[coords] = None
 
     def set_refs(self, node: Node, refs: ChunkRefs) -> None:
         """Let chunks be where these references say."""
         self.check_writable(f"setting references of {node.path!r}")
+        self._find(node)
         changes = self.changes.setdefault(node.id, ArrayChanges())
         for coords in map(tuple, refs.coords.tolist()) if changes.chunks else ():
             if changes.chunks.pop(coords, None) is not None:

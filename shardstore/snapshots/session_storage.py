@@ -15,7 +15,7 @@ from shardstore.errors import Corruption, InvalidInput, ReadOnly, ShardStoreErro
 from shardstore.format.metadata_v3 import METADATA_NAME
 from shardstore.format.snapshots.file_names import CHUNKS, encode_id
 from shardstore.format.snapshots.manifest import GONE, INLINE
-from shardstore.format.store_keys import join, metadata_path
+from shardstore.format.store_keys import groups_above, join, metadata_path
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.coalescing import ReadLimits, coalesce_all
 from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration
@@ -137,6 +137,8 @@ class SessionStorage(ReadsAndWrites):
                 _, numbers, places = owners.setdefault(keys_of.node.id, (keys_of, [], []))
                 numbers.append(number)
                 places.append(coords)
+            elif keys_of is None and self.session.reads is not None:
+                self.session.reads.documents.update(groups_above(key))  # a chunk of what they would be
         return [
             (keys_of, numbers, np.array(places, dtype=np.uint64).reshape(len(places), keys_of.ndim))
             for keys_of, numbers, places in owners.values()

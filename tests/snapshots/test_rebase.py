@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 import zarr
 
 from shardstore.errors import Conflict, InvalidInput, NotFound, StorageError
-from shardstore.model.generation import IfGeneration
+from shardstore.model.generation import UNCONDITIONAL, IfGeneration
 from shardstore.model.ranges import EVERYTHING
 from shardstore.snapshots import BasicConflictSolver, ConflictDetector, ConflictError, ConflictType, Repository, Session
 from shardstore.snapshots.catalog import Pointer
@@ -361,6 +362,7 @@ def test_a_document_that_a_rebase_has_changed_is_another_version(repo: Repositor
     key = "g/a/zarr.json"
     was = run(session.storage.stat(key))
     assert was is not None
+    assert was.generation is not None
     attribute("one")(other)
     other.commit("theirs")
     session.rebase(ConflictDetector())
@@ -513,6 +515,96 @@ def test_what_was_read_counts(repo: Repository, reads: Change, theirs: Change, k
     with pytest.raises(ConflictError) as caught:
         session.commit("ours", rebase_with=BasicConflictSolver())
     assert kind in {conflict.conflict_type for conflict in caught.value.conflicts}
+
+
+def stored(keys: list[str]) -> Change:
+    return lambda session: run(session.storage.read([Read(key, (EVERYTHING,)) for key in keys]))
+
+
+@pytest.mark.parametrize(
+    ("reads", "theirs"),
+    [
+        (stored(["g/a/c/0"]), delete("g/a")),
+        (stored(["g/a/c/0"]), move("g", "h")),
+        (lambda session: run(session.storage.write("g/a/c/0", [b"12"], 2, UNCONDITIONAL)), move("g/a", "g/z")),
+        (lambda session: run(session.storage.delete_many(["g/a/c/0"])), move("g/a", "g/z")),
+        (lambda session: run(session.storage.delete_many(["g/a/zarr.json"])), move("g/a", "g/z")),
+        (stored(["new/c/0"]), create("new")),
+        (stored(["g/b/c/0", "new/c/0"]), create("new")),
+        (lambda session: run(_listed(session, "new/c/")), create("new")),
+        (lambda session: run(session.storage.write("g/a/zarr.json", [_document(session)], len(_document(session)), UNCONDITIONAL)), None),
+    ],
+)
+def test_what_was_read_of_a_session_as_storage_counts(repo: Repository, reads: Change, theirs: Change | None) -> None:
+    """Nobody has read the document before, as zarr-python does."""
+    session, other = repo.writable_session(isolation="serializable"), repo.writable_session()
+    reads(session)
+    session._core.erase_chunk(session._core.nodes["g/b"], (7,))
+    (theirs or attribute("one"))(other)
+    other.commit("theirs")
+    with pytest.raises(ConflictError) as caught:
+        session.commit("ours", rebase_with=BasicConflictSolver())
+    assert {conflict.conflict_type for conflict in caught.value.conflicts} == {T.ReadOfUpdatedNodes}
+
+
+async def _listed(session: Session, prefix: str) -> list[str]:
+    return [info.key async for info in session.storage.list(prefix)]
+
+
+def _document(session: Session) -> bytes:
+    """Return a document with another attribute, without having read it through the session."""
+    document = session._core.nodes["g/a"].document
+    return json.dumps(document | {"attributes": document["attributes"] | {"two": 9}}).encode()
+
+
+def test_what_was_read_of_a_node_that_the_session_has_moved_counts(repo: Repository) -> None:
+    session, other = repo.writable_session(isolation="serializable"), repo.writable_session()
+    session.move("g/a", "g/z")
+    assert array(session, "g/z").attrs["one"] == 1
+    attribute("one")(other)
+    other.commit("theirs")
+    with pytest.raises(ConflictError, match="g/a: a document or a listing that was read"):
+        session.commit("ours", rebase_with=BasicConflictSolver())
+
+
+def test_reads_of_a_fork_that_saw_another_grid_are_not_mistaken(repo: Repository) -> None:
+    with repo.transaction(message="square") as store:
+        zarr.create_array(store, name="s", shape=(2, 2), chunks=(1, 1), dtype="i4")
+    session, other = repo.writable_session(isolation="serializable"), repo.writable_session()
+    fork = session.fork()
+    array(session, "s")[0, 0]
+    document = run(fork._core.document("s"))
+    seen = array(fork, "s")
+    seen.resize((2, 4))
+    seen[1, 0]
+    assert document is not None
+    run(fork._core.set_document("s", document[0]))  # erases nothing, which would count as reading
+    session.merge(fork)
+    create("mine")(session)
+    array(other, "s")[1, 0] = 5
+    other.commit("theirs")
+    with pytest.raises(ConflictError, match="s: chunks that were read"):
+        session.commit("ours", rebase_with=BasicConflictSolver())
+
+
+@pytest.mark.parametrize("isolation", ["snapshot", "serializable"])
+def test_a_session_that_gave_up_a_chunk_would_not_be_serializable(repo: Repository, isolation: Any) -> None:
+    """In either order, ``g/a`` would be the last value of ``g/b`` plus one, or of the session: not what was before plus one."""
+    session, other = repo.writable_session(isolation=isolation), repo.writable_session(isolation=isolation)
+    chunk(0, "g/a", 70)(session)
+    chunk(0, "g/b", 70)(session)
+    array(other, "g/a")[:8] = int(array(other, "g/b")[0]) + 1
+    other.commit("theirs")
+    solver = BasicConflictSolver(on_chunk_conflict="theirs")
+    if isolation == "serializable":
+        with pytest.raises(ConflictError) as caught:
+            session.commit("ours", rebase_with=solver)
+        assert {conflict.conflict_type for conflict in caught.value.conflicts} == {T.ChunkDoubleUpdate}
+        session.commit("ours", rebase_with=BasicConflictSolver(on_chunk_conflict="ours"))
+    else:
+        session.commit("ours", rebase_with=solver)
+    found = repo.readonly_session()
+    assert [read_array(found, path)[0] for path in ("g/a", "g/b")] == ([70, 70] if isolation == "serializable" else [1, 70])
 
 
 def test_what_a_session_has_written_itself_is_not_read(repo: Repository) -> None:

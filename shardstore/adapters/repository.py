@@ -224,7 +224,8 @@ class Repository:
         """Return a session on the tip of a branch, whose changes nobody sees before they are committed.
 
         ``isolation`` says what a later rebase compares with what others have committed: ``"snapshot"``: what this session has written;
-        ``"serializable"``: also what it has read, so that all sessions together do what they would have done one after the other.
+        ``"serializable"``: also what it has read, so that all sessions together do what they would have done one after the other; then
+        ``on_chunk_conflict="theirs"`` solves nothing.
 
         Raises:
             NotFound: there is no such branch.
@@ -465,7 +466,8 @@ class Session:
         Raises:
             InvalidInput: nothing was changed, and ``allow_empty`` is false; or with ``schema="draft"``, something does not fit the draft.
             ReadOnly: nothing can be changed.
-            ConflictError: somebody else has committed to the branch. Nothing was changed; the changes are still there.
+            ConflictError: somebody else has committed to the branch. Nothing of this is committed; the changes are still there. With
+                ``rebase_with``, the session may stand on some of what the others have committed, as after ``rebase``.
             WriteOutcomeUnknown: the answer was lost, and nobody can tell whether it is committed.
         """
         core = self._core

@@ -71,9 +71,7 @@ async def differences(session: Session, *, draft: bool) -> Differences:
         changes = session.changes.get(node.id)
         if changes and node.is_array:
             ndim = session.keys_of(node).ndim
-            refs = changes.refs(ndim)
-            # What no manifest has need not be said to be gone.
-            arrays[node.id] = refs if node.manifests else without_gone(refs)
+            arrays[node.id] = await session.without_needless(node, changes.refs(ndim))
     return await _manifests(session.files, {one: refs for one, refs in arrays.items() if len(refs)}, draft=draft)
 
 

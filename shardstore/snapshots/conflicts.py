@@ -8,9 +8,11 @@
     attributes       fine                conflict     fine if other names       conflict     fine                –
     delete           conflict            conflict     conflict                  fine         fine                conflict below it
     move             fine                fine         fine                      conflict     elsewhere           conflict below it
+    move into it     –                   –            –                         conflict     conflict            –
     create           –                   –            –                         its group    its group           the same path
 
 With ``isolation="serializable"``, what the session has read counts too: that others have changed it is a conflict that nobody can solve.
+And a session cannot give up chunks for theirs.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ class ConflictType(StrEnum):
     ChunksUpdatedInUpdatedArray = "one has changed chunks, the other the metadata"
     DeleteOfUpdatedArray = "an array that they have changed was deleted"
     DeleteOfUpdatedGroup = "a group that they have changed was deleted"
-    MoveOperationCannotBeRebased = "a node was moved that they have deleted, moved elsewhere, or put something into"
+    MoveOperationCannotBeRebased = "a node was moved that they have deleted, moved or put something into, or into a group that is gone"
     ReadOfUpdatedChunks = "chunks that were read have been changed by them"
     ReadOfUpdatedNodes = "a document or a listing that was read has been changed by them"
 
@@ -128,13 +130,18 @@ class Side:
         self.by_id = {node.id: node for node in self.nodes.values()}
 
 
-def find_conflicts(ours: Side, theirs: Side, before: Mapping[str, Node], solver: ConflictDetector) -> list[NodeConflict]:
+def find_conflicts(
+    ours: Side, theirs: Side, before: Mapping[str, Node], solver: ConflictDetector, *, serializable: bool = False
+) -> list[NodeConflict]:
     """Return what the solver does not solve; ``before`` are the nodes that both began with. Attributes that both have changed are left
     to ``merged_attributes``.
+
+    A session that gives up chunks is not ``serializable``: it would have to come before the others, who have not seen what is left of it.
     """
     was = {node.id: node for node in before.values()}
+    chunks_fail = solver.chunks() == "fail" or (serializable and solver.chunks() == "theirs")
     return [
-        *_of_chunks(ours, theirs, solver),
+        *_of_chunks(ours, theirs, fail=chunks_fail),
         *_of_documents(ours, theirs, was),
         *_of_deletions(ours, theirs, was, solver),
         *_of_moves(ours, theirs),
@@ -159,14 +166,17 @@ def read_conflicts(reads: ReadSet, theirs: Side, before: Mapping[str, Node]) -> 
             found.append(NodeConflict(ConflictType.ReadOfUpdatedChunks, was[array].path, tuple(map(tuple, hit.tolist()))))
     changes = theirs.changes
     changed = changes.updated | changes.attributes | changes.deleted.keys() | changes.moved.keys()
+    elsewhere = changes.updated | changes.deleted.keys() | changes.moved.keys()
+    hit_nodes = {one for one in changed if reads.has_read_document(one)} | {one for one in elsewhere if reads.has_found(one)}
     paths = {was[one].path for one in changed} | set(changes.created.values()) | {after for _, after in changes.moved.values()}
     there = {*changes.created.values(), *changes.deleted.values(), *(path for both in changes.moved.values() for path in both)}
     hit_paths = {path for path in paths if path in reads.documents} | {path for path in there if reads.has_listed(path)}
+    hit_paths |= {was[one].path for one in hit_nodes}
     found += [NodeConflict(ConflictType.ReadOfUpdatedNodes, path) for path in sorted(hit_paths)]
     return found
 
 
-def _of_chunks(ours: Side, theirs: Side, solver: ConflictDetector) -> list[NodeConflict]:
+def _of_chunks(ours: Side, theirs: Side, *, fail: bool) -> list[NodeConflict]:
     found: list[NodeConflict] = []
     for array, coords in ours.chunks.items():
         if not len(coords) or array in ours.changes.created:
@@ -176,7 +186,7 @@ def _of_chunks(ours: Side, theirs: Side, solver: ConflictDetector) -> list[NodeC
             found.append(NodeConflict(ConflictType.ChunksUpdatedInDeletedArray, path))
         elif array in theirs.changes.updated:
             found.append(NodeConflict(ConflictType.ChunksUpdatedInUpdatedArray, path))
-        elif solver.chunks() == "fail" and len(both := double_chunks(ours, theirs, array)):
+        elif fail and len(both := double_chunks(ours, theirs, array)):
             found.append(NodeConflict(ConflictType.ChunkDoubleUpdate, path, tuple(map(tuple, both.tolist()))))
     found += [
         NodeConflict(ConflictType.ChunksUpdatedInUpdatedArray, ours.by_id[array].path)
@@ -220,7 +230,7 @@ def _of_moves(ours: Side, theirs: Side) -> list[NodeConflict]:
         is_elsewhere = theirs.changes.moved.get(one, (before, after))[1] != after
         is_taken = taken is not None and taken.id != one and not _moves_too(taken, ours)
         has_more = there is not None and not there.is_array and bool(_new_below(there.path, theirs, ours))
-        if there is None or is_elsewhere or is_taken or has_more:
+        if there is None or is_elsewhere or is_taken or has_more or _lacks_group(after, ours, theirs):
             found.append(NodeConflict(ConflictType.MoveOperationCannotBeRebased, before))
     return found
 
@@ -243,21 +253,27 @@ def _of_creations(ours: Side, theirs: Side) -> list[NodeConflict]:
         there = theirs.nodes.get(path)
         if there is not None and path not in gone and path not in left and not _same_group(ours.by_id[one], there):
             found.append(NodeConflict(ConflictType.NewNodeConflictsWithExistingNode, path))
-            continue
-        for group in groups_above(path):
-            mine = ours.nodes.get(group)
-            if mine is None or mine.id in ours.changes.created or mine.id in ours.changes.moved:
-                continue
-            other = theirs.nodes.get(group)
-            if other is None or other.is_array or (mine.id != other.id and not _same_group(mine, other)):
-                found.append(NodeConflict(ConflictType.NewNodeInInvalidGroup, path))
-                break
+        elif _lacks_group(path, ours, theirs):
+            found.append(NodeConflict(ConflictType.NewNodeInInvalidGroup, path))
+    came = {*theirs.changes.created.values(), *(after for _, after in theirs.changes.moved.values())}
     below_arrays = {
-        path
-        for path in theirs.changes.created.values()
-        if any((mine := ours.nodes.get(group)) is not None and mine.is_array for group in groups_above(path))
+        path for path in came if any((mine := ours.nodes.get(group)) is not None and mine.is_array for group in groups_above(path))
     }
     return found + [NodeConflict(ConflictType.NewNodeInInvalidGroup, path) for path in sorted(below_arrays)]
+
+
+def _lacks_group(path: str, ours: Side, theirs: Side) -> bool:
+    """Return whether they have deleted, moved or replaced a group above a path to which we bring a node."""
+    for group in groups_above(path):
+        mine, other = ours.nodes.get(group), theirs.nodes.get(group)
+        if mine is not None and (mine.id in ours.changes.created or mine.id in ours.changes.moved):
+            continue  # it comes too
+        if other is None or other.is_array:
+            if other is not None or mine is not None:
+                return True
+        elif mine is not None and mine.id != other.id and not _same_group(mine, other):
+            return True
+    return False
 
 
 def _same_group(mine: Node, other: Node) -> bool:

@@ -52,7 +52,7 @@ class _ReadChunks:
 
     def update(self, other: _ReadChunks) -> None:
         """Note everything that is noted in another one of the same array."""
-        if other._bits.shape == self._bits.shape:
+        if np.array_equal(other._counts, self._counts):
             self._bits |= other._bits
         else:  # it has been resized in between
             self.is_listed = True
@@ -71,9 +71,26 @@ class ReadSet:
 
     def __init__(self) -> None:
         self.documents: set[str] = set()
-        """Paths of nodes whose documents were asked for, whether they are there or not."""
+        """Paths of nodes whose documents were asked for, whether they are there or not, and of nodes that would have had a chunk."""
+        self._nodes: set[int] = set()
+        """Nodes whose documents were read, whatever path the session had moved them to."""
+        self._found: set[int] = set()
         self._listed: set[str] = set()
         self._chunks: dict[int, _ReadChunks] = {}
+
+    def read_document(self, path: str, node: Node | None) -> None:
+        """Note that the document at a path was asked for, which is that of ``node``, if there is one."""
+        self.documents.add(path)
+        if node is not None:
+            self._nodes.add(node.id)
+
+    def read_attributes(self, node: Node) -> None:
+        """Note that what is written depends on the document of a node."""
+        self._nodes.add(node.id)
+
+    def find(self, node: Node) -> None:
+        """Note that a node was found at its path, to be moved or deleted, or to have chunks written."""
+        self._found.add(node.id)
 
     def read_chunks(self, node: Node, coords: npt.NDArray[np.uint64]) -> None:
         """Note that ``(n, ndim)`` chunks were read."""
@@ -90,6 +107,8 @@ class ReadSet:
     def update(self, other: ReadSet) -> None:
         """Note everything that is noted in another one."""
         self.documents |= other.documents
+        self._nodes |= other._nodes
+        self._found |= other._found
         self._listed |= other._listed
         for array, chunks in other._chunks.items():
             known = self._chunks.get(array)
@@ -98,6 +117,14 @@ class ReadSet:
             else:
                 known.update(chunks)
 
+    def has_read_document(self, node: int) -> bool:
+        """Return whether the document of a node was read."""
+        return node in self._nodes
+
+    def has_found(self, node: int) -> bool:
+        """Return whether it mattered that a node was at its path."""
+        return node in self._found or node in self._chunks
+
     def chunks_read(self, array: int, coords: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         """Return those of an array's chunks that were read."""
         known = self._chunks.get(array)
@@ -105,7 +132,7 @@ class ReadSet:
 
     def has_listed(self, path: str) -> bool:
         """Return whether a listing showed, or would have shown, the node at a path."""
-        return any(f"{path}/".startswith(prefix) for prefix in self._listed)
+        return any(f"{path}/".startswith(prefix) or prefix.startswith(f"{path}/") for prefix in self._listed)
 
     def _of(self, node: Node) -> _ReadChunks:
         known = self._chunks.get(node.id)

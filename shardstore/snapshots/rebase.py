@@ -93,7 +93,7 @@ async def _meet(session: Session, state: State, solver: ConflictDetector, url: s
     structure = await session.files.structure(tip.structure)
     theirs = await _theirs(session, structure, since)
     ours = _side_of(session)
-    conflicts = find_conflicts(ours, theirs, session.base.nodes, solver)
+    conflicts = find_conflicts(ours, theirs, session.base.nodes, solver, serializable=session.reads is not None)
     if session.reads is not None:
         conflicts += read_conflicts(session.reads, theirs, session.base.nodes)
     attributes, more = await _merged_attributes(session, ours, theirs)

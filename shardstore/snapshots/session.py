@@ -7,6 +7,7 @@ the newest first (D25).
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -212,15 +213,16 @@ class Session:
 
     async def document(self, path: str) -> tuple[bytes, str] | None:
         """Return the document of the node at a path, and a text that tells it from others at this path; ``None`` if there is no node."""
-        if self.reads is not None:
-            self.reads.documents.add(path)
         node = self.nodes.get(path)
+        if self.reads is not None:
+            self.reads.read_document(path, node)
         if node is None:
             return None
         if (written := self.documents.get(node.id)) is not None:
             return written[0], f"w{written[1]}"
-        columns = await self.full_columns(node)
-        return dumps(to_document(columns)), f"b{node.id}"
+        data = dumps(to_document(await self.full_columns(node)))
+        # A rebase or a merge may give the node another document.
+        return data, f"b{hashlib.blake2b(data, digest_size=16).hexdigest()}"
 
     async def full_columns(self, node: Node) -> NodeColumns:
         """Return the columns of a node with its attributes, wherever they are."""
@@ -260,6 +262,8 @@ class Session:
         if old is None:
             node = Node(self._group_id(path) if columns.array is None else self.new_node_id(), path, columns)
         else:
+            if self.reads is not None:  # only what differs from the old document counts as changed
+                self.reads.read_attributes(old)
             if was == columns:
                 node = old
             elif was is not None and was.attributes == columns.attributes:
@@ -285,6 +289,7 @@ class Session:
         node = self.nodes.pop(path, None)
         if node is None:
             return False
+        self._find(node)
         self.changes.pop(node.id, None)
         self.documents.pop(node.id, None)
         self._array_keys.pop(node.id, None)
@@ -329,9 +334,14 @@ class Session:
                     self._make_group(parent)
         for path in moving:
             node = self.nodes.pop(path)
+            self._find(node)
             self._array_keys.pop(node.id, None)
             self.nodes[target + path[len(source) :]] = replace(node, path=target + path[len(source) :])
         return bool(moving)
+
+    def _find(self, node: Node) -> None:
+        if self.reads is not None:
+            self.reads.find(node)
 
     # -- keys ----------------------------------------------------------------------------------------------------------
 
@@ -412,6 +422,17 @@ class Session:
             for known, which, rows in pieces:
                 places.take(known, numbers[which], rows)
 
+    async def without_needless(self, node: Node, refs: ChunkRefs) -> ChunkRefs:
+        """Leave out the references that say that a chunk is gone which no manifest has."""
+        gone = np.flatnonzero(refs.file == GONE)
+        if not len(gone):
+            return refs
+        places = Places(np.full(len(gone), ABSENT, dtype=np.int32), np.zeros(len(gone), np.uint64), np.zeros(len(gone), np.uint64))
+        await self._stored_places(node, refs.coords[gone], places)
+        kept = np.ones(len(refs), dtype=np.bool_)
+        kept[gone] = places.exists
+        return subset(refs, np.flatnonzero(kept))
+
     async def write_chunk(self, node: Node, coords: ChunkCoords, data: bytes) -> int:
         """Change a chunk; return its serial.
 
@@ -419,6 +440,7 @@ class Session:
             ShardStoreError: a chunk file that became complete could not be stored; the chunk is changed, and waits.
         """
         self.check_writable(f"writing a chunk of {node.path!r}")
+        self._find(node)
         chunk = Written(self.new_serial(), len(data), data)
         self.gatherer.forget(node, coords)
         self.changes.setdefault(node.id, ArrayChanges()).chunks[coords] = chunk
@@ -428,12 +450,14 @@ class Session:
     def erase_chunk(self, node: Node, coords: ChunkCoords) -> None:
         """Erase a chunk, whether it is there or not."""
         self.check_writable(f"erasing a chunk of {node.path!r}")
+        self._find(node)
         self.gatherer.forget(node, coords)
         self.changes.setdefault(node.id, ArrayChanges()).chunks[coords] = None
 
     def set_refs(self, node: Node, refs: ChunkRefs) -> None:
         """Let chunks be where these references say."""
         self.check_writable(f"setting references of {node.path!r}")
+        self._find(node)
         self._put_refs(node, refs)
 
     def _put_refs(self, node: Node, refs: ChunkRefs) -> None:

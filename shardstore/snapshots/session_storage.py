@@ -15,7 +15,7 @@ import numpy.typing as npt
 from shardstore.errors import Corruption, InvalidInput, ReadOnly, ShardStoreError
 from shardstore.format.snapshots.file_names import CHUNKS, encode_id
 from shardstore.format.snapshots.manifest import GONE, INLINE
-from shardstore.format.store_keys import metadata_path
+from shardstore.format.store_keys import groups_above, metadata_path
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.coalescing import ReadLimits, coalesce_all
 from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration, Unconditional
@@ -149,6 +149,8 @@ class SessionStorage(ReadsAndWrites):
                 _, numbers, places = owners.setdefault(keys_of.node.id, (keys_of, [], []))
                 numbers.append(number)
                 places.append(coords)
+            elif keys_of is None and self.session.reads is not None:
+                self.session.reads.documents.update(groups_above(key))  # a chunk of what they would be
         return [
             (keys_of, numbers, np.array(places, dtype=np.uint64).reshape(len(places), keys_of.ndim))
             for keys_of, numbers, places in owners.values()
@@ -317,24 +319,21 @@ class SessionStorage(ReadsAndWrites):
                 raise self._another_version(key)
             return info is not None
 
-        if not await self._settled(key, is_there):
-            return False
+        there = await self._settled(key, is_there)
         if (path := metadata_path(key)) is not None:
             return self.session.remove_node(path)
         keys = self.session.owner(key)
         coords = None if keys is None else keys.coords(key)
-        assert keys is not None
-        assert coords is not None
-        self.session.erase_chunk(keys.node, coords)
-        return True
+        if keys is not None and coords is not None:
+            self.session.erase_chunk(keys.node, coords)
+        return there
 
     async def delete_many(self, keys: Sequence[str]) -> None:
         if keys:
             self.session.check_writable(f"deleting {keys[0]!r}")
-        chunks = self._by_array(keys)
-        for keys_of, _, coords in chunks:
-            places = await self.session.places(keys_of.node, coords)
-            for one in coords[places.exists].tolist():
+        for keys_of, _, coords in self._by_array(keys):
+            # Also where there is none: others may write one before the commit, which is a conflict then.
+            for one in coords.tolist():
                 self.session.erase_chunk(keys_of.node, tuple(one))
         for key in keys:
             if (path := metadata_path(key)) is not None:

@@ -247,7 +247,8 @@ class VersionedStore:
         ``solver`` allows that, so often at most.
 
         Raises:
-            ConflictError: the branch has moved, and there is no solver, or it does not allow it. The changes are still there.
+            ConflictError: the branch has moved, and there is no solver, or it does not allow it. The changes are still there; the session
+                stands where the last rebase that succeeded has brought it.
         """
 
         async def commit() -> str:
@@ -268,7 +269,7 @@ class VersionedStore:
         await self.files.storage.probe()
         turn = self._contention.turn(self.name)  # one for all attempts: what an attempt takes is without the waits between them
         await turn.start()
-        moment = begin
+        moment = begin if begin is None or _is_tip(session, begin.state) else await self.now()
         for left in range(tries if solver is not None else 0, -1, -1):
             try:
                 return await self._commit_once(session, moment, message, metadata, turn)
@@ -322,8 +323,16 @@ class VersionedStore:
         said = properties(message, metadata, self.writer)
         snapshot = Snapshot(self.files.new_name(), parent.id, self._now_ms(parent), planned.name, said)
 
+        is_stored = False
+
         async def store() -> None:
-            await asyncio.gather(session.gatherer.store(planned_chunks), store_all(self.files, planned.files))
+            nonlocal is_stored
+            is_stored = True
+            # Both end before an error is raised: chunks that are still on their way would seem stored to the next attempt.
+            both = [session.gatherer.store(planned_chunks), store_all(self.files, planned.files)]
+            for outcome in await asyncio.gather(*both, return_exceptions=True):
+                if isinstance(outcome, BaseException):
+                    raise outcome
 
         async def change(state: State) -> State:
             tip = state.ref(branch, "branch").snapshot
@@ -333,8 +342,11 @@ class VersionedStore:
 
         try:
             await self.change(change, begin, store, turn)
-        except _BranchMoved:
-            await self._remove_unused([one.key for one in planned.files])
+        except BaseException as exc:
+            if not is_stored:
+                session.gatherer.take_back(planned_chunks)
+            elif isinstance(exc, _BranchMoved):
+                await self._remove_unused([one.key for one in planned.files])
             raise
         self.files.keep_structure(planned.name, planned.structure)
         session.committed(snapshot)
@@ -354,6 +366,12 @@ class _BranchMoved(Conflict):
     def __init__(self, message: str, state: State) -> None:
         super().__init__(message)
         self.state = state
+
+
+def _is_tip(session: Session, state: State) -> bool:
+    """Return whether a state has the session's branch where the session stands. A rebase may have moved the session on."""
+    there = state.refs.get(session.branch or "")
+    return there is not None and there.snapshot == session.snapshot.id
 
 
 def check_snapshot(state: State, snapshot: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +14,13 @@ import numpy as np
 import pytest
 import zarr
 
-from shardstore.errors import Conflict, InvalidInput
+from shardstore.errors import Conflict, InvalidInput, NotFound, StorageError
+from shardstore.model.generation import UNCONDITIONAL, IfGeneration
+from shardstore.model.ranges import EVERYTHING
 from shardstore.snapshots import BasicConflictSolver, ConflictDetector, ConflictError, ConflictType, Repository, Session
-from tests.snapshots.repositories import create_array, new_repository, read_array, traced_repository
+from shardstore.snapshots.catalog import Pointer
+from shardstore.storage.base import Changed, ConditionFailed, Read
+from tests.snapshots.repositories import create_array, new_repository, read_array, run, traced_repository
 
 pytestmark = pytest.mark.zarr
 
@@ -115,6 +121,10 @@ CASES: dict[str, tuple[Change, Change, tuple[ConflictType, ...]]] = {
     "move, other move": (move("g/a", "g/z"), move("g/a", "g/y"), (T.MoveOperationCannotBeRebased,)),
     "move, create there": (move("g/a", "g/z"), create("g/z"), (T.MoveOperationCannotBeRebased,)),
     "move, create in it": (move("empty", "h"), create("empty/new"), (T.MoveOperationCannotBeRebased,)),
+    "move into a group, delete of the group": (move("g/a", "empty/a"), delete("empty"), (T.MoveOperationCannotBeRebased,)),
+    "move into a group, move of the group": (move("g/a", "empty/a"), move("empty", "h"), (T.MoveOperationCannotBeRebased,)),
+    "move of a group into a group, delete of the group": (move("g", "empty/g"), delete("empty"), (T.MoveOperationCannotBeRebased,)),
+    "move into a group, create in the group": (move("g/a", "empty/a"), create("empty/new"), NOTHING),
     "create, create there": (create("g/new"), create("g/new"), (T.NewNodeConflictsWithExistingNode,)),
     "create, create elsewhere": (create("g/new"), create("g/other"), NOTHING),
     "create, move there": (create("g/new"), move("g/a", "g/new"), (T.NewNodeConflictsWithExistingNode,)),
@@ -315,6 +325,143 @@ def test_a_rebase_reads_one_structure_and_the_manifests_of_differences(tmp_path:
     assert sorted(event.key[:2] for event in block.events if event.op == "write") == ["c/", "ca", "m/", "s/", "t/"]
 
 
+@pytest.mark.parametrize("written", [slice(0, 8), slice(2, 8)])
+def test_a_fill_value_that_is_written_where_no_chunk_is_contradicts_a_chunk_that_others_wrote(repo: Repository, written: slice) -> None:
+    """zarr-python erases such a chunk. Nothing would be left of it if that were forgotten where there is none."""
+    with repo.transaction(message="zeros") as store:
+        zarr.create_array(store, name="z", shape=(64,), chunks=(8,), dtype="i4")
+    session, other = repo.writable_session(), repo.writable_session()
+    array(session, "z")[written] = 0
+    array(session, "z")[8:16] = 1
+    chunk(0, "z")(other)
+    other.commit("theirs")
+    with pytest.raises(ConflictError) as caught:
+        session.commit("ours", rebase_with=ConflictDetector())
+    assert {conflict.conflict_type for conflict in caught.value.conflicts} == {T.ChunkDoubleUpdate}
+    session.commit("ours", rebase_with=BasicConflictSolver())
+    found = repo.readonly_session()
+    assert read_array(found, "z")[:16].tolist() == [0] * 8 + [1] * 8
+    assert array(found, "z").nchunks_initialized == 1
+
+
+def test_erasing_what_is_not_there_is_not_in_the_manifest(repo: Repository) -> None:
+    """A sparse array that is made smaller would have large manifests."""
+    with repo.transaction(message="zeros") as store:
+        zarr.create_array(store, name="z", shape=(64,), chunks=(8,), dtype="i4")[:16] = 1
+    session = repo.writable_session()
+    array(session, "z")[:] = 0
+    session.commit("zeros")
+    core = repo.readonly_session()._core
+    (_, differences) = core.nodes["z"].manifests
+    (refs,) = run(core.files.refs_of(differences.file, core.nodes["z"].id, 1))
+    assert refs.coords.tolist() == [[0], [1]]
+
+
+def test_a_document_that_a_rebase_has_changed_is_another_version(repo: Repository) -> None:
+    session, other = repo.writable_session(), repo.writable_session()
+    key = "g/a/zarr.json"
+    was = run(session.storage.stat(key))
+    assert was is not None
+    assert was.generation is not None
+    attribute("one")(other)
+    other.commit("theirs")
+    session.rebase(ConflictDetector())
+    (outcome,) = run(session.storage.read([Read(key, (EVERYTHING,), was.generation)]))
+    assert isinstance(outcome, Changed)
+    with pytest.raises(ConditionFailed):
+        run(session.storage.write(key, [b"{}"], 2, IfGeneration(was.generation)))
+    assert array(session).attrs["one"] == 9
+
+
+# -- commits that fail -------------------------------------------------------------------------------------------------
+
+
+def let_others_be_first(repo: Repository, changes: list[Change]) -> None:
+    """Let somebody else commit these changes to ``main``, one before each of the next swaps of the catalog's pointer."""
+    swap, waiting = repo._store.catalog.swap, list(changes)
+
+    async def swap_late(name: str, before: Pointer | None, after: Pointer) -> Pointer:
+        if waiting:
+            change, waiting[:] = waiting[0], waiting[1:]
+            await asyncio.to_thread(_commit_elsewhere, repo, change)
+        return await swap(name, before, after)
+
+    repo._store.catalog.swap = swap_late  # type: ignore[method-assign]
+
+
+def _commit_elsewhere(repo: Repository, change: Change) -> None:
+    other = Repository.open(repo._options.url)
+    session = other.writable_session()
+    change(session)
+    session.commit("theirs")
+
+
+def test_a_session_whose_commit_has_lost_after_a_rebase_can_be_written_and_committed_again(repo: Repository) -> None:
+    session = repo.writable_session()
+    data = np.random.default_rng(0).integers(0, 2**31, 4096)
+    create_array(session, "big", data, (1024,), compressors=None)
+    let_others_be_first(repo, [chunk(0), chunk(1)])
+    with pytest.raises(ConflictError, match="others were first 1 times"):
+        session.commit("ours", rebase_with=ConflictDetector(), rebase_tries=1)
+    data[:1000] = 1
+    array(session, "big")[:1000] = 1  # waits for a chunk file
+    with pytest.raises(ConflictError, match=r"has moved from snapshot .* but nothing that contradicts"):
+        session.commit("ours")
+    session.commit("ours", rebase_with=ConflictDetector(), rebase_tries=1)
+    found = Repository.open(repo._options.url).readonly_session()
+    np.testing.assert_array_equal(read_array(found, "big"), data)
+    assert (read_array(found, "g/a")[:16] == -1).all()
+
+
+def test_chunks_are_not_lost_by_a_commit_whose_branch_has_been_deleted(repo: Repository) -> None:
+    tip = repo.lookup_branch("main")
+    repo.create_branch("side", tip)
+    session = repo.writable_session("side")
+    data = np.random.default_rng(0).integers(0, 2**31, 4096)
+    repo.delete_branch("side")
+    session._moment = None  # as if it had been made on this state
+    create_array(session, "big", data, (1024,), compressors=None)
+    array(session, "big")[:1000] = 1
+    with pytest.raises(NotFound, match="side"):
+        session.commit("ours")
+    repo.create_branch("side", tip)
+    session.commit("ours")
+    data[:1000] = 1
+    np.testing.assert_array_equal(read_array(Repository.open(repo._options.url).readonly_session("side"), "big"), data)
+
+
+def test_a_commit_that_fails_waits_for_its_chunk_files(repo: Repository) -> None:
+    """If it did not, the next attempt would take chunks for stored that are still on their way, and may never arrive."""
+    files = repo._store.files
+    write, ended = files.write, []
+
+    async def failing_write(key: str, data: Any) -> None:
+        if key.startswith("s/"):
+            raise StorageError("the structure cannot be written")
+        if key.startswith("c/"):
+            for _ in range(1000):
+                await asyncio.sleep(0)
+            ended.append(key)
+            raise StorageError("the chunk cannot be written")
+        await write(key, data)
+
+    session = repo.writable_session()
+    data = np.random.default_rng(0).integers(1, 2**31, 1024)
+    zarr.create_array(session.store, name="big", shape=(2048,), chunks=(1024,), dtype=data.dtype, compressors=None)
+    array(session, "big")[:1024] = data  # half of a chunk file
+    files.write = failing_write  # type: ignore[method-assign]
+
+    async def commit() -> list[str]:
+        with pytest.raises(StorageError):
+            await repo._store.commit(session._core, session._moment, "ours", None)
+        return list(ended)
+
+    assert len(run(commit())) == 1
+    files.write = write  # type: ignore[method-assign]
+    session.commit("ours")
+    np.testing.assert_array_equal(read_array(Repository.open(repo._options.url).readonly_session(), "big")[:1024], data)
+
+
 # -- what was read -----------------------------------------------------------------------------------------------------
 
 
@@ -368,6 +515,96 @@ def test_what_was_read_counts(repo: Repository, reads: Change, theirs: Change, k
     with pytest.raises(ConflictError) as caught:
         session.commit("ours", rebase_with=BasicConflictSolver())
     assert kind in {conflict.conflict_type for conflict in caught.value.conflicts}
+
+
+def stored(keys: list[str]) -> Change:
+    return lambda session: run(session.storage.read([Read(key, (EVERYTHING,)) for key in keys]))
+
+
+@pytest.mark.parametrize(
+    ("reads", "theirs"),
+    [
+        (stored(["g/a/c/0"]), delete("g/a")),
+        (stored(["g/a/c/0"]), move("g", "h")),
+        (lambda session: run(session.storage.write("g/a/c/0", [b"12"], 2, UNCONDITIONAL)), move("g/a", "g/z")),
+        (lambda session: run(session.storage.delete_many(["g/a/c/0"])), move("g/a", "g/z")),
+        (lambda session: run(session.storage.delete_many(["g/a/zarr.json"])), move("g/a", "g/z")),
+        (stored(["new/c/0"]), create("new")),
+        (stored(["g/b/c/0", "new/c/0"]), create("new")),
+        (lambda session: run(_listed(session, "new/c/")), create("new")),
+        (lambda session: run(session.storage.write("g/a/zarr.json", [_document(session)], len(_document(session)), UNCONDITIONAL)), None),
+    ],
+)
+def test_what_was_read_of_a_session_as_storage_counts(repo: Repository, reads: Change, theirs: Change | None) -> None:
+    """Nobody has read the document before, as zarr-python does."""
+    session, other = repo.writable_session(isolation="serializable"), repo.writable_session()
+    reads(session)
+    session._core.erase_chunk(session._core.nodes["g/b"], (7,))
+    (theirs or attribute("one"))(other)
+    other.commit("theirs")
+    with pytest.raises(ConflictError) as caught:
+        session.commit("ours", rebase_with=BasicConflictSolver())
+    assert {conflict.conflict_type for conflict in caught.value.conflicts} == {T.ReadOfUpdatedNodes}
+
+
+async def _listed(session: Session, prefix: str) -> list[str]:
+    return [info.key async for info in session.storage.list(prefix)]
+
+
+def _document(session: Session) -> bytes:
+    """Return a document with another attribute, without having read it through the session."""
+    document = session._core.nodes["g/a"].document
+    return json.dumps(document | {"attributes": document["attributes"] | {"two": 9}}).encode()
+
+
+def test_what_was_read_of_a_node_that_the_session_has_moved_counts(repo: Repository) -> None:
+    session, other = repo.writable_session(isolation="serializable"), repo.writable_session()
+    session.move("g/a", "g/z")
+    assert array(session, "g/z").attrs["one"] == 1
+    attribute("one")(other)
+    other.commit("theirs")
+    with pytest.raises(ConflictError, match="g/a: a document or a listing that was read"):
+        session.commit("ours", rebase_with=BasicConflictSolver())
+
+
+def test_reads_of_a_fork_that_saw_another_grid_are_not_mistaken(repo: Repository) -> None:
+    with repo.transaction(message="square") as store:
+        zarr.create_array(store, name="s", shape=(2, 2), chunks=(1, 1), dtype="i4")
+    session, other = repo.writable_session(isolation="serializable"), repo.writable_session()
+    fork = session.fork()
+    array(session, "s")[0, 0]
+    document = run(fork._core.document("s"))
+    seen = array(fork, "s")
+    seen.resize((2, 4))
+    seen[1, 0]
+    assert document is not None
+    run(fork._core.set_document("s", document[0]))  # erases nothing, which would count as reading
+    session.merge(fork)
+    create("mine")(session)
+    array(other, "s")[1, 0] = 5
+    other.commit("theirs")
+    with pytest.raises(ConflictError, match="s: chunks that were read"):
+        session.commit("ours", rebase_with=BasicConflictSolver())
+
+
+@pytest.mark.parametrize("isolation", ["snapshot", "serializable"])
+def test_a_session_that_gave_up_a_chunk_would_not_be_serializable(repo: Repository, isolation: Any) -> None:
+    """In either order, ``g/a`` would be the last value of ``g/b`` plus one, or of the session: not what was before plus one."""
+    session, other = repo.writable_session(isolation=isolation), repo.writable_session(isolation=isolation)
+    chunk(0, "g/a", 70)(session)
+    chunk(0, "g/b", 70)(session)
+    array(other, "g/a")[:8] = int(array(other, "g/b")[0]) + 1
+    other.commit("theirs")
+    solver = BasicConflictSolver(on_chunk_conflict="theirs")
+    if isolation == "serializable":
+        with pytest.raises(ConflictError) as caught:
+            session.commit("ours", rebase_with=solver)
+        assert {conflict.conflict_type for conflict in caught.value.conflicts} == {T.ChunkDoubleUpdate}
+        session.commit("ours", rebase_with=BasicConflictSolver(on_chunk_conflict="ours"))
+    else:
+        session.commit("ours", rebase_with=solver)
+    found = repo.readonly_session()
+    assert [read_array(found, path)[0] for path in ("g/a", "g/b")] == ([70, 70] if isolation == "serializable" else [1, 70])
 
 
 def test_what_a_session_has_written_itself_is_not_read(repo: Repository) -> None:

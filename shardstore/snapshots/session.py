@@ -244,11 +244,11 @@ class Session:
             InvalidInput: it is no document of Zarr v3, or one that a versioned store cannot hold.
         """
         self.check_writable(f"writing {join(path, 'zarr.json')!r}")
-        columns = _columns_of(path, loads_object(data))
         while True:
             old, written = self.own_document(path)
             if check is not None:
                 await check()
+            columns = _columns_of(path, loads_object(data))
             was = None if old is None else await self.full_columns(old)
             self.check_writable(f"writing {join(path, 'zarr.json')!r}")
             if self.nodes.get(path) is old and (old is None or self.documents.get(old.id) is written):

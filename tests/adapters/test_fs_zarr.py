@@ -18,7 +18,8 @@ import shardstore
 from tests import view
 from tests.adapters.places import Place, make_place, memory_place
 from tests.stored import as_zarr_memory
-from tests.test_zarr_suites import SHARDED_ROOT, ShardedArraySuite, UnderShardedArray, chunk_key
+from tests.test_zarr_suites import ShardedArraySuite
+from tests.under_array import SHARDED_ROOT, UnderShardedArray, chunk_key
 
 pytestmark = [pytest.mark.slow, pytest.mark.zarr]
 

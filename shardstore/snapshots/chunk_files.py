@@ -13,7 +13,7 @@ chunks are stored at once, others when memory is short, the largest first, or at
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -70,11 +70,10 @@ class _Cell:
 class ChunkFile:
     """A chunk file that has been planned, and not stored yet."""
 
-    cell: tuple[int, ChunkCoords]
-    waiting: _Cell
+    array: int
     id: bytes
     body: Sequence[BytesLike]
-    chunks: Sequence[Written]
+    chunks: Mapping[ChunkCoords, Written]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +138,7 @@ class ChunkGatherer:
         """
         cells = self._cells_of(node)
         key = node.id, cells.cell_of(coords)
-        waiting = self._waiting.get(key)
-        if waiting is None:
-            waiting = self._waiting[key] = _Cell(cells.grid, cells.nchunks(key[1]))
-        waiting.chunks[coords] = chunk
-        waiting.nbytes += chunk.nbytes
-        self._held += chunk.nbytes
+        waiting = self._put(key, cells, coords, chunk)
         if cells.grid is not None and waiting.is_full and waiting.nbytes > MOST_INLINE_CHUNKS * MOST_INLINE_NBYTES:
             await self._store([key])
         while self._held > self._max_memory and self._waiting:
@@ -188,18 +182,29 @@ class ChunkGatherer:
             if not isinstance(exc, Exception):
                 raise
             return exc
-        for chunk in file.chunks:
+        for chunk in file.chunks.values():
             chunk.data = None
         return None
 
     def _wait_again(self, file: ChunkFile) -> None:
-        waiting = self._waiting.setdefault(file.cell, _Cell(file.waiting.grid, file.waiting.nchunks))
-        for coords, chunk in file.waiting.chunks.items():
-            if chunk.file == file.id and coords not in waiting.chunks:
+        cells = self._cells.get(file.array)
+        if cells is None:
+            return  # the array is gone
+        for coords, chunk in file.chunks.items():
+            key = file.array, cells.cell_of(coords)
+            waiting = self._waiting.get(key)
+            if chunk.file == file.id and (waiting is None or coords not in waiting.chunks):
                 chunk.file, chunk.offset = None, 0
-                waiting.chunks[coords] = chunk
-                waiting.nbytes += chunk.nbytes
-                self._held += chunk.nbytes
+                self._put(key, cells, coords, chunk)
+
+    def _put(self, key: tuple[int, ChunkCoords], cells: _Cells, coords: ChunkCoords, chunk: Written) -> _Cell:
+        waiting = self._waiting.get(key)
+        if waiting is None:
+            waiting = self._waiting[key] = _Cell(cells.grid, cells.nchunks(key[1]))
+        waiting.chunks[coords] = chunk
+        waiting.nbytes += chunk.nbytes
+        self._held += chunk.nbytes
+        return waiting
 
     def _planned(self, key: tuple[int, ChunkCoords]) -> ChunkFile | None:
         """Plan the file of a cell, which stops waiting; ``None`` if all of its chunks go into the manifest."""
@@ -210,13 +215,24 @@ class ChunkGatherer:
             return None
         file = self._files.new_id()
         body = _shard_of(waiting, file) if waiting.grid is not None else _one_behind_the_other(waiting, file)
-        return ChunkFile(key, waiting, file, body, list(waiting.chunks.values()))
+        return ChunkFile(key[0], file, body, waiting.chunks)
 
     def _cells_of(self, node: Node) -> _Cells:
         known = self._cells.get(node.id)
-        if known is None or known.node.columns is not node.columns:  # it may have been resized
-            known = self._cells[node.id] = _cells_of(node, self._policy)
-        return known
+        if known is not None and known.node.columns is node.columns:
+            return known
+        cells = self._cells[node.id] = _cells_of(node, self._policy)
+        if known is not None:
+            self._gather_anew(node.id, cells)
+        return cells
+
+    def _gather_anew(self, array: int, cells: _Cells) -> None:
+        """Put what waits of an array into cells as they are now: it may have been resized, and be divided otherwise."""
+        for key in [key for key in self._waiting if key[0] == array]:
+            before = self._waiting.pop(key)
+            self._held -= before.nbytes
+            for coords, chunk in before.chunks.items():
+                self._put((array, cells.cell_of(coords)), cells, coords, chunk)
 
 
 def _cells_of(node: Node, policy: ShardingPolicy) -> _Cells:

@@ -5,23 +5,30 @@ What is written is seen at once by whoever reads through the same session, and b
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from shardstore.errors import Corruption, InvalidInput, ReadOnly, ShardStoreError
-from shardstore.format.metadata_v3 import METADATA_NAME
 from shardstore.format.snapshots.file_names import CHUNKS, encode_id
 from shardstore.format.snapshots.manifest import GONE, INLINE
-from shardstore.format.store_keys import join, metadata_path
+from shardstore.format.store_keys import metadata_path
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.coalescing import ReadLimits, coalesce_all
 from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration
 from shardstore.model.ranges import BytesLike, cut, resolve
 from shardstore.snapshots.session import ABSENT as NO_PLACE
 from shardstore.snapshots.session import HELD, ArrayKeys, Places, Session
+from shardstore.snapshots.session_listing import (
+    document_info,
+    file_name,
+    list_directory,
+    list_keys,
+    token_in_file,
+    token_of_inline,
+    token_of_written,
+)
 from shardstore.snapshots.virtual_files import VirtualFiles
 from shardstore.storage.base import (
     ABSENT,
@@ -34,7 +41,7 @@ from shardstore.storage.base import (
     Read,
     ReadOutcome,
 )
-from shardstore.storage.fallbacks import ReadsAndWrites, check_directory, direct_children
+from shardstore.storage.fallbacks import ReadsAndWrites, check_directory
 from shardstore.storage.requests.body import joined
 from shardstore.storage.requests.conditions import check_deletion
 
@@ -209,8 +216,7 @@ class SessionStorage(ReadsAndWrites):
 
     async def stat(self, key: str) -> ObjectInfo | None:
         if (path := metadata_path(key)) is not None:
-            found = await self.session.document(path)
-            return None if found is None else ObjectInfo(key, len(found[0]), Generation(found[1]))
+            return await document_info(self.session, key, path)
         for keys, _, coords in self._by_array([key]):
             places = await self.session.places(keys.node, coords)
             if places.exists[0]:
@@ -220,32 +226,12 @@ class SessionStorage(ReadsAndWrites):
     # -- listing -------------------------------------------------------------------------------------------------------
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        if self.session.reads is not None:
-            self.session.reads.list_nodes(prefix)
-        for path in list(self.session.nodes):
-            key = join(path, METADATA_NAME)
-            if key.startswith(prefix) and (info := await self.stat(key)) is not None:
-                yield info
-        for node in list(self.session.arrays_below(prefix)):
-            keys = self.session.keys_of(node)
-            async for refs in self.session.all_refs(node):
-                for coords, nbytes in zip(refs.coords.tolist(), refs.nbytes.tolist(), strict=True):
-                    key = keys.key(tuple(coords))
-                    if key.startswith(prefix):
-                        yield ObjectInfo(key, nbytes)
+        async for info in list_keys(self.session, prefix):
+            yield info
 
     async def list_dir(self, prefix: str) -> DirListing:
         check_directory(prefix)
-        if self.session.owner(prefix) is not None:
-            infos = {info.key: info async for info in self.list(prefix)}
-            keys, prefixes = direct_children(infos, prefix)
-            return DirListing(tuple(infos[key] for key in keys), prefixes)
-        if self.session.reads is not None:
-            self.session.reads.list_nodes(prefix)
-        paths = [join(path, METADATA_NAME) for path in self.session.nodes]
-        keys, prefixes = direct_children([key for key in paths if key.startswith(prefix)], prefix)
-        found = [info for key in keys if (info := await self.stat(key)) is not None]
-        return DirListing(tuple(found), prefixes)
+        return await list_directory(self.session, prefix)
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -254,7 +240,7 @@ class SessionStorage(ReadsAndWrites):
         self.session.check_writable(f"writing {key!r}")
         await self._check(key, condition)
         if (path := metadata_path(key)) is not None:
-            return Generation(f"w{await self.session.set_document(path, data)}")
+            return Generation(token_of_written(await self.session.set_document(path, data)))
         keys = self.session.owner(key)
         coords = None if keys is None else keys.coords(key)
         if keys is None or coords is None:
@@ -262,7 +248,7 @@ class SessionStorage(ReadsAndWrites):
                 f"{key!r} is neither the document of a node nor a chunk of an array in {self.url}: a versioned store holds nothing else. "
                 "Create the array first"
             )
-        return Generation(f"w{await self.session.write_chunk(keys.node, coords, data)}")
+        return Generation(token_of_written(await self.session.write_chunk(keys.node, coords, data)))
 
     async def _check(self, key: str, condition: Condition) -> None:
         if not isinstance(condition, IfAbsent | IfGeneration):
@@ -307,13 +293,12 @@ class SessionStorage(ReadsAndWrites):
 
 
 def _token(places: Places, at: int, file: int) -> str:
-    """Return what tells the bytes of a chunk from others: files do not change, so their place does."""
+    """Return what tells the bytes of a chunk from others."""
     if (serial := places.serials.get(at)) is not None:
-        return f"w{serial}"
+        return token_of_written(serial)
     if file == INLINE:
-        return f"i{hashlib.blake2b(places.data[at], digest_size=16).hexdigest()}"
-    name = places.files[file]
-    return f"{encode_id(name) if isinstance(name, bytes) else name}:{places.offset[at]}:{places.nbytes[at]}"
+        return token_of_inline(places.data[at])
+    return token_in_file(file_name(places.files[file]), int(places.offset[at]), int(places.nbytes[at]))
 
 
 def _of_bytes(read: Read, data: memoryview, generation: Generation) -> ReadOutcome:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
@@ -228,27 +228,41 @@ class Session:
             return node.columns
         return replace(node.columns, attributes=await self.files.attributes(node.attributes.file, node.attributes.row))
 
-    async def set_document(self, path: str, data: bytes) -> int:
+    def own_document(self, path: str) -> tuple[Node | None, tuple[bytes, int] | None]:
+        """Return the node at a path, and its document if it was written. Each write makes a new object of one of the two."""
+        node = self.nodes.get(path)
+        return node, None if node is None else self.documents.get(node.id)
+
+    async def set_document(self, path: str, data: bytes, check: Callable[[], Awaitable[None]] | None = None) -> int:
         """Make the node at a path, or change it; return the serial of the document.
+
+        ``check`` raises if it may not be written; nobody changes the document between that and the write.
 
         Raises:
             InvalidInput: it is no document of Zarr v3, or one that a versioned store cannot hold.
         """
         self.check_writable(f"writing {join(path, 'zarr.json')!r}")
-        document = loads_object(data)
-        columns = _columns_of(path, document)
-        old = self.nodes.get(path)
+        columns = _columns_of(path, loads_object(data))
+        while True:
+            old, written = self.own_document(path)
+            if check is not None:
+                await check()
+            was = None if old is None else await self.full_columns(old)
+            if self.nodes.get(path) is old and (old is None or self.documents.get(old.id) is written):
+                return self._put_document(path, data, columns, old, was)
+
+    def _put_document(self, path: str, data: bytes, columns: NodeColumns, old: Node | None, was: NodeColumns | None) -> int:
+        """Replace the node ``old``, whose columns with all attributes are ``was``."""
+        self.check_writable(f"writing {join(path, 'zarr.json')!r}")
         if old is not None and _ndim(old.columns) != _ndim(columns):
             self.remove_node(path)
             old = None
         if old is None:
             node = Node(self._group_id(path) if columns.array is None else self.new_node_id(), path, columns)
         else:
-            was = await self.full_columns(old)
-            self.check_writable(f"writing {join(path, 'zarr.json')!r}")
             if was == columns:
                 node = old
-            elif was.attributes == columns.attributes:
+            elif was is not None and was.attributes == columns.attributes:
                 node = replace(old, columns=replace(columns, attributes=old.columns.attributes))
             else:
                 node = replace(old, columns=columns, attributes=None)
@@ -281,6 +295,10 @@ class Session:
         self._array_keys.pop(node.id, None)
         self.gatherer.forget_array(node.id)
         return True
+
+    def has_nodes_at(self, path: str) -> bool:
+        """Return whether there is a node at a path, or below it."""
+        return any(one == path or one.startswith(f"{path}/") for one in self.nodes)
 
     def move_existing(self, source: str, target: str) -> None:
         """Do as ``move`` does. Raises ``NotFound`` if there is nothing at ``source``."""

@@ -5,7 +5,8 @@ What is written is seen at once by whoever reads through the same session, and b
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from shardstore.format.snapshots.manifest import GONE, INLINE
 from shardstore.format.store_keys import metadata_path
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.coalescing import ReadLimits, coalesce_all
-from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration
+from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration, Unconditional
 from shardstore.model.ranges import BytesLike, cut, resolve
 from shardstore.snapshots.session import ABSENT as NO_PLACE
 from shardstore.snapshots.session import HELD, ArrayKeys, Places, Session
@@ -45,7 +46,10 @@ from shardstore.storage.fallbacks import ReadsAndWrites, check_directory
 from shardstore.storage.requests.body import joined
 from shardstore.storage.requests.conditions import check_deletion
 
+T = TypeVar("T")
+
 _WITHOUT_REQUESTS = (HELD, INLINE)
+_UNCHANGED = object()
 
 
 class SessionStorage(ReadsAndWrites):
@@ -238,9 +242,11 @@ class SessionStorage(ReadsAndWrites):
     async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
         data = await joined(body, nbytes, key)
         self.session.check_writable(f"writing {key!r}")
-        await self._check(key, condition)
         if (path := metadata_path(key)) is not None:
-            return Generation(token_of_written(await self.session.set_document(path, data)))
+            serial = await self.session.set_document(path, data, lambda: self._check(key, condition))
+            return Generation(token_of_written(serial))
+        if not isinstance(condition, Unconditional):
+            await self._settled(key, lambda: self._check(key, condition))
         keys = self.session.owner(key)
         coords = None if keys is None else keys.coords(key)
         if keys is None or coords is None:
@@ -250,30 +256,71 @@ class SessionStorage(ReadsAndWrites):
             )
         return Generation(token_of_written(await self.session.write_chunk(keys.node, coords, data)))
 
+    async def _settled(self, key: str, look: Callable[[], Awaitable[T]]) -> T:
+        """Return what ``look`` finds of a key, after which nobody has changed it yet: what the caller does at once follows on that."""
+        while True:
+            before = self._own(key)
+            found = await look()
+            if all(one is other for one, other in zip(before, self._own(key), strict=True)):
+                return found
+
+    def _own(self, key: str) -> tuple[object, object, object]:
+        """Return what the session has of a key, but for the files of its snapshot, which do not change. Each change makes new objects."""
+        if (path := metadata_path(key)) is not None:
+            return *self.session.own_document(path), None
+        keys = self.session.owner(key)
+        if keys is None:
+            return None, None, None
+        changes, coords = self.session.changes.get(keys.node.id), keys.coords(key)
+        if changes is None or coords is None:
+            return keys.node, None, None
+        return keys.node, changes.chunks.get(coords, _UNCHANGED), changes.bulk
+
     async def _check(self, key: str, condition: Condition) -> None:
-        if not isinstance(condition, IfAbsent | IfGeneration):
+        """Raise ``ConditionFailed`` if the condition of a write does not hold."""
+        if isinstance(condition, Unconditional):
             return
         info = await self.stat(key)
-        if isinstance(condition, IfAbsent) and info is not None:
-            raise ConditionFailed(f"{key!r} exists in {self.url}")
-        if isinstance(condition, IfGeneration) and (info is None or info.generation != condition.generation):
-            raise ConditionFailed(f"{key!r} in {self.url} is not the version that was asked for")
+        if isinstance(condition, IfAbsent):
+            if info is not None:
+                raise ConditionFailed(f"{key!r} exists in {self.url}")
+        elif info is None or info.generation != condition.generation:
+            raise self._another_version(key)
+
+    def _another_version(self, key: str) -> ConditionFailed:
+        return ConditionFailed(f"{key!r} in {self.url} is not the version that was asked for")
 
     async def rename_prefix(self, source: str, target: str) -> bool:
+        if not self.session.has_nodes_at(source):
+            return False
         try:
             return self.session.move(source, target)
         except ReadOnly:
             raise
         except InvalidInput as exc:
+            if target.startswith(f"{source}/"):
+                raise
             raise ConditionFailed(str(exc)) from exc
 
     async def delete(self, key: str, condition: Condition) -> bool:
         check_deletion(key, condition)
         self.session.check_writable(f"deleting {key!r}")
-        await self._check(key, condition)
-        if await self.stat(key) is None:
+
+        async def is_there() -> bool:
+            info = await self.stat(key)
+            if info is not None and isinstance(condition, IfGeneration) and info.generation != condition.generation:
+                raise self._another_version(key)
+            return info is not None
+
+        if not await self._settled(key, is_there):
             return False
-        await self.delete_many([key])
+        if (path := metadata_path(key)) is not None:
+            return self.session.remove_node(path)
+        keys = self.session.owner(key)
+        coords = None if keys is None else keys.coords(key)
+        assert keys is not None
+        assert coords is not None
+        self.session.erase_chunk(keys.node, coords)
         return True
 
     async def delete_many(self, keys: Sequence[str]) -> None:

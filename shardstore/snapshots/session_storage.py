@@ -5,6 +5,7 @@ What is written is seen at once by whoever reads through the same session, and b
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -112,8 +113,8 @@ class SessionStorage(ReadsAndWrites):
 
     async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
         outcomes: list[ReadOutcome] = [ABSENT] * len(reads)
-        for keys, numbers, coords in self._by_array([read.key for read in reads]):
-            await self._read_chunks(keys, numbers, coords, reads, outcomes)
+        arrays = self._by_array([read.key for read in reads])
+        await asyncio.gather(*(self._read_chunks(keys, numbers, coords, reads, outcomes) for keys, numbers, coords in arrays))
         for number, read in enumerate(reads):
             if (path := metadata_path(read.key)) is not None:
                 outcomes[number] = await self._read_document(path, read)

@@ -11,11 +11,12 @@ import pytest
 
 from shardstore.errors import InvalidInput
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, IfGeneration
+from shardstore.model.ranges import EVERYTHING
 from shardstore.snapshots import Repository
 from shardstore.snapshots.files import StoreFiles
 from shardstore.snapshots.session import Session
 from shardstore.snapshots.session_storage import SessionStorage
-from shardstore.storage.base import ConditionFailed
+from shardstore.storage.base import ConditionFailed, Found, Read
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.latency import LatencyStorage
 from shardstore.testing.storage_suite import SyncStorage
@@ -148,3 +149,28 @@ def test_other_keys_are_refused_with_the_remedy(tmp_path: Path) -> None:
         with pytest.raises(InvalidInput, match="Create the array first"):
             s.put(key, b"1")
     assert s.infos() == before
+
+
+def test_chunks_of_several_arrays_are_read_in_the_rounds_of_one(tmp_path: Path) -> None:
+    """Each array has a manifest and a chunk file of its own."""
+    repo = new_repository(tmp_path)
+    for name in "abcde":
+        session = repo.writable_session()
+        create_array(session, name, np.arange(1000), (1000,), compressors=None)
+        session.commit(name)
+    at_once: list[int] = []
+    waiting = 0
+
+    async def sleep(seconds: float) -> None:
+        nonlocal waiting
+        waiting += 1
+        at_once.append(waiting)
+        await asyncio.sleep(seconds)
+        waiting -= 1
+
+    slow = LatencyStorage(MemoryStorage(str(tmp_path)), 0.005, sleep=sleep)
+    storage = Repository.open(slow).readonly_session().storage
+    at_once.clear()
+    outcomes = run(storage.read([Read(f"{name}/c/0", (EVERYTHING,)) for name in "abcde"]))
+    assert all(isinstance(outcome, Found) for outcome in outcomes)
+    assert at_once == [1, 2, 3, 4, 5] * 2, "first the manifests, then the chunks"

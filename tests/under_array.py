@@ -78,6 +78,11 @@ class UnderShardedArray(Store):
         super().__init__(read_only=read_only)
         self.sharded = sharded if sharded is not None else shardstore.ShardedStore(read_only=read_only, **kwargs)
 
+    @property
+    def read_from(self) -> shardstore.ShardedStore:
+        """The store that is read: the one that is written, unless a subclass has another."""
+        return self.sharded
+
     @classmethod
     async def open(cls, *args: Any, **kwargs: Any) -> Self:
         store = cls(*args, **kwargs)
@@ -119,15 +124,15 @@ class UnderShardedArray(Store):
         return self.sharded.supports_listing
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
-        return await self.sharded.get(chunk_key(key), prototype, byte_range)
+        return await self.read_from.get(chunk_key(key), prototype, byte_range)
 
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
     ) -> list[Buffer | None]:
-        return await self.sharded.get_partial_values(prototype, ((chunk_key(key), byte_range) for key, byte_range in key_ranges))
+        return await self.read_from.get_partial_values(prototype, ((chunk_key(key), byte_range) for key, byte_range in key_ranges))
 
     async def exists(self, key: str) -> bool:
-        return await self.sharded.exists(chunk_key(key))
+        return await self.read_from.exists(chunk_key(key))
 
     async def set(self, key: str, value: Buffer) -> None:
         await self.sharded.set(chunk_key(key), value)
@@ -145,27 +150,27 @@ class UnderShardedArray(Store):
         await self.sharded.delete_dir(chunk_prefix(prefix))
 
     async def is_empty(self, prefix: str) -> bool:
-        return await self.sharded.is_empty(chunk_prefix(prefix))
+        return await self.read_from.is_empty(chunk_prefix(prefix))
 
     async def clear(self) -> None:
         # Clearing the sharded store would take the array away with its chunks.
         await self.sharded.delete_dir("c")
 
     async def getsize(self, key: str) -> int:
-        return await self.sharded.getsize(chunk_key(key))
+        return await self.read_from.getsize(chunk_key(key))
 
     async def getsize_prefix(self, prefix: str) -> int:
-        return await self.sharded.getsize_prefix(chunk_prefix(prefix))
+        return await self.read_from.getsize_prefix(chunk_prefix(prefix))
 
     async def list(self) -> AsyncIterator[str]:
-        async for key in self.sharded.list():
+        async for key in self.read_from.list():
             if key != "zarr.json":
                 yield suite_key(key)
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        async for key in self.sharded.list_prefix(chunk_prefix(prefix)):
+        async for key in self.read_from.list_prefix(chunk_prefix(prefix)):
             yield suite_key(key)
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        async for number in self.sharded.list_dir(chunk_prefix(prefix)):
+        async for number in self.read_from.list_dir(chunk_prefix(prefix)):
             yield _name(number)

@@ -118,7 +118,8 @@ class ChunkGatherer:
         """Give an array another id."""
         for id_, cell in [key for key in self._waiting if key[0] == array]:
             self._waiting[new, cell] = self._waiting.pop((id_, cell))
-        self._cells.pop(array, None)
+        if (cells := self._cells.pop(array, None)) is not None:
+            self._cells[new] = cells
 
     def forget(self, node: Node, coords: ChunkCoords) -> None:
         """Forget a chunk that has been erased or is written again."""

@@ -23,6 +23,8 @@ _AT_ONCE = 1000
 
 async def list_keys(session: Session, prefix: str) -> AsyncIterator[ObjectInfo]:
     """Yield every key of a session that starts with a prefix, in key order, as long as no array has nodes below it."""
+    if session.reads is not None:
+        session.reads.list_nodes(prefix)
     # All chunk keys of an array begin with its path, and no key of another node does: they are one block.
     blocks: list[tuple[str, str, Node | None]] = [
         (key, path, None) for path in session.nodes if (key := join(path, METADATA_NAME)).startswith(prefix)
@@ -42,6 +44,8 @@ async def list_keys(session: Session, prefix: str) -> AsyncIterator[ObjectInfo]:
 
 async def list_directory(session: Session, prefix: str) -> DirListing:
     """Return the direct children of a prefix, which is ``""`` or ends with ``/``, in key order."""
+    if session.reads is not None:
+        session.reads.list_nodes(prefix)
     documents = {key: path for path in session.nodes if (key := join(path, METADATA_NAME)).startswith(prefix)}
     names, prefixes = direct_children(documents, prefix)
     infos = [await document_info(session, key, documents[key]) for key in names]

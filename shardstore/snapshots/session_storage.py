@@ -233,15 +233,11 @@ class SessionStorage(ReadsAndWrites):
     # -- listing -------------------------------------------------------------------------------------------------------
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        if self.session.reads is not None:
-            self.session.reads.list_nodes(prefix)
         async for info in list_keys(self.session, prefix):
             yield info
 
     async def list_dir(self, prefix: str) -> DirListing:
         check_directory(prefix)
-        if self.session.reads is not None:
-            self.session.reads.list_nodes(prefix)
         return await list_directory(self.session, prefix)
 
     # -- writing -------------------------------------------------------------------------------------------------------

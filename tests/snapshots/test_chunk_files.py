@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,3 +59,19 @@ def test_chunks_whose_file_could_not_be_stored_are_stored_at_the_commit(tmp_path
     np.testing.assert_array_equal(read_array(session, "a"), expected)
     session.commit("all the same")
     np.testing.assert_array_equal(read_array(Repository.open(faults).readonly_session(), "a"), expected)
+
+
+def test_chunks_that_wait_are_stored_though_their_array_got_another_id_when_it_had_been_resized(tmp_path: Path) -> None:
+    """As a rebase does (D14)."""
+    repo = new_repository(tmp_path)
+    session = repo.writable_session()
+    array = zarr.create_array(session.store, name="a", shape=(64, 64), chunks=(8, 8), dtype="u2", compressors=None)
+    expected = np.zeros((640, 64), dtype="u2")
+    array[:32, :56] = expected[:32, :56] = numbers(32, 56)
+    array.resize((640, 64))
+    core = session._core
+    core.renumber(core.nodes["a"].id, new := core.new_node_id())
+    core.adopt(core.base, {**core.nodes, "a": replace(core.nodes["a"], id=new)})
+    array[64:, :40] = expected[64:, :40] = numbers(576, 40)
+    session.commit("resized")
+    np.testing.assert_array_equal(read_array(repo.readonly_session(), "a"), expected)

@@ -30,7 +30,11 @@ MANIFEST_CACHE_BYTES = 256 << 20
 WHOLE_NBYTES = 1 << 20
 """A manifest up to this length is read whole, by one request."""
 
-_STRUCTURES_KEPT = 8
+_NODES_KEPT = 1 << 15
+"""In all structures that are kept; a rebase needs those of all commits since the session began."""
+_STRUCTURE_SIZE = 10
+"""Of a structure, besides its nodes, counted in nodes."""
+_ATTRIBUTES_KEPT = 8
 _STATES_KEPT = 4
 
 
@@ -90,8 +94,8 @@ class StoreFiles:
         self.storage = storage
         self.random = random
         self._states: Lru[State] = Lru(_STATES_KEPT)
-        self._structures: Lru[Structure] = Lru(_STRUCTURES_KEPT)
-        self._attributes: Lru[list[bytes]] = Lru(_STRUCTURES_KEPT)
+        self._structures: Lru[Structure] = Lru(_NODES_KEPT)
+        self._attributes: Lru[list[bytes]] = Lru(_ATTRIBUTES_KEPT)
         self._footers: Lru[ManifestGroups] = Lru(cache_bytes // 8)
         self._refs: Lru[Mapping[int, KnownRefs]] = Lru(cache_bytes)
 
@@ -130,7 +134,7 @@ class StoreFiles:
         found = self._structures.get(name)
         if found is not None:
             return found
-        return self._structures.put(name, _in_file(STRUCTURES + name, decode_structure, await self._whole(STRUCTURES + name)))
+        return self.keep_structure(name, _in_file(STRUCTURES + name, decode_structure, await self._whole(STRUCTURES + name)))
 
     async def attributes(self, name: str, row: int) -> bytes:
         """Return the attributes in a row of a file of attributes. Raises ``Corruption`` if there is none."""
@@ -244,9 +248,9 @@ class StoreFiles:
         """Keep a state that this process has written."""
         self._states.put(location, state)
 
-    def keep_structure(self, name: str, structure: Structure) -> None:
-        """Keep a structure that this process has written."""
-        self._structures.put(name, structure)
+    def keep_structure(self, name: str, structure: Structure) -> Structure:
+        """Keep a structure that this process has read or written, and return it."""
+        return self._structures.put(name, structure, _STRUCTURE_SIZE + len(structure.nodes))
 
 
 def _found(known: KnownRefs, numbers: npt.NDArray[np.intp], coords: npt.NDArray[np.uint64]) -> list[Any]:

@@ -24,6 +24,7 @@ from shardstore.snapshots.conflicts import ConflictDetector, ConflictError
 from shardstore.snapshots.files import StoreFiles
 from shardstore.snapshots.rebase import conflicts_with, rebase
 from shardstore.snapshots.session import Session
+from shardstore.storage.requests.bound import Bound
 from shardstore.storage.wrappers import Counters
 
 logger = logging.getLogger(__name__)
@@ -66,6 +67,10 @@ class VersionedStore:
         self.writer = writer
         self.counters = Counters()
         self._contention = Contention(_SWAPS, self.counters, time.monotonic)
+        self._committing = Bound(1)
+        """The commits of this process wait for each other instead of racing: all of them swap one pointer."""
+        self._newest = 0
+        """The newest generation that this process has seen."""
 
     @property
     def url(self) -> str:
@@ -95,6 +100,7 @@ class VersionedStore:
                 f"{pointer.location!r} in {self.url} is the state of generation {state.generation}, and the catalog says "
                 f"{pointer.generation}: restore either"
             )
+        self._newest = state.generation
         return Moment(pointer, state)
 
     async def create(self) -> Moment:
@@ -176,6 +182,7 @@ class VersionedStore:
                 continue
             turn.won()
             self.files.keep_state(location, state)
+            self._newest = state.generation
             return Moment(pointer, state)
 
     def _now_ms(self, parent: Snapshot | None) -> int:
@@ -267,6 +274,25 @@ class VersionedStore:
         tries: int,
     ) -> str:
         await self.files.storage.probe()
+        queue = self._committing.slot()
+        if queue.locked():
+            await session.gatherer.store(session.gatherer.plan())  # the longest part waits for nobody
+        async with queue:
+            if begin is not None and begin.state.generation < self._newest:
+                begin = None  # known to be lost
+            if begin is None and solver is not None and tries:
+                begin = await self.rebase(session, solver)
+            return await self._commit_in_turn(session, begin, message, metadata, solver, tries)
+
+    async def _commit_in_turn(
+        self,
+        session: Session,
+        begin: Moment | None,
+        message: str,
+        metadata: Mapping[str, Any] | None,
+        solver: ConflictDetector | None,
+        tries: int,
+    ) -> str:
         turn = self._contention.turn(self.name)  # one for all attempts: what an attempt takes is without the waits between them
         await turn.start()
         moment = begin if begin is None or _is_tip(session, begin.state) else await self.now()
@@ -279,8 +305,7 @@ class VersionedStore:
                 if not left:
                     raise ConflictError(f"{exc}: others were first {tries} times. Nothing was changed; commit again") from exc
                 await turn.lost(f"branch {session.branch!r} of {self.url}", exc)
-            moment = await self.now()
-            await rebase(session, moment.state, solver, self.url)
+            moment = await self.rebase(session, solver)
         raise AssertionError("the last attempt ends")
 
     async def _why_not(self, session: Session, state: State) -> ConflictError:

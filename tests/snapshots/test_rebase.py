@@ -7,6 +7,7 @@ import itertools
 import json
 import pickle
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -618,11 +619,11 @@ def test_what_a_session_has_written_itself_is_not_read(repo: Repository) -> None
 
 
 def test_an_attempt_to_commit_takes_what_it_takes_without_the_waits_before_it(repo: Repository) -> None:
-    clock = Clock()
+    clock, other = Clock(), Repository.open(repo.url)
     contention = repo._store._contention
     contention.clock, contention.sleep = clock.read, clock.sleep
     for number in range(30):  # each loses once, and waits the longer the longer an attempt seems to take
-        late, early = repo.writable_session(), repo.writable_session()
+        late, early = repo.writable_session(), other.writable_session()
         chunk(number % 8)(late)
         chunk(number % 8, "g/b")(early)
         for session in (early, late):
@@ -630,6 +631,36 @@ def test_an_attempt_to_commit_takes_what_it_takes_without_the_waits_before_it(re
     contest = contention.contest(repo._store.name)
     assert contest is not None
     assert contest.attempt_seconds == 1
+
+
+def test_commits_of_one_process_wait_for_each_other_and_do_not_race(repo: Repository) -> None:
+    def commit(number: int) -> None:
+        for path in ("g/a", "g/b"):
+            session = repo.writable_session()
+            chunk(number, path)(session)
+            session.commit("a chunk", rebase_with=ConflictDetector())
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(commit, range(8)))
+    assert repo._store.counters.conflicts == 0
+    session = repo.readonly_session()
+    assert all((read_array(session, path) == -1).all() for path in ("g/a", "g/b"))
+
+
+def test_structures_of_many_commits_are_kept_for_a_rebase(tmp_path: Path) -> None:
+    repo, trace = traced_repository(tmp_path)
+    session = repo.writable_session()
+    create_array(session, "a", DATA, (1,))
+    session.commit("begin")
+    late = repo.writable_session()
+    for number in range(40):
+        session = repo.writable_session()
+        chunk(number % 4, "a")(session)
+        session.commit("a chunk")
+    chunk(7, "a")(late)
+    with trace.count() as block:
+        late.commit("late", rebase_with=ConflictDetector())
+    assert [event.key for event in block.events if event.op == "read" and event.key.startswith("s/")] == []
 
 
 class Clock:

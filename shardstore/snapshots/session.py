@@ -7,6 +7,7 @@ the newest first (D25).
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -200,8 +201,8 @@ class Session:
             return None
         if (written := self.documents.get(node.id)) is not None:
             return written[0], f"w{written[1]}"
-        columns = await self.full_columns(node)
-        return dumps(to_document(columns)), f"b{node.id}"
+        data = dumps(to_document(await self.full_columns(node)))
+        return data, f"b{hashlib.blake2b(data, digest_size=16).hexdigest()}"  # ids stay when documents change, from snapshot to snapshot
 
     async def full_columns(self, node: Node) -> NodeColumns:
         """Return the columns of a node with its attributes, wherever they are."""

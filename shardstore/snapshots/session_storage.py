@@ -14,7 +14,7 @@ import numpy.typing as npt
 from shardstore.errors import Corruption, InvalidInput, ReadOnly, ShardStoreError
 from shardstore.format.metadata_v3 import METADATA_NAME
 from shardstore.format.snapshots.file_names import CHUNKS, encode_id
-from shardstore.format.snapshots.manifest import GONE, INLINE
+from shardstore.format.snapshots.manifest import GONE, INLINE, ChunkRefs, VirtualCheck
 from shardstore.format.store_keys import join, metadata_path
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.coalescing import ReadLimits, coalesce_all
@@ -33,6 +33,7 @@ from shardstore.storage.base import (
     ObjectInfo,
     Read,
     ReadOutcome,
+    Storage,
 )
 from shardstore.storage.fallbacks import ReadsAndWrites, check_directory, direct_children
 from shardstore.storage.requests.body import joined
@@ -74,6 +75,16 @@ class SessionStorage(ReadsAndWrites):
     @property
     def url(self) -> str:
         return self._url
+
+    @property
+    def stored_in(self) -> Storage:
+        """The storage of the repository's files."""
+        return self.session.files.storage
+
+    @property
+    def leads_elsewhere(self) -> bool:
+        """True if virtual references may lead to files of others."""
+        return bool(self._virtual.prefixes)
 
     @property
     def identity(self) -> str:
@@ -222,6 +233,7 @@ class SessionStorage(ReadsAndWrites):
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         if self.session.reads is not None:
             self.session.reads.list_nodes(prefix)
+        is_changing = self.session.branch is not None  # of what a session has changed itself, the serial would have to be looked up
         for path in list(self.session.nodes):
             key = join(path, METADATA_NAME)
             if key.startswith(prefix) and (info := await self.stat(key)) is not None:
@@ -229,10 +241,10 @@ class SessionStorage(ReadsAndWrites):
         for node in list(self.session.arrays_below(prefix)):
             keys = self.session.keys_of(node)
             async for refs in self.session.all_refs(node):
-                for coords, nbytes in zip(refs.coords.tolist(), refs.nbytes.tolist(), strict=True):
+                for row, (coords, nbytes) in enumerate(zip(refs.coords.tolist(), refs.nbytes.tolist(), strict=True)):
                     key = keys.key(tuple(coords))
                     if key.startswith(prefix):
-                        yield ObjectInfo(key, nbytes)
+                        yield ObjectInfo(key, nbytes, None if is_changing else _version_of(refs, row))
 
     async def list_dir(self, prefix: str) -> DirListing:
         check_directory(prefix)
@@ -313,9 +325,29 @@ def _token(places: Places, at: int, file: int) -> str:
     if (serial := places.serials.get(at)) is not None:
         return f"w{serial}"
     if file == INLINE:
-        return f"i{hashlib.blake2b(places.data[at], digest_size=16).hexdigest()}"
-    name = places.files[file]
-    return f"{encode_id(name) if isinstance(name, bytes) else name}:{places.offset[at]}:{places.nbytes[at]}"
+        return _inline_token(places.data[at])
+    return _place_token(places.files[file], int(places.offset[at]), int(places.nbytes[at]), places.checks.get(file))
+
+
+def _version_of(refs: ChunkRefs, row: int) -> Generation | None:
+    """Return the version of a chunk that no session has changed; ``None`` if its file may be replaced, and nothing would tell it."""
+    file = int(refs.file[row])
+    if file == INLINE:
+        return Generation(_inline_token(refs.inline[row]))
+    name, check = refs.files[file], refs.checks.get(file)
+    if isinstance(name, str) and check is None:
+        return None
+    return Generation(_place_token(name, int(refs.offset[row]), int(refs.nbytes[row]), check))
+
+
+def _inline_token(data: bytes) -> str:
+    return f"i{hashlib.blake2b(data, digest_size=16).hexdigest()}"
+
+
+def _place_token(name: bytes | str, offset: int, nbytes: int, check: VirtualCheck | None) -> str:
+    if isinstance(name, bytes):
+        return f"{encode_id(name)}:{offset}:{nbytes}"
+    return f"{name}:{offset}:{nbytes}" if check is None else f"{name}:{offset}:{nbytes}:{check.etag or ''}:{check.last_modified or ''}"
 
 
 def _of_bytes(read: Read, data: memoryview, generation: Generation) -> ReadOutcome:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from shardstore.format.metadata_v3 import METADATA_NAME
 from shardstore.format.snapshots.file_names import encode_id
-from shardstore.format.snapshots.manifest import INLINE, ChunkRefs
+from shardstore.format.snapshots.manifest import INLINE, ChunkRefs, VirtualCheck
 from shardstore.format.snapshots.structure import Node
 from shardstore.format.store_keys import join
 from shardstore.model.generation import Generation
@@ -122,8 +122,11 @@ def _infos(keys: ArrayKeys, refs: ChunkRefs | None, changes: ArrayChanges | None
                 token = token_of_written(chunk.serial)
             elif file == INLINE:
                 token = token_of_inline(refs.inline[row])
+            elif isinstance(refs.files[file], str) and file not in refs.checks:
+                yield ObjectInfo(keys.key(one), nbytes)  # the file may be replaced, and nothing would tell it
+                continue
             else:
-                token = token_in_file(names[file], offset, nbytes)
+                token = token_in_file(names[file], offset, nbytes, refs.checks.get(file))
             yield ObjectInfo(keys.key(one), nbytes, Generation(token))
 
 
@@ -158,9 +161,11 @@ def token_of_inline(data: bytes) -> str:
     return f"i{hashlib.blake2b(data, digest_size=16).hexdigest()}"
 
 
-def token_in_file(name: str, offset: int, nbytes: int) -> str:
-    """Return the version of a chunk in a file: files do not change, so its place tells it from others."""
-    return f"{name}:{offset}:{nbytes}"
+def token_in_file(name: str, offset: int, nbytes: int, check: VirtualCheck | None) -> str:
+    """Return the version of a chunk in a file: chunk files do not change, so its place tells it from others; of virtual ones, with what is
+    known of them.
+    """
+    return f"{name}:{offset}:{nbytes}" if check is None else f"{name}:{offset}:{nbytes}:{check.etag or ''}:{check.last_modified or ''}"
 
 
 def file_name(file: bytes | str) -> str:

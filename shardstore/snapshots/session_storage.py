@@ -42,6 +42,7 @@ from shardstore.storage.base import (
     ObjectInfo,
     Read,
     ReadOutcome,
+    Storage,
 )
 from shardstore.storage.fallbacks import ReadsAndWrites, check_directory
 from shardstore.storage.requests.body import joined
@@ -86,6 +87,16 @@ class SessionStorage(ReadsAndWrites):
     @property
     def url(self) -> str:
         return self._url
+
+    @property
+    def stored_in(self) -> Storage:
+        """The storage of the repository's files."""
+        return self.session.files.storage
+
+    @property
+    def leads_elsewhere(self) -> bool:
+        """True if virtual references may lead to files of others."""
+        return bool(self._virtual.prefixes)
 
     @property
     def identity(self) -> str:
@@ -345,7 +356,7 @@ def _token(places: Places, at: int, file: int) -> str:
         return token_of_written(serial)
     if file == INLINE:
         return token_of_inline(places.data[at])
-    return token_in_file(file_name(places.files[file]), int(places.offset[at]), int(places.nbytes[at]))
+    return token_in_file(file_name(places.files[file]), int(places.offset[at]), int(places.nbytes[at]), places.checks.get(file))
 
 
 def _of_bytes(read: Read, data: memoryview, generation: Generation) -> ReadOutcome:

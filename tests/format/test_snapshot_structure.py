@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
+import numpy as np
 import pytest
 
 from shardstore.errors import Corruption, InvalidInput
+from shardstore.format.snapshots.attributes import encode_attributes
+from shardstore.format.snapshots.manifest import ChunkRefs, encode_manifest
 from shardstore.format.snapshots.structure import (
     AttributesPlace,
     ManifestFile,
@@ -150,3 +157,27 @@ def test_nodes_are_unique() -> None:
     for twice in (replace(ROOT, id=1), replace(ROOT, path="y")):
         with pytest.raises(InvalidInput, match="two nodes have one"):
             encode_structure([ROOT, twice], {})
+
+
+def test_files_are_decoded_without_the_threads_of_datasets(tmp_path: Path) -> None:
+    """One of them may hold the bytes when the process ends, which aborts it."""
+    (tmp_path / "structure").write_bytes(encode_structure(NODES, {}))
+    (tmp_path / "attributes").write_bytes(encode_attributes([b"{}"]))
+    one = np.ones(1, dtype=np.uint64)
+    refs = ChunkRefs(np.zeros((1, 2), dtype=np.uint64), np.zeros(1, dtype=np.int32), one, one, [b"x" * 12])
+    manifest = encode_manifest({1: refs})
+    (tmp_path / "manifest").write_bytes(manifest)
+    code = f"""
+import sys
+from pathlib import Path
+from shardstore.format.snapshots.attributes import decode_attributes
+from shardstore.format.snapshots.manifest_groups import decode_manifest
+from shardstore.format.snapshots.structure import ManifestFile, decode_structure
+structure, attributes, manifest = ((Path(sys.argv[1]) / name).read_bytes() for name in ("structure", "attributes", "manifest"))
+assert len(decode_structure(structure).nodes) == {len(NODES)}
+assert len(decode_attributes(attributes)) == 1
+assert len(decode_manifest(manifest, ManifestFile("X", {len(manifest)}, 1, {google_crc32c.value(manifest)}), {{1: 2}})[1]) == 1
+print([name for name in sys.modules if "dataset" in name])
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False, env=dict(os.environ))
+    assert done.stdout == "[]\n", done.stderr

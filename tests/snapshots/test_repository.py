@@ -673,6 +673,59 @@ def test_tools_work_on_sessions(tmp_path: Path, repo: Repository) -> None:
 # -- differences -------------------------------------------------------------------------------------------------------
 
 
+def listed(storage: Storage) -> dict[str, Generation | None]:
+    """Return the version of each object as a listing tells it."""
+
+    async def listing() -> dict[str, Generation | None]:
+        return {info.key: info.generation async for info in storage.list("")}
+
+    return run(listing())
+
+
+def test_listings_tell_which_chunks_and_documents_a_commit_has_changed(repo: Repository) -> None:
+    """So ``pack`` moves what is new alone, from one snapshot to the next."""
+    committed(repo, attributes={"a": 1})
+    create_small = repo.writable_session()
+    create_array(create_small, "small", np.arange(4, dtype="u1"), (2,))  # within the manifest
+    create_small.commit("inline chunks")
+    before = repo.readonly_session().storage
+    session = repo.writable_session()
+    assert {generation for key, generation in listed(session.storage).items() if not key.endswith("zarr.json")} == {None}
+    array = zarr.open_array(session.store, path="ct")
+    array[:8, :8] = 1
+    array.attrs["a"] = 2
+    zarr.open_array(session.store, path="small")[0] = 9
+    session.commit("changed")
+    after = repo.readonly_session().storage
+    for storage in (before, after):
+        versions = listed(storage)
+        assert None not in versions.values()
+        for key, version in versions.items():
+            info = run(storage.stat(key))
+            assert info is not None
+            assert info.generation == version
+    old, new = listed(before), listed(after)
+    assert {key for key in new if old[key] != new[key]} == {"ct/zarr.json", "ct/c/0/0", "small/c/0"}
+
+
+def test_a_session_is_not_packed_over_its_own_repository(tmp_path: Path) -> None:
+    repo = Repository.create(tmp_path / "run.ice")
+    committed(repo)
+    files = sorted((tmp_path / "run.ice").rglob("*"))
+    for target in ("run.ice", "run.ice/c", "."):
+        with pytest.raises(InvalidInput, match="overlap"):
+            pack(repo.readonly_session().storage, tmp_path / target, overwrite=True)
+    assert sorted((tmp_path / "run.ice").rglob("*")) == files
+
+
+def test_where_virtual_references_may_lead_nothing_is_overwritten(tmp_path: Path) -> None:
+    repo = Repository.create(tmp_path / "run.ice", virtual_prefixes=[f"file://{tmp_path}/old/"])
+    committed(repo)
+    with pytest.raises(InvalidInput, match="cannot be traced"):
+        pack(repo.readonly_session().storage, tmp_path / "old", overwrite=True)
+    assert pack(repo.readonly_session().storage, tmp_path / "new").complete
+
+
 def test_what_differs_between_snapshots_is_told(repo: Repository) -> None:
     first = committed(repo)
     session = repo.writable_session()

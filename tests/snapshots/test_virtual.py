@@ -15,7 +15,9 @@ import zarr
 from shardstore import open as open_store
 from shardstore import references
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ReadOnly
+from shardstore.model.generation import Generation
 from shardstore.snapshots import Repository
+from shardstore.storage.base import Storage
 from shardstore.storage.opening.open import open_storage
 from tests.snapshots.repositories import create_array, new_repository, read_array, run
 
@@ -95,6 +97,27 @@ def test_a_virtual_file_that_has_changed_is_not_read(tmp_path: Path, files: str)
     os.replace(other, tmp_path / "old" / "one.bin")
     with pytest.raises(Conflict, match=r"one\.bin has changed"):
         read_array(repo.readonly_session(), "a")
+
+
+def test_listings_tell_the_versions_of_virtual_chunks_whose_files_are_checked(tmp_path: Path, files: str) -> None:
+    repo = new_repository(tmp_path / "repo", virtual_prefixes=[files])
+    session = repo.writable_session()
+    zarr.create_array(session.store, name="a", shape=(64,), chunks=(8,), dtype="<i4", compressors=None)
+    session.set_virtual_refs("a", [[0], [1]], [f"{files}one.bin", f"{files}two.bin"], 4, 32, etags=["one", None])
+    session.commit("virtual")
+
+    async def versions(storage: Storage) -> list[Generation | None]:
+        return [info.generation async for info in storage.list("a/c/")]
+
+    before = run(versions(repo.readonly_session().storage))
+    session = repo.writable_session()
+    session.set_virtual_refs("a", [[0]], f"{files}one.bin", 4, 32, etags="another")
+    session.commit("the file was replaced")
+    after = run(versions(repo.readonly_session().storage))
+    assert before[0] is not None
+    assert after[0] is not None
+    assert before[0] != after[0]
+    assert before[1] is after[1] is None
 
 
 def test_times_of_modification_are_checked_where_the_storage_gives_them(tmp_path: Path, files: str) -> None:

@@ -13,6 +13,7 @@ import io
 from collections.abc import Sequence
 
 from shardstore.errors import Corruption
+from shardstore.format.snapshots.parquet_table import read_parquet
 
 MOST_INLINE_NBYTES = 16 << 10
 """Attributes up to this stay in the structure file."""
@@ -32,11 +33,10 @@ def encode_attributes(rows: Sequence[bytes]) -> bytes:
 def decode_attributes(data: bytes | memoryview) -> list[bytes]:
     """Return the attributes of a file, by row. Raises ``Corruption`` if it is none."""
     import pyarrow as pa  # an extra
-    import pyarrow.parquet as pq
 
     try:
-        rows: list[bytes | None] = pq.read_table(pa.BufferReader(data), columns=["attrs"])["attrs"].to_pylist()
-    except (pa.ArrowException, ValueError, KeyError) as exc:
+        rows: list[bytes | None] = read_parquet(data, ["attrs"])["attrs"].to_pylist()
+    except (pa.ArrowException, OSError, ValueError, KeyError) as exc:
         raise Corruption(f"this is no file of attributes: {type(exc).__name__}: {exc}") from exc
     if any(row is None for row in rows):
         raise Corruption("a file of attributes has a row without any")

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from shardstore.errors import Corruption
 from shardstore.format.snapshots.chunk_coords import WIDTHS, sortable
 from shardstore.format.snapshots.manifest import ChunkRefs, decode_table
+from shardstore.format.snapshots.parquet_table import read_parquet
 from shardstore.format.snapshots.structure import ManifestFile
 from shardstore.model.ranges import ByteRange
 
@@ -49,12 +50,11 @@ def decode_manifest(data: bytes | memoryview, file: ManifestFile, ndims: Mapping
         Corruption: it is not the file that the structure says, or contradicts itself.
     """
     import pyarrow as pa  # an extra
-    import pyarrow.parquet as pq
 
     if len(data) != file.nbytes or google_crc32c.value(bytes(data)) != file.crc32c:
         raise Corruption(f"manifest m/{file.name} is not what its structure says: it has {len(data)} bytes, or their checksum is wrong")
     try:
-        table = pq.read_table(pa.BufferReader(data))
+        table = read_parquet(data)
     except (pa.ArrowException, OSError, ValueError) as exc:
         raise _unreadable(file, exc) from exc
     return _named(file, lambda: decode_table(table, ndims))
@@ -150,7 +150,7 @@ class ManifestGroups:
         window = _Window(self.file.nbytes, self.ranges[number].start, memoryview(data))
         try:
             opened = pq.ParquetFile(pa.PythonFile(window, mode="r"), metadata=self.metadata, page_checksum_verification=True)
-            table = opened.read_row_group(number)
+            table = opened.read_row_group(number, use_threads=False)
         except (pa.ArrowException, OSError, ValueError) as exc:
             raise _unreadable(self.file, exc) from exc
         return _named(self.file, lambda: decode_table(table, ndims))

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 from shardstore.errors import Corruption, InvalidInput
 from shardstore.format.json_text import JsonObject
 from shardstore.format.snapshots.node_columns import NodeColumns, to_columns, to_document
+from shardstore.format.snapshots.parquet_table import read_parquet
 
 if TYPE_CHECKING:  # an extra
     import pyarrow as pa
@@ -215,16 +216,15 @@ def decode_structure(data: bytes | memoryview) -> Structure:
         Corruption: it is none, or contradicts itself.
     """
     import pyarrow as pa  # an extra
-    import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(pa.BufferReader(data))
+        table = read_parquet(data)
         metadata = table.schema.metadata or {}
         files = {one["id"]: _manifest_file(one) for one in json.loads(metadata.get(_MANIFESTS, b"[]"))}
         changes = json.loads(metadata.get(_CHANGES, b"{}"))
         rows = table.to_pylist()
         nodes = [_node_of(row, files) for row in rows]
-    except (pa.ArrowException, ValueError, KeyError, TypeError, AttributeError) as exc:
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         raise Corruption(f"this is no structure file of a versioned store: {type(exc).__name__}: {exc}") from exc
     found = Structure({node.path: node for node in nodes}, changes, any(map(_has_flags, rows)))
     if len(found.nodes) != len(nodes) or len({node.id for node in nodes}) != len(nodes):

@@ -182,6 +182,9 @@ def _location_of(storage: Storage, path: str, links: bool) -> Location:
         return _of_server(f"{root}/{path}".rstrip("/"))
     if isinstance(storage, BucketStorage):
         return _of_bucket(storage.client, path)
+    if isinstance(stored_in := getattr(storage, "stored_in", None), Storage):  # a session of a versioned store: its chunks are anywhere
+        files = _location_of(stored_in, "", links)
+        return replace(files, unknown=files.unknown | ANYWHERE) if getattr(storage, "leads_elsewhere", True) else files
     url = storage.url if storage.url.endswith("/") else storage.url + "/"
     return _of_url(str(getattr(storage, "endpoint", "") or ""), f"{url}{path}")
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import secrets
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +17,15 @@ from shardstore.format.snapshots.attributes import decode_attributes
 from shardstore.format.snapshots.chunk_coords import CoordSearch
 from shardstore.format.snapshots.file_names import ATTRIBUTES, ID_NBYTES, MANIFESTS, STATES, STRUCTURES, RandomBytes, encode_id
 from shardstore.format.snapshots.manifest import ChunkRefs
-from shardstore.format.snapshots.manifest_groups import ManifestGroups, decode_manifest, footer_range, missing_footer_nbytes
+from shardstore.format.snapshots.manifest_groups import ManifestGroups, decode_rows, footer_range, manifest_rows, missing_footer_nbytes
 from shardstore.format.snapshots.state import State, decode_state
 from shardstore.format.snapshots.structure import ManifestFile, Structure, decode_structure
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, BytesLike
 from shardstore.storage.base import Changed, ConditionFailed, Failed, Found, Read, Storage
+
+if TYPE_CHECKING:  # an extra
+    import pyarrow as pa
 
 T = TypeVar("T")
 
@@ -97,7 +102,9 @@ class StoreFiles:
         self._structures: Lru[Structure] = Lru(_NODES_KEPT)
         self._attributes: Lru[list[bytes]] = Lru(_ATTRIBUTES_KEPT)
         self._footers: Lru[ManifestGroups] = Lru(cache_bytes // 8)
+        self._rows: Lru[pa.Table] = Lru(cache_bytes // 8)
         self._refs: Lru[Mapping[int, KnownRefs]] = Lru(cache_bytes)
+        self._on_their_way: dict[object, asyncio.Task[Any]] = {}
 
     @property
     def url(self) -> str:
@@ -134,14 +141,23 @@ class StoreFiles:
         found = self._structures.get(name)
         if found is not None:
             return found
-        return self.keep_structure(name, _in_file(STRUCTURES + name, decode_structure, await self._whole(STRUCTURES + name)))
+        key = STRUCTURES + name
+
+        async def read() -> Structure:
+            return self.keep_structure(name, _in_file(key, decode_structure, await self._whole(key)))
+
+        return await self._once(key, read)
 
     async def attributes(self, name: str, row: int) -> bytes:
         """Return the attributes in a row of a file of attributes. Raises ``Corruption`` if there is none."""
         rows = self._attributes.get(name)
         if rows is None:
             key = ATTRIBUTES + name
-            rows = self._attributes.put(name, _in_file(key, decode_attributes, await self._whole(key)))
+
+            async def read() -> list[bytes]:
+                return self._attributes.put(name, _in_file(key, decode_attributes, await self._whole(key)))
+
+            rows = await self._once(key, read)
         if row >= len(rows):
             raise Corruption(f"{ATTRIBUTES}{name} in {self.url} has {len(rows)} rows, and a node has its attributes in row {row}")
         return rows[row]
@@ -180,21 +196,30 @@ class StoreFiles:
         (array,) = ndims
         known = self._refs.get((file.name, array))
         if known is None:
-            refs = decode_manifest(await self._whole(MANIFESTS + file.name), file, ndims)
-            known = self._keep((file.name, array), refs)
+            rows = self._rows.get(file.name)
+            if rows is None:
+                rows = await self._once(MANIFESTS + file.name, lambda: self._read_rows(file))
+            known = self._keep((file.name, array), decode_rows(rows, file, ndims))
         return known
+
+    async def _read_rows(self, file: ManifestFile) -> pa.Table:
+        rows = manifest_rows(await self._whole(MANIFESTS + file.name), file)
+        return self._rows.put(file.name, rows, rows.nbytes)
 
     async def _groups(self, file: ManifestFile) -> ManifestGroups:
         groups = self._footers.get(file.name)
         if groups is None:
-            key, first = MANIFESTS + file.name, footer_range(file)
-            (end,) = await self._ranges(key, [first])
-            if missing := missing_footer_nbytes(end):
-                (before,) = await self._ranges(key, [ByteRange(max(0, first.start - missing), first.start)])
-                end = memoryview(bytes(before) + bytes(end))
-            groups = ManifestGroups.decode(file, end)
-            self._footers.put(file.name, groups, groups.nbytes)
+            groups = await self._once(MANIFESTS + file.name, lambda: self._read_groups(file))
         return groups
+
+    async def _read_groups(self, file: ManifestFile) -> ManifestGroups:
+        key, first = MANIFESTS + file.name, footer_range(file)
+        (end,) = await self._ranges(key, [first])
+        if missing := missing_footer_nbytes(end):
+            (before,) = await self._ranges(key, [ByteRange(max(0, first.start - missing), first.start)])
+            end = memoryview(bytes(before) + bytes(end))
+        groups = ManifestGroups.decode(file, end)
+        return self._footers.put(file.name, groups, groups.nbytes)
 
     async def _decoded(self, file: ManifestFile, numbers: Sequence[int], ndims: Mapping[int, int]) -> list[Mapping[int, KnownRefs]]:
         """Return the references of groups of a manifest, all that are not known by one round of requests."""
@@ -211,6 +236,20 @@ class StoreFiles:
     def _keep(self, key: object, refs: Mapping[int, ChunkRefs]) -> Mapping[int, KnownRefs]:
         known = {array: KnownRefs(one) for array, one in refs.items()}
         return self._refs.put(key, known, 200 + sum(one.nbytes for one in known.values()))
+
+    async def _once(self, key: str, read: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return what ``read`` returns; whoever asks for the same key meanwhile gets the same, and reads nothing."""
+        mine = key, os.getpid()  # in a forked child the loop of a reading does not run
+        reading: asyncio.Task[T] | None = self._on_their_way.get(mine)
+        if reading is None:
+            reading = self._on_their_way[mine] = asyncio.ensure_future(read())
+            reading.add_done_callback(lambda done: self._arrived(mine, done))
+        return await asyncio.shield(reading)  # one who gives up takes it from nobody
+
+    def _arrived(self, key: object, reading: asyncio.Task[Any]) -> None:
+        del self._on_their_way[key]
+        if not reading.cancelled():
+            reading.exception()  # seen, though all may have given up
 
     async def _whole(self, key: str) -> memoryview:
         (data,) = await self._ranges(key, [EVERYTHING])

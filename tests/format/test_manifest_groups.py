@@ -12,9 +12,10 @@ from shardstore.format.snapshots.chunk_coords import CoordSearch, sortable
 from shardstore.format.snapshots.manifest import ChunkRefs, encode_manifest
 from shardstore.format.snapshots.manifest_groups import (
     ManifestGroups,
-    decode_manifest,
+    decode_rows,
     footer_range,
     manifest_file,
+    manifest_rows,
     missing_footer_nbytes,
 )
 
@@ -94,7 +95,7 @@ def test_a_footer_that_is_longer_than_expected_is_read_in_two_parts() -> None:
 
 def test_damaged_manifests_are_refused_whole_and_in_parts() -> None:
     rng = np.random.default_rng(0)
-    assert {array: refs.coords.tolist() for array, refs in decode_manifest(DATA, FILE, NDIMS).items()} == {
+    assert {array: refs.coords.tolist() for array, refs in decode_rows(manifest_rows(DATA, FILE), FILE, NDIMS).items()} == {
         array: refs.coords.tolist() for array, refs in ARRAYS.items()
     }
     groups = opened()
@@ -104,7 +105,7 @@ def test_damaged_manifests_are_refused_whole_and_in_parts() -> None:
         damaged = bytearray(DATA)
         damaged[rng.integers(len(DATA))] ^= 1 << int(rng.integers(8))
         with pytest.raises(Corruption, match="is not what its structure says"):
-            decode_manifest(bytes(damaged), FILE, NDIMS)
+            manifest_rows(bytes(damaged), FILE)
         end = bytearray(DATA[footer_range(FILE).start :])
         end[rng.integers(len(end))] ^= 1 << int(rng.integers(8))
         with pytest.raises(Corruption):
@@ -118,7 +119,7 @@ def test_damaged_manifests_are_refused_whole_and_in_parts() -> None:
         for name in ("coords", "file", "offset", "nbytes"):
             np.testing.assert_array_equal(getattr(refs, name), getattr(right, name))
     with pytest.raises(Corruption, match="m/7CETCYESXYW6ZQ59MB70"):
-        decode_manifest(DATA[:-1], FILE, NDIMS)
+        manifest_rows(DATA[:-1], FILE)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 300)), min_size=1, max_size=30, unique=True))

@@ -14,6 +14,7 @@ import fsspec
 
 import shardstore
 from shardstore.plan.policy import ArrayInfo
+from shardstore.snapshots import Repository, Session
 
 
 class Url(str):
@@ -86,3 +87,43 @@ def walk(top: str) -> Iterator[tuple[str, list[str], list[str]]]:
     filesystem, path = fsspec.url_to_fs(top)
     for root, directories, files in filesystem.walk(path):
         yield top + root.removeprefix(path), directories, files
+
+
+def _empty_session() -> tuple[Repository, Session]:
+    """A new repository, and a session without its root, which xarray creates by default only if nothing is there."""
+    repository = Repository.create(f"memory://xarray-{uuid.uuid4().hex}")
+    session = repository.writable_session()
+    del session.mapping()["zarr.json"]
+    return repository, session
+
+
+@contextmanager
+def session() -> Iterator[shardstore.ShardedStore]:
+    """The store of one session, of which nothing is committed."""
+    _, empty = _empty_session()
+    yield empty.store
+
+
+class CommittedStore(shardstore.ShardedStore):
+    """The store of a session; ``commit`` commits what was written, and goes on with a new session."""
+
+    def __init__(self) -> None:
+        self.repository, self._session = _empty_session()
+        super().__init__(self._session.storage, chunks_per_shard=None, stored="codec")
+
+    def commit(self) -> None:
+        if self._session.has_uncommitted_changes:
+            self._session.commit("what was written")
+            self._session = self.repository.writable_session()
+            self._handle = self._session.store._handle
+
+    def committed(self) -> shardstore.ShardedStore:
+        """Return the store of a read-only session that shows everything that was written."""
+        self.commit()
+        return self.repository.readonly_session().store
+
+
+@contextmanager
+def committed_session() -> Iterator[CommittedStore]:
+    """A store that is committed by whoever has written something."""
+    yield CommittedStore()

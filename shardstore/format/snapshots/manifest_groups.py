@@ -27,6 +27,7 @@ from shardstore.format.snapshots.structure import ManifestFile
 from shardstore.model.ranges import ByteRange
 
 if TYPE_CHECKING:  # an extra
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
 USUAL_FOOTER_NBYTES = 64 << 10
@@ -43,21 +44,29 @@ def manifest_file(name: str, data: bytes, nrows: int, run: str = "") -> Manifest
     return ManifestFile(name, len(data), nrows, google_crc32c.value(data), (len(footer), google_crc32c.value(footer)), run)
 
 
-def decode_manifest(data: bytes | memoryview, file: ManifestFile, ndims: Mapping[int, int]) -> dict[int, ChunkRefs]:
-    """Return all references of a manifest by array, of those arrays whose number of dimensions is given.
+def manifest_rows(data: bytes | memoryview, file: ManifestFile) -> pa.Table:
+    """Return the rows of a manifest.
 
     Raises:
-        Corruption: it is not the file that the structure says, or contradicts itself.
+        Corruption: it is not the file that the structure says.
     """
     import pyarrow as pa  # an extra
 
     if len(data) != file.nbytes or google_crc32c.value(bytes(data)) != file.crc32c:
         raise Corruption(f"manifest m/{file.name} is not what its structure says: it has {len(data)} bytes, or their checksum is wrong")
     try:
-        table = read_parquet(data)
+        return read_parquet(data)
     except (pa.ArrowException, OSError, ValueError) as exc:
         raise _unreadable(file, exc) from exc
-    return _named(file, lambda: decode_table(table, ndims))
+
+
+def decode_rows(rows: pa.Table, file: ManifestFile, ndims: Mapping[int, int]) -> dict[int, ChunkRefs]:
+    """Return all references among the rows of a manifest by array, of those arrays whose number of dimensions is given.
+
+    Raises:
+        Corruption: it contradicts itself.
+    """
+    return _named(file, lambda: decode_table(rows, ndims))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,10 +12,18 @@ import pytest
 import zarr
 
 from shardstore.errors import NotFound, WriteOutcomeUnknown
-from shardstore.snapshots import Catalog, ConflictDetector, ConflictError, Pointer, Repository, Session, StorageCatalog
+from shardstore.snapshots import Catalog, ConflictDetector, ConflictError, Pointer, Repository, Session, SQLCatalog, StorageCatalog
 from shardstore.storage.memory import MemoryStorage
+from shardstore.storage.opening.transports import Transport
+from shardstore.testing.storage_suite import on_io_loop
+from tests.harness import misbehaviours as mis
+from tests.harness.cut_connections import CARRIED_OUT, CutConnections
+from tests.harness.misbehaving_server import Rule
+from tests.harness.postgres import postgres_url
+from tests.limits import resend_at_once
 from tests.snapshots.repositories import create_array, read_array
 from tests.snapshots.whole import check_whole, messages_of
+from tests.torture.wire import Kind, wire
 
 pytestmark = pytest.mark.zarr
 
@@ -313,3 +321,64 @@ def test_a_repository_that_was_made_without_an_answer_is_made(meanwhile: bool, t
     assert catalog.lost == 1
     assert repo.list_tags() == ({"theirs"} if meanwhile else set())
     check_whole(storage)
+
+
+# -- the same through networks -----------------------------------------------------------------------------------------
+
+
+def check_lost_commit(ours: Repository, others: Repository, lose: Callable[[Callable[[], Any]], Any]) -> None:
+    """A commit whose answer is lost, and on top of which somebody else commits before its writer can look."""
+    session = others.writable_session()
+    create_array(session, "a", DATA, (8,))
+    session.commit("begin")
+
+    def others_commit() -> None:
+        theirs = others.writable_session()
+        set_chunk(theirs, 1, -2)
+        theirs.commit("theirs")
+
+    session = ours.writable_session()
+    set_chunk(session, 0, -1)
+    lose(others_commit)
+    snapshot = session.commit("ours")
+    assert messages_of(others)[-2:] == ["ours", "theirs"]
+    assert others.lookup_snapshot(snapshot).message == "ours"
+    assert read_array(others.readonly_session(), "a")[::8].tolist() == [-1, -2, *FIRST[2:]]
+
+
+@pytest.mark.parametrize(("kind", "transport"), [("s3", "fsspec"), ("s3", "obstore"), ("gcs", "fsspec")])
+def test_a_commit_on_a_server(
+    kind: Kind, transport: Transport, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resend_at_once(monkeypatch)
+    with wire(kind, request.getfixturevalue(f"{kind}_endpoint"), transport) as server:
+        storages = [server.storage(tmp_path.name, direct=is_direct) for is_direct in (False, True)]
+        others = Repository.create(storages[1])
+        on_io_loop(storages[0].probe())
+        rules: list[Rule] = []
+
+        def lose(then: Callable[[], Any]) -> None:
+            async def behave(request: mis.Request, send: mis.Send) -> mis.Outcome:
+                await send(request)
+                await asyncio.to_thread(then)
+                return mis.Broken(is_reset=True)
+
+            def is_swap(request: mis.Request) -> bool:
+                return request.method in ("PUT", "POST") and ("catalog.json" in request.target or b"catalog.json" in request.body)
+
+            rules.append(server.server.on(behave, where=is_swap, nth=1))
+
+        check_lost_commit(Repository.open(storages[0]), others, lose)
+        assert rules[0].acted == 1
+        check_whole(storages[1])
+
+
+def test_a_commit_in_a_database(postgres_place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    resend_at_once(monkeypatch)
+    storage = MemoryStorage(str(tmp_path))
+    with CutConnections(postgres_place) as proxy:
+        ours, theirs = (SQLCatalog(url, catalog=tmp_path.name) for url in (proxy.url, postgres_url(postgres_place)))
+        others = Repository.create(storage, catalog=theirs, name="x")
+        check_lost_commit(Repository.open(storage, catalog=ours, name="x"), others, lambda then: proxy.cut("COMMIT\0", CARRIED_OUT, then))
+        assert proxy.cuts == 1
+        check_whole(storage, theirs, "x")

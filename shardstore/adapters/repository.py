@@ -468,7 +468,7 @@ class Session:
             ReadOnly: nothing can be changed.
             ConflictError: somebody else has committed to the branch. Nothing of this is committed; the changes are still there. With
                 ``rebase_with``, the session may stand on some of what the others have committed, as after ``rebase``.
-            WriteOutcomeUnknown: the answer was lost, and nobody can tell whether it is committed.
+            WriteOutcomeUnknown: the answer was lost, and nobody can tell whether it is committed. Commit again: it is committed once.
         """
         core = self._core
         core.check_writable("a commit")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
@@ -76,6 +76,15 @@ def refs_of_written(chunks: Mapping[ChunkCoords, Written | None], ndim: int) -> 
             offset[row], nbytes[row] = chunk.offset, chunk.nbytes
     coords_array = np.array(ordered, dtype=np.uint64).reshape(len(ordered), ndim)
     return ChunkRefs(coords_array, file, offset, nbytes, list(numbers), inline)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A commit of a session whose outcome may be unknown."""
+
+    snapshot: Snapshot
+    serial: int
+    """The session's, at that time: what was changed since is no part of the snapshot."""
 
 
 @dataclass(slots=True, eq=False)
@@ -156,6 +165,9 @@ class Session:
         self.documents: dict[int, tuple[bytes, int]] = {}
         """Documents as they were written, with their serials."""
         self.serial = 0
+        """Grows with each change."""
+        self.attempts: list[Attempt] = []
+        """Commits that may have been carried out, though nobody has heard of it."""
         self._pid = os.getpid()
         self._array_keys: dict[int, ArrayKeys] = {}
         self._ids = {node.id for node in structure.nodes.values()}
@@ -182,6 +194,10 @@ class Session:
         """Note that everything is part of a snapshot now."""
         self.why_read_only = f"it has been committed, as snapshot {snapshot.id}"
         self.snapshot = snapshot
+
+    def carried_out(self, snapshots: Container[str]) -> Attempt | None:
+        """Return the attempt to commit whose snapshot is among these; ``None`` if none is."""
+        return next((attempt for attempt in self.attempts if attempt.snapshot.id in snapshots), None)
 
     def check_writable(self, what: str) -> None:
         """Raise ``ReadOnly`` if nothing can be changed."""
@@ -290,6 +306,7 @@ class Session:
         if node is None:
             return False
         self._find(node)
+        self.new_serial()
         self.changes.pop(node.id, None)
         self.documents.pop(node.id, None)
         self._array_keys.pop(node.id, None)
@@ -329,6 +346,7 @@ class Session:
                 raise InvalidInput(f"{source!r} cannot be moved to {target!r}: {parent!r} is an array")
         moving = [path for path in self.nodes if path == source or path.startswith(f"{source}/")]
         if moving:
+            self.new_serial()
             for parent in groups_above(target):
                 if parent not in self.nodes:
                     self._make_group(parent)
@@ -451,6 +469,7 @@ class Session:
         """Erase a chunk, whether it is there or not."""
         self.check_writable(f"erasing a chunk of {node.path!r}")
         self._find(node)
+        self.new_serial()
         self.gatherer.forget(node, coords)
         self.changes.setdefault(node.id, ArrayChanges()).chunks[coords] = None
 
@@ -461,6 +480,7 @@ class Session:
         self._put_refs(node, refs)
 
     def _put_refs(self, node: Node, refs: ChunkRefs) -> None:
+        self.new_serial()
         changes = self.changes.setdefault(node.id, ArrayChanges())
         for coords in map(tuple, refs.coords.tolist()) if changes.chunks else ():
             if changes.chunks.pop(coords, None) is not None:
@@ -491,6 +511,7 @@ class Session:
 
     def take_over(self, other: Session) -> None:
         """Make everything that another session on the same snapshot has changed a part of this one. Its nodes already hold this one's."""
+        self.new_serial()
         before = {node.id: node for node in self.nodes.values()}
         self.nodes, self._array_keys = other.nodes, {}
         self._ids |= other._ids
@@ -550,6 +571,7 @@ class Session:
 
     def discard(self) -> None:
         """Forget all changes."""
+        self.new_serial()
         for array in self.changes:
             self.gatherer.forget_array(array)
         self.nodes = dict(self.base.nodes)

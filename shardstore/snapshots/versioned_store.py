@@ -12,18 +12,18 @@ from typing import Any
 
 from shardstore.engine.contention import Contention, Turn
 from shardstore.engine.writing.writer import uninterrupted
-from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError
+from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError, StorageError, WriteOutcomeUnknown
 from shardstore.format.json_text import JsonObject
 from shardstore.format.snapshots.changes import NodeChanges
 from shardstore.format.snapshots.file_names import ATTRIBUTES, CHUNKS, MANIFESTS, STATES, STRUCTURES, new_state_name
-from shardstore.format.snapshots.state import Ref, Snapshot, State, check_ref_name, encode_state
+from shardstore.format.snapshots.state import MOST_PREVIOUS, Ref, Snapshot, State, check_ref_name, encode_state
 from shardstore.format.snapshots.structure import Node, encode_structure
 from shardstore.snapshots.catalog import Catalog, Pointer, PointerMoved
 from shardstore.snapshots.commit import NewFile, differences, plan_structure, properties, store_all
 from shardstore.snapshots.conflicts import ConflictDetector, ConflictError
 from shardstore.snapshots.files import StoreFiles
 from shardstore.snapshots.rebase import conflicts_with, rebase
-from shardstore.snapshots.session import Session
+from shardstore.snapshots.session import Attempt, Session
 from shardstore.storage.requests.bound import Bound
 from shardstore.storage.wrappers import Counters
 
@@ -125,7 +125,9 @@ class VersionedStore:
         try:
             pointer = await self.catalog.swap(self.name, None, Pointer(location, 0, state.id))
         except PointerMoved as exc:
-            raise self._exists() from exc
+            if exc.now is None or exc.now.store_id != state.id:
+                raise self._exists() from exc
+            pointer = Pointer(location, 0, state.id)  # carried out, and others have gone on from it
         return Moment(pointer, state)
 
     def _exists(self) -> InvalidInput:
@@ -163,6 +165,7 @@ class VersionedStore:
             state = await change(moment.state)
             if state is moment.state:
                 return moment
+            state = state.made_from(moment.pointer.location)
             location = new_state_name(state.generation, self.files.random)
             writes: list[Awaitable[object]] = [self.files.write(location, [encode_state(state)])]
             if also is not None:
@@ -174,16 +177,32 @@ class VersionedStore:
             try:
                 pointer = await self.catalog.swap(self.name, moment.pointer, Pointer(location, state.generation, state.id))
             except PointerMoved as exc:
-                await self._remove_unused([location])
                 if exc.now is None:
                     raise NotFound(f"the versioned store {self.name!r} has been removed from the catalog {self.catalog.url}") from exc
-                await turn.lost(f"the state of {self.url}", exc)
-                moment = await self.now()
-                continue
+                moment = await self._now_after(exc, state)
+                if location not in moment.state.previous:
+                    if moment.state.generation - state.generation < MOST_PREVIOUS:  # else nobody remembers
+                        await self._remove_unused([location])
+                    await turn.lost(f"the state of {self.url}", exc)
+                    moment = await self.now()
+                    continue
+                pointer = Pointer(location, state.generation, state.id)  # carried out, and others have gone on from it
             turn.won()
             self.files.keep_state(location, state)
             self._newest = state.generation
             return Moment(pointer, state)
+
+    async def _now_after(self, lost: PointerMoved, tried: State) -> Moment:
+        """Return the current state after a swap to ``tried`` was refused: which may have been carried out, if it is a later one."""
+        try:
+            return await self.now()
+        except StorageError as exc:
+            if lost.now is not None and lost.now.generation <= tried.generation:
+                raise
+            raise WriteOutcomeUnknown(
+                f"the state of {self.url} has gone on to generation {lost.now and lost.now.generation}, and cannot be read to see whether "
+                f"that began with this change: {exc}. Look at the store again"
+            ) from exc
 
     def _now_ms(self, parent: Snapshot | None) -> int:
         """Return the time of a new snapshot, which is later than that of its parent (D7)."""
@@ -278,11 +297,14 @@ class VersionedStore:
         if queue.locked():
             await session.gatherer.store(session.gatherer.plan())  # the longest part waits for nobody
         async with queue:
-            if begin is not None and begin.state.generation < self._newest:
-                begin = None  # known to be lost
+            if begin is not None and (begin.state.generation < self._newest or session.attempts):
+                begin = None  # known to be lost, or to be looked at before all
             if begin is None and solver is not None and tries:
                 begin = await self.rebase(session, solver)
-            return await self._commit_in_turn(session, begin, message, metadata, solver, tries)
+            try:
+                return await self._commit_in_turn(session, begin, message, metadata, solver, tries)
+            except _CarriedOut as exc:
+                return self._committed(session, exc.attempt)
 
     async def _commit_in_turn(
         self,
@@ -300,6 +322,7 @@ class VersionedStore:
             try:
                 return await self._commit_once(session, moment, message, metadata, turn)
             except _BranchMoved as exc:
+                session.attempts.clear()  # the states from which they were to be swapped are past
                 if solver is None:
                     raise await self._why_not(session, exc.state) from exc
                 if not left:
@@ -307,6 +330,17 @@ class VersionedStore:
                 await turn.lost(f"branch {session.branch!r} of {self.url}", exc)
             moment = await self.rebase(session, solver)
         raise AssertionError("the last attempt ends")
+
+    def _committed(self, session: Session, attempt: Attempt) -> str:
+        """Return the id of the snapshot that an earlier attempt has become. Raises ``ConflictError`` if the session has more by now."""
+        if attempt.serial != session.serial:
+            raise ConflictError(
+                f"an earlier commit of this session, of which no answer came, was carried out: it is snapshot {attempt.snapshot.id} of "
+                f"branch {session.branch!r} of {self.url}. What was changed since is not in it, and was not committed: write that in a new "
+                "session"
+            )
+        session.committed(attempt.snapshot)
+        return attempt.snapshot.id
 
     async def _why_not(self, session: Session, state: State) -> ConflictError:
         """Return the error of a commit whose branch has moved, with what contradicts it."""
@@ -327,7 +361,8 @@ class VersionedStore:
         """Bring a session onto the tip of its branch; return the state. Raises ``ConflictError``."""
         moment = await self.now()
         async with session.still("it is being rebased"):
-            await rebase(session, moment.state, solver, self.url)
+            if session.carried_out(moment.state.snapshots) is None:  # else its commit was carried out: the next one says so
+                await rebase(session, moment.state, solver, self.url)
         return moment
 
     async def _commit_once(
@@ -348,6 +383,7 @@ class VersionedStore:
         said = properties(message, metadata, self.writer)
         snapshot = Snapshot(self.files.new_name(), parent.id, self._now_ms(parent), planned.name, said)
 
+        session.attempts.append(Attempt(snapshot, session.serial))
         is_stored = False
 
         async def store() -> None:
@@ -360,6 +396,8 @@ class VersionedStore:
                     raise outcome
 
         async def change(state: State) -> State:
+            if (attempt := session.carried_out(state.snapshots)) is not None:
+                raise _CarriedOut(attempt)
             tip = state.ref(branch, "branch").snapshot
             if tip != parent.id:
                 raise _BranchMoved(f"branch {branch!r} of {self.url} has moved from snapshot {parent.id} to {tip}", state)
@@ -370,7 +408,7 @@ class VersionedStore:
         except BaseException as exc:
             if not is_stored:
                 session.gatherer.take_back(planned_chunks)
-            elif isinstance(exc, _BranchMoved):
+            elif isinstance(exc, _BranchMoved) or (isinstance(exc, _CarriedOut) and exc.attempt.snapshot is not snapshot):
                 await self._remove_unused([one.key for one in planned.files])
             raise
         self.files.keep_structure(planned.name, planned.structure)
@@ -383,6 +421,14 @@ class VersionedStore:
             await self.files.storage.delete_many(keys)
         except ShardStoreError as exc:
             logger.info("files that nothing refers to stay in %s: %s", self.url, exc)
+
+
+class _CarriedOut(Exception):
+    """A commit of the session has been carried out already."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        super().__init__(attempt)
+        self.attempt = attempt
 
 
 class _BranchMoved(Conflict):

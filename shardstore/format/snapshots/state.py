@@ -7,13 +7,14 @@
                     "properties": {"message": "day 1", …}}, …],
      "refs": {"main": {"name": "main", "snapshot-id": "1CZ3…", "type": "branch"}, …}}
 
-Members that are not known here are kept. Specification: Icechunk draft, "State File".
+Members that are not known here are kept. ``shardstore.previous`` names the states before. Specification: Icechunk draft, "State File", with
+D37.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -22,6 +23,10 @@ from shardstore.format.json_text import dumps
 
 ORIGINAL_PARENT = "shardstore.parent"
 """Property of a snapshot whose parent was left out: the id of that (D8)."""
+
+PREVIOUS = "shardstore.previous"
+"""Member of the file: the locations of the states before, the oldest first (D37)."""
+MOST_PREVIOUS = 32
 
 RefType = Literal["branch", "tag"]
 
@@ -67,6 +72,16 @@ class State:
     """Branches and tags; no name is both (D10)."""
     others: Mapping[str, Any] = field(default_factory=dict)
     """Members of the file that the draft does not know."""
+
+    @property
+    def previous(self) -> Sequence[str]:
+        """The locations of the states before, as many as are remembered, the oldest first."""
+        found = self.others.get(PREVIOUS)
+        return [one for one in found if isinstance(one, str)] if isinstance(found, list) else []
+
+    def made_from(self, location: str) -> State:
+        """Return the same state, which remembers that it was made from the one at this location."""
+        return replace(self, others={**self.others, PREVIOUS: [*self.previous, location][-MOST_PREVIOUS:]})
 
     def ref(self, name: str, type_: RefType) -> Ref:
         """Return a branch or tag. Raises ``NotFound`` if there is none."""

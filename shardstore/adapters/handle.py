@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -31,6 +31,8 @@ from shardstore.storage.base import Storage
 from shardstore.storage.draft_store import WITHOUT_VERSIONS, underlying_storage
 from shardstore.storage.local.rules import Locks
 from shardstore.storage.opening.open import open_storage
+from shardstore.storage.opening.snapshot_place import SnapshotPlace
+from shardstore.storage.opening.snapshot_urls import may_name_snapshot, named_snapshot
 from shardstore.storage.opening.transports import Transport, carried_by
 from shardstore.storage.redaction import redacted
 from shardstore.storage.static import as_said, check_static
@@ -42,6 +44,8 @@ _lock = threading.RLock()  # the engine below another is made while that one is
 _engines: WeakValueDictionary[str, Presented] = WeakValueDictionary()
 _siblings: dict[str, HierarchyRegistry] = {}  # by kind of storage
 _fork_count = 0
+
+_OF_THE_FILES = ("fsync", "locks", "transport")  # options that concern no snapshot, but the storage that it is in
 
 _LOOPS = ("asynchronous", "loop")  # of a filesystem: every engine runs on fsspec's IO loop
 
@@ -79,6 +83,10 @@ class Recipe:
 
     def identity(self, storage: Storage) -> str | None:
         """Return a text that is equal for recipes that may share an engine; ``None`` if the target is an object of the caller."""
+        if isinstance(self.target, SnapshotPlace):
+            name = self.target.name
+            of_files = replace(self, target=name.target, storage_options=name.storage_options, transport=name.transport)
+            return f"{self.target.url} {self.target.pinned} {of_files.identity(getattr(storage, 'stored_in', storage))}"
         options: object = _canonical(_of_one_link(self.storage_options or {}))
         if isinstance(self.target, tuple):
             options = type(self.target[0]), _canonical({k: v for k, v in self.target[0].storage_options.items() if k not in _LOOPS})
@@ -164,6 +172,24 @@ class Handle:
         handle = cls(Recipe(_absolute(target), storage_options, EngineOptions(**options), fsync, locks, transport, static))
         handle.engine  # noqa: B018  # a target that cannot be opened is an error now, not at the first read
         return handle
+
+    @classmethod
+    def find(cls, target: Any, storage_options: dict[str, Any] | None, given: Mapping[str, Any]) -> Handle:
+        """Do as ``make`` does; the target may name a snapshot of a versioned store too. Called from any thread but the IO loop's.
+
+        Raises:
+            NotFound, StorageError, Unsupported: as ``named_snapshot`` does.
+        """
+        handle = cls.make(target, storage_options, given)
+        if not may_name_snapshot(target):
+            return handle
+        place = run_sync(named_snapshot(target, storage_options, transport=handle.recipe.transport))
+        return handle if place is None else cls.of_snapshot(place.below(place.path), given)
+
+    @classmethod
+    def of_snapshot(cls, place: SnapshotPlace, given: Mapping[str, Any]) -> Handle:
+        """Return the handle of a snapshot, with options that ``make`` has checked. Makes no request."""
+        return cls.make(place, None, {name: value for name, value in given.items() if name not in _OF_THE_FILES})
 
     @property
     def engine(self) -> Presented:

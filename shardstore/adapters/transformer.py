@@ -42,7 +42,7 @@ class ShardingTransformer(SynchronousFace):
         self, target: Any, *, read_only: bool = False, storage_options: dict[str, Any] | None = None, **options: Unpack[StoreOptions]
     ) -> None:
         check_flags(read_only=read_only)
-        self._handle = Handle.make(target, storage_options, options)
+        self._handle = Handle.find(target, storage_options, options)
         self._read_only = read_only
 
     def as_storage(self) -> Storage:

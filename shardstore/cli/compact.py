@@ -50,6 +50,7 @@ def compact(
     if order not in ("C", "morton"):
         raise InvalidInput(f"--order {order} is neither C nor morton")
     target = resolve(url, given)
+    target.check_changeable("compacting")
     with work.arguments("every shard is as it was, or done: the same command goes on") as arguments, step_bar() as bar:
         report = compact_store(
             target.handle.recipe.target,

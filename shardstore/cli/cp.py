@@ -86,6 +86,9 @@ def _transfer(
 ) -> tuple[Target, Target, int]:
     """Copy or move a node under a progress bar; return both targets, and the number that ``function`` returns."""
     one, other = resolve_pair(source, destination, *pair_options(source, destination, storage.parsed(), storage.parsed_target()))
+    if function is move_between:
+        one.check_changeable("moving")
+    other.check_changeable(f"{action} to")
     if overwrite:
         check_overwritable(other)
     with progress_bar(action, "objects") as bar:

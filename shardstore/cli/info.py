@@ -26,7 +26,10 @@ from shardstore.errors import InvalidInput, NotFound
 from shardstore.maintenance.survey.run import ArraySurvey, Survey, Usage, survey
 from shardstore.model.capabilities import Capabilities
 from shardstore.storage.opening.kinds import kind_named
+from shardstore.storage.opening.snapshot_urls import holds_versioned_store
 from shardstore.stored.detect import is_draft
+
+_SNAPSHOT = "snapshot"  # the kind of storage
 
 _Stored = Literal["v3", "2022 draft"]
 # By what is stored: what it can be presented as, and the option in words.
@@ -111,10 +114,16 @@ def info(
         stored: _Stored = "2022 draft" if is_draft(engine.storage) else "v3"
         flavour = {"stored": stored, "presented": engine.options.present.name, "presentable": ["v3", *_PRESENTABLE[stored]]}
         document |= _document(found, engine.storage.kind, capabilities, is_known) | {"flavour": flavour}
+        if target.snapshot is not None:
+            document["snapshot"] = {"ref": target.snapshot.pinned.ref, "id": target.snapshot.pinned.snapshot_id}
         if not as_json:
             _show(str(target.address), found, engine.storage.kind, capabilities, is_known)
+            if target.snapshot is not None:
+                show(wrapped("snapshot ", target.snapshot.described, "bold"))
             if found.arrays or found.groups:
                 show(_flavours(stored))
+            elif run_sync(holds_versioned_store(engine.storage)):
+                show(wrapped("", f"a versioned store: name a snapshot, such as {target.address}@main; shardstore snapshots log shows them"))
     if as_json:
         print_json(document)
     elif runtime:
@@ -179,7 +188,7 @@ def _show(where: str, found: Survey, kind: str, capabilities: Capabilities, is_k
     show(Text.assemble((where, "bold"), "  ", ", ".join(parts)))
     for array in found.arrays:
         show("")
-        show(_array(array))
+        show(_array(array, kind))
     if found.other_objects:
         show("")
         show(Text(f"{plural(found.other_objects, 'other object')}, {size(found.other_nbytes or 0)}: stored as they are"))
@@ -208,7 +217,7 @@ def _rows(rows: list[tuple[str, str]]) -> Table:
     return table
 
 
-def _array(array: ArraySurvey) -> Group:
+def _array(array: ArraySurvey, kind: str) -> Group:
     title = Text.assemble((array.path or "/", "bold cyan"), f"  {shape(array.shape)}  {array.data_type}")
     rows = [("presented", f"chunks of {shape(array.chunk_shape)}, {_pipeline(array.codecs)}")]
     if array.is_sharded and array.chunks_per_shard is not None:
@@ -217,7 +226,7 @@ def _array(array: ArraySurvey) -> Group:
         by = ", by the storage transformer of 2022" if array.by_transformer else ""
         before = f", behind {_pipeline(array.stored_codecs[:-1])}" if len(array.stored_codecs) > 1 and not by else ""
         rows.append(("stored", f"shards of {shape(array.stored_shape)}: {per_shard} chunks, {index}{by}{before}"))
-    else:
+    elif kind != _SNAPSHOT:
         rows.append(("stored", f"as presented: {array.reason}"))
     if array.usage is not None:
         rows += _usage(array, array.usage)
@@ -262,6 +271,8 @@ def _of(present: int, possible: int | None) -> str:
 
 
 def _capabilities(kind: str, capabilities: Capabilities, is_known: bool) -> list[Text]:
+    if kind == _SNAPSHOT:
+        return [wrapped(f"storage {kind}: ", "it never changes; its chunks are in the chunk files of a versioned store", "bold")]
     if capabilities.atomic_commits and not capabilities.across_machines:
         said = "writers that share a shard: safe on one machine, and on several only if opened with locks='cluster'"
     elif capabilities.atomic_commits:

@@ -62,6 +62,7 @@ def repair(
     """
     given = storage.parsed()
     target = resolve(url, given)
+    target.check_changeable("repairing")
     with work.arguments("every shard is as it was, or done: the same command goes on") as arguments, step_bar() as bar:
         report = repair_store(
             target.handle.recipe.target,

@@ -59,6 +59,7 @@ def rm(
         shardstore rm -r s3://bucket/data.zarr/scans
     """
     target = resolve(url, storage.parsed()).as_key()
+    target.check_changeable("removing from")
     doomed = run_sync(_look(target))
     much = f"{plural(doomed.objects, doomed.noun)}, {size(doomed.nbytes)}"
     told = f"{doomed.what} {target.address}: {much}"

@@ -1,6 +1,7 @@
 """Resolve the URL on the command line to an engine at the root of the hierarchy, and the path in it.
 
-A URL may name a store, a node in it, or a key. Where there is no node at or above it, the URL itself is the root.
+A URL may name a store, a node in it, or a key. Where there is no node at or above it, the URL itself is the root. The root of a snapshot of
+a versioned store, ``run.ice@main``, is where its name ends.
 """
 
 from __future__ import annotations
@@ -21,19 +22,24 @@ from shardstore.errors import InvalidInput
 from shardstore.presented.flavours import Presented
 from shardstore.storage.opening.address import Address
 from shardstore.storage.opening.kinds import kind_of_protocol
+from shardstore.storage.opening.snapshot_place import SnapshotPlace
+from shardstore.storage.opening.snapshot_urls import named_snapshot, refuse_to_change
 from shardstore.storage.redaction import redacted
 from shardstore.stored.detect import is_draft
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The target of an address: the engine at the root, and the path in it. ``has_root`` if a ``zarr.json`` showed the root."""
+    """The target of an address: the engine at the root, and the path in it. ``has_root`` if a ``zarr.json``, or the name of a snapshot,
+    showed the root.
+    """
 
     address: Address
     options: Mapping[str, Any]
     depth: int
     has_root: bool
     handle: Handle
+    snapshot: SnapshotPlace | None = None
 
     @property
     def engine(self) -> Presented:
@@ -51,6 +57,10 @@ class Target:
         """Return the same place with an engine whose root is the first ``depth`` segments of the address."""
         return self if depth == self.depth else _at(self.address, self.options, depth, self.has_root)
 
+    def check_changeable(self, what: str) -> None:
+        """Raise ``ReadOnly`` if the target is, or is in, a snapshot; ``what`` is to be done, such as "compacting"."""
+        refuse_to_change(self.snapshot, what)
+
     def as_key(self) -> Target:
         """Return the target as a key in the directory above, if no document showed the root."""
         if self.has_root or self.path or not self.address.segments:
@@ -63,12 +73,16 @@ def resolve(url: str, options: Mapping[str, Any]) -> Target:
 
     Raises:
         InvalidInput: the URL or the options name no storage.
+        NotFound: it names a snapshot that is not there.
         StorageError: its server cannot be reached.
         Unsupported: this version has no such storage, or a package that it needs is missing.
     """
     address = Address.parse(url)
     _check_slashes(url)
     with said_if_slow("waiting for the storage to answer"):
+        place = run_sync(named_snapshot(url, options))
+        if place is not None:
+            return Target(address, options, place.depth, True, Handle.of_snapshot(place, {}), place)
         depth = run_sync(root_depth(address, options))
     return _at(address, options, len(address.segments) if depth is None else depth, depth is not None)
 
@@ -77,7 +91,12 @@ def resolve_pair(source: str, target: str, source_options: Mapping[str, Any], ta
     """Return two targets, with one engine if they are in one storage: then a move can be a rename, and a copy the server's."""
     one, other = resolve(source, source_options), resolve(target, target_options)
     a, b = one.address, other.address
-    if (a.protocol, a.head, a.tail) != (b.protocol, b.head, b.tail) or dict(one.options) != dict(other.options):
+    if (
+        one.snapshot is not None
+        or other.snapshot is not None
+        or (a.protocol, a.head, a.tail) != (b.protocol, b.head, b.tail)
+        or dict(one.options) != dict(other.options)
+    ):
         return one.as_key(), other.as_key()
     common = _common(a.segments[: one.depth], b.segments[: other.depth])
     if (one.depth, other.depth) != (common, common) or not (one.path and other.path):

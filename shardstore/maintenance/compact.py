@@ -38,6 +38,7 @@ from shardstore.plan.commits import ChunkOrder, DeleteShard, WriteShard
 from shardstore.plan.rewriting import plan_compaction
 from shardstore.storage.local.rules import Locks
 from shardstore.storage.opening.open import open_storage
+from shardstore.storage.opening.snapshot_urls import named_snapshot, refuse_to_change
 
 _ATTEMPTS = 8  # lost in a row against writers of the same shard: they leave no dead bytes behind
 
@@ -283,6 +284,7 @@ def compact(
     if order not in ("C", "morton"):
         raise InvalidInput(f"order {order!r} is neither 'C' nor 'morton'")
     execution = Execution.of(executor, workers, part, retries, max_memory, only)
+    refuse_to_change(run_sync(named_snapshot(url, storage_options)), "compacting")
     place = Place(open_storage(url, storage_options, locks=locks))
     run = _Run(place, bound, held, order, execution, progress)
     if not dry_run:

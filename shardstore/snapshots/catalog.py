@@ -123,14 +123,7 @@ class StorageCatalog:
             raise outcome.error
         if not isinstance(outcome, Found):
             return None
-        try:
-            found = loads_object(outcome.buffers[0])
-            match found:
-                case {"location": str() as location, "generation": int() as generation, "id": str() as store_id} if location:
-                    return Pointer(location, generation, store_id, outcome.generation)
-        except Corruption as exc:
-            raise Corruption(_no_pointer(key, self.url)) from exc
-        raise Corruption(_no_pointer(key, self.url))
+        return pointer_in(outcome, key, self.url)
 
     async def swap(self, name: str, before: Pointer | None, after: Pointer) -> Pointer:
         await self._check_able()
@@ -223,6 +216,18 @@ def _version_of(name: str, url: str, now: Pointer | None, before: Pointer) -> Ge
 
 def _key_of(name: str) -> str:
     return f"{check_store_name(name)}{_SUFFIX}"
+
+
+def pointer_in(found: Found, key: str, url: str) -> Pointer:
+    """Return the pointer that was found whole at a key of a catalog. Raises ``Corruption`` if it is none."""
+    try:
+        document = loads_object(found.buffers[0])
+    except Corruption as exc:
+        raise Corruption(_no_pointer(key, url)) from exc
+    match document:
+        case {"location": str() as location, "generation": int() as generation, "id": str() as store_id} if location:
+            return Pointer(location, generation, store_id, found.generation)
+    raise Corruption(_no_pointer(key, url))
 
 
 def _no_pointer(key: str, url: str) -> str:

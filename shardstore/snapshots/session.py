@@ -30,6 +30,7 @@ from shardstore.plan.policy import ShardingPolicy
 from shardstore.snapshots.chunk_files import ChunkGatherer, Written
 from shardstore.snapshots.files import KnownRefs, StoreFiles
 from shardstore.snapshots.read_set import ReadSet
+from shardstore.storage.opening.snapshot_place import HOW_TO_CHANGE
 
 MAX_MEMORY = 256 << 20
 """The bytes of chunks that a session holds before it stores some, by default."""
@@ -207,7 +208,7 @@ class Session:
                 "would be lost. Give it session.fork() by pickle, and merge what comes back"
             )
         if self.why_read_only:
-            raise ReadOnly(f"{what} in {self.files.url}: this session cannot write, since {self.why_read_only}. Open a writable one")
+            raise ReadOnly(f"{what} in {self.files.url}: this session cannot write, since {self.why_read_only}. {HOW_TO_CHANGE}")
 
     def array(self, path: str) -> Node:
         """Return the array at a path. Raises ``NotFound`` if there is none."""

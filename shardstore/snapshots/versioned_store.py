@@ -91,9 +91,10 @@ class VersionedStore:
                 f"there is no versioned store {self.name!r} in the catalog {self.catalog.url}: make one by Repository.create, or "
                 "`shardstore snapshots init`"
             )
-        return await self._moment(pointer)
+        return await self.moment(pointer)
 
-    async def _moment(self, pointer: Pointer) -> Moment:
+    async def moment(self, pointer: Pointer) -> Moment:
+        """Return the state that a pointer of the catalog leads to. Raises as ``now``."""
         state = await self.files.state(pointer.location, pointer.store_id)
         if state.generation != pointer.generation:
             raise Corruption(

@@ -87,7 +87,7 @@ class VirtualFiles:
             place = redacted(url).rpartition("/")[0]
             raise InvalidInput(
                 f"virtual references of {self._storage.url} lead to {redacted(url)}, and may lead {allowed}: if you trust the repository, "
-                f"open it with virtual_prefixes=['{place}/']"
+                f"open it with virtual_prefixes=['{place}/'], by Repository.open"
             )
 
     def _read_of(self, file: bytes | str, ranges: tuple[ByteRange, ...], check: VirtualCheck | None) -> tuple[Storage, Read]:

@@ -690,14 +690,13 @@ def test_listings_tell_which_chunks_and_documents_a_commit_has_changed(repo: Rep
     create_small.commit("inline chunks")
     before = repo.readonly_session().storage
     session = repo.writable_session()
-    assert {generation for key, generation in listed(session.storage).items() if not key.endswith("zarr.json")} == {None}
     array = zarr.open_array(session.store, path="ct")
     array[:8, :8] = 1
     array.attrs["a"] = 2
     zarr.open_array(session.store, path="small")[0] = 9
     session.commit("changed")
     after = repo.readonly_session().storage
-    for storage in (before, after):
+    for storage in (before, session.storage, after):
         versions = listed(storage)
         assert None not in versions.values()
         for key, version in versions.items():
@@ -716,6 +715,18 @@ def test_a_session_is_not_packed_over_its_own_repository(tmp_path: Path) -> None
         with pytest.raises(InvalidInput, match="overlap"):
             pack(repo.readonly_session().storage, tmp_path / target, overwrite=True)
     assert sorted((tmp_path / "run.ice").rglob("*")) == files
+
+
+def test_nodes_are_moved_within_a_session_by_its_filesystem(tmp_path: Path) -> None:
+    repo = Repository.create(tmp_path / "run.ice", virtual_prefixes=[f"file://{tmp_path}/old/"])
+    committed(repo)
+    session = repo.writable_session()
+    session.filesystem.mv("ct", "moved", recursive=True)
+    np.testing.assert_array_equal(read_array(session, "moved"), DATA)
+    with pytest.raises(InvalidInput, match="onto or into themselves"):
+        session.filesystem.mv("moved", "moved/within", recursive=True)
+    with pytest.raises(ReadOnly):
+        repo.readonly_session().filesystem.mv("ct", "moved", recursive=True)
 
 
 def test_where_virtual_references_may_lead_nothing_is_overwritten(tmp_path: Path) -> None:

@@ -359,6 +359,10 @@ def test_redaction() -> None:
     assert (shown_cause(harmless), shown_cause(telling)) == (harmless, None)
 
 
+def test_names_in_memory_with_an_at_are_shown() -> None:
+    assert redacted("memory://run.ice@main/ct, sftp://me:secret@host/a@b") == "memory://run.ice@main/ct, sftp://host/a@b"
+
+
 @pytest.mark.parametrize(
     ("url", "options", "said"),
     [

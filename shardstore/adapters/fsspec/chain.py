@@ -20,7 +20,7 @@ from shardstore.storage.opening.open import chained_target
 _OF_A_CHAIN = frozenset({"fo", "fs", "target_protocol"})
 _OWN_OPTIONS = sorted(
     {field.name for field in fields(EngineOptions)}
-    | {"fsync", "locks", "pipeline", "present", "read_only", "static", "stored", "transport"}
+    | {"fsync", "locks", "pipeline", "present", "read_only", "snapshot", "static", "stored", "transport"}
 )
 
 

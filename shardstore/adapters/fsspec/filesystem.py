@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fsspec.asyn import get_loop, sync
@@ -12,6 +12,7 @@ from fsspec.compression import compr
 from fsspec.core import get_compression
 from fsspec.implementations.chained import ChainedFileSystem
 from fsspec.json import FilesystemJSONEncoder
+from fsspec.spec import make_instance
 from fsspec.utils import tokenize
 
 from shardstore._sync import iterate, run_async
@@ -30,6 +31,7 @@ from shardstore.errors import InvalidInput, NotFound, ReadOnly
 from shardstore.format.store_keys import join
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix
 from shardstore.presented.flavours import Presented
+from shardstore.storage.opening.snapshot_place import Pinned
 from shardstore.storage.wrappers import Counters
 
 _OF_FSSPEC = ("use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache")
@@ -49,6 +51,8 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
         fs: a filesystem, or a storage, below, in place of ``target_protocol`` and ``target_options``.
         read_only: refuse every write.
         pipeline: hand zarr's whole selections and assignments to the engine, if zarr opens arrays through this.
+        snapshot: what the name behind an ``@`` in ``fo`` stands for, as ``main@1CZ3…``: that snapshot is shown, wherever the branch points
+            by now. Pickles and JSON of a filesystem that shows a snapshot hold it.
         options: of the engine; see ``shardstore.open``.
 
     Raises:
@@ -69,6 +73,7 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
         *,
         read_only: bool = False,
         pipeline: bool = True,
+        snapshot: str | None = None,
         asynchronous: bool = False,
         loop: Any = None,
         batch_size: int | None = None,
@@ -78,7 +83,8 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
         super().__init__(asynchronous=asynchronous, loop=loop, batch_size=batch_size, **of_fsspec)
         check_flags(read_only=read_only, pipeline=pipeline)
         check_options(options, target_protocol)
-        self._root = Root(link_below(fo, target_protocol, target_options, fs), options)
+        pinned = None if snapshot is None else Pinned.parse(snapshot)
+        self._root = Root(link_below(fo, target_protocol, target_options, fs), options, pinned, self._forget_instance)
         self.read_only = read_only
         self._pipeline = pipeline
         self._given_loop = loop
@@ -93,6 +99,7 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
 
     def key_of(self, path: str) -> str:
         """Return the presented key that a path names; ``""`` for the root."""
+        self._settle_snapshot()
         return self._root.key_of(path)
 
     async def find_root(self) -> None:
@@ -101,6 +108,11 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
     def settle(self) -> None:
         """Find out where the hierarchy begins, before anything is done with paths."""
         sync(self.loop, self._root.settle)
+
+    def _settle_snapshot(self) -> None:
+        """Find out whether the URL names a snapshot, for those who ask for keys and the engine before they have read anything."""
+        if self._root.may_be_snapshot:
+            self.settle()
 
     async def _key(self, path: str) -> str:
         await self._root.settle()
@@ -151,6 +163,7 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
     def engine(self) -> Presented:
         """The engine of this process; its coroutines run on fsspec's IO loop only."""
         self._offer_pipeline()
+        self._settle_snapshot()
         return self._root.handle.engine
 
     @property
@@ -166,9 +179,22 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._root.handle.url!r})"
 
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return make_instance, (type(self), self.storage_args, self._pinned_options())
+
+    def _pinned_options(self) -> dict[str, Any]:
+        """Return the options that this was made by, with the snapshot that it shows: a copy elsewhere shows the same one."""
+        pinned = self._root.pinned
+        return self.storage_options if pinned is None else {**self.storage_options, "snapshot": str(pinned)}
+
+    def _forget_instance(self) -> None:
+        """Let fsspec make a new instance for who asks from now on: this one shows what a branch is now, and will not show what follows."""
+        if "snapshot" not in self.storage_options:
+            type(self)._cache.pop(self._fs_token, None)
+
     def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
         """Return what JSON makes this instance anew from; as fsspec's, which knows no options that are ``None``."""
-        options = {k: v for k, v in self.storage_options.items() if include_password or k != "password"}
+        options = {k: v for k, v in self._pinned_options().items() if include_password or k != "password"}
         encoder = _JSONEncoder()
         return {
             "cls": f"{type(self).__module__}:{type(self).__name__}",

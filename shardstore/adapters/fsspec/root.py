@@ -7,7 +7,7 @@ long as the next has one too.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -17,11 +17,13 @@ from fsspec.utils import stringify_path
 from shardstore._sync import run_async
 from shardstore.adapters.fsspec.chain import ChainLink
 from shardstore.adapters.handle import Handle
-from shardstore.errors import ShardStoreError, StorageError
+from shardstore.errors import InvalidInput, NotFound, ShardStoreError, StorageError
 from shardstore.format.store_keys import metadata_key, metadata_path
 from shardstore.storage.base import Storage
 from shardstore.storage.opening.address import Address
 from shardstore.storage.opening.open import open_storage
+from shardstore.storage.opening.snapshot_place import Pinned
+from shardstore.storage.opening.snapshot_urls import may_name_snapshot, named_snapshot
 
 _LINKS = ("sharded::", "sharded://")
 _MOST_LEVELS = 32  # requests at most, all at once; chunk keys of six dimensions use eight
@@ -41,15 +43,24 @@ class Root:
     """The root of one filesystem's paths, and the engine there.
 
     Nothing in ``sharded::s3://bucket/data.zarr/ct/c/0/0`` says where the hierarchy begins, and in such a URL fsspec gives the whole
-    path as the root. It is corrected once, before the first operation; full paths mean the same before and after.
+    path as the root. It is corrected once, before the first operation; full paths mean the same before and after. Nor is it known before
+    whether the URL names a snapshot of a versioned store. ``pinned`` is what the name in it stands for, if that is known already;
+    ``on_snapshot`` is called once it is.
     """
 
-    def __init__(self, below: ChainLink, options: dict[str, Any]) -> None:
+    def __init__(self, below: ChainLink, options: dict[str, Any], pinned: Pinned | None, on_snapshot: Callable[[], None]) -> None:
         self.path = below.root
         self.handle = Handle.make(below.target, below.storage_options, options)
+        self.pinned = pinned
+        self._on_snapshot = on_snapshot
         self._below = below
         self._options = options
-        self._settled = not isinstance(below.target, str) or not below.root.strip("/")
+        self._is_looked_up = isinstance(below.target, str) and bool(below.root.strip("/"))
+        self.may_be_snapshot = may_name_snapshot(below.target)
+        """True as long as it is not known whether the URL names a snapshot."""
+        if pinned is not None and not self.may_be_snapshot:
+            raise InvalidInput(f"{self.handle.url} names no snapshot, as in run.ice@main, and snapshot={str(pinned)!r} is asked for")
+        self._settled = not self._is_looked_up and not self.may_be_snapshot
         self._moved = False
         self._settling: asyncio.Task[None] | None = None
 
@@ -93,6 +104,35 @@ class Root:
         await asyncio.shield(self._settling)
 
     async def _look(self, to_create: bool) -> None:
+        if self.may_be_snapshot:
+            self._moved = await self._show_snapshot()
+            self.may_be_snapshot = False
+        if self._is_looked_up and not self._moved:
+            await self._look_for_root(to_create)
+        self._settled = True
+
+    async def _show_snapshot(self) -> bool:
+        """Make the snapshot that the URL names the root, if it names one; return whether it does.
+
+        Raises:
+            InvalidInput: it is not there. ``NotFound`` would be taken for a file that does not exist, and chunks for such as were never
+                written.
+        """
+        options, transport = self._below.storage_options, self.handle.recipe.transport
+        try:
+            place = await named_snapshot(self._below.target, options, transport=transport, pinned=self.pinned)
+        except NotFound as exc:
+            raise InvalidInput(str(exc)) from exc
+        if place is None and self.pinned is not None:
+            raise InvalidInput(f"{self.handle.url} is no snapshot of a versioned store, and snapshot={str(self.pinned)!r} is asked for")
+        if place is not None:
+            self.handle = Handle.of_snapshot(place, self._options)
+            self.path = self.path[: len(self.path) - len(place.path)].rstrip("/")
+            self.pinned = place.pinned
+            self._on_snapshot()
+        return place is not None
+
+    async def _look_for_root(self, to_create: bool) -> None:
         engine = self.handle.engine
         if await engine.hierarchy.node("") is None:
             address = Address.parse(self._below.target)
@@ -103,7 +143,6 @@ class Root:
             elif not inside:
                 with suppress(StorageError):  # if access is denied there, the place is taken for a root
                     await self._move_up_from_file(to_create)
-        self._settled = True
 
     async def _move_up_from_file(self, to_create: bool) -> None:
         """Make the directory of a file the root, if the file belongs to no hierarchy."""

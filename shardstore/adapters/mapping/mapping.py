@@ -36,7 +36,7 @@ class ShardedMap(SynchronousFace, MutableMapping[str, bytes]):
         self, url: Any, *, read_only: bool = False, storage_options: dict[str, Any] | None = None, **options: Unpack[StoreOptions]
     ) -> None:
         check_flags(read_only=read_only)
-        self._handle = Handle.make(url, storage_options, options)
+        self._handle = Handle.find(url, storage_options, options)
         self._read_only = read_only
 
     # -- about -----------------------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ def verify(
 
 
 def _opened(url: Any, storage_options: Mapping[str, Any] | None) -> Handle:
-    return Handle.make(url, None if storage_options is None else dict(storage_options), {})
+    return Handle.find(url, None if storage_options is None else dict(storage_options), {})
 
 
 def census(

@@ -54,7 +54,7 @@ class ShardedStore(StoreFace, Store):
     ) -> None:
         check_flags(read_only=read_only, pipeline=pipeline)
         super().__init__(read_only=read_only)
-        self._handle = Handle.make(url, storage_options, options)
+        self._handle = Handle.find(url, storage_options, options)
         self._pipeline = pipeline
         self._uses_pipeline = pipeline and handles_keys_as(self, ShardedStore)
         replace_methods()

@@ -24,6 +24,7 @@ from shardstore.storage.mapping import MappingStorage
 from shardstore.storage.opening.address import Address
 from shardstore.storage.opening.location import location_of, why_not_apart
 from shardstore.storage.opening.open import open_storage
+from shardstore.storage.opening.snapshot_urls import named_snapshot, refuse_to_change
 from shardstore.storage.redaction import redacted
 from shardstore.storage.wrappers import CheckedStorage
 from shardstore.stored.detect import DetectedStorage
@@ -74,7 +75,8 @@ def open_places(
         target_options = storage_options
     if isinstance(engine := getattr(source, "engine", None), Engine | View):
         engine.hierarchy.distrust_all()  # a mapping of ours: another client may have changed what its engine remembers
-    inner = MappingStorage(source) if _is_mapping(source) else open_storage(source, options_of_new(source, storage_options))
+    inner = MappingStorage(source) if _is_mapping(source) else _opened(source, storage_options)
+    refuse_to_change(run_sync(named_snapshot(target, target_options)), "packing into")
     written = open_storage(target, target_options, fsync=fsync)
     kept, prefix = _record(target, record, written, target_options, fsync)
     _check_apart(inner, written, kept, overwrite)
@@ -82,6 +84,12 @@ def open_places(
     shown = DraftStorage(_checked(written)) if as_draft else _checked(written)
     made = Record(_checked(kept), prefix, target=redacted(written.url))
     return Places(Place(settled), Place(shown), _checked(written), made, prefix if kept is written else None)
+
+
+def _opened(source: Any, options: dict[str, Any] | None) -> Storage:
+    """Return the storage of a source, which may be a snapshot of a versioned store."""
+    place = run_sync(named_snapshot(source, options))
+    return open_storage(source, options_of_new(source, options)) if place is None else place.below(place.path).open()
 
 
 def _check_apart(source: Storage, target: Storage, record: Storage, overwrite: bool) -> None:

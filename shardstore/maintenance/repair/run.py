@@ -46,6 +46,7 @@ from shardstore.maintenance.storages import Place
 from shardstore.storage.base import ConditionFailed, Failed, Found, Storage, document_read
 from shardstore.storage.local.rules import Locks
 from shardstore.storage.opening.open import open_storage
+from shardstore.storage.opening.snapshot_urls import named_snapshot, refuse_to_change
 
 _ATTEMPTS = 8  # at a shard that others keep writing
 _MOST_NAMED = 1000  # chunks in a note
@@ -313,6 +314,7 @@ def repair(
     if type(older_than_hours) not in (int, float) or older_than_hours < 0:
         raise InvalidInput(f"older_than_hours {older_than_hours!r} is not a number, 0 or more")
     execution = Execution.of(executor, workers, part, retries, max_memory, only)
+    refuse_to_change(run_sync(named_snapshot(url, storage_options)), "repairing")
     place = Place(open_storage(url, storage_options, locks=locks))
     kept_in = _quarantine(url, quarantine, place.storage, storage_options, is_needed=yes)
     run = ShardRun(place, execution, progress)

@@ -57,6 +57,8 @@ class Location:
     """Those of the places that are URLs of HTTP, with the name by which the server is asked; it may have others."""
     unknown: frozenset[str] = frozenset()
     """The beginnings of further places of which nothing else is known; ``ANYWHERE`` where nothing is known at all."""
+    only_read: frozenset[str] = frozenset()
+    """Places that are read from, and where nothing is ever replaced; so several that read from one are apart."""
 
     @property
     def is_known(self) -> bool:
@@ -64,10 +66,8 @@ class Location:
 
     def overlaps(self, other: Location) -> bool:
         """Return whether a place of one is a place of the other, or lies in it, as far as the places are known."""
-        if _has_within(self.places, other.places) or _has_within(other.places, self.places):
-            return True
-        ones, others = _directories(self.places), _directories(other.places)
-        return _has_directory_above(self.places, others) or _has_directory_above(other.places, ones)
+        pairs = (self.places, other.places), (self.only_read, other.places), (self.places, other.only_read)
+        return any(_overlap(ours, theirs) for ours, theirs in pairs)
 
     def may_overlap(self, other: Location) -> bool:
         """Return whether nobody knows that the two are apart, although no overlap is known: a place of one cannot be traced, or the
@@ -130,6 +130,12 @@ def _and_above(place: str) -> Iterator[str]:
         yield place or "/"
 
 
+def _overlap(places: frozenset[str], others: frozenset[str]) -> bool:
+    if _has_within(places, others) or _has_within(others, places):
+        return True
+    return _has_directory_above(places, _directories(others)) or _has_directory_above(others, _directories(places))
+
+
 _Identity = tuple[int, int]
 """Device and inode of a directory. They identify one that has two names: by another mount of it, or in letters of another case."""
 
@@ -182,11 +188,20 @@ def _location_of(storage: Storage, path: str, links: bool) -> Location:
         return _of_server(f"{root}/{path}".rstrip("/"))
     if isinstance(storage, BucketStorage):
         return _of_bucket(storage.client, path)
-    if isinstance(stored_in := getattr(storage, "stored_in", None), Storage):  # a session of a versioned store: its chunks are anywhere
-        files = _location_of(stored_in, "", links)
-        return replace(files, unknown=files.unknown | ANYWHERE) if getattr(storage, "leads_elsewhere", True) else files
+    if isinstance(stored_in := getattr(storage, "stored_in", None), Storage):
+        return _of_session(storage, stored_in, path, links)
     url = storage.url if storage.url.endswith("/") else storage.url + "/"
     return _of_url(str(getattr(storage, "endpoint", "") or ""), f"{url}{path}")
+
+
+def _of_session(session: Storage, stored_in: Storage, path: str, links: bool) -> Location:
+    """Return the location of a path in a session of a versioned store, whose chunks are anywhere in the files of the store."""
+    own = _of_url(str(getattr(session, "identity", "")), f"{session.url}/{path}")
+    files = _with_mounts(_location_of(stored_in, "", links))
+    if path:  # of two paths in one session, as much is known
+        return replace(own, only_read=files.places)
+    unknown = files.unknown | (ANYWHERE if getattr(session, "leads_elsewhere", False) else frozenset())
+    return replace(own, served=files.served, unknown=unknown, only_read=files.places)
 
 
 def _of_server(url: str, *others: str) -> Location:
@@ -339,4 +354,5 @@ def _together(locations: Iterable[Location]) -> Location:
         frozenset().union(*(one.places for one in found)),
         frozenset().union(*(one.served for one in found)),
         frozenset().union(*(one.unknown for one in found)),
+        frozenset().union(*(one.only_read for one in found)),
     )

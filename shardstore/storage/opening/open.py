@@ -28,6 +28,7 @@ from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.opening import options as open_options
 from shardstore.storage.opening.kinds import LocalOpener, kind_of_filesystem, kind_of_protocol
 from shardstore.storage.opening.references import OWN_OPTIONS, open_set
+from shardstore.storage.opening.snapshot_place import SnapshotPlace
 from shardstore.storage.opening.transports import Transport, carried_by, check_transport, is_carried
 from shardstore.storage.redaction import redacted, shown_cause, unusable_options
 from shardstore.storage.references.filesystems import check_made_by_user, for_inner_link, for_inner_links
@@ -48,12 +49,12 @@ def open_storage(
 ) -> Storage:
     """Return the storage that ``target`` names.
 
-    ``target`` is a path, an fsspec URL or chain, an fsspec filesystem with a path as ``(fs, path)``, an fsspec mapping, or a storage,
-    which is returned as it is. ``storage_options`` are for the first link of a chain, or under a link's protocol for that link, as in
-    fsspec. ``sharded::`` before a chain means the same as the chain without it. ``fsync`` and ``locks`` concern local files only;
-    ``transport``, which ``storage_options`` may name too, concerns S3 and GCS. ``static``, which they may hold too, says that nothing
-    changes while the place is open, or that something may; by default nothing changes in archives, sets of references and revisions
-    that are named by their hash.
+    ``target`` is a path, an fsspec URL or chain, an fsspec filesystem with a path as ``(fs, path)``, an fsspec mapping, a snapshot that
+    ``snapshot_urls`` has found, or a storage, which is returned as it is. ``storage_options`` are for the first link of a chain, or under a
+    link's protocol for that link, as in fsspec. ``sharded::`` before a chain means the same as the chain without it. ``fsync`` and
+    ``locks`` concern local files only; ``transport``, which ``storage_options`` may name too, concerns S3 and GCS. ``static``, which they
+    may hold too, says that nothing changes while the place is open, or that something may; by default nothing changes in archives, sets
+    of references and revisions that are named by their hash.
 
     Raises:
         InvalidInput: the target names no storage: an unknown protocol, a wrong type, options that nothing would use, or a view
@@ -97,6 +98,8 @@ def _open(target: object, options: dict[str, Any], local: LocalOpener) -> Storag
         return local(path)
     if options:
         raise InvalidInput(f"storage_options go with a URL; a {type(target).__name__} has options of its own")
+    if isinstance(target, SnapshotPlace):
+        return target.open()
     if isinstance(target, Storage):
         return target
     if isinstance(target, FSMap):

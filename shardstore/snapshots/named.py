@@ -1,0 +1,141 @@
+"""Snapshots of versioned stores behind an ``@`` in a URL: ``URL@branch``, ``URL@tag`` or ``URL@<id of a snapshot>``, and a path in it.
+
+``storage.opening.snapshot_urls`` cuts URLs, asks for the pointer of a store, and loads this where there is one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+
+from shardstore._sync import run_sync
+from shardstore.engine.options import EngineOptions
+from shardstore.errors import Corruption, NotFound, Unsupported
+from shardstore.extras import how_to_install
+from shardstore.format.snapshots.state import Snapshot, State
+from shardstore.format.snapshots.structure import Structure
+from shardstore.snapshots.catalog import DEFAULT_NAME, Pointer, StorageCatalog, pointer_in
+from shardstore.snapshots.files import StoreFiles
+from shardstore.snapshots.session import Session
+from shardstore.snapshots.session_storage import SessionStorage
+from shardstore.snapshots.versioned_store import VersionedStore, check_snapshot, snapshot_of
+from shardstore.snapshots.virtual_files import VirtualFiles
+from shardstore.storage.base import Found, Storage
+from shardstore.storage.opening.open import open_storage
+from shardstore.storage.opening.snapshot_place import WHY_READ_ONLY, Pinned, SnapshotName, SnapshotPlace
+
+
+def _cut(state: State, rest: str, url: str) -> tuple[Snapshot, str, str]:
+    """Return the snapshot that the longest beginning of a text names, this beginning, and the path behind it. Raises ``NotFound``."""
+    parts = rest.split("/")
+    for number in range(len(parts), 0, -1):
+        name = "/".join(parts[:number])
+        if name in state.refs or name in state.snapshots:
+            return snapshot_of(state, name), name, "/".join(parts[number:])
+    try:
+        return snapshot_of(state, parts[0]), "", ""
+    except NotFound as exc:
+        raise NotFound(f"{url}@{rest} names no snapshot: {exc}. `shardstore snapshots log {url}` shows them") from exc
+
+
+async def find_snapshot(name: SnapshotName, storage: Storage, found: Found, pinned: Pinned | None) -> NamedSnapshot | None:
+    """Return the snapshot that a target names; see ``SnapshotFinder``."""
+    try:
+        pointer = pointer_in(found, f"{DEFAULT_NAME}.json", storage.url)
+    except Corruption:  # others have files of this name too
+        return None
+    return await _in_store(name, _store(storage), pointer, pinned)
+
+
+def _files_of(name: SnapshotName) -> Storage:
+    return open_storage(name.target, name.storage_options, transport=name.transport)
+
+
+def _store(storage: Storage) -> VersionedStore:
+    return VersionedStore(StoreFiles(storage), StorageCatalog(storage), DEFAULT_NAME)
+
+
+async def _in_store(name: SnapshotName, store: VersionedStore, pointer: Pointer, pinned: Pinned | None) -> NamedSnapshot:
+    state = (await store.moment(pointer)).state
+    if pinned is None:
+        snapshot, ref, path = _cut(state, name.rest, store.url)
+    else:
+        if not f"{name.rest}/".startswith(f"{pinned.ref}/"):
+            raise NotFound(f"{store.url} is to show what {pinned.ref!r} was, and {name.rest!r} is asked for")
+        check_snapshot(state, pinned.snapshot_id)
+        snapshot, ref, path = state.snapshots[pinned.snapshot_id], pinned.ref, name.rest[len(pinned.ref) + 1 :]
+    try:
+        structure = await store.files.structure(snapshot.structure)
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] != "pyarrow":
+            raise
+        raise Unsupported(f"{store.url} is a versioned store, and to read one takes pyarrow: {how_to_install('snapshots')}") from exc
+    return NamedSnapshot(name, Pinned(ref, snapshot.id), path, store.url, snapshot, structure)
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class NamedSnapshot(SnapshotPlace):
+    """A snapshot that a target names, or what lies below a path in it."""
+
+    store_url: str
+    """The URL of the store, without credentials."""
+    snapshot: Snapshot
+    structure: Structure
+    root: str = ""
+    """The path in the snapshot that is the root of what ``open`` returns."""
+
+    def __reduce__(self) -> tuple[object, tuple[SnapshotName, Pinned, str]]:
+        return _again, (self.name, self.pinned, self.root)
+
+    @property
+    def url(self) -> str:
+        whole = f"{self.store_url}@{self.pinned.ref}"
+        return f"{whole}/{self.root}" if self.root else whole
+
+    @property
+    def described(self) -> str:
+        written = datetime.fromtimestamp(self.snapshot.timestamp_ms / 1000, UTC)
+        return f"{self.snapshot.id} of {written:%Y-%m-%d %H:%M:%S} UTC: {self.snapshot.properties.get('message', '')}"
+
+    @property
+    def depth(self) -> int:
+        return self.name.depth + 1 + self.pinned.ref.count("/")
+
+    def below(self, path: str) -> NamedSnapshot:
+        return replace(self, root=path)
+
+    def open(self) -> SessionStorage:
+        storage = _files_of(self.name)
+        session = Session(StoreFiles(storage), self.snapshot, _below(self.structure, self.root), None)
+        session.why_read_only = WHY_READ_ONLY
+        limits = EngineOptions().read_limits(storage.kind)
+        return SessionStorage(session, self.url, limits, VirtualFiles(storage), partial(_open_again, self.name, self.pinned, self.root))
+
+
+def _below(structure: Structure, root: str) -> Structure:
+    """Return the nodes at and below a path, by their paths from there."""
+    if not root:
+        return structure
+    return replace(
+        structure,
+        nodes={
+            path[len(root) + 1 :]: replace(node, path=path[len(root) + 1 :])
+            for path, node in structure.nodes.items()
+            if f"{path}/".startswith(f"{root}/")
+        },
+    )
+
+
+def _again(name: SnapshotName, pinned: Pinned, root: str) -> NamedSnapshot:
+    """Return the snapshot in another process, by requests."""
+    return run_sync(_found_again(name, pinned)).below(root)
+
+
+async def _found_again(name: SnapshotName, pinned: Pinned) -> NamedSnapshot:
+    store = _store(_files_of(name))
+    return await _in_store(name, store, (await store.now()).pointer, pinned)
+
+
+def _open_again(name: SnapshotName, pinned: Pinned, root: str) -> SessionStorage:
+    return _again(name, pinned, root).open()

@@ -79,12 +79,12 @@ $(DEMO_STAMP): pyproject.toml | $(VENV)/.created
 demo: $(DEMO_STAMP)
 	$(BIN)/python examples/demo.py $(if $(URL),"$(URL)") $(DEMOARGS)
 
-# zarr-python 2, which cannot be installed beside zarr-python 3; its tests run it as another process.
+# zarr-python 2, which cannot be installed beside zarr-python 3; its tests run it as another process. pyarrow 22 needs numpy 2.
 $(ZARR2)/.installed: pyproject.toml | $(VENV)/.created
 	@echo "installing zarr-python 2, whose programs the tests run, into $(ZARR2)"
 	$(PYTHON) -m venv --clear $(ZARR2)
 	$(ZARR2)/bin/python -m pip --disable-pip-version-check --quiet install --editable . \
-		'zarr==2.18.7' 'numcodecs<0.16' 'numpy<2; python_version < "3.13"' fastparquet pytest
+		'zarr==2.18.7' 'numcodecs<0.16' 'numpy<2; python_version < "3.13"' 'pyarrow<22; python_version < "3.13"' pyarrow fastparquet pytest
 	@touch $@
 
 # Tests wait for servers and other processes now and then: one more worker than cores keeps these busy.

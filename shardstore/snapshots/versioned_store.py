@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardstore.engine.contention import Contention
+from shardstore.engine.contention import Contention, Turn
 from shardstore.engine.writing.writer import uninterrupted
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError
 from shardstore.format.json_text import JsonObject
@@ -138,15 +138,21 @@ class VersionedStore:
                 await storage.delete_many(keys[start : start + _REMOVED_AT_ONCE])
 
     async def change(
-        self, change: Callable[[State], Awaitable[State]], begin: Moment | None = None, also: Callable[[], Awaitable[None]] | None = None
+        self,
+        change: Callable[[State], Awaitable[State]],
+        begin: Moment | None = None,
+        also: Callable[[], Awaitable[None]] | None = None,
+        turn: Turn | None = None,
     ) -> Moment:
         """Swap the current state for what ``change`` makes of it, which is called again whenever somebody else was first.
 
-        ``begin``: the state to try first. ``also`` stores files in the first round, before the first swap.
+        ``begin``: the state to try first, which may be old: if it has been replaced, the next one is tried without a wait. ``also``
+        stores files in the first round, before the first swap. ``turn``: that of a commit that is attempted again, which has started.
         Raises what ``change`` raises, with nothing changed.
         """
-        turn = self._contention.turn(self.name)
-        await turn.start()
+        if turn is None:
+            turn = self._contention.turn(self.name)
+            await turn.start()
         moment = await self.now() if begin is None else begin
         while True:
             state = await change(moment.state)
@@ -166,7 +172,8 @@ class VersionedStore:
                 await self._remove_unused([location])
                 if exc.now is None:
                     raise NotFound(f"the versioned store {self.name!r} has been removed from the catalog {self.catalog.url}") from exc
-                await turn.lost(f"the state of {self.url}", exc)
+                if moment is not begin:
+                    await turn.lost(f"the state of {self.url}", exc)
                 moment = await self.now()
                 continue
             turn.won()
@@ -258,16 +265,18 @@ class VersionedStore:
     ) -> str:
         await self.files.storage.probe()
         turn = self._contention.turn(self.name)
+        await turn.start()
         moment = begin if begin is None or _is_tip(session, begin.state) else await self.now()
         for left in range(tries if solver is not None else 0, -1, -1):
             try:
-                return await self._commit_once(session, moment, message, metadata)
+                return await self._commit_once(session, moment, message, metadata, turn)
             except _BranchMoved as exc:
                 if solver is None:
                     raise await self._why_not(session, exc.state) from exc
                 if not left:
                     raise ConflictError(f"{exc}: others were first {tries} times. Nothing was changed; commit again") from exc
-                await turn.lost(f"branch {session.branch!r} of {self.url}", exc)
+                if moment is not begin:  # a session that is old has lost no race
+                    await turn.lost(f"branch {session.branch!r} of {self.url}", exc)
             moment = await self.now()
             await rebase(session, moment.state, solver, self.url)
         raise AssertionError("the last attempt ends")
@@ -293,7 +302,9 @@ class VersionedStore:
         await rebase(session, moment.state, solver, self.url)
         return moment
 
-    async def _commit_once(self, session: Session, begin: Moment | None, message: str, metadata: Mapping[str, Any] | None) -> str:
+    async def _commit_once(
+        self, session: Session, begin: Moment | None, message: str, metadata: Mapping[str, Any] | None, turn: Turn
+    ) -> str:
         branch = session.branch
         assert branch is not None
         planned_chunks = session.gatherer.plan()
@@ -326,7 +337,7 @@ class VersionedStore:
             return state.committed(snapshot, branch)
 
         try:
-            await self.change(change, begin, store)
+            await self.change(change, begin, store, turn)
         except BaseException as exc:
             if not is_stored:
                 session.gatherer.take_back(planned_chunks)

@@ -1,0 +1,34 @@
+"""Repositories do what a model of dictionaries says, whatever several sessions do.
+
+``SHARDSTORE_EXAMPLES`` raises the number of examples.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+
+import hypothesis
+import pytest
+from hypothesis.stateful import run_state_machine_as_test
+
+from shardstore.snapshots import Repository
+from shardstore.testing.repository_machine import RepositoryMachine
+
+EXAMPLES = int(os.environ.get("SHARDSTORE_EXAMPLES", "8"))
+
+pytestmark = [pytest.mark.zarr, pytest.mark.timeout(300 + 20 * EXAMPLES)]
+
+
+class Machine(RepositoryMachine):
+    def create(self) -> Repository:
+        return Repository.create(f"memory://{uuid.uuid4()}", pack=(2, 2), max_memory=4000)
+
+
+def test_sessions_do_what_the_model_says() -> None:
+    run_state_machine_as_test(
+        Machine,
+        settings=hypothesis.settings(
+            max_examples=EXAMPLES, stateful_step_count=20, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
+        ),
+    )

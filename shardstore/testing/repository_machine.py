@@ -303,9 +303,14 @@ class RepositoryMachine(RuleBasedStateMachine):
         others=st.lists(st.lists(operations(), min_size=1, max_size=2), min_size=1, max_size=2),
         solver=st.sampled_from(SOLVERS[1:]),
         rebase_first=st.booleans(),
+        at_one=st.booleans(),
     )
-    def meet(self, changes: list[Operation], others: list[list[Operation]], solver: ConflictDetector, rebase_first: bool) -> None:
-        """Let one session begin, others commit, and the first one commit on top of that."""
+    def meet(
+        self, changes: list[Operation], others: list[list[Operation]], solver: ConflictDetector, rebase_first: bool, at_one: bool
+    ) -> None:
+        """Let one session begin, others commit, and the first one commit on top of that; ``at_one``: what they change is one thing."""
+        if at_one:
+            others = [[replace(change, which=changes[0].which, where=changes[0].where) for change in other] for other in others]
         first = self.begin(0)
         for other in others:
             client = self.begin(0)

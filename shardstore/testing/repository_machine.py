@@ -36,8 +36,7 @@ from shardstore.testing.repository_model import (
 
 NAMES = ("a", "b", "c")
 ATTRIBUTES = ("x", "y", "z")
-SOLVERS: tuple[ConflictDetector | None, ...] = (
-    None,
+SOLVERS: tuple[ConflictDetector, ...] = (
     ConflictDetector(),
     BasicConflictSolver(),
     BasicConflictSolver(on_chunk_conflict="theirs"),
@@ -97,6 +96,28 @@ class Record:
 @st.composite
 def operations(draw: st.DrawFn) -> Operation:
     return Operation(draw(st.sampled_from(_KINDS)), draw(_NUMBER), draw(_NUMBER), draw(st.integers(1, 9)))
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """A session whose branch moves while it changes something."""
+
+    changes: list[Operation]
+    others: list[list[Operation]]
+    """What others commit meanwhile."""
+    solver: ConflictDetector
+    rebase_first: bool
+    """Rebase before the commit."""
+
+
+@st.composite
+def meetings(draw: st.DrawFn) -> Meeting:
+    """Often all change the same array, chunk or attribute."""
+    changes = draw(st.lists(operations(), min_size=1, max_size=3))
+    others = draw(st.lists(st.lists(operations(), min_size=1, max_size=2), min_size=1, max_size=2))
+    if draw(st.booleans()):
+        others = [[replace(change, which=changes[0].which, where=changes[0].where) for change in other] for other in others]
+    return Meeting(changes, others, draw(st.sampled_from(SOLVERS)), draw(st.booleans()))
 
 
 class RepositoryMachine(RuleBasedStateMachine):
@@ -280,12 +301,12 @@ class RepositoryMachine(RuleBasedStateMachine):
 
     # -- commits -------------------------------------------------------------------------------------------------------
 
-    @rule(number=_NUMBER, solver=st.sampled_from(SOLVERS))
+    @rule(number=_NUMBER, solver=st.none() | st.sampled_from(SOLVERS))
     def commit(self, number: int, solver: ConflictDetector | None) -> None:
         if (client := self._client(number)) is not None and client.parent is None:
             self._commit(client, solver)
 
-    @rule(number=_NUMBER, solver=st.sampled_from(SOLVERS[1:]))
+    @rule(number=_NUMBER, solver=st.sampled_from(SOLVERS))
     def rebase(self, number: int, solver: ConflictDetector) -> None:
         client = self._client(number)
         if client is None or client.parent is not None or client.branch not in self.branches:
@@ -298,29 +319,20 @@ class RepositoryMachine(RuleBasedStateMachine):
         assert client.session.snapshot_id == client.snapshot
         self.check(client)
 
-    @rule(
-        changes=st.lists(operations(), min_size=1, max_size=3),
-        others=st.lists(st.lists(operations(), min_size=1, max_size=2), min_size=1, max_size=2),
-        solver=st.sampled_from(SOLVERS[1:]),
-        rebase_first=st.booleans(),
-        at_one=st.booleans(),
-    )
-    def meet(
-        self, changes: list[Operation], others: list[list[Operation]], solver: ConflictDetector, rebase_first: bool, at_one: bool
-    ) -> None:
-        """Let one session begin, others commit, and the first one commit on top of that; ``at_one``: what they change is one thing."""
-        if at_one:
-            others = [[replace(change, which=changes[0].which, where=changes[0].where) for change in other] for other in others]
+    @rule(meeting=meetings())
+    def meet(self, meeting: Meeting) -> None:
+        """Let one session begin, others commit, and the first one commit on top of that."""
+        changes, others, solver = meeting.changes, meeting.others, meeting.solver
         first = self.begin(0)
         for other in others:
             client = self.begin(0)
             for change in other:
                 self.apply(client, change)
-            self._commit(client, SOLVERS[2])
+            self._commit(client, BasicConflictSolver())
             self._forget(client)
         for change in changes:
             self.apply(first, change)
-        if rebase_first and first in self.clients:
+        if meeting.rebase_first:
             self.rebase(self.clients.index(first), solver)
         self._commit(first, solver)
         self._forget(first)

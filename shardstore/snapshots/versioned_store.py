@@ -180,12 +180,14 @@ class VersionedStore:
             except PointerMoved as exc:
                 if exc.now is None:
                     raise NotFound(f"the versioned store {self.name!r} has been removed from the catalog {self.catalog.url}") from exc
+                is_old = moment is begin  # who begins with an old state has lost no race
                 moment = await self._now_after(exc, state)
                 if location not in moment.state.previous:
                     if moment.state.generation - state.generation < MOST_PREVIOUS:  # else nobody remembers
                         await self._remove_unused([location])
-                    await turn.lost(f"the state of {self.url}", exc)
-                    moment = await self.now()
+                    if not is_old:
+                        await turn.lost(f"the state of {self.url}", exc)
+                        moment = await self.now()
                     continue
                 pointer = Pointer(location, state.generation, state.id)  # carried out, and others have gone on from it
             turn.won()
@@ -328,7 +330,8 @@ class VersionedStore:
                     raise await self._why_not(session, exc.state) from exc
                 if not left:
                     raise ConflictError(f"{exc}: others were first {tries} times. Nothing was changed; commit again") from exc
-                await turn.lost(f"branch {session.branch!r} of {self.url}", exc)
+                if moment is not begin:  # a session that is old has lost no race
+                    await turn.lost(f"branch {session.branch!r} of {self.url}", exc)
             moment = await self.rebase(session, solver)
         raise AssertionError("the last attempt ends")
 

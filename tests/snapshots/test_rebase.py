@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import pickle
+import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,12 +16,14 @@ import numpy as np
 import pytest
 import zarr
 
+from shardstore.engine.contention import Contention
 from shardstore.errors import Conflict, InvalidInput, NotFound, StorageError
 from shardstore.model.generation import UNCONDITIONAL, IfGeneration
 from shardstore.model.ranges import EVERYTHING
 from shardstore.snapshots import BasicConflictSolver, ConflictDetector, ConflictError, ConflictType, Repository, Session
 from shardstore.snapshots.catalog import Pointer
 from shardstore.storage.base import Changed, ConditionFailed, Read
+from shardstore.storage.wrappers import Counters
 from tests.snapshots.repositories import create_array, new_repository, read_array, run, traced_repository
 
 pytestmark = pytest.mark.zarr
@@ -461,6 +464,47 @@ def test_a_commit_that_fails_waits_for_its_chunk_files(repo: Repository) -> None
     files.write = write  # type: ignore[method-assign]
     session.commit("ours")
     np.testing.assert_array_equal(read_array(Repository.open(repo._options.url).readonly_session(), "big")[:1024], data)
+
+
+class Waits:
+    """A clock that goes on by a millisecond when it is looked at, and by what is slept."""
+
+    def __init__(self, repo: Repository) -> None:
+        self.now, self.slept = 0.0, list[float]()
+        repo._store._contention = Contention(1000, Counters(), self.clock, self.sleep, random.Random(0))
+
+    def clock(self) -> float:
+        self.now += 0.001
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.slept.append(seconds)
+
+
+def test_sessions_that_are_old_do_not_wait_as_if_they_had_lost_a_race(repo: Repository) -> None:
+    waits = Waits(repo)
+    sessions = [repo.writable_session() for _ in range(20)]
+    for number, session in enumerate(sessions):
+        attribute(f"{number}")(session)
+        session.commit("ours", rebase_with=ConflictDetector())
+    assert sum(waits.slept) < 0.05  # one stop of a client that writes all the time
+
+
+def test_waits_of_a_commit_that_loses_again_and_again_stay_short(repo: Repository) -> None:
+    """Seconds that were waited are not taken for seconds that an attempt takes: waits would double with every loss."""
+    waits = Waits(repo)
+    session = repo.writable_session()
+    chunk(0)(session)
+    let_others_be_first(repo, [attribute(f"{number}") for number in range(12)])
+    session.commit("ours", rebase_with=ConflictDetector())
+    assert len(waits.slept) >= 11
+    assert max(waits.slept) < 0.2
+    for number in range(3):
+        session = repo.writable_session()
+        chunk(number)(session)
+        session.commit("ours", rebase_with=ConflictDetector())
+    assert max(waits.slept) < 0.2
 
 
 # -- what was read -----------------------------------------------------------------------------------------------------

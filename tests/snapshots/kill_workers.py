@@ -1,0 +1,43 @@
+"""Processes that commit to a local repository until they are killed."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any
+
+import numpy as np
+import zarr
+
+from shardstore.snapshots import BasicConflictSolver, Repository
+
+ARRAYS, CHUNKS, CHUNK = ("a", "b", "g/c"), 2, 128
+"""Each chunk is a KiB, so that it goes into a chunk file."""
+
+
+def create(url: str) -> None:
+    repo = Repository.create(url, fsync=False)
+    with repo.transaction(message="arrays", metadata={"value": 0}) as store:
+        zarr.create_group(store, path="g")
+        for path in ARRAYS:
+            zarr.create_array(store, name=path, shape=(CHUNKS * CHUNK,), chunks=(CHUNK,), dtype="i8", compressors=None)
+
+
+def commit_for_ever(url: str, acknowledged: str, first: int) -> None:
+    """Write one value after the other into all chunks, and note each in a file once it is committed."""
+    rng = random.Random(first)
+    repo = Repository.open(url, fsync=False, pack=rng.choice([None, "auto", (2,)]), max_memory=rng.choice([1, 3000, 1 << 20]))
+    with open(acknowledged, "ab", buffering=0) as file:
+        for value in range(first, first + 1_000_000):
+            session = repo.writable_session()
+            for path in ARRAYS:
+                zarr.open_array(session.store, path=path, mode="r+")[:] = value
+            session.commit(f"{value}", {"value": value}, rebase_with=BasicConflictSolver())
+            os.write(file.fileno(), b"%d\n" % value)
+
+
+def value_of(session: Any) -> int:
+    """Return the value that all chunks of a snapshot have. Raises ``AssertionError`` if they have several."""
+    found = {int(value) for path in ARRAYS for value in np.asarray(zarr.open_array(session.store, path=path, mode="r")[:])}
+    assert len(found) == 1, f"snapshot {session.snapshot_id} is torn: {found}"
+    return found.pop()

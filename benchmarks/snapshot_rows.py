@@ -79,7 +79,7 @@ def _commits(repository: Any, place: Path, path: str, chunk: tuple[int, ...]) ->
         values = rng.integers(0, 2**16, chunk).astype("uint16")
         before = _files(place)
         clock = Clock()
-        _commit_one_chunk(repository, path, tuple(rng.integers(0, 5, len(chunk)).tolist()), chunk, values)
+        _commit_one_chunk(repository, path, tuple(rng.integers(1, 5, len(chunk)).tolist()), chunk, values)
         run = clock.read()
         written = _written(before, _files(place))
         run |= {"nbytes": sum(written.values()), "objects": len(written)}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -43,7 +42,7 @@ class Scale:
     """The chunks of the array of 10⁴."""
     chunks: tuple[int, int, int] = (20, 20, 50)
     """Of 4 KiB each, in one commit."""
-    commits: int = 10
+    commits: int = 5
     """By each writer."""
     writers: int = 16
     manifests: int = 100
@@ -108,7 +107,10 @@ def in_turn(name: str, place: Path, rounds: int, which: Sequence[str], **argumen
     for number in range(rounds):
         for side in which if number % 2 == 0 else reversed(which):
             runs[side].append(in_process(name, place, side, **arguments))
-    return {side: {what: statistics.median(run[what] for run in some) for what in some[0]} for side, some in runs.items()}
+    found = {side: rows.medians(some) for side, some in runs.items()}
+    for side, result in found.items():
+        print(f"    {side}: " + ", ".join(f"{what} {value:.4g}" for what, value in result.items()), file=sys.stderr, flush=True)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,7 @@ def measure(scale: Scale, place: Path) -> Measured:
     grid, both = (scale.side,) * 3, (OURS, PEER)
     in_process("make", place, "", grid=grid, small=scale.small)
     manifest_nbytes = sum(path.stat().st_size for path in (place / "ours/m").iterdir())
+    counted = in_process("counted", place, OURS)
     found = {
         "open_million": in_turn("open_million", place, scale.rounds, both),
         "set_million": in_turn("set_million", place, scale.rounds, (OURS, OURS_FSYNC, PEER), grid=grid),
@@ -137,7 +140,6 @@ def measure(scale: Scale, place: Path) -> Measured:
     for branches, processes in KINDS:
         arguments = {"commits": scale.commits, "count": scale.writers, "branches": branches, "processes": processes}
         found[f"writers {branches} {processes}"] = in_turn("writers", place, scale.rounds, both, **arguments)
-    counted = in_process("counted", place, OURS)
     found["rename_million"] = in_turn("rename_million", place, scale.rounds, both)
     many = int(in_process("make_many", place, OURS, along=scale.side, manifests=scale.manifests)["references"])
     many_nbytes = sum(path.stat().st_size for path in (place / "many/m").iterdir())
@@ -240,6 +242,7 @@ def bars_of(found: Measured, scale: Scale) -> list[Bar]:
 
 def page(found: Measured, bars: Sequence[Bar], scale: Scale, where: str) -> str:
     """Return the tables."""
+    counted = found.counted
     packages = versions(["shardstore", "icechunk", "zarr", "pyarrow", "numpy"])
     lines = [
         TABLES,
@@ -264,10 +267,10 @@ def page(found: Measured, bars: Sequence[Bar], scale: Scale, where: str) -> str:
     lines += [
         "",
         (
-            f"Requests of shardstore at {scale.side**3:,} references: {_shown(found.counted['open_requests'])} "
-            f"to open and read the first chunk ({found.counted['open_nbytes']:,.0f} bytes); a commit of one chunk writes {_shown(found.counted['commit_writes'])} objects "
-            f"({found.counted['commit_nbytes']:,.0f} bytes) and reads {_shown(found.counted['commit_reads'])}. "
-            f"The {found.many:,} references have {found.many_manifest_nbytes / 2**20:,.0f} MiB of manifests, and are opened in "
+            f"Requests of shardstore at {scale.side**3:,} references: {_shown(counted['open_requests'])} to open and read the first chunk "
+            f"({counted['open_nbytes']:,.0f} bytes); a commit of one chunk writes {_shown(counted['commit_writes'])} objects "
+            f"({counted['commit_nbytes']:,.0f} bytes) and reads {_shown(counted['commit_reads'])}. The {found.many:,} references have "
+            f"{found.many_manifest_nbytes / 2**20:,.0f} MiB of manifests, and are opened in "
             f"{_ms(found.rows['open_many'][OURS]['cpu'])} of processor time."
         ),
         "",

@@ -13,6 +13,7 @@
 #   make bench-page        docs/evidence/benchmarks.md and benchmark-tables.md of the results in build/bench
 #   make bench-pack        packing 20,000 chunks, beside plain loops, zarr-python and tensorstore, five minutes (docs/howto/pack.md)
 #   make bench-references  references written and read beside fsspec and bare loops, ten minutes (docs/evidence/references.md)
+#   make bench-snapshots   versioned stores beside icechunk, half an hour (docs/evidence/snapshots.md)
 #   make bench-transport   s3fs and gcsfs beside obstore, ten minutes (docs/howto/storages.md)
 #   make readers           which programs read what is written, each in an environment of its own, ten minutes (docs/evidence/readers.md)
 #   make check             formatting, lints, types, layer contracts
@@ -42,7 +43,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-all torture simulate zarr-suite safety bench bench-here bench-full bench-full-here bench-page bench-page-here bench-pack \
-	bench-references bench-transport readers check wheel-test clean
+	bench-references bench-snapshots bench-transport readers check wheel-test clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -150,6 +151,9 @@ bench-pack: $(VENV)/.installed-test
 
 bench-references: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/references.py --page docs/evidence/references.md $(BENCHARGS)
+
+bench-snapshots: $(VENV)/.installed-test
+	$(BIN)/python benchmarks/snapshots.py --page docs/evidence/snapshots.md $(BENCHARGS)
 
 bench-transport: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/transport.py $(BENCHARGS)

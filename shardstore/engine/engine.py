@@ -27,7 +27,7 @@ from shardstore.engine.moving import NodeAccess, copy_nodes, move_between
 from shardstore.engine.options import V3, EngineOptions
 from shardstore.engine.own_shards import Sight, chunks_in_shards, held_back, look
 from shardstore.engine.pinned import HeldValue, OpenValue, pin
-from shardstore.engine.reading.chunk_parts import ChunkParts, PartReads, ReadsInThreads
+from shardstore.engine.reading.chunk_parts import ChunkParts, KeepsChunks, PartReads, ReadsInThreads
 from shardstore.engine.reading.listing import ListedBatch, ListedDir, Listing, directly_below
 from shardstore.engine.reading.page_cache_read import PageCacheReader, ReadsPageCache
 from shardstore.engine.reading.prefetching import prefetch
@@ -156,6 +156,7 @@ class Engine(KeyedStore):
         self._part_reads: PartReads | None = None
         if isinstance(storage, ReadsInThreads):
             self._part_reads = PartReads(storage, self.hierarchy, self._indices, self._reader, limits, self.counters)
+        self._chunks: KeepsChunks | None = storage if isinstance(storage, KeepsChunks) else None
         self._versions = VersionReader(shown, self._values, self._reader)
         self._listing = Listing(shown, self.hierarchy, self._reader)
         self._erasing = Erasing(shown, self.hierarchy, self._indices, self._listing, self._reader, self._writer)
@@ -195,6 +196,8 @@ class Engine(KeyedStore):
     @property
     def reads_parts(self) -> bool:
         """Return whether ``chunk_parts`` is worth asking; from any thread."""
+        if self._chunks is not None:
+            return self.held is None and self._chunks.divides_chunks()
         return self._part_reads is not None and self._part_reads.is_of_use and self.held is None and not self._is_draft
 
     def known_parts(self, keys: Sequence[str], threads: int) -> ChunkParts | LocatedChunks | None:
@@ -205,6 +208,9 @@ class Engine(KeyedStore):
 
     async def chunk_parts(self, keys: Sequence[str], threads: int, located: LocatedChunks | None = None) -> ChunkParts | None:
         """Return whole chunks in parts that so many threads read; ``None`` if ``get_many`` has to be asked for them."""
+        if self._chunks is not None and self.reads_parts:
+            check_keys(keys)
+            return await self._chunks.chunk_parts(keys, threads, self.counters)
         if self._part_reads is None or not self.reads_parts:
             return None
         check_keys(keys)
@@ -214,6 +220,8 @@ class Engine(KeyedStore):
         """Return values as ``KeyedStore.get_many`` does. ``located`` are their chunks, if ``locate_chunks`` has found them."""
         overlay = self.held
         if overlay is None:
+            if self._chunks is not None and (chunks := await self._get_chunks(self._chunks, requests)) is not None:
+                return chunks
             return await self._values.get_many(requests, located)
         values: list[Value] = [None] * len(requests)
         below: list[int] = []
@@ -225,6 +233,14 @@ class Engine(KeyedStore):
         for i, value in zip(below, await self._values.get_many([requests[i] for i in below]), strict=True):
             values[i] = value
         return values
+
+    async def _get_chunks(self, chunks: KeepsChunks, requests: Sequence[KeyRequest]) -> list[Value] | None:
+        """Return whole chunks of one array; ``None`` if something else is wanted."""
+        if len(requests) < 2 or any(request is not EVERYTHING for _, request in requests):
+            return None
+        keys = [key for key, _ in requests]
+        check_keys(keys)
+        return await chunks.chunk_values(keys)
 
     def keep_versions(self) -> None:
         """Keep, from now on, the versions of chunks that commits of this process do not change: somebody asks for them."""
@@ -523,10 +539,10 @@ class Engine(KeyedStore):
         Raises:
             ShardStoreError: an array's document cannot be read.
         """
-        return None if self.held is not None else await self.hierarchy.locate_together(keys, for_write=False)
+        return None if self.held is not None or self._chunks is not None else await self.hierarchy.locate_together(keys, for_write=False)
 
     async def shard_groups(self, keys: Sequence[str]) -> Sequence[Sequence[int]]:
-        if self.held is not None:
+        if self.held is not None or self._chunks is not None:
             return [[i] for i in range(len(keys))]
         if (together := await self.locate_chunks(keys)) is not None:
             return [numbers.tolist() for numbers in together.numbers()]

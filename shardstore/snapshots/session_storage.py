@@ -6,12 +6,13 @@ What is written is seen at once by whoever reads through the same session, and b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from shardstore.engine.reading.chunk_parts import MOST_OBJECT_BYTES, MOST_OBJECTS, ChunkParts, ReadsInThreads, divide
 from shardstore.errors import Corruption, InvalidInput, ReadOnly, ShardStoreError
 from shardstore.format.snapshots.file_names import CHUNKS, encode_id
 from shardstore.format.snapshots.manifest import GONE, INLINE
@@ -47,6 +48,7 @@ from shardstore.storage.base import (
 from shardstore.storage.fallbacks import ReadsAndWrites, check_directory
 from shardstore.storage.requests.body import joined
 from shardstore.storage.requests.conditions import check_deletion
+from shardstore.storage.wrappers import Counters
 
 T = TypeVar("T")
 
@@ -206,31 +208,99 @@ class SessionStorage(ReadsAndWrites):
         reads: Sequence[Read],
         outcomes: list[ReadOutcome],
     ) -> None:
-        """Read chunks that lie in files: neighbours share a request, and all requests are one round."""
+        """Read what is wanted of chunks that lie in files."""
         starts, ends = _wanted(places, stored, [reads[number] for number in numbers])
-        files = places.file[stored]
-        groups = [(int(file), np.flatnonzero(files == file)) for file in np.unique(files)]
+        found = await self._read_spans(places, stored, starts, ends, [reads[number].key for number in numbers])
+        for number, place, view in zip(numbers, stored.tolist(), found, strict=True):
+            if isinstance(view, ShardStoreError):
+                outcomes[number] = Failed(view)
+                continue
+            nbytes = int(places.nbytes[place])
+            inside = [resolve(request, nbytes) for request in reads[number].ranges]
+            begin = min((one.start for one in inside), default=0)
+            buffers = tuple(view[one.start - begin : one.end - begin] for one in inside)
+            outcomes[number] = Found(Generation(_token(places, place, int(places.file[place]))), nbytes, buffers)
+
+    async def _read_spans(
+        self,
+        places: Places,
+        stored: npt.NDArray[np.intp],
+        starts: npt.NDArray[np.int64],
+        ends: npt.NDArray[np.int64],
+        keys: Sequence[str],
+    ) -> list[memoryview | ShardStoreError]:
+        """Read these bytes of the file of each chunk: neighbours share a request, and all requests are one round."""
+        groups = list(_by_file(places.file[stored]))
         plans = [coalesce_all(starts[within], ends[within], self._limits) for _, within in groups]
         asked = [(places.files[file], plan.requests, places.checks.get(file)) for (file, _), plan in zip(groups, plans, strict=True)]
         answers = await self._virtual.read(asked)
+        found: list[memoryview | ShardStoreError] = [memoryview(b"")] * len(stored)
+        lengths = (ends - starts).tolist()
         for (file, within), plan, answer in zip(groups, plans, answers, strict=True):
-            name = places.files[file]
             if isinstance(answer, ShardStoreError):
                 for at in within.tolist():
-                    outcomes[numbers[at]] = Failed(answer)
+                    found[at] = answer
                 continue
             for at, data in zip(within.tolist(), plan.cut(answer), strict=True):
-                number, place = numbers[at], int(stored[at])
-                read = reads[number]
-                nbytes = int(places.nbytes[place])
-                if len(data) != int(ends[at] - starts[at]):
-                    outcomes[number] = Failed(_cut_off(read.key, name, self.url))
-                    continue
-                view = memoryview(data)
-                inside = [resolve(request, nbytes) for request in read.ranges]
-                begin = min((one.start for one in inside), default=0)
-                buffers = tuple(view[one.start - begin : one.end - begin] for one in inside)
-                outcomes[number] = Found(Generation(_token(places, place, file)), nbytes, buffers)
+                is_whole = len(data) == lengths[at]
+                found[at] = memoryview(data) if is_whole else _cut_off(keys[at], places.files[file], self.url)
+        return found
+
+    # -- many chunks of one array, for the engine ------------------------------------------------------------------------
+
+    def divides_chunks(self) -> bool:
+        below = self.session.files.storage
+        return isinstance(below, ReadsInThreads) and below.reads_in_threads()
+
+    async def chunk_parts(self, keys: Sequence[str], threads: int, counters: Counters) -> ChunkParts | None:
+        below, places = self.session.files.storage, await self._places_of_all(keys)
+        if places is None or not isinstance(below, ReadsInThreads):
+            return None
+        divided = ChunkParts(below, counters, [], [], np.flatnonzero(~places.exists).tolist(), [])
+        ends = places.offset + places.nbytes
+        is_own = np.array([isinstance(file, bytes) for file in places.files], dtype=np.bool_)
+        in_files = (places.file >= 0) & (places.nbytes > 0) & (ends < MOST_OBJECT_BYTES)
+        in_files[in_files] = is_own[places.file[in_files]]
+        divided.others.extend(np.flatnonzero(places.exists & ~in_files).tolist())
+        numbers = np.flatnonzero(in_files)
+        groups = list(_by_file(places.file[numbers]))
+        if not groups or len(groups) > MOST_OBJECTS:
+            return divided if not groups else None
+        objects = [(CHUNKS + file_name(places.files[file]), None) for file, _ in groups]
+        of_object = np.zeros(len(numbers), dtype=np.int64)
+        for at, (_, within) in enumerate(groups):
+            of_object[within] = at
+            divided.shards.append(numbers[within])
+        starts, nbytes = places.offset[numbers].astype(np.int64), places.nbytes[numbers].astype(np.int64)
+        divide(divided, objects, numbers, of_object, starts, nbytes, self._limits.gap_bytes, threads)
+        return divided
+
+    async def chunk_values(self, keys: Sequence[str]) -> list[memoryview | ShardStoreError | None] | None:
+        places = await self._places_of_all(keys)
+        if places is None:
+            return None
+        values: list[memoryview | ShardStoreError | None] = [None] * len(keys)
+        for at in np.flatnonzero(np.isin(places.file, _WITHOUT_REQUESTS)).tolist():
+            values[at] = memoryview(places.data[at])
+        stored = np.flatnonzero(places.file >= 0)
+        if len(stored):
+            starts = places.offset[stored].astype(np.int64)
+            ends = starts + places.nbytes[stored].astype(np.int64)
+            found = await self._read_spans(places, stored, starts, ends, [keys[at] for at in stored.tolist()])
+            for at, value in zip(stored.tolist(), found, strict=True):
+                values[at] = value
+        return values
+
+    async def _places_of_all(self, keys: Sequence[str]) -> Places | None:
+        """Return where chunks of one array are; ``None`` if the keys are others, or it cannot be told."""
+        arrays = self._by_array(keys)
+        if len(arrays) != 1 or len(arrays[0][1]) != len(keys):
+            return None
+        keys_of, _, coords = arrays[0]
+        try:
+            return await self.session.places(keys_of.node, coords)
+        except ShardStoreError:  # reading one by one comes upon it too, and says which
+            return None
 
     async def stat(self, key: str) -> ObjectInfo | None:
         if (path := metadata_path(key)) is not None:
@@ -375,6 +445,15 @@ def _wanted(places: Places, stored: npt.NDArray[np.intp], reads: Sequence[Read])
         first, last = min((one.start for one in inside), default=0), max((one.end for one in inside), default=0)
         starts[at], ends[at] = starts[at] + first, starts[at] + max(first, last)
     return starts, ends
+
+
+def _by_file(files: npt.NDArray[np.int32]) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
+    """Yield the number of each file, and where it is among ``(n,)`` numbers."""
+    order = np.argsort(files, kind="stable")
+    ordered = files[order]
+    begins = np.flatnonzero(np.diff(ordered, prepend=-1)) if len(files) else order
+    for begin, within in zip(begins.tolist(), np.split(order, begins[1:]), strict=True):
+        yield int(ordered[begin]), within
 
 
 def _cut_off(key: str, name: bytes | str, url: str) -> Corruption:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import pickle
 import shutil
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -831,3 +833,20 @@ def test_a_commit_waits_for_chunk_files_that_are_on_their_way(tmp_path: Path, fa
     expected[:32] = DATA[:32]
     expected[40] = DATA[40] if fails else 0
     np.testing.assert_array_equal(read_array(again, "ct"), expected)
+
+
+def test_opening_and_reading_does_not_import_pandas(tmp_path: Path) -> None:
+    """It takes longer than all the rest, and pyarrow imports it where it is asked for numpy's arrays."""
+    repo = Repository.create(tmp_path / "repo", fsync=False)
+    session = repo.writable_session()
+    create_array(session, "a", np.arange(40), (1,))
+    session.commit("numbers")
+    program = (
+        "import sys\n"
+        "import zarr\n"
+        "from shardstore.snapshots import Repository\n"
+        "store = Repository.open(sys.argv[1]).readonly_session('main').store\n"
+        "assert zarr.open_array(store, path='a', mode='r')[...].sum() == 780\n"
+        "assert 'pandas' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program, tmp_path / "repo"], check=True)

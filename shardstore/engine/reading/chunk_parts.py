@@ -21,6 +21,7 @@ from shardstore.engine.reading.shard_chunks import group_located
 from shardstore.errors import ShardStoreError
 from shardstore.format.shard_index import Places, places_in
 from shardstore.model.coalescing import ReadLimits, coalesce_all
+from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange
 from shardstore.storage.base import Found, Read, ReadOutcome
 from shardstore.storage.wrappers import Counters
@@ -29,8 +30,8 @@ Ints = npt.NDArray[np.int64]
 
 _PARTS_A_THREAD = 4  # so that threads end at about the same time
 _STRIDE = 2**44  # between the bytes of one shard and of the next, where they are numbered together
-_MOST_OBJECT_BYTES = _STRIDE // 2
-_MOST_SHARDS = 2**18
+MOST_OBJECT_BYTES = _STRIDE // 2
+MOST_OBJECTS = 2**18
 
 _Index = tuple[CachedIndex | ShardStoreError | None, bool]
 """The index of a shard, and whether it was read just now."""
@@ -52,6 +53,20 @@ class ReadsInThreads(Protocol):
         """Read as ``Storage.read`` does."""
 
 
+@runtime_checkable
+class KeepsChunks(Protocol):
+    """A storage of chunks that is not asked by the key: it finds many at once by itself, and each is an object to it, not a shard."""
+
+    def divides_chunks(self) -> bool:
+        """Return whether ``chunk_parts`` is worth asking."""
+
+    async def chunk_parts(self, keys: Sequence[str], threads: int, counters: Counters) -> ChunkParts | None:
+        """Return whole chunks in parts for so many threads; ``None`` if the engine has to be asked for all."""
+
+    async def chunk_values(self, keys: Sequence[str]) -> list[memoryview | ShardStoreError | None] | None:
+        """Return whole chunks of one array, ``None`` for one that is not there; ``None`` instead of a list if the keys are others."""
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """Some chunks of one version of a shard."""
@@ -63,6 +78,8 @@ class Part:
     read: Read
     places: list[tuple[int, int, int]]
     """For each chunk: the range of the read that it lies in, and its first and last byte there, the last one exclusive."""
+    ranges: tuple[ByteRange, ...]
+    """The ranges of the read."""
     nbytes: int
     """The bytes of all ranges together."""
 
@@ -94,6 +111,8 @@ class ChunkParts:
         if not isinstance(outcome, Found):
             return None
         buffers = outcome.buffers
+        if any(len(buffer) != asked.end - asked.start for buffer, asked in zip(buffers, part.ranges, strict=True)):
+            return None  # the object is cut off
         self.counters.add(requests=len(buffers), bytes_read=sum(map(len, buffers)), chunks_read=len(part.numbers))
         return [buffers[at][first:last] for at, first, last in part.places]
 
@@ -119,6 +138,9 @@ class PartLimits:
     """The allocator keeps as many bytes for the next part."""
 
 
+PART_LIMITS = PartLimits()
+
+
 class PartReads:
     """The batches of one store."""
 
@@ -130,7 +152,7 @@ class PartReads:
         self._indices = indices
         self._reader = reader
         self._gap_bytes = limits.gap_bytes
-        self.part_limits = PartLimits()
+        self.part_limits = PART_LIMITS
         self._counters = counters
         self.is_of_use = True
         """False once it was found out that the storage is better read in another way."""
@@ -175,11 +197,11 @@ class PartReads:
         for key, numbers, (index, is_current) in zip(located.shard_keys, located.numbers(), indices, strict=True):
             if index is None:
                 divided.missing.extend(numbers.tolist())
-            elif isinstance(index, ShardStoreError) or index.object_nbytes > _MOST_OBJECT_BYTES:
+            elif isinstance(index, ShardStoreError) or index.object_nbytes > MOST_OBJECT_BYTES:
                 divided.others.extend(numbers.tolist())
             else:
                 shards.append(_Indexed(key, numbers, located.slots[numbers], index, is_current))
-        if shards and len(shards) <= _MOST_SHARDS:
+        if shards and len(shards) <= MOST_OBJECTS:
             _add_parts(divided, shards, self._gap_bytes, self.part_limits, threads)
         elif shards:
             return None
@@ -201,16 +223,34 @@ def _add_parts(divided: ChunkParts, shards: list[_Indexed], gap_bytes: int, limi
         there = keep[of_shard] & places.exists
         numbers, of_shard, starts, nbytes = numbers[there], of_shard[there], starts[there], nbytes[there]
     divided.shards.extend(shard.numbers for shard in shards)
-    if not len(numbers):
-        return
+    if len(numbers):
+        objects = [(shard.key, shard.index.generation) for shard in shards]
+        divide(divided, objects, numbers, of_shard, starts, nbytes, gap_bytes, threads, limits)
+
+
+def divide(
+    divided: ChunkParts,
+    objects: Sequence[tuple[str, Generation | None]],
+    numbers: Ints,
+    of_object: Ints,
+    starts: Ints,
+    nbytes: Ints,
+    gap_bytes: int,
+    threads: int,
+    limits: PartLimits = PART_LIMITS,
+) -> None:
+    """Add parts with chunks of these numbers, at least one; each lies somewhere in one of ``objects``, given by key and version.
+
+    Objects are shorter than ``MOST_OBJECT_BYTES``.
+    """
     part_nbytes = min(limits.most_bytes, max(limits.least_bytes, int(nbytes.sum()) // (_PARTS_A_THREAD * threads)))
-    starts = starts + of_shard * _STRIDE
+    starts = starts + of_object * _STRIDE
     coalesced = coalesce_all(starts, starts + nbytes, ReadLimits(gap_bytes, part_nbytes))
     requests, of_request = coalesced.requests, coalesced.of_request
     bases = np.array([request.start for request in requests], dtype=np.int64)
     lengths = np.array([request.end for request in requests], dtype=np.int64) - bases
     # Several requests of a shard are one part where they are as short together as one may be, about.
-    of_part = (bases // _STRIDE) * _MOST_OBJECT_BYTES + (np.cumsum(lengths) - lengths) // part_nbytes
+    of_part = (bases // _STRIDE) * MOST_OBJECT_BYTES + (np.cumsum(lengths) - lengths) // part_nbytes
     in_order = np.argsort(of_request, kind="stable")
     of_request = of_request[in_order]
     firsts = coalesced.offsets()[in_order]
@@ -220,11 +260,11 @@ def _add_parts(divided: ChunkParts, shards: list[_Indexed], gap_bytes: int, limi
     for begin, end in zip(begins, [*begins[1:], len(which)], strict=True):
         low, high = whose[begin], whose[end - 1]
         number = requests[low].start // _STRIDE
-        base, shard = number * _STRIDE, shards[number]
+        base, (key, generation) = number * _STRIDE, objects[number]
         ranges = tuple([ByteRange(request.start - base, request.end - base) for request in requests[low : high + 1]])
         within = [(at - low, first, last) for at, first, last in zip(whose[begin:end], froms[begin:end], lasts[begin:end], strict=True)]
         nbytes_read = sum([part.end - part.start for part in ranges])
-        divided.parts.append(Part(number, which[begin:end], Read(shard.key, ranges, shard.index.generation), within, nbytes_read))
+        divided.parts.append(Part(number, which[begin:end], Read(key, ranges, generation), within, ranges, nbytes_read))
 
 
 def _that_are_read(shards: Sequence[_Indexed], of_shard: Ints, places: Places) -> npt.NDArray[np.bool_]:

@@ -157,7 +157,7 @@ def decode_table(table: pa.Table, ndims: Mapping[int, int]) -> dict[int, ChunkRe
     Raises:
         Corruption: a row contradicts itself, or the order of rows is wrong.
     """
-    ids = table["array_id"].to_numpy()
+    ids = _numbers(table["array_id"], np.uint32)
     if not len(ids):
         return {}
     if (ids[1:] < ids[:-1]).any():
@@ -220,13 +220,10 @@ def _by_file(refs: ChunkRefs, values: Sequence[Any], kind: pa.DataType) -> pa.Ar
 
 
 def _refs_of(rows: pa.Table, ndim: int) -> ChunkRefs:
-    import pyarrow as pa  # an extra
-    import pyarrow.compute as pc
-
     n = len(rows)
     coords = _coords_of(rows["coord"].combine_chunks(), n, ndim)
     inline_column, ids, paths = (rows[name].combine_chunks() for name in ("inline_data", "chunk_id", "virtual_path"))
-    given = [column.is_valid().to_numpy(zero_copy_only=False) for column in (inline_column, ids, paths)]
+    given = [_is_valid(column) for column in (inline_column, ids, paths)]
     if (np.sum(given, axis=0) > 1).any():
         raise Corruption(f"a chunk of a manifest is in two places: row {int(np.flatnonzero(np.sum(given, axis=0) > 1)[0])} of its array")
     file = np.full(n, GONE, dtype=np.int32)
@@ -235,16 +232,35 @@ def _refs_of(rows: pa.Table, ndim: int) -> ChunkRefs:
     for column, is_given in zip((ids, paths), given[1:], strict=True):
         if is_given.any():
             encoded = column.dictionary_encode()
-            numbers = pc.fill_null(encoded.indices, 0).to_numpy(zero_copy_only=False)
+            numbers = _numbers(encoded.indices, np.int32)
             file[is_given] = len(files) + numbers[is_given]
             files += encoded.dictionary.to_pylist()
     for one in files:
         if isinstance(one, bytes) and len(one) != ID_NBYTES:
             raise Corruption(f"the id of a chunk file has {len(one)} bytes, and not {ID_NBYTES}: {one!r}")
     inline = {int(row): inline_column[int(row)].as_py() for row in np.flatnonzero(given[0])}
-    offset = pc.fill_null(rows["offset"], pa.scalar(0, pa.uint64())).to_numpy()
-    nbytes = rows["length"].to_numpy().astype(np.uint64)
+    offset = _numbers(rows["offset"], np.uint64)
+    nbytes = _numbers(rows["length"], np.uint64 if rows["length"].type.bit_width == 64 else np.uint32).astype(np.uint64)
     return ChunkRefs(coords, file, offset, nbytes, files, inline, _checks_of(rows, file))
+
+
+def _numbers(column: pa.Array | pa.ChunkedArray, dtype: type[np.generic]) -> npt.NDArray[Any]:
+    """Return a column of numbers of this type, 0 where they are null. ``to_numpy`` would import pandas, if it is installed."""
+    array = column.combine_chunks() if hasattr(column, "combine_chunks") else column
+    data = array.buffers()[1]
+    if data is None:
+        return np.zeros(len(array), dtype=dtype)
+    values = np.frombuffer(data, dtype=dtype)[array.offset : array.offset + len(array)]
+    return values if not array.null_count else np.where(_is_valid(array), values, dtype())
+
+
+def _is_valid(array: pa.Array) -> npt.NDArray[np.bool_]:
+    """Return which of ``(n,)`` values are not null."""
+    bits = array.buffers()[0]
+    if bits is None:
+        return np.full(len(array), not array.null_count)
+    there = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")[array.offset : array.offset + len(array)]
+    return there.astype(np.bool_)
 
 
 def _coords_of(column: pa.Array, n: int, ndim: int) -> npt.NDArray[np.uint64]:

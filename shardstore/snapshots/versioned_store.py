@@ -180,7 +180,7 @@ class VersionedStore:
                 if exc.now is None:
                     raise NotFound(f"the versioned store {self.name!r} has been removed from the catalog {self.catalog.url}") from exc
                 moment = await self._now_after(exc, state)
-                if location not in moment.state.previous:
+                if location not in (moment.pointer.location, *moment.state.previous):
                     if moment.state.generation - state.generation < MOST_PREVIOUS:  # else nobody remembers
                         await self._remove_unused([location])
                     await turn.lost(f"the state of {self.url}", exc)

@@ -124,7 +124,7 @@ class Repository:
         self._store = VersionedStore(
             files, catalog, check_store_name(name), draft=options.schema == "draft", writer=f"shardstore {__version__}"
         )
-        self._virtual = VirtualFiles(storage, options.virtual_prefixes, options.virtual_options)
+        self._virtual = VirtualFiles(files.storage, options.virtual_prefixes, options.virtual_options)
 
     # -- opening -------------------------------------------------------------------------------------------------------
 

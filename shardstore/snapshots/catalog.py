@@ -13,6 +13,7 @@ with D1 and D2.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -23,6 +24,7 @@ from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Gen
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import ConditionFailed, Failed, Found, Read, Storage
 from shardstore.storage.requests.outcomes import PROBE_PREFIX
+from shardstore.storage.wrappers import CheckedStorage
 
 DEFAULT_NAME = "catalog"
 """The name of a store's pointer in a catalog of its own."""
@@ -108,6 +110,7 @@ class StorageCatalog:
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
+        self._checked: Storage = CheckedStorage(storage)
 
     def __repr__(self) -> str:
         return f"StorageCatalog({self.storage!r})"
@@ -118,7 +121,7 @@ class StorageCatalog:
 
     async def get(self, name: str) -> Pointer | None:
         key = _key_of(name)
-        (outcome,) = await self.storage.read([Read(key, (EVERYTHING,), most_nbytes=_MOST_NBYTES)])
+        (outcome,) = await self._checked.read([Read(key, (EVERYTHING,), most_nbytes=_MOST_NBYTES)])
         if isinstance(outcome, Failed):
             raise outcome.error
         if not isinstance(outcome, Found):
@@ -138,58 +141,59 @@ class StorageCatalog:
                 version = _version_of(name, self.url, now, before)
             condition = IfGeneration(version)
         data = dumps({"location": after.location, "generation": after.generation, "id": after.store_id})
+        lost: WriteOutcomeUnknown | None = None
         for _ in range(_TRIES):
             try:
-                version = await self.storage.write(key, [data], len(data), condition)
+                version = await self._checked.write(key, [data], len(data), condition)
             except (ConditionFailed, WriteOutcomeUnknown) as exc:
                 now = await self._now(name, exc)
                 if now == after:  # carried out, and its answer lost
                     return now
                 if now != before:
                     raise moved(name, self.url, now) from exc
-                if isinstance(exc, WriteOutcomeUnknown):
-                    raise
-                # The same pointer in another version: the object was written again, as a backup that is restored is.
+                lost = _lost_once(lost, exc)
+                # If it is in another version, the object was written again, as a backup that is restored is.
                 condition = IF_ABSENT if now is None or now.version is None else IfGeneration(now.version)
-                refused = exc
             else:
                 return Pointer(after.location, after.generation, after.store_id, version)
-        raise _refuses(name, self.url) from refused
+        raise lost or _refuses(name, self.url)
 
     async def delete(self, name: str, before: Pointer) -> None:
         able = await self._check_able()
         version = before.version
         if version is None or not able.conditional_delete:
             version = _version_of(name, self.url, await self.get(name), before)
+        lost: WriteOutcomeUnknown | None = None
         for _ in range(_TRIES):
             # Where DELETE has no conditions, a swap that comes between is lost: the caller removes all files too, and has been asked.
             condition = IfGeneration(version) if able.conditional_delete else UNCONDITIONAL
             try:
-                is_done = await self.storage.delete(_key_of(name), condition)
+                is_done = await self._checked.delete(_key_of(name), condition)
             except (ConditionFailed, WriteOutcomeUnknown) as exc:
                 now = await self._now(name, exc)
-                if isinstance(exc, WriteOutcomeUnknown):
-                    if now is None or now.store_id != before.store_id:  # it is gone; another store may be there by now
-                        return
-                    if now == before:
-                        raise
+                is_gone = now is None or now.store_id != before.store_id  # another store may be there by now
+                if is_gone and (lost is not None or isinstance(exc, WriteOutcomeUnknown)):
+                    return
                 version = _version_of(name, self.url, now, before)
-                refused = exc
+                lost = _lost_once(lost, exc)
             else:
-                if not is_done and able.conditional_delete:  # else it was there just before, and may be gone by this request, sent twice
+                # Without conditions, it was there just before, and may be gone by this request, sent twice.
+                if not is_done and able.conditional_delete and lost is None:
                     raise moved(name, self.url, None)
                 return
-        raise _refuses(name, self.url) from refused
+        raise lost or _refuses(name, self.url)
 
     async def list(self) -> AsyncIterator[str]:
-        for info in (await self.storage.list_dir("")).objects:
+        for info in (await self._checked.list_dir("")).objects:
             if info.key.endswith(_SUFFIX) and not info.key.startswith(PROBE_PREFIX):
                 yield info.key.removesuffix(_SUFFIX)
 
     async def _now(self, name: str, failure: Exception) -> Pointer | None:
         """Return the pointer that is there after a request has failed that was to change it. Raises ``WriteOutcomeUnknown``."""
-        try:
+        with suppress(StorageError):
             return await self.get(name)
+        try:
+            return await self.get(name)  # once more, before somebody has to do without an answer
         except StorageError as exc:
             raise WriteOutcomeUnknown(
                 f"changing the pointer of the store {name!r} in the catalog {self.url} failed: {failure}. It cannot be read to see whether "
@@ -197,7 +201,7 @@ class StorageCatalog:
             ) from failure
 
     async def _check_able(self) -> Capabilities:
-        able = await self.storage.probe()
+        able = await self._checked.probe()
         if not (able.create_if_absent and able.compare_and_swap):
             raise Unsupported(
                 f"{self.url} cannot change an object on condition that it is still what was read, so two commits at once could both "
@@ -232,6 +236,18 @@ def pointer_in(found: Found, key: str, url: str) -> Pointer:
 
 def _no_pointer(key: str, url: str) -> str:
     return f"{key!r} at {url} is no pointer to the state of a versioned store, or is damaged: restore the object. Nothing was changed"
+
+
+def _lost_once(lost: WriteOutcomeUnknown | None, failure: Exception) -> WriteOutcomeUnknown | None:
+    """Return the first failure of one change that lost its answer, if any has. Raises the second one.
+
+    The change may be sent again while the pointer is what it was: its condition lets one of both be carried out.
+    """
+    if not isinstance(failure, WriteOutcomeUnknown):
+        return lost
+    if lost is not None:
+        raise failure
+    return failure
 
 
 def _refuses(name: str, url: str) -> StorageError:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from shardstore.errors import Corruption, NotFound
+from shardstore.errors import Corruption, NotFound, StorageError, WriteOutcomeUnknown
 from shardstore.format.snapshots.attributes import decode_attributes
 from shardstore.format.snapshots.chunk_coords import CoordSearch
 from shardstore.format.snapshots.file_names import ATTRIBUTES, ID_NBYTES, MANIFESTS, STATES, STRUCTURES, RandomBytes, encode_id
@@ -23,6 +23,7 @@ from shardstore.format.snapshots.structure import ManifestFile, Structure, decod
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, BytesLike
 from shardstore.storage.base import Changed, ConditionFailed, Failed, Found, Read, Storage
+from shardstore.storage.wrappers import CheckedStorage
 
 if TYPE_CHECKING:  # an extra
     import pyarrow as pa
@@ -96,7 +97,7 @@ class StoreFiles:
     """The files below the root of one store."""
 
     def __init__(self, storage: Storage, random: RandomBytes = secrets.token_bytes, cache_bytes: int = MANIFEST_CACHE_BYTES) -> None:
-        self.storage = storage
+        self.storage: Storage = CheckedStorage(storage)
         self.random = random
         self._states: Lru[State] = Lru(_STATES_KEPT)
         self._structures: Lru[Structure] = Lru(_NODES_KEPT)
@@ -275,13 +276,19 @@ class StoreFiles:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     async def write(self, key: str, data: Sequence[BytesLike]) -> None:
-        """Store a new file under a name that nobody else has."""
+        """Store a new file under a name that nobody else has.
+
+        Raises:
+            StorageError: it may be stored or not. Nothing refers to it, so that nobody need know.
+        """
         nbytes = sum(map(len, data))
         condition = IF_ABSENT if self.storage.capabilities.create_if_absent else UNCONDITIONAL
         try:
             await self.storage.write(key, data, nbytes, condition)
         except ConditionFailed as exc:
             raise Corruption(f"{key!r} is in {self.url} already, though its name is random: look at the source of random numbers") from exc
+        except WriteOutcomeUnknown as exc:
+            raise StorageError(f"{exc}. Nothing refers to that file: nothing was committed, so try again") from exc
 
     def keep_state(self, location: str, state: State) -> None:
         """Keep a state that this process has written."""

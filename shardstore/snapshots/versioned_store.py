@@ -182,7 +182,7 @@ class VersionedStore:
                     raise NotFound(f"the versioned store {self.name!r} has been removed from the catalog {self.catalog.url}") from exc
                 is_old = moment is begin  # who begins with an old state has lost no race
                 moment = await self._now_after(exc, state)
-                if location not in moment.state.previous:
+                if location not in (moment.pointer.location, *moment.state.previous):
                     if moment.state.generation - state.generation < MOST_PREVIOUS:  # else nobody remembers
                         await self._remove_unused([location])
                     if not is_old:

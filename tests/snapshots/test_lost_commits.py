@@ -13,6 +13,7 @@ import zarr
 
 from shardstore.errors import NotFound, WriteOutcomeUnknown
 from shardstore.snapshots import Catalog, ConflictDetector, ConflictError, Pointer, Repository, Session, SQLCatalog, StorageCatalog
+from shardstore.snapshots.catalog import moved
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.opening.transports import Transport
 from shardstore.testing.storage_suite import on_io_loop
@@ -159,6 +160,23 @@ def test_a_commit_that_was_not_carried_out_before_somebody_came_is_a_conflict(wo
     session.commit("ours")
     assert messages_of(world.others)[-2:] == ["theirs", "ours"]
     assert world.values()[:3] == [-1, -2, 16]
+
+
+def test_a_catalog_that_calls_our_own_swap_a_conflict_is_not_believed(world: World) -> None:
+    """As a catalog of somebody else may, whose contract is not tested."""
+    inner = world.catalog.inner
+    swap = inner.swap
+
+    async def careless(name: str, before: Pointer | None, after: Pointer) -> Pointer:
+        raise moved(name, inner.url, await swap(name, before, after))
+
+    inner.swap = careless  # type: ignore[method-assign]
+    session = world.changed()
+    assert session.commit("ours") == world.others.lookup_branch("main")
+    world.ours.create_tag("new", world.first)
+    assert world.others.list_tags() == {"new"}
+    assert world.values()[0] == -1
+    check_whole(world.storage)
 
 
 # -- commits whose outcome is unknown ----------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from shardstore.snapshots import PointerMoved, SQLCatalog, StorageCatalog
 from shardstore.snapshots import sql_catalog as sql
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.catalog_suite import SyncCatalog, pointer
-from shardstore.testing.faults import DropReply, Fail, Fault, FaultStorage, Refuse
+from shardstore.testing.faults import Cancel, DropReply, Fail, Fault, FaultStorage, Refuse
 from shardstore.testing.storage_suite import SyncStorage
 from tests.harness import misbehaviours as mis
 from tests.harness.cut_connections import CARRIED_OUT, LATE, LOST, CutConnections, Fate
@@ -228,6 +228,18 @@ def test_a_lost_answer_of_a_storage_is_settled_by_looking(name: str, tmp_path: P
     ours, others = faulty(tmp_path, Fault(1, DropReply(), CHANGING))
     change(ours)
     assert is_done(others)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_a_storage_did_not_carry_out_is_sent_again(name: str, tmp_path: Path) -> None:
+    change, is_done, _ = CHANGES[name]
+    ours, others = faulty(tmp_path, Fault(1, Cancel(), CHANGING))  # its own client has broken off
+    change(ours)
+    assert is_done(others)
+    ours, others = faulty(tmp_path / "again", Fault(1, Cancel(), CHANGING, times=None))
+    with pytest.raises(WriteOutcomeUnknown, match="may have been carried out"):
+        change(ours)
+    assert not is_done(others)
 
 
 @pytest.mark.parametrize("name", CHANGES)

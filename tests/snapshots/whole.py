@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Mapping, Sequence
+from functools import cache
 
 from shardstore.format.snapshots.attributes import decode_attributes
 from shardstore.format.snapshots.file_names import ATTRIBUTES, CHUNKS, MANIFESTS, STRUCTURES, encode_id
-from shardstore.format.snapshots.manifest_groups import decode_rows, manifest_rows
 from shardstore.format.snapshots.state import State, decode_state
 from shardstore.format.snapshots.structure import ManifestFile, Node, decode_structure
 from shardstore.snapshots import Catalog, Repository, StorageCatalog
 from shardstore.storage.base import Storage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
-from tests.snapshots.repositories import read_array
-
-Contents = dict[str, Any]
-"""The arrays of a snapshot, as lists, and the attributes of all nodes, by path."""
 
 
 def current_state(storage: Storage, catalog: Catalog | None = None, name: str = "catalog") -> State:
@@ -28,6 +23,25 @@ def current_state(storage: Storage, catalog: Catalog | None = None, name: str = 
     state = decode_state(data)
     assert (state.generation, state.id) == (pointer.generation, pointer.store_id)
     return state
+
+
+@cache
+def _nodes_of(structure: bytes) -> Sequence[Node]:
+    return list(decode_structure(memoryview(structure)).nodes.values())
+
+
+@cache
+def _ends_of_chunk_files(manifest: bytes, file: ManifestFile, ndims: tuple[tuple[int, int], ...]) -> Mapping[str, int]:
+    """Return the chunk files that a manifest leads to by key, with the bytes that each must have at least."""
+    ends: dict[str, int] = {}
+    for refs in decode_manifest(memoryview(manifest), file, dict(ndims)).values():
+        for number, offset, nbytes in zip(refs.file.tolist(), refs.offset.tolist(), refs.nbytes.tolist(), strict=True):
+            if number >= 0:
+                chunk_file = refs.files[number]
+                assert isinstance(chunk_file, bytes), "nothing virtual here"
+                key = CHUNKS + encode_id(chunk_file)
+                ends[key] = max(ends.get(key, 0), offset + nbytes)
+    return ends
 
 
 def check_whole(storage: Storage, catalog: Catalog | None = None, name: str = "catalog") -> set[str]:
@@ -48,19 +62,13 @@ def check_whole(storage: Storage, catalog: Catalog | None = None, name: str = "c
     def check_manifest(file: ManifestFile, ndims: dict[int, int]) -> None:
         data = content(MANIFESTS + file.name)
         assert len(data) == file.nbytes, file.name
-        for refs in decode_rows(manifest_rows(memoryview(data), file), file, ndims).values():
-            for number, offset, nbytes in zip(refs.file.tolist(), refs.offset.tolist(), refs.nbytes.tolist(), strict=True):
-                if number < 0:
-                    continue
-                chunk_file = refs.files[number]
-                assert isinstance(chunk_file, bytes), "nothing virtual here"
-                key = CHUNKS + encode_id(chunk_file)
-                reached.add(key)
-                assert key in sizes, f"{key} is missing"
-                assert offset + nbytes <= (sizes[key] or 0), f"{key} is too short"
+        for key, end in _ends_of_chunk_files(data, file, tuple(ndims.items())).items():
+            reached.add(key)
+            assert key in sizes, f"{key} is missing"
+            assert end <= (sizes[key] or 0), f"{key} is too short"
 
     def check_structure(key: str) -> None:
-        nodes: Iterable[Node] = decode_structure(memoryview(content(key))).nodes.values()
+        nodes = _nodes_of(content(key))
         parts: dict[str, tuple[ManifestFile, dict[int, int]]] = {}
         for node in nodes:
             if node.attributes is not None:
@@ -74,20 +82,6 @@ def check_whole(storage: Storage, catalog: Catalog | None = None, name: str = "c
     for snapshot in current_state(storage, catalog, name).snapshots.values():
         check_structure(STRUCTURES + snapshot.structure)
     return reached
-
-
-def contents_of(repo: Repository, ref: str = "main") -> Contents:
-    """Return all that a snapshot shows, read by somebody who knows nothing yet."""
-    session = repo.readonly_session(snapshot_id=repo.lookup(ref))
-    found: Contents = {}
-    for path in sorted(session._core.nodes):
-        node = session._core.nodes[path]
-        document = on_io_loop(session._core.document(path))
-        assert document is not None
-        found[f"{path}/zarr.json"] = document[0]
-        if node.is_array:
-            found[path] = read_array(session, path).tolist()
-    return found
 
 
 def messages_of(repo: Repository, ref: str = "main") -> list[str]:

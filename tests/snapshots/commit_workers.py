@@ -1,0 +1,28 @@
+"""What is killed in the middle of a commit: run in children of ``tests.harness.crash``."""
+
+from __future__ import annotations
+
+from shardstore.snapshots import Repository
+from shardstore.storage.local.storage import LocalStorage
+from shardstore.testing.faults import Fault, FaultStorage, Kill
+from tests.harness.crash import Child
+from tests.snapshots.committing import MESSAGE, change
+
+
+def commit_once(child: Child, root: str) -> None:
+    """A commit, whose system calls are counted; acknowledged when it says that it is durable."""
+    session = Repository.open(root, pack=(4,)).writable_session()
+    change(session)
+    with child.counted():
+        session.commit(MESSAGE)
+    child.acknowledge("committed")
+
+
+def commit_and_die(child: Child, root: str, at: int, after: bool) -> None:
+    """The same; this process dies at request number ``at``, from 1, before it is carried out or ``after``."""
+    storage = FaultStorage(LocalStorage(root))
+    session = Repository.open(storage, pack=(4,)).writable_session()
+    change(session)
+    storage.plan(Fault(at, Kill(after)))
+    session.commit(MESSAGE)
+    child.acknowledge("committed")

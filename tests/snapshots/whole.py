@@ -7,7 +7,7 @@ from typing import Any
 
 from shardstore.format.snapshots.attributes import decode_attributes
 from shardstore.format.snapshots.file_names import ATTRIBUTES, CHUNKS, MANIFESTS, STRUCTURES, encode_id
-from shardstore.format.snapshots.manifest_groups import decode_manifest
+from shardstore.format.snapshots.manifest_groups import decode_rows, manifest_rows
 from shardstore.format.snapshots.state import State, decode_state
 from shardstore.format.snapshots.structure import ManifestFile, Node, decode_structure
 from shardstore.snapshots import Catalog, Repository, StorageCatalog
@@ -48,7 +48,7 @@ def check_whole(storage: Storage, catalog: Catalog | None = None, name: str = "c
     def check_manifest(file: ManifestFile, ndims: dict[int, int]) -> None:
         data = content(MANIFESTS + file.name)
         assert len(data) == file.nbytes, file.name
-        for refs in decode_manifest(memoryview(data), file, ndims).values():
+        for refs in decode_rows(manifest_rows(data, file), file, ndims).values():
             for number, offset, nbytes in zip(refs.file.tolist(), refs.offset.tolist(), refs.nbytes.tolist(), strict=True):
                 if number < 0:
                     continue

@@ -420,6 +420,15 @@ def test_one_request_for_each_at_and_none_without(tmp_path: Path, monkeypatch: p
     assert asked.requests[3:] == [(one, "catalog.json"), (other, "catalog.json")]
 
 
+def test_a_snapshot_is_opened_by_three_requests(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pointer, the state and the structure; none again when arrays are opened."""
+    asked = Asked(monkeypatch)
+    opened = shardstore.open(f"{local.url}@main")
+    assert [key.partition("/")[0] for _, key in asked.requests] == ["catalog.json", "t", "s"]
+    assert zarr.open_array(opened, path="scans/ct", mode="r").shape == SHAPE
+    assert len(asked.requests) == 3
+
+
 @pytest.mark.parametrize(
     "content",
     [

@@ -84,6 +84,12 @@ COMMANDS: Mapping[str, Listed] = {
         "Write and keep sets of references: every inner chunk, in place, for programs that know no shards.",
         is_group=True,
     ),
+    "snapshots": Listed(
+        "shardstore.cli.snapshots",
+        "snapshots",
+        "Make versioned stores, and show and change their history: snapshots, branches, tags, and what differs.",
+        is_group=True,
+    ),
     "repair": Listed("shardstore.cli.repair", "repair", "Say what would be done about damaged shards, and with --yes do it."),
 }
 
@@ -111,7 +117,13 @@ def _not_loaded() -> None:
 
 def _loaded_group(name: str, listed: Listed) -> Any:
     group = typer.Typer(name=name, rich_markup_mode="markdown", add_completion=False)
-    group.callback(invoke_without_command=True)(listed.load())
+    of_group = listed.load()
+
+    @group.callback(help=of_group.__doc__, invoke_without_command=True)
+    def show_help(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            typer.echo(context.get_help())
+
     for inner, function in import_module(listed.module).COMMANDS.items():
         group.command(inner)(with_single_options(function))
     return get_command(group)

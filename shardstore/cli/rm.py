@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -11,7 +10,8 @@ import typer
 from shardstore._sync import run_sync
 from shardstore.cli.arguments import AsJson, StorageOptions, Url
 from shardstore.cli.consequences import warn_of_stale
-from shardstore.cli.output import complain, plural, print_json, size, stderr_console
+from shardstore.cli.output import plural, print_json, size
+from shardstore.cli.questions import ask
 from shardstore.cli.target import Target, resolve
 from shardstore.engine.actions import ERASE
 from shardstore.errors import InvalidInput, NotFound
@@ -66,27 +66,13 @@ def rm(
     if doomed.needs_recursive and not recursive:
         raise InvalidInput(f"{target.address} is a {doomed.what} of {much}: give --recursive to remove it with all that is in it")
     if doomed.asks and not yes:
-        _confirm(told)
+        ask(f"remove {told}", "nothing was removed")
     run_sync(_remove(target, doomed))
     if as_json:
         print_json({"removed": str(target.address), "kind": doomed.what, doomed.noun + "s": doomed.objects, "nbytes": doomed.nbytes})
     else:
         typer.echo(f"removed {told}")
     warn_of_stale(target)
-
-
-def is_interactive() -> bool:
-    """Return whether somebody is there to answer a question."""
-    return sys.stdin.isatty()
-
-
-def _confirm(told: str) -> None:
-    if not is_interactive():
-        raise InvalidInput(f"this would remove {told}. Give --yes to do it")
-    stderr_console().print(f"This removes {told}.")
-    if not typer.confirm("Go on?", err=True):
-        complain("error", "nothing was removed")
-        raise typer.Exit(1)
 
 
 async def _look(target: Target) -> Doomed:

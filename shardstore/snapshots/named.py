@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -48,6 +50,22 @@ async def find_snapshot(name: SnapshotName, storage: Storage, found: Found, pinn
     return await _in_store(name, _store(storage), pointer, pinned)
 
 
+@contextmanager
+def needing_pyarrow(what: str) -> Iterator[None]:
+    """Say in the block how to install pyarrow if it is missing; ``what`` takes it. Raises ``Unsupported``."""
+    try:
+        yield
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] != "pyarrow":
+            raise
+        raise Unsupported(f"{what} takes pyarrow: {how_to_install('snapshots')}") from exc
+
+
+async def current_state(storage: Storage) -> State:
+    """Return the state of the versioned store whose files, and whose pointer, are at the root of a storage. Raises ``NotFound``."""
+    return (await _store(storage).now()).state
+
+
 def _files_of(name: SnapshotName) -> Storage:
     return open_storage(name.target, name.storage_options, transport=name.transport)
 
@@ -65,12 +83,8 @@ async def _in_store(name: SnapshotName, store: VersionedStore, pointer: Pointer,
             raise NotFound(f"{store.url} is to show what {pinned.ref!r} was, and {name.rest!r} is asked for")
         check_snapshot(state, pinned.snapshot_id)
         snapshot, ref, path = state.snapshots[pinned.snapshot_id], pinned.ref, name.rest[len(pinned.ref) + 1 :]
-    try:
+    with needing_pyarrow(f"{store.url} is a versioned store, and to read one"):
         structure = await store.files.structure(snapshot.structure)
-    except ModuleNotFoundError as exc:
-        if (exc.name or "").partition(".")[0] != "pyarrow":
-            raise
-        raise Unsupported(f"{store.url} is a versioned store, and to read one takes pyarrow: {how_to_install('snapshots')}") from exc
     return NamedSnapshot(name, Pinned(ref, snapshot.id), path, store.url, snapshot, structure)
 
 

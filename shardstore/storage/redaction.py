@@ -13,8 +13,9 @@ HARMLESS = frozenset(
 )
 """Options of fsspec itself, which mean nothing to a storage that does without fsspec."""
 
-# Greedy up to the last "@" before the path: a password may hold one. Memory has no users, but names with "@".
-_USER = re.compile(r"(?<=://)(?<!memory://)[^/\s'\"<>]*@")
+# Greedy up to the last "@" before the path: a password may hold one. Memory has no users, but names with "@": there, only what looks like
+# a user with a password goes.
+_USER = re.compile(r"(?<=://)(?:(?<!memory://)[^/\s'\"<>]*|[^/\s'\"<>]*:[^/\s'\"<>]*)@")
 # Of HTTP only: elsewhere "?" is a character of a name, or a version.
 _QUERY = re.compile(r"(https?://[^\s?'\"<>]*)\?[^\s'\"<>)]*", re.IGNORECASE)
 # Of a URL that its package shows in parts, as "Max retries exceeded with url: /tokeninfo?access_token=…".

@@ -184,11 +184,11 @@ def test_without_anyone_to_ask_nothing_is_removed(place: Place, flags: list[str]
 
 @pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("n\n", 1), ("", 130)])
 def test_on_a_terminal_it_asks(local: Place, monkeypatch: pytest.MonkeyPatch, answer: str, code: int) -> None:
-    monkeypatch.setattr("shardstore.cli.rm.is_interactive", lambda: True)
+    monkeypatch.setattr("shardstore.cli.questions.is_interactive", lambda: True)
     before = snapshot(local.objects)
     outcome = run("rm", f"{local.url}/ct", stdin=answer)
     assert outcome.code == code
-    assert f"This removes array {local.url}/ct: 7 objects" in outcome.err
+    assert f"This would remove array {local.url}/ct: 7 objects" in outcome.err
     assert snapshot(local.objects) == (without(before, "ct") if code == 0 else before)
 
 

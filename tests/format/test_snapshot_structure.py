@@ -171,12 +171,13 @@ def test_files_are_decoded_without_the_threads_of_datasets(tmp_path: Path) -> No
 import sys
 from pathlib import Path
 from shardstore.format.snapshots.attributes import decode_attributes
-from shardstore.format.snapshots.manifest_groups import decode_manifest
+from shardstore.format.snapshots.manifest_groups import decode_rows, manifest_rows
 from shardstore.format.snapshots.structure import ManifestFile, decode_structure
 structure, attributes, manifest = ((Path(sys.argv[1]) / name).read_bytes() for name in ("structure", "attributes", "manifest"))
 assert len(decode_structure(structure).nodes) == {len(NODES)}
 assert len(decode_attributes(attributes)) == 1
-assert len(decode_manifest(manifest, ManifestFile("X", {len(manifest)}, 1, {google_crc32c.value(manifest)}), {{1: 2}})[1]) == 1
+file = ManifestFile("X", {len(manifest)}, 1, {google_crc32c.value(manifest)})
+assert len(decode_rows(manifest_rows(manifest, file), file, {{1: 2}})[1]) == 1
 print([name for name in sys.modules if "dataset" in name])
 """
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False, env=dict(os.environ))

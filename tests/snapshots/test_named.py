@@ -7,8 +7,11 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 import zipfile
 from collections.abc import Callable
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +169,18 @@ def test_a_store_is_named_through_chains_filesystems_and_archives(local: Store, 
         for file in Path(local.url).rglob("*"):
             archive.write(file, f"in/{file.relative_to(local.url)}")
     assert value_in(shardstore.open(f"zip://in@try/more::{tmp_path}/x.zip")) == 2
+
+
+def test_a_store_on_a_web_server_is_read(local: Store, tmp_path: Path) -> None:
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/run.ice@try/more"
+        assert value_in(shardstore.open(url)) == 2
+        assert value_in(zarr.open_group(f"sharded::{url}/scans", mode="r").store_path, "ct") == 2
+        with pytest.raises(ReadOnly):
+            shardstore.get_mapper(url)["scans/ct/c/0/0"] = b"x"
+        server.shutdown()
 
 
 def test_a_name_that_is_not_there_lists_what_is(local: Store) -> None:
@@ -418,6 +433,15 @@ def test_one_request_for_each_at_and_none_without(tmp_path: Path, monkeypatch: p
     fsspec.filesystem("sharded", fo=f"file://{tmp_path}/plain.zarr").find("")
     zarr.open_group(f"sharded::file://{tmp_path}/at@b/c@d.zarr", mode="r")
     assert asked.requests[3:] == [(one, "catalog.json"), (other, "catalog.json")]
+
+
+def test_a_snapshot_is_opened_by_three_requests(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pointer, the state and the structure; none again when arrays are opened."""
+    asked = Asked(monkeypatch)
+    opened = shardstore.open(f"{local.url}@main")
+    assert [key.partition("/")[0] for _, key in asked.requests] == ["catalog.json", "t", "s"]
+    assert zarr.open_array(opened, path="scans/ct", mode="r").shape == SHAPE
+    assert len(asked.requests) == 3
 
 
 @pytest.mark.parametrize(

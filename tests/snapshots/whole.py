@@ -7,6 +7,7 @@ from functools import cache
 
 from shardstore.format.snapshots.attributes import decode_attributes
 from shardstore.format.snapshots.file_names import ATTRIBUTES, CHUNKS, MANIFESTS, STRUCTURES, encode_id
+from shardstore.format.snapshots.manifest_groups import decode_rows, manifest_rows
 from shardstore.format.snapshots.state import State, decode_state
 from shardstore.format.snapshots.structure import ManifestFile, Node, decode_structure
 from shardstore.snapshots import Catalog, Repository, StorageCatalog
@@ -34,7 +35,7 @@ def _nodes_of(structure: bytes) -> Sequence[Node]:
 def _ends_of_chunk_files(manifest: bytes, file: ManifestFile, ndims: tuple[tuple[int, int], ...]) -> Mapping[str, int]:
     """Return the chunk files that a manifest leads to by key, with the bytes that each must have at least."""
     ends: dict[str, int] = {}
-    for refs in decode_manifest(memoryview(manifest), file, dict(ndims)).values():
+    for refs in decode_rows(manifest_rows(memoryview(manifest), file), file, dict(ndims)).values():
         for number, offset, nbytes in zip(refs.file.tolist(), refs.offset.tolist(), refs.nbytes.tolist(), strict=True):
             if number >= 0:
                 chunk_file = refs.files[number]

@@ -361,6 +361,7 @@ def test_redaction() -> None:
 
 def test_names_in_memory_with_an_at_are_shown() -> None:
     assert redacted("memory://run.ice@main/ct, sftp://me:secret@host/a@b") == "memory://run.ice@main/ct, sftp://host/a@b"
+    assert redacted("memory://me:secret@x") == "memory://x"
 
 
 @pytest.mark.parametrize(

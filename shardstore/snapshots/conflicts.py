@@ -256,10 +256,11 @@ def _of_creations(ours: Side, theirs: Side) -> list[NodeConflict]:
         elif _lacks_group(path, ours, theirs):
             found.append(NodeConflict(ConflictType.NewNodeInInvalidGroup, path))
     came = {*theirs.changes.created.values(), *(after for _, after in theirs.changes.moved.values())}
-    below_arrays = {
-        path for path in came if any((mine := ours.nodes.get(group)) is not None and mine.is_array for group in groups_above(path))
-    }
-    return found + [NodeConflict(ConflictType.NewNodeInInvalidGroup, path) for path in sorted(below_arrays)]
+    # Below arrays that we bring; another array that is a group now, they have replaced.
+    moved = {one: after for one, (_, after) in ours.changes.moved.items()}
+    arrays = {path for one, path in {**ours.changes.created, **moved}.items() if ours.by_id[one].is_array}
+    below = sorted(path for path in came if not arrays.isdisjoint(groups_above(path)))
+    return found + [NodeConflict(ConflictType.NewNodeInInvalidGroup, path) for path in below]
 
 
 def _lacks_group(path: str, ours: Side, theirs: Side) -> bool:

@@ -83,6 +83,11 @@ def group(path: str, **attributes: int) -> Change:
     return lambda session: zarr.open_group(session.store, path=path, mode="a").attrs.update(attributes)
 
 
+def replace_by_group(session: Session) -> None:
+    delete("g/a")(session)
+    create("g/a/new")(session)
+
+
 NOTHING: tuple[ConflictType, ...] = ()
 T = ConflictType
 CASES: dict[str, tuple[Change, Change, tuple[ConflictType, ...]]] = {
@@ -129,6 +134,8 @@ CASES: dict[str, tuple[Change, Change, tuple[ConflictType, ...]]] = {
     "move into a group, move of the group": (move("g/a", "empty/a"), move("empty", "h"), (T.MoveOperationCannotBeRebased,)),
     "move of a group into a group, delete of the group": (move("g", "empty/g"), delete("empty"), (T.MoveOperationCannotBeRebased,)),
     "move into a group, create in the group": (move("g/a", "empty/a"), create("empty/new"), NOTHING),
+    "chunk, another array becomes a group": (chunk(0, "g/b"), replace_by_group, NOTHING),
+    "create there, create below": (create("g/new"), create("g/new/below"), (T.NewNodeConflictsWithExistingNode, T.NewNodeInInvalidGroup)),
     "create, create there": (create("g/new"), create("g/new"), (T.NewNodeConflictsWithExistingNode,)),
     "create, create elsewhere": (create("g/new"), create("g/other"), NOTHING),
     "create, move there": (create("g/new"), move("g/a", "g/new"), (T.NewNodeConflictsWithExistingNode,)),

@@ -81,7 +81,7 @@ class Catalog(Protocol):
 
         Raises:
             PointerMoved: it is neither now. If an answer was lost, this swap may have been carried out, and others have gone on from
-                it: the catalog does not know, but the current state does.
+                there, which the catalog does not know, but the current state does.
             Unsupported: the catalog cannot do that.
             WriteOutcomeUnknown: the answer was lost, and looking could not settle it.
         """

@@ -32,9 +32,6 @@ from shardstore.snapshots.files import StoreFiles
 from shardstore.snapshots.levels import first_to_merge, levels_of
 from shardstore.snapshots.session import Session, subset, without_gone
 
-MANIFEST_ROWS = 1 << 20
-"""References in one manifest at most."""
-
 _IN_THREAD_ROWS = 10_000
 
 
@@ -134,7 +131,7 @@ async def _manifests(files: StoreFiles, arrays: Mapping[int, ChunkRefs], *, draf
     """Return manifests with these references, as few as may be."""
     parts: dict[int, list[ManifestPart]] = {}
     new: list[NewFile] = []
-    pieces = _pieces(arrays)
+    pieces = _pieces(arrays, files.manifest_rows)
     run = files.new_name() if len(pieces) > 1 else ""
     for piece in pieces:
         rows = sum(map(len, piece.values()))
@@ -153,7 +150,7 @@ async def _manifests(files: StoreFiles, arrays: Mapping[int, ChunkRefs], *, draf
     return Differences(parts, new)
 
 
-def _pieces(arrays: Mapping[int, ChunkRefs]) -> list[dict[int, ChunkRefs]]:
+def _pieces(arrays: Mapping[int, ChunkRefs], most: int) -> list[dict[int, ChunkRefs]]:
     """Divide references among manifests."""
     pieces: list[dict[int, ChunkRefs]] = []
     room = 0
@@ -163,7 +160,7 @@ def _pieces(arrays: Mapping[int, ChunkRefs]) -> list[dict[int, ChunkRefs]]:
         while at < len(refs):
             if not room:
                 pieces.append({})
-                room = MANIFEST_ROWS
+                room = most
             taken = min(room, len(refs) - at)
             pieces[-1][array] = refs if taken == len(refs) else subset(refs, np.arange(at, at + taken))
             at, room = at + taken, room - taken

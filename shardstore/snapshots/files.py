@@ -33,6 +33,8 @@ T = TypeVar("T")
 MANIFEST_CACHE_BYTES = 256 << 20
 """The bound on decoded manifests, and parts of them, that are kept."""
 
+MANIFEST_ROWS = 1 << 20
+
 WHOLE_NBYTES = 1 << 20
 """A manifest up to this length is read whole, by one request."""
 
@@ -99,6 +101,8 @@ class StoreFiles:
     def __init__(self, storage: Storage, random: RandomBytes = secrets.token_bytes, cache_bytes: int = MANIFEST_CACHE_BYTES) -> None:
         self.storage: Storage = CheckedStorage(storage)
         self.random = random
+        self.manifest_rows = MANIFEST_ROWS
+        """References in one manifest at most."""
         self._states: Lru[State] = Lru(_STATES_KEPT)
         self._structures: Lru[Structure] = Lru(_NODES_KEPT)
         self._attributes: Lru[list[bytes]] = Lru(_ATTRIBUTES_KEPT)

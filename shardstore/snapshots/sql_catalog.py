@@ -68,6 +68,8 @@ class SQLCatalog:
             import sqlalchemy as sa  # an extra
         except ImportError as exc:
             raise InvalidInput(f"a catalog in a database needs SQLAlchemy: {how_to_install('sql')}") from exc
+        self.busy_seconds = _BUSY_SECONDS
+        """How long somebody else's transaction on the same row is waited for."""
         try:
             self._url = sa.make_url(url)
         except sa.exc.ArgumentError as exc:
@@ -97,7 +99,7 @@ class SQLCatalog:
 
         if (engine := self._engines.get(os.getpid())) is None:
             is_sqlite = self._backend == "sqlite"
-            options: dict[str, Any] = {"connect_args": {"timeout": _BUSY_SECONDS}} if is_sqlite else {}
+            options: dict[str, Any] = {"connect_args": {"timeout": self.busy_seconds}} if is_sqlite else {}
             if self._backend == "postgresql":  # else it would call a lost race a failure, where the database's default is another
                 options["isolation_level"] = "READ COMMITTED"
             engine = sa.create_engine(self._url, poolclass=NullPool, **options)
@@ -257,7 +259,7 @@ class SQLCatalog:
                 with self._engine.connect() as connection:
                     transaction = connection.begin()
                     if is_bounded and self._backend == "postgresql":
-                        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {int(_BUSY_SECONDS * 1000)}")
+                        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {int(self.busy_seconds * 1000)}")
                     outcome = statement(connection)
                     kind = _AnswerLost
                     transaction.commit()

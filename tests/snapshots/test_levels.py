@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardstore.format.snapshots.structure import ManifestFile, ManifestPart
-from shardstore.snapshots import Repository, commit
+from shardstore.snapshots import Repository
 from shardstore.snapshots.levels import MOST_LEVELS, MOST_MERGED_ROWS, first_to_merge, levels_of
 from tests.snapshots.repositories import create_array, new_repository, read_array, traced_repository
 
@@ -69,9 +69,9 @@ def test_a_large_base_is_left_alone_by_small_commits(tmp_path: Path) -> None:
 
 
 @pytest.mark.zarr
-def test_many_references_are_divided_among_manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit, "MANIFEST_ROWS", 100)
+def test_many_references_are_divided_among_manifests(tmp_path: Path) -> None:
     repo = new_repository(tmp_path)
+    repo._store.files.manifest_rows = 100
     session = repo.writable_session()
     one, two = np.arange(250), np.arange(130).reshape(10, 13)
     create_array(session, "one", one, (1,))

@@ -16,7 +16,6 @@ import pytest
 
 from shardstore.errors import StorageError, WriteOutcomeUnknown
 from shardstore.snapshots import PointerMoved, SQLCatalog, StorageCatalog
-from shardstore.snapshots import sql_catalog as sql
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.catalog_suite import SyncCatalog, pointer
 from shardstore.testing.faults import Cancel, DropReply, Fail, Fault, FaultStorage, Refuse
@@ -71,7 +70,8 @@ class Database:
 
     def __init__(self, place: Path, proxy: CutConnections, catalog: str) -> None:
         self.proxy = proxy
-        self.ours = SyncCatalog(SQLCatalog(proxy.url, catalog=catalog))
+        self.sql = SQLCatalog(proxy.url, catalog=catalog)
+        self.ours = SyncCatalog(self.sql)
         self.others = SyncCatalog(SQLCatalog(postgres_url(place), catalog=catalog))
         self.others.swap("a", None, pointer(0))
 
@@ -144,12 +144,10 @@ def test_a_commit_is_unknown_while_the_database_cannot_be_asked(database: Databa
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_nobody_waits_for_ever_for_a_transaction_whose_client_has_vanished(
-    database: Database, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_waits_for_ever_for_a_transaction_whose_client_has_vanished(database: Database, name: str) -> None:
     """The server has not heard that the connection is gone, and still holds the row."""
     change, is_done, _ = CHANGES[name]
-    monkeypatch.setattr(sql, "_BUSY_SECONDS", 0.05)
+    database.sql.busy_seconds = 0.05
     database.proxy.cut(END, LATE, until="said at last")
     with pytest.raises(WriteOutcomeUnknown, match="may yet be carried out"):
         change(database.ours)

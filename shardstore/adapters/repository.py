@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 import numpy.typing as npt
@@ -17,7 +18,8 @@ from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
 from shardstore.adapters.mapping.classes import mapping_class
 from shardstore.adapters.mapping.mapping import ShardedMap
 from shardstore.engine.options import EngineOptions
-from shardstore.errors import InvalidInput, NotFound
+from shardstore.errors import InvalidInput, NotFound, Unsupported
+from shardstore.extras import how_to_install
 from shardstore.format.snapshots.state import Snapshot, State
 from shardstore.plan.policy import ShardingPolicy, validate_policy
 from shardstore.snapshots.catalog import DEFAULT_NAME, Catalog, StorageCatalog, check_store_name
@@ -116,6 +118,8 @@ class Repository:
 
     def __init__(self, options: RepositoryOptions) -> None:
         self._options = options
+        if find_spec("pyarrow") is None:
+            raise Unsupported(f"versioned stores need pyarrow: {how_to_install('snapshots')}")
         storage = open_storage(options.url, options.storage_options, fsync=options.fsync, transport=options.transport)
         files = StoreFiles(storage, cache_bytes=options.manifest_cache_bytes)
         catalog: Catalog = StorageCatalog(storage) if options.catalog is None else options.catalog

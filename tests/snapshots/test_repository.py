@@ -850,3 +850,9 @@ def test_opening_and_reading_does_not_import_pandas(tmp_path: Path) -> None:
         "assert 'pandas' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", program, tmp_path / "repo"], check=True)
+
+
+def test_without_pyarrow_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardstore.adapters.repository.find_spec", lambda name: None)
+    with pytest.raises(Unsupported, match="pip install 'pyarrow"):
+        Repository.create(tmp_path)

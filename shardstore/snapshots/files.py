@@ -100,6 +100,8 @@ class StoreFiles:
 
     def __init__(self, storage: Storage, random: RandomBytes = secrets.token_bytes, cache_bytes: int = MANIFEST_CACHE_BYTES) -> None:
         self.storage: Storage = CheckedStorage(storage)
+        self.given = storage
+        """The storage itself, which threads may read."""
         self.random = random
         self.manifest_rows = MANIFEST_ROWS
         """References in one manifest at most."""

@@ -249,11 +249,11 @@ class SessionStorage(ReadsAndWrites):
     # -- many chunks of one array, for the engine ------------------------------------------------------------------------
 
     def divides_chunks(self) -> bool:
-        below = self.session.files.storage
+        below = self.session.files.given
         return isinstance(below, ReadsInThreads) and below.reads_in_threads()
 
     async def chunk_parts(self, keys: Sequence[str], threads: int, counters: Counters) -> ChunkParts | None:
-        below, places = self.session.files.storage, await self._places_of_all(keys)
+        below, places = self.session.files.given, await self._places_of_all(keys)
         if places is None or not isinstance(below, ReadsInThreads):
             return None
         divided = ChunkParts(below, counters, [], [], np.flatnonzero(~places.exists).tolist(), [])
@@ -449,9 +449,11 @@ def _wanted(places: Places, stored: npt.NDArray[np.intp], reads: Sequence[Read])
 
 def _by_file(files: npt.NDArray[np.int32]) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
     """Yield the number of each file, and where it is among ``(n,)`` numbers."""
+    if not len(files):
+        return
     order = np.argsort(files, kind="stable")
     ordered = files[order]
-    begins = np.flatnonzero(np.diff(ordered, prepend=-1)) if len(files) else order
+    begins = np.flatnonzero(np.diff(ordered, prepend=-1))
     for begin, within in zip(begins.tolist(), np.split(order, begins[1:]), strict=True):
         yield int(ordered[begin]), within
 

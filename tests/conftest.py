@@ -37,6 +37,10 @@ hypothesis.settings.load_profile("unhurried")
 
 # Whole directories that make test leaves to make test-all.
 _SLOW_DIRECTORIES = ("torture", "zarr2", "xarray_suite")
+# Tests of versioned stores that are long, or talk to servers, but for those of catalogs: the gate runs the same on another storage, or shorter.
+_OF_SNAPSHOTS = "snapshots/"
+_SLOW_FILES = ("snapshots/test_lost_swaps", "snapshots/test_commit_faults", "snapshots/test_xarray")
+_EXHAUSTIVE_FILES = ("xarray_suite/test_sessions",)
 # Tests of the fsspec filesystem run on memory and local disks too.
 _OF_FILESYSTEM = "adapters/test_fs_"
 # A server for tests is named in their parameters, classes or names; each kind of storage has its contract tested in every run.
@@ -49,10 +53,15 @@ _MANY_OBJECTS = re.compile(r"::test_a_long_listing$")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         place = item.nodeid.removeprefix("tests/")
-        if place.startswith(_SLOW_DIRECTORIES):
+        is_of_catalogs = place.startswith("snapshots/test_catalogs")
+        if place.startswith(_EXHAUSTIVE_FILES) or (place.startswith(_OF_SNAPSHOTS) and item.get_closest_marker("slow") is not None):
+            item.add_marker("exhaustive")
+        if place.startswith((*_SLOW_DIRECTORIES, *_SLOW_FILES)):
             item.add_marker("slow")
         if _OF_SERVER.search(place) is not None and (_OF_EVERY_RUN.match(place) is None or _MANY_OBJECTS.search(place) is not None):
             item.add_marker("server")
+            if place.startswith(_OF_SNAPSHOTS) and not is_of_catalogs:
+                item.add_marker("exhaustive")
             if place.startswith(_OF_FILESYSTEM) and item.get_closest_marker("zarr") is None:
                 item.add_marker("exhaustive")
 

@@ -37,7 +37,7 @@ hypothesis.settings.load_profile("unhurried")
 
 # Whole directories that make test leaves to make test-all.
 _SLOW_DIRECTORIES = ("torture", "zarr2", "xarray_suite")
-# Tests of versioned stores that are long, or talk to servers, but for those of catalogs: the gate runs the same on another storage, or shorter.
+# Tests of versioned stores that are long, or talk to servers, but for those of catalogs: the gate runs them shorter, or elsewhere.
 _OF_SNAPSHOTS = "snapshots/"
 _SLOW_FILES = ("snapshots/test_lost_swaps", "snapshots/test_commit_faults", "snapshots/test_xarray")
 _EXHAUSTIVE_FILES = ("xarray_suite/test_sessions",)

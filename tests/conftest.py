@@ -39,7 +39,7 @@ hypothesis.settings.load_profile("unhurried")
 _SLOW_DIRECTORIES = ("torture", "zarr2", "xarray_suite")
 # Tests of versioned stores that are long, or talk to servers, but for those of catalogs: the gate runs them shorter, or elsewhere.
 _OF_SNAPSHOTS = "snapshots/"
-_SLOW_FILES = ("snapshots/test_lost_swaps", "snapshots/test_commit_faults", "snapshots/test_xarray")
+_SLOW_FILES = tuple(f"snapshots/test_{name}" for name in ("commit_crashes", "commit_faults", "isolation", "kills", "lost_swaps", "xarray"))
 _EXHAUSTIVE_FILES = ("xarray_suite/test_sessions",)
 # Tests of the fsspec filesystem run on memory and local disks too.
 _OF_FILESYSTEM = "adapters/test_fs_"

@@ -31,7 +31,15 @@ from shardstore.snapshots.rebase import merge
 from shardstore.snapshots.session import MAX_MEMORY, ndim_of
 from shardstore.snapshots.session import Session as SessionCore
 from shardstore.snapshots.session_storage import SessionStorage
-from shardstore.snapshots.versioned_store import FIRST_BRANCH, Moment, VersionedStore, check_snapshot, snapshot_at, snapshot_of
+from shardstore.snapshots.versioned_store import (
+    FIRST_BRANCH,
+    CommitRequest,
+    Moment,
+    VersionedStore,
+    check_snapshot,
+    snapshot_at,
+    snapshot_of,
+)
 from shardstore.snapshots.virtual_files import VirtualFiles, virtual_refs
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.opening.transports import Transport
@@ -482,7 +490,11 @@ class Session:
             raise InvalidInput("nothing was changed, so there is nothing to commit; with allow_empty=True that is a snapshot too")
         if rebase_with is not None:
             _check_solver(rebase_with)
-        return run_sync(self._repository._store.commit(core, self._moment, message, metadata, rebase_with, rebase_tries))
+        tries: object = rebase_tries
+        if isinstance(tries, bool) or not isinstance(tries, int) or tries < 0:
+            raise InvalidInput(f"rebase_tries {rebase_tries!r} is not a whole number of at least 0")
+        request = CommitRequest(message, metadata, rebase_with, rebase_tries)
+        return run_sync(self._repository._store.commit(core, self._moment, request))
 
     def rebase(self, solver: ConflictDetector) -> None:
         """Bring the session onto what others have committed to the branch since, if ``solver`` solves whatever contradicts that.

@@ -25,12 +25,12 @@ import numpy.typing as npt
 from shardstore.format.snapshots.attributes import MOST_INLINE_NBYTES, encode_attributes
 from shardstore.format.snapshots.changes import NodeChanges
 from shardstore.format.snapshots.file_names import ATTRIBUTES, MANIFESTS, STRUCTURES
-from shardstore.format.snapshots.manifest import ChunkRefs, encode_manifest, merged
+from shardstore.format.snapshots.manifest import ChunkRefs, encode_manifest, merged, subset, without_gone
 from shardstore.format.snapshots.manifest_groups import manifest_file
 from shardstore.format.snapshots.structure import AttributesPlace, Extent, ManifestPart, Node, Structure, encode_structure
 from shardstore.snapshots.files import StoreFiles
 from shardstore.snapshots.levels import first_to_merge, levels_of
-from shardstore.snapshots.session import Session, subset, without_gone
+from shardstore.snapshots.session import Session
 
 _IN_THREAD_ROWS = 10_000
 
@@ -118,8 +118,8 @@ async def _merged_levels(session: Session, new: Differences, *, draft: bool) -> 
             continue
         whole: ChunkRefs | None = None
         for part in (part for level in levels[first:] for part in level):
-            for piece in await session.files.refs_of(part.file, node.id, session.keys_of(node).ndim):
-                whole = piece if whole is None else merged(whole, piece)
+            newer = await session.files.refs_of(part.file, node.id, session.keys_of(node).ndim)
+            whole = newer if whole is None else merged(whole, newer)
         kept[node.id] = [part for level in levels[:first] for part in level]
         if whole is not None:
             arrays[node.id] = without_gone(whole) if not first else whole

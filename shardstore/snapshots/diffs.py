@@ -13,7 +13,8 @@ from shardstore.format.snapshots.changes import NodeChanges
 from shardstore.format.snapshots.manifest import GONE
 from shardstore.format.snapshots.structure import Node
 from shardstore.model.chunks import ChunkCoords
-from shardstore.snapshots.session import ABSENT, Places, Session, ndim_of
+from shardstore.snapshots.chunk_places import ABSENT, ChunkPlaces
+from shardstore.snapshots.session import Session, ndim_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ async def _changed_chunks(before: Session, after: Session, was: Node | None, now
     shared = set(was.manifests) & set(now.manifests) if was is not None else set()
     asked = [part for node in (was, now) if node is not None for part in node.manifests if part not in shared]
     found = await asyncio.gather(*(after.files.refs_of(part.file, now.id, ndim_of(now)) for part in asked))
-    pieces = [refs.coords for one in found for refs in one]
+    pieces = [refs.coords for refs in found]
     if not pieces:
         return np.zeros((0, ndim_of(now)), dtype=np.uint64)
     coords = np.concatenate(pieces)
@@ -92,7 +93,7 @@ async def _changed_chunks(before: Session, after: Session, was: Node | None, now
     return coords[[a != b for a, b in zip(_identities(await before.places(was, coords)), there, strict=True)]]
 
 
-def _identities(places: Places) -> list[object]:
+def _identities(places: ChunkPlaces) -> list[object]:
     """Return for each chunk what tells its bytes from others; ``None`` where there is no chunk."""
     files = places.file.tolist()
     found: list[object] = []

@@ -16,7 +16,7 @@ from shardstore.errors import Corruption, NotFound, StorageError, WriteOutcomeUn
 from shardstore.format.snapshots.attributes import decode_attributes
 from shardstore.format.snapshots.chunk_coords import CoordSearch
 from shardstore.format.snapshots.file_names import ATTRIBUTES, ID_NBYTES, MANIFESTS, STATES, STRUCTURES, RandomBytes, encode_id
-from shardstore.format.snapshots.manifest import ChunkRefs
+from shardstore.format.snapshots.manifest import ChunkRefs, in_a_row
 from shardstore.format.snapshots.manifest_groups import ManifestGroups, decode_rows, footer_range, manifest_rows, missing_footer_nbytes
 from shardstore.format.snapshots.state import State, decode_state
 from shardstore.format.snapshots.structure import ManifestFile, Structure, decode_structure
@@ -189,14 +189,14 @@ class StoreFiles:
                 found += _found(known[array], groups[number], coords)
         return found
 
-    async def refs_of(self, file: ManifestFile, array: int, ndim: int) -> Sequence[ChunkRefs]:
-        """Return all references that a manifest has of an array, in order, in pieces."""
+    async def refs_of(self, file: ManifestFile, array: int, ndim: int) -> ChunkRefs:
+        """Return all references that a manifest has of an array."""
         if file.nbytes <= WHOLE_NBYTES:
             known = [await self._all(file, {array: ndim})]
         else:
             groups = await self._groups(file)
             known = await self._decoded(file, groups.of_array(array), {array: ndim})
-        return [one[array].refs for one in known if array in one]
+        return in_a_row([one[array].refs for one in known if array in one], ndim)
 
     async def _all(self, file: ManifestFile, ndims: Mapping[int, int]) -> Mapping[int, KnownRefs]:
         """Return all references of a small manifest; kept by array, since the rank of others is not known here."""

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from shardstore.format.snapshots.state import Snapshot
 from shardstore.format.snapshots.structure import Node
+from shardstore.snapshots.chunk_places import ArrayChanges
 from shardstore.snapshots.read_set import ReadSet
-from shardstore.snapshots.session import ArrayChanges, Session
+from shardstore.snapshots.session import Session
 
 
 @dataclass(frozen=True, slots=True)

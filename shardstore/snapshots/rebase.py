@@ -151,7 +151,7 @@ async def _changed_since(files: StoreFiles, node: Node, was: Node, since: Sequen
             there = next((one for one in structure.nodes.values() if one.id == node.id), None)
             parts += [part for part in (there.manifests if there is not None else ()) if part.file.name in names]
     found = await asyncio.gather(*(files.refs_of(part.file, node.id, ndim_of(node)) for part in parts))
-    coords = [refs.coords for pieces in found for refs in pieces]
+    coords = [refs.coords for refs in found]
     return np.concatenate(coords) if coords else np.zeros((0, ndim_of(node)), dtype=np.uint64)
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from shardstore.errors import InvalidInput, NotFound, ReadOnly
 from shardstore.format.chunk_keys import ChunkKeyEncoding, parse_chunk_key_encoding
 from shardstore.format.json_text import JsonObject, dumps, loads_object
 from shardstore.format.metadata_v3 import mentions_sharding
-from shardstore.format.snapshots.manifest import GONE, INLINE, ChunkRefs, VirtualCheck, merged
+from shardstore.format.snapshots.manifest import GONE, ChunkRefs, merged, subset, without_gone
 from shardstore.format.snapshots.node_columns import NodeColumns, to_columns, to_document
 from shardstore.format.snapshots.state import Snapshot
 from shardstore.format.snapshots.structure import ManifestPart, Node, Structure
@@ -28,55 +28,13 @@ from shardstore.format.store_keys import groups_above, join
 from shardstore.model.chunks import ChunkCoords
 from shardstore.plan.policy import ShardingPolicy
 from shardstore.snapshots.chunk_files import ChunkGatherer, Written
+from shardstore.snapshots.chunk_places import ABSENT, HELD, ArrayChanges, ChunkPlaces
 from shardstore.snapshots.files import KnownRefs, StoreFiles
 from shardstore.snapshots.read_set import ReadSet
 from shardstore.storage.opening.snapshot_place import HOW_TO_CHANGE
 
 MAX_MEMORY = 256 << 20
 """The bytes of chunks that a session holds before it stores some, by default."""
-
-ABSENT, HELD = -3, -4
-"""In place of a file's number: nothing is known of the chunk; the session has its bytes, or knows where they are."""
-
-
-@dataclass(slots=True, eq=False)
-class ArrayChanges:
-    """The chunks of one array that a session has changed."""
-
-    chunks: dict[ChunkCoords, Written | None] = field(default_factory=dict)
-    """``None``: erased."""
-    bulk: KnownRefs | None = None
-    """References that were given all at once, behind ``chunks``."""
-
-    def __bool__(self) -> bool:
-        return bool(self.chunks) or self.bulk is not None
-
-    def refs(self, ndim: int) -> ChunkRefs:
-        """Return all of them as references, erased chunks included."""
-        recent = refs_of_written(self.chunks, ndim)
-        return recent if self.bulk is None else merged(self.bulk.refs, recent)
-
-
-def refs_of_written(chunks: Mapping[ChunkCoords, Written | None], ndim: int) -> ChunkRefs:
-    """Return the references of chunks as a session has written them."""
-    ordered = sorted(chunks)
-    numbers: dict[bytes | str, int] = {}
-    file = np.zeros(len(ordered), dtype=np.int32)
-    offset, nbytes = np.zeros(len(ordered), dtype=np.uint64), np.zeros(len(ordered), dtype=np.uint64)
-    inline: dict[int, bytes] = {}
-    for row, coords in enumerate(ordered):
-        chunk = chunks[coords]
-        if chunk is None:
-            file[row] = GONE
-        elif chunk.file is None:
-            assert chunk.data is not None  # it waits for no file, or is planned: then it has one
-            file[row], inline[row] = INLINE, chunk.data
-            nbytes[row] = chunk.nbytes
-        else:
-            file[row] = numbers.setdefault(chunk.file, len(numbers))
-            offset[row], nbytes[row] = chunk.offset, chunk.nbytes
-    coords_array = np.array(ordered, dtype=np.uint64).reshape(len(ordered), ndim)
-    return ChunkRefs(coords_array, file, offset, nbytes, list(numbers), inline)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,38 +44,6 @@ class Attempt:
     snapshot: Snapshot
     serial: int
     """The session's, at that time: what was changed since is no part of the snapshot."""
-
-
-@dataclass(slots=True, eq=False)
-class Places:
-    """Where ``n`` chunks of one array are."""
-
-    file: npt.NDArray[np.int32]
-    """``(n,)``: numbers in ``files``, or ``INLINE``, ``HELD``, ``GONE`` or ``ABSENT``."""
-    offset: npt.NDArray[np.uint64]
-    nbytes: npt.NDArray[np.uint64]
-    files: list[bytes | str] = field(default_factory=list)
-    checks: dict[int, VirtualCheck] = field(default_factory=dict)
-    data: dict[int, bytes] = field(default_factory=dict)
-    """The bytes of chunks that are inline or held in memory, by number."""
-    serials: dict[int, int] = field(default_factory=dict)
-    """Of the session's own chunks, by number."""
-
-    @property
-    def exists(self) -> npt.NDArray[np.bool_]:
-        there: npt.NDArray[np.bool_] = (self.file >= INLINE) | (self.file == HELD)
-        return there
-
-    def take(self, known: KnownRefs, numbers: npt.NDArray[np.intp], rows: npt.NDArray[np.intp]) -> None:
-        """Note where the chunks of these numbers are, which ``known`` has in these rows."""
-        refs = known.refs
-        file = refs.file[rows]
-        self.file[numbers] = np.where(file >= 0, file + len(self.files), file)
-        self.offset[numbers], self.nbytes[numbers] = refs.offset[rows], refs.nbytes[rows]
-        self.checks |= {number + len(self.files): check for number, check in refs.checks.items()}
-        self.files += refs.files
-        for place in np.flatnonzero(file == INLINE).tolist():
-            self.data[int(numbers[place])] = refs.inline[int(rows[place])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,17 +315,17 @@ class Session:
 
     # -- chunks --------------------------------------------------------------------------------------------------------
 
-    async def places(self, node: Node, coords: npt.NDArray[np.uint64]) -> Places:
+    async def places(self, node: Node, coords: npt.NDArray[np.uint64]) -> ChunkPlaces:
         """Return where ``(n, ndim)`` chunks of an array are."""
         n = len(coords)
-        places = Places(np.full(n, ABSENT, dtype=np.int32), np.zeros(n, dtype=np.uint64), np.zeros(n, dtype=np.uint64))
+        places = ChunkPlaces(np.full(n, ABSENT, dtype=np.int32), np.zeros(n, dtype=np.uint64), np.zeros(n, dtype=np.uint64))
         self._own_places(node, coords, places)
         if self.reads is not None:
             self.reads.read_chunks(node, coords[places.file == ABSENT])
         await self._stored_places(node, coords, places)
         return places
 
-    def _own_places(self, node: Node, coords: npt.NDArray[np.uint64], places: Places) -> None:
+    def _own_places(self, node: Node, coords: npt.NDArray[np.uint64], places: ChunkPlaces) -> None:
         changes = self.changes.get(node.id)
         if not changes:
             return
@@ -426,7 +352,7 @@ class Session:
                 places.file[number], places.offset[number] = len(places.files), chunk.offset
                 places.files.append(chunk.file)
 
-    async def _stored_places(self, node: Node, coords: npt.NDArray[np.uint64], places: Places) -> None:
+    async def _stored_places(self, node: Node, coords: npt.NDArray[np.uint64], places: ChunkPlaces) -> None:
         """Look up in the manifests what the session has not changed; all of them at once."""
         left = np.flatnonzero(places.file == ABSENT)
         if not len(left) or not node.manifests:
@@ -446,7 +372,7 @@ class Session:
         gone = np.flatnonzero(refs.file == GONE)
         if not len(gone):
             return refs
-        places = Places(np.full(len(gone), ABSENT, dtype=np.int32), np.zeros(len(gone), np.uint64), np.zeros(len(gone), np.uint64))
+        places = ChunkPlaces(np.full(len(gone), ABSENT, dtype=np.int32), np.zeros(len(gone), np.uint64), np.zeros(len(gone), np.uint64))
         await self._stored_places(node, refs.coords[gone], places)
         kept = np.ones(len(refs), dtype=np.bool_)
         kept[gone] = places.exists
@@ -488,16 +414,15 @@ class Session:
                 self.gatherer.forget(node, coords)
         changes.bulk = KnownRefs(refs if changes.bulk is None else merged(changes.bulk.refs, refs))
 
-    async def all_refs(self, node: Node) -> AsyncIterator[ChunkRefs]:
-        """Yield references of all chunks of an array that are there, in order of their coordinates within each piece."""
+    async def all_refs(self, node: Node) -> ChunkRefs | None:
+        """Return references of all chunks of an array that are there; ``None`` if nothing ever was."""
         if self.reads is not None:
             self.reads.list_chunks(node)
         whole = self.changes[node.id].refs(ndim_of(node)) if self.changes.get(node.id) else None
         for part in reversed(node.manifests):
-            for piece in await self.files.refs_of(part.file, node.id, ndim_of(node)):
-                whole = piece if whole is None else merged(piece, whole)
-        if whole is not None:
-            yield without_gone(whole)
+            older = await self.files.refs_of(part.file, node.id, ndim_of(node))
+            whole = older if whole is None else merged(older, whole)
+        return None if whole is None else without_gone(whole)
 
     def changed_chunks(self) -> dict[int, npt.NDArray[np.uint64]]:
         """Return the chunks that were written or erased, by array, ``(n, ndim)``."""
@@ -565,8 +490,7 @@ class Session:
         self.documents = {
             one: document
             for one, document in self.documents.items()
-            if one in now
-            and (one not in before or (now[one].columns, now[one].attributes) == (before[one].columns, before[one].attributes))
+            if one in now and (one not in before or now[one].says_the_same(before[one]))
         }
         self.changes = {one: changes for one, changes in self.changes.items() if one in now}
 
@@ -601,18 +525,6 @@ def _inside(coords: npt.NDArray[np.uint64], part: ManifestPart) -> npt.NDArray[n
     bounds = np.array(part.extent, dtype=np.uint64)
     inside: npt.NDArray[np.bool_] = np.all((coords >= bounds[:, 0]) & (coords < bounds[:, 1]), axis=1)
     return inside
-
-
-def without_gone(refs: ChunkRefs) -> ChunkRefs:
-    """Return the references of chunks that are there."""
-    kept = np.flatnonzero(refs.file != GONE)
-    return refs if len(kept) == len(refs) else subset(refs, kept)
-
-
-def subset(refs: ChunkRefs, rows: npt.NDArray[np.intp]) -> ChunkRefs:
-    """Return the references in these rows, which ascend."""
-    inline = {place: refs.inline[row] for place, row in enumerate(rows.tolist()) if row in refs.inline} if refs.inline else {}
-    return ChunkRefs(refs.coords[rows], refs.file[rows], refs.offset[rows], refs.nbytes[rows], refs.files, inline, refs.checks)
 
 
 def _columns_of(path: str, document: JsonObject) -> NodeColumns:

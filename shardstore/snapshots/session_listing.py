@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import AsyncIterator, Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from shardstore.format.metadata_v3 import METADATA_NAME
-from shardstore.format.snapshots.file_names import encode_id
-from shardstore.format.snapshots.manifest import INLINE, ChunkRefs, VirtualCheck
+from shardstore.format.snapshots.manifest import INLINE, ChunkRefs, subset
 from shardstore.format.snapshots.structure import Node
 from shardstore.format.store_keys import join
 from shardstore.model.generation import Generation
-from shardstore.snapshots.session import ArrayChanges, ArrayKeys, Session, subset
+from shardstore.snapshots.chunk_places import ArrayChanges, file_name, token_in_file, token_of_inline, token_of_written
+from shardstore.snapshots.session import ArrayKeys, Session
 from shardstore.storage.base import DirListing, ObjectInfo
 from shardstore.storage.fallbacks import direct_children
 
@@ -74,9 +73,7 @@ async def document_info(session: Session, key: str, path: str) -> ObjectInfo | N
 
 async def _refs_below(session: Session, keys: ArrayKeys, prefix: str) -> ChunkRefs | None:
     """Return the references of an array's chunks, in key order, without many whose keys do not start with the prefix."""
-    found: ChunkRefs | None = None
-    async for refs in session.all_refs(keys.node):
-        found = refs
+    found = await session.all_refs(keys.node)
     if found is None:
         return None
     leading = keys.encoding.leading_coords(prefix[len(keys.prefix) :], keys.ndim) if prefix.startswith(keys.prefix) else ()
@@ -146,28 +143,3 @@ def _prefixes(keys: ArrayKeys, refs: ChunkRefs | None, prefix: str) -> list[str]
     if depth >= keys.ndim - 1:
         return None
     return [f"{prefix}{number}/" for number in np.unique(refs.coords[:, depth]).tolist()]
-
-
-# -- versions ----------------------------------------------------------------------------------------------------------
-
-
-def token_of_written(serial: int) -> str:
-    """Return the version of what a session has written."""
-    return f"w{serial}"
-
-
-def token_of_inline(data: bytes) -> str:
-    """Return the version of a chunk that is in a manifest."""
-    return f"i{hashlib.blake2b(data, digest_size=16).hexdigest()}"
-
-
-def token_in_file(name: str, offset: int, nbytes: int, check: VirtualCheck | None) -> str:
-    """Return the version of a chunk in a file: chunk files do not change, so its place tells it from others; of virtual ones, with what is
-    known of them.
-    """
-    return f"{name}:{offset}:{nbytes}" if check is None else f"{name}:{offset}:{nbytes}:{check.etag or ''}:{check.last_modified or ''}"
-
-
-def file_name(file: bytes | str) -> str:
-    """Return the name of a chunk file, or the URI of a virtual one."""
-    return encode_id(file) if isinstance(file, bytes) else file

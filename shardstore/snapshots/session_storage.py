@@ -21,17 +21,10 @@ from shardstore.model.capabilities import Capabilities
 from shardstore.model.coalescing import ReadLimits, coalesce_all
 from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration, Unconditional
 from shardstore.model.ranges import BytesLike, cut, resolve
-from shardstore.snapshots.session import ABSENT as NO_PLACE
-from shardstore.snapshots.session import HELD, ArrayKeys, Places, Session
-from shardstore.snapshots.session_listing import (
-    document_info,
-    file_name,
-    list_directory,
-    list_keys,
-    token_in_file,
-    token_of_inline,
-    token_of_written,
-)
+from shardstore.snapshots.chunk_places import ABSENT as NO_PLACE
+from shardstore.snapshots.chunk_places import HELD, ChunkPlaces, file_name, token_in_file, token_of_inline, token_of_written
+from shardstore.snapshots.session import ArrayKeys, Session
+from shardstore.snapshots.session_listing import document_info, list_directory, list_keys
 from shardstore.snapshots.virtual_files import VirtualFiles
 from shardstore.storage.base import (
     ABSENT,
@@ -184,13 +177,11 @@ class SessionStorage(ReadsAndWrites):
                 outcomes[number] = Failed(exc)
             return
         stored: list[int] = []
-        tokens: list[str] = []
         for at, number in enumerate(numbers):
             read, file = reads[number], int(places.file[at])
             if file in (NO_PLACE, GONE):
                 continue
             token = _token(places, at, file)
-            tokens.append(token)
             if read.generation is not None and read.generation.token != token:
                 outcomes[number] = CHANGED
             elif file in _WITHOUT_REQUESTS:
@@ -202,7 +193,7 @@ class SessionStorage(ReadsAndWrites):
 
     async def _read_stored(
         self,
-        places: Places,
+        places: ChunkPlaces,
         stored: npt.NDArray[np.intp],
         numbers: Sequence[int],
         reads: Sequence[Read],
@@ -223,7 +214,7 @@ class SessionStorage(ReadsAndWrites):
 
     async def _read_spans(
         self,
-        places: Places,
+        places: ChunkPlaces,
         stored: npt.NDArray[np.intp],
         starts: npt.NDArray[np.int64],
         ends: npt.NDArray[np.int64],
@@ -291,7 +282,7 @@ class SessionStorage(ReadsAndWrites):
                 values[at] = value
         return values
 
-    async def _places_of_all(self, keys: Sequence[str]) -> Places | None:
+    async def _places_of_all(self, keys: Sequence[str]) -> ChunkPlaces | None:
         """Return where chunks of one array are; ``None`` if the keys are others, or it cannot be told."""
         arrays = self._by_array(keys)
         if len(arrays) != 1 or len(arrays[0][1]) != len(keys):
@@ -420,7 +411,7 @@ class SessionStorage(ReadsAndWrites):
         """Do nothing: the session's files belong to the repository."""
 
 
-def _token(places: Places, at: int, file: int) -> str:
+def _token(places: ChunkPlaces, at: int, file: int) -> str:
     """Return what tells the bytes of a chunk from others."""
     if (serial := places.serials.get(at)) is not None:
         return token_of_written(serial)
@@ -435,7 +426,9 @@ def _of_bytes(read: Read, data: memoryview, generation: Generation) -> ReadOutco
     return Found(generation, len(data), tuple(cut(data, request) for request in read.ranges))
 
 
-def _wanted(places: Places, stored: npt.NDArray[np.intp], reads: Sequence[Read]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _wanted(
+    places: ChunkPlaces, stored: npt.NDArray[np.intp], reads: Sequence[Read]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the bytes of its file that each read needs, all that lies between its ranges included: first and behind the last."""
     starts = places.offset[stored].astype(np.int64)
     nbytes = places.nbytes[stored].astype(np.int64)

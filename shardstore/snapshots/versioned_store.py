@@ -46,6 +46,18 @@ class Moment:
     state: State
 
 
+@dataclass(frozen=True, slots=True)
+class CommitRequest:
+    """What the caller of a commit asks for."""
+
+    message: str
+    metadata: Mapping[str, Any] | None = None
+    solver: ConflictDetector | None = None
+    """What decides whether the session may be brought onto what others have committed; ``None``: that is a conflict."""
+    tries: int = 0
+    """So often at most."""
+
+
 class VersionedStore:
     """A store below the root of ``files``, whose pointer is ``name`` in ``catalog``."""
 
@@ -261,19 +273,11 @@ class VersionedStore:
 
     # -- commits -------------------------------------------------------------------------------------------------------
 
-    async def commit(
-        self,
-        session: Session,
-        begin: Moment | None,
-        message: str,
-        metadata: Mapping[str, Any] | None,
-        solver: ConflictDetector | None = None,
-        tries: int = 0,
-    ) -> str:
+    async def commit(self, session: Session, begin: Moment | None, request: CommitRequest) -> str:
         """Commit a session onto the tip of its branch; return the id of the snapshot. Carried out even if the call is cancelled.
 
-        ``begin`` is the state that the session knows. If the branch has moved since, the session is brought onto its tip if the
-        ``solver`` allows that, so often at most.
+        ``begin`` is the state that the session knows. If the branch has moved since, the session is brought onto its tip if the solver
+        allows that.
 
         Raises:
             ConflictError: the branch has moved, and there is no solver, or it does not allow it. The changes are still there; the session
@@ -282,19 +286,11 @@ class VersionedStore:
 
         async def commit() -> str:
             async with session.still("it is being committed"):
-                return await self._commit(session, begin, message, metadata, solver, tries)
+                return await self._commit(session, begin, request)
 
         return await uninterrupted(commit())
 
-    async def _commit(
-        self,
-        session: Session,
-        begin: Moment | None,
-        message: str,
-        metadata: Mapping[str, Any] | None,
-        solver: ConflictDetector | None,
-        tries: int,
-    ) -> str:
+    async def _commit(self, session: Session, begin: Moment | None, request: CommitRequest) -> str:
         await self.files.storage.probe()
         queue = self._committing.slot()
         if queue.locked():
@@ -302,34 +298,27 @@ class VersionedStore:
         async with queue:
             if begin is not None and (begin.state.generation < self._newest or session.attempts):
                 begin = None  # known to be lost, or to be looked at before all
-            if begin is None and solver is not None and tries:
-                begin = await self.rebase(session, solver)
+            if begin is None and request.solver is not None and request.tries:
+                begin = await self.rebase(session, request.solver)
             try:
-                return await self._commit_in_turn(session, begin, message, metadata, solver, tries)
+                return await self._commit_in_turn(session, begin, request)
             except _CarriedOut as exc:
                 return self._committed(session, exc.attempt)
 
-    async def _commit_in_turn(
-        self,
-        session: Session,
-        begin: Moment | None,
-        message: str,
-        metadata: Mapping[str, Any] | None,
-        solver: ConflictDetector | None,
-        tries: int,
-    ) -> str:
+    async def _commit_in_turn(self, session: Session, begin: Moment | None, request: CommitRequest) -> str:
         turn = self._contention.turn(self.name)  # one for all attempts: what an attempt takes is without the waits between them
         await turn.start()
         moment = begin if begin is None or _is_tip(session, begin.state) else await self.now()
-        for left in range(tries if solver is not None else 0, -1, -1):
+        solver = request.solver
+        for left in range(request.tries if solver is not None else 0, -1, -1):
             try:
-                return await self._commit_once(session, moment, message, metadata, turn)
+                return await self._commit_once(session, moment, request, turn)
             except _BranchMoved as exc:
                 session.attempts.clear()  # the states from which they were to be swapped are past
                 if solver is None:
                     raise await self._why_not(session, exc.state) from exc
                 if not left:
-                    raise ConflictError(f"{exc}: others were first {tries} times. Nothing was changed; commit again") from exc
+                    raise ConflictError(f"{exc}: others were first {request.tries} times. Nothing was changed; commit again") from exc
                 if moment is not begin:  # a session that is old has lost no race
                     await turn.lost(f"branch {session.branch!r} of {self.url}", exc)
             moment = await self.rebase(session, solver)
@@ -369,9 +358,7 @@ class VersionedStore:
                 await rebase(session, moment.state, solver, self.url)
         return moment
 
-    async def _commit_once(
-        self, session: Session, begin: Moment | None, message: str, metadata: Mapping[str, Any] | None, turn: Turn
-    ) -> str:
+    async def _commit_once(self, session: Session, begin: Moment | None, request: CommitRequest, turn: Turn) -> str:
         branch = session.branch
         assert branch is not None
         session.make_root()
@@ -384,7 +371,7 @@ class VersionedStore:
             session.gatherer.take_back(planned_chunks)
             raise
         parent = session.snapshot
-        said = properties(message, metadata, self.writer)
+        said = properties(request.message, request.metadata, self.writer)
         snapshot = Snapshot(self.files.new_name(), parent.id, self._now_ms(parent), planned.name, said)
 
         session.attempts.append(Attempt(snapshot, session.serial))

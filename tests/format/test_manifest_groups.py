@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from shardstore.errors import Corruption
 from shardstore.format.snapshots.chunk_coords import CoordSearch, sortable
-from shardstore.format.snapshots.manifest import ChunkRefs, encode_manifest
+from shardstore.format.snapshots.manifest import INLINE, ChunkRefs, VirtualCheck, encode_manifest, in_a_row
 from shardstore.format.snapshots.manifest_groups import (
     ManifestGroups,
     decode_rows,
@@ -76,6 +78,24 @@ def test_chunks_are_found_or_are_not_there(array: int, data: st.DataObject) -> N
         row = int(np.ravel_multi_index(one, shape))
         expected = int(ARRAYS[array].offset[row]), int(ARRAYS[array].nbytes[row])
     assert found(array, np.array([one], dtype=np.uint64)) == [expected]
+
+
+def test_pieces_in_a_row_are_the_whole() -> None:
+    groups = opened()
+    for array, refs in ARRAYS.items():
+        numbers = groups.of_array(array)
+        pieces = [groups.decode_group(number, DATA[groups.ranges[number].start : groups.ranges[number].end], NDIMS) for number in numbers]
+        whole = in_a_row([piece[array] for piece in pieces if array in piece], NDIMS[array])
+        for name in ("coords", "offset", "nbytes"):
+            np.testing.assert_array_equal(getattr(whole, name), getattr(refs, name))
+        assert {whole.files[number] for number in whole.file.tolist()} == {bytes([array] * 12)}
+    assert len(in_a_row([], 3)) == 0
+    zeros = np.zeros(2, dtype=np.uint64)
+    coords = np.array([[0], [1]], dtype=np.uint64)
+    first = ChunkRefs(coords, np.array([INLINE, 0], dtype=np.int32), zeros, zeros, ["x"], {0: b"a"}, {0: VirtualCheck("e")})
+    both = in_a_row([first, replace(first, coords=first.coords + np.uint64(2), files=["y"], inline={0: b"b"})], 1)
+    assert (both.file.tolist(), both.files, both.inline) == ([INLINE, 0, INLINE, 1], ["x", "y"], {0: b"a", 2: b"b"})
+    assert both.checks == {0: VirtualCheck("e"), 1: VirtualCheck("e")}
 
 
 def test_arrays_that_are_not_there_and_far_coordinates_are_in_no_group() -> None:

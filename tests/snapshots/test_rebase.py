@@ -22,6 +22,7 @@ from shardstore.model.generation import UNCONDITIONAL, IfGeneration
 from shardstore.model.ranges import EVERYTHING
 from shardstore.snapshots import BasicConflictSolver, ConflictDetector, ConflictError, ConflictType, Repository, Session
 from shardstore.snapshots.catalog import Pointer
+from shardstore.snapshots.versioned_store import CommitRequest
 from shardstore.storage.base import Changed, ConditionFailed, Read
 from shardstore.storage.wrappers import Counters
 from tests.snapshots.repositories import create_array, new_repository, read_array, run, traced_repository
@@ -291,6 +292,15 @@ def test_a_branch_that_was_reset_is_a_conflict(repo: Repository) -> None:
     session.commit("ours")
 
 
+@pytest.mark.parametrize("tries", [-1, 1.5, True, "many"])
+def test_tries_are_a_whole_number(repo: Repository, tries: Any) -> None:
+    session = repo.writable_session()
+    chunk(0)(session)
+    with pytest.raises(InvalidInput, match="rebase_tries"):
+        session.commit("ours", rebase_with=ConflictDetector(), rebase_tries=tries)
+    session.commit("ours", rebase_with=ConflictDetector(), rebase_tries=0)
+
+
 def test_only_solvers_solve(repo: Repository) -> None:
     with pytest.raises(InvalidInput, match="neither ConflictDetector"):
         repo.writable_session().rebase("ours")  # type: ignore[arg-type]
@@ -364,7 +374,7 @@ def test_erasing_what_is_not_there_is_not_in_the_manifest(repo: Repository) -> N
     session.commit("zeros")
     core = repo.readonly_session()._core
     (_, differences) = core.nodes["z"].manifests
-    (refs,) = run(core.files.refs_of(differences.file, core.nodes["z"].id, 1))
+    refs = run(core.files.refs_of(differences.file, core.nodes["z"].id, 1))
     assert refs.coords.tolist() == [[0], [1]]
 
 
@@ -464,7 +474,7 @@ def test_a_commit_that_fails_waits_for_its_chunk_files(repo: Repository) -> None
 
     async def commit() -> list[str]:
         with pytest.raises(StorageError):
-            await repo._store.commit(session._core, session._moment, "ours", None)
+            await repo._store.commit(session._core, session._moment, CommitRequest("ours"))
         return list(ended)
 
     assert len(run(commit())) == 1

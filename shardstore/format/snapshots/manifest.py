@@ -320,3 +320,36 @@ def merged(older: ChunkRefs, newer: ChunkRefs) -> ChunkRefs:
         {place: inline[row] for place, row in enumerate(kept.tolist()) if row in inline},
         checks,
     )
+
+
+def in_a_row(pieces: Sequence[ChunkRefs], ndim: int) -> ChunkRefs:
+    """Return the references of pieces of one manifest, each of which is behind the one before, as one."""
+    if len(pieces) == 1:
+        return pieces[0]
+    if not pieces:
+        empty = np.zeros(0, dtype=np.uint64)
+        return ChunkRefs(np.zeros((0, ndim), dtype=np.uint64), np.zeros(0, dtype=np.int32), empty, empty, [])
+    rows = np.cumsum([0, *(len(one) for one in pieces)]).tolist()
+    numbers = np.cumsum([0, *(len(one.files) for one in pieces)]).tolist()
+    files = [np.where(one.file >= 0, one.file + number, one.file) for one, number in zip(pieces, numbers, strict=False)]
+    return ChunkRefs(
+        np.concatenate([one.coords for one in pieces]),
+        np.concatenate(files).astype(np.int32),
+        np.concatenate([one.offset for one in pieces]),
+        np.concatenate([one.nbytes for one in pieces]),
+        [file for one in pieces for file in one.files],
+        {row + first: data for one, first in zip(pieces, rows, strict=False) for row, data in one.inline.items()},
+        {at + number: check for one, number in zip(pieces, numbers, strict=False) for at, check in one.checks.items()},
+    )
+
+
+def without_gone(refs: ChunkRefs) -> ChunkRefs:
+    """Return the references of chunks that are there."""
+    kept = np.flatnonzero(refs.file != GONE)
+    return refs if len(kept) == len(refs) else subset(refs, kept)
+
+
+def subset(refs: ChunkRefs, rows: npt.NDArray[np.intp]) -> ChunkRefs:
+    """Return the references in these rows, which ascend."""
+    inline = {place: refs.inline[row] for place, row in enumerate(rows.tolist()) if row in refs.inline} if refs.inline else {}
+    return ChunkRefs(refs.coords[rows], refs.file[rows], refs.offset[rows], refs.nbytes[rows], refs.files, inline, refs.checks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -110,8 +110,8 @@ def _diff(before: Mapping[str, Node], after: Mapping[str, Node], chunks: Mapping
     was, now = {node.id: node for node in before.values()}, {node.id: node for node in after.values()}
     updated = changes.updated | changes.attributes
 
-    def paths(of: Mapping[int, Node], ids: object, *, arrays: bool) -> frozenset[str]:
-        return frozenset(of[one].path for one in ids if of[one].is_array is arrays)  # type: ignore[attr-defined]
+    def paths(of: Mapping[int, Node], ids: Iterable[int], *, arrays: bool) -> frozenset[str]:
+        return frozenset(of[one].path for one in ids if of[one].is_array is arrays)
 
     by_path = {now[one].path: sorted(set(map(tuple, coords.tolist()))) for one, coords in chunks.items()}
     return Diff(

@@ -18,8 +18,8 @@ import pytest
 import zarr
 
 import shardstore
+from shardstore import ShardedFileSystem, pack, verify
 from shardstore import open as open_store
-from shardstore import pack, verify
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ReadOnly, StorageError, Unsupported
 from shardstore.format.snapshots.state import decode_state
 from shardstore.model.generation import Condition, Generation
@@ -856,3 +856,20 @@ def test_without_pyarrow_the_error_says_how_to_install_it(tmp_path: Path, monkey
     monkeypatch.setattr("shardstore.adapters.repository.find_spec", lambda name: None)
     with pytest.raises(Unsupported, match="pip install 'pyarrow"):
         Repository.create(tmp_path)
+
+
+def test_a_repository_is_not_erased_by_who_takes_it_for_a_plain_store(tmp_path: Path) -> None:
+    place = tmp_path / "run.ice"
+    committed(Repository.create(place))
+    store = open_store(place)
+    for erase in (
+        lambda: zarr.open_group(store, mode="w"),
+        lambda: zarr.create_array(store, data=DATA, overwrite=True),
+        lambda: ShardedFileSystem(str(place), "file").rm("", recursive=True),
+    ):
+        with pytest.raises(InvalidInput, match="is a versioned store"):
+            erase()
+    np.testing.assert_array_equal(read_array(Repository.open(place).readonly_session(), "ct"), DATA)
+    session = Repository.open(place).writable_session()
+    zarr.open_group(session.store, mode="w")
+    session.commit("all anew")

@@ -13,12 +13,13 @@ from shardstore.engine.reading.listing import ArrayPrefix, Listing
 from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import ShardRead
 from shardstore.engine.writing.writer import Writer
-from shardstore.errors import ShardStoreError
+from shardstore.errors import InvalidInput, ShardStoreError
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.format.store_keys import join, metadata_path
 from shardstore.model.chunks import ChunkCoords
 from shardstore.plan.prefixes import PrefixPlan, chunks_of, plan_prefix
 from shardstore.storage.base import Storage
+from shardstore.storage.opening.snapshot_urls import holds_versioned_store
 
 _KEYS_AT_ONCE = 1000  # as many as one request of S3 deletes
 _SHARDS_AT_ONCE = 64
@@ -42,8 +43,14 @@ class Erasing:
         ``keep_documents`` the metadata stays.
 
         Raises:
+            InvalidInput: all of a versioned store would be erased, with its history.
             Conflict: the metadata of the array kept changing; some chunks may be left.
         """
+        if not prefix and await holds_versioned_store(self._storage):
+            raise InvalidInput(
+                f"{self._storage.url} is a versioned store, and all of its snapshots would be erased: open a session of it by "
+                "shardstore.snapshots.Repository.open to write into it. Repository.destroy(yes=True) removes it"
+            )
         await with_fresh_layout(lambda: self._erase(prefix, keep_documents), _kept_changing(prefix))
         if (keep := getattr(self._storage, "keep_seen", None)) is not None:  # what others had removed already
             await keep(prefix)

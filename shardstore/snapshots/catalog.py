@@ -23,14 +23,14 @@ from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import ConditionFailed, Failed, Found, Read, Storage
+from shardstore.storage.opening.snapshot_place import MOST_POINTER_NBYTES, POINTER_KEY
 from shardstore.storage.requests.outcomes import PROBE_PREFIX
 from shardstore.storage.wrappers import CheckedStorage
 
-DEFAULT_NAME = "catalog"
+DEFAULT_NAME = POINTER_KEY.removesuffix(".json")
 """The name of a store's pointer in a catalog of its own."""
 
 _SUFFIX = ".json"
-_MOST_NBYTES = 1 << 20
 _TRIES = 4
 """How often a change is tried that is refused though the pointer is what it was seen to be."""
 
@@ -121,7 +121,7 @@ class StorageCatalog:
 
     async def get(self, name: str) -> Pointer | None:
         key = _key_of(name)
-        (outcome,) = await self._checked.read([Read(key, (EVERYTHING,), most_nbytes=_MOST_NBYTES)])
+        (outcome,) = await self._checked.read([Read(key, (EVERYTHING,), most_nbytes=MOST_POINTER_NBYTES)])
         if isinstance(outcome, Failed):
             raise outcome.error
         if not isinstance(outcome, Found):

@@ -25,7 +25,7 @@ from shardstore.snapshots.versioned_store import VersionedStore, check_snapshot,
 from shardstore.snapshots.virtual_files import VirtualFiles
 from shardstore.storage.base import Found, Storage
 from shardstore.storage.opening.open import open_storage
-from shardstore.storage.opening.snapshot_place import WHY_READ_ONLY, Pinned, SnapshotName, SnapshotPlace
+from shardstore.storage.opening.snapshot_place import POINTER_KEY, WHY_READ_ONLY, Pinned, SnapshotName, SnapshotPlace
 
 
 def _cut(state: State, rest: str, url: str) -> tuple[Snapshot, str, str]:
@@ -44,7 +44,7 @@ def _cut(state: State, rest: str, url: str) -> tuple[Snapshot, str, str]:
 async def find_snapshot(name: SnapshotName, storage: Storage, found: Found, pinned: Pinned | None) -> NamedSnapshot | None:
     """Return the snapshot that a target names; see ``SnapshotFinder``."""
     try:
-        pointer = pointer_in(found, f"{DEFAULT_NAME}.json", storage.url)
+        pointer = pointer_in(found, POINTER_KEY, storage.url)
     except Corruption:  # others have files of this name too
         return None
     return await _in_store(name, _store(storage), pointer, pinned)

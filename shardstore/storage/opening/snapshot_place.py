@@ -10,6 +10,10 @@ from shardstore.errors import InvalidInput
 from shardstore.storage.base import Storage
 from shardstore.storage.opening.transports import Transport
 
+POINTER_KEY = "catalog.json"
+"""The object beside the files of a versioned store that says which state is the current one."""
+MOST_POINTER_NBYTES = 1 << 20
+
 WHY_READ_ONLY = "it shows a snapshot, which never changes"
 HOW_TO_CHANGE = "Write to what Repository.transaction(branch, message=…) gives, or to the store of a Repository.writable_session(branch)"
 

@@ -30,16 +30,21 @@ from shardstore.storage.base import Failed, Found, Read, ReadOutcome, Storage
 from shardstore.storage.generic.links import protocols_of
 from shardstore.storage.opening.address import Address, has_host
 from shardstore.storage.opening.open import open_storage
-from shardstore.storage.opening.snapshot_place import HOW_TO_CHANGE, WHY_READ_ONLY, Pinned, SnapshotName, SnapshotPlace
+from shardstore.storage.opening.snapshot_place import (
+    HOW_TO_CHANGE,
+    MOST_POINTER_NBYTES,
+    POINTER_KEY,
+    WHY_READ_ONLY,
+    Pinned,
+    SnapshotName,
+    SnapshotPlace,
+)
 from shardstore.storage.opening.transports import Transport
 from shardstore.storage.redaction import redacted
 from shardstore.storage.requests.ranged_reads import TooMuch
 
 _READER = "shardstore.snapshots.named"
 """The module above whose ``find_snapshot`` is a ``SnapshotFinder``."""
-
-_POINTER_KEY = "catalog.json"
-_MOST_POINTER_NBYTES = 1 << 20
 
 
 class SnapshotFinder(Protocol):
@@ -111,7 +116,7 @@ def refuse_to_change(place: SnapshotPlace | None, what: str) -> None:
 
 
 def _read() -> Read:
-    return Read(_POINTER_KEY, (EVERYTHING,), most_nbytes=_MOST_POINTER_NBYTES)
+    return Read(POINTER_KEY, (EVERYTHING,), most_nbytes=MOST_POINTER_NBYTES)
 
 
 def _found(answer: ReadOutcome, name: SnapshotName) -> Found | None:
@@ -120,7 +125,7 @@ def _found(answer: ReadOutcome, name: SnapshotName) -> Found | None:
         return answer if isinstance(answer, Found) else None
     if isinstance(answer.error, AccessDenied | TooMuch):  # S3 denies access where nothing is; no pointer is so long
         return None
-    answer.error.add_note(f"asked for {_POINTER_KEY!r} of a versioned store, since there is an '@' before {name.rest!r}")
+    answer.error.add_note(f"asked for {POINTER_KEY!r} of a versioned store, since there is an '@' before {name.rest!r}")
     raise answer.error
 
 

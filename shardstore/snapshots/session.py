@@ -108,7 +108,7 @@ class Session:
 
     @asynccontextmanager
     async def still(self, why: str) -> AsyncIterator[None]:
-        """Refuse changes in the block, which begins when those have ended that are under way."""
+        """Refuse changes while the block runs, for this reason. The block begins when all writes that are under way have ended."""
         before, self.why_read_only = self.why_read_only, why
         try:
             await self.gatherer.settled()
@@ -436,7 +436,7 @@ class Session:
         return found
 
     def take_over(self, other: Session) -> None:
-        """Make everything that another session on the same snapshot has changed a part of this one. Its nodes already hold this one's."""
+        """Copy all changes of a fork into this session. The nodes of the fork have already been combined with those of this session."""
         self.new_serial()
         before = {node.id: node for node in self.nodes.values()}
         self.nodes, self._array_keys = other.nodes, {}
@@ -482,7 +482,7 @@ class Session:
         self.gatherer.renumber(array, new)
 
     def adopt(self, base: Structure, nodes: dict[str, Node]) -> None:
-        """Stand on another snapshot from now on, with these nodes."""
+        """Make another snapshot the base of this session, with these nodes as its current ones."""
         before = {node.id: node for node in self.nodes.values()}
         self.base, self.nodes, self._array_keys = base, nodes, {}
         now = {node.id: node for node in nodes.values()}

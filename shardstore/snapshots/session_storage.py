@@ -332,7 +332,9 @@ class SessionStorage(ReadsAndWrites):
         return Generation(token_of_written(await self.session.write_chunk(keys.node, coords, data)))
 
     async def _settled(self, key: str, look: Callable[[], Awaitable[T]]) -> T:
-        """Return what ``look`` finds of a key, after which nobody has changed it yet: what the caller does at once follows on that."""
+        """Call ``look`` until nobody changes the key meanwhile, and return what it found last. So what the caller does next, without an
+        ``await`` in between, is one step with the look.
+        """
         while True:
             before = self._own(key)
             found = await look()
@@ -340,7 +342,9 @@ class SessionStorage(ReadsAndWrites):
                 return found
 
     def _own(self, key: str) -> tuple[object, object, object]:
-        """Return what the session has of a key, but for the files of its snapshot, which do not change. Each change makes new objects."""
+        """Return the session's own objects for a key: node, document or chunk. Each change of the key replaces one of them, so two calls
+        that return the same objects prove that nothing has changed between them. The files of the snapshot never change.
+        """
         if (path := metadata_path(key)) is not None:
             return *self.session.own_document(path), None
         keys = self.session.owner(key)

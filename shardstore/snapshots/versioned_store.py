@@ -18,7 +18,7 @@ from shardstore.format.snapshots.changes import NodeChanges
 from shardstore.format.snapshots.file_names import ATTRIBUTES, CHUNKS, MANIFESTS, STATES, STRUCTURES, new_state_name
 from shardstore.format.snapshots.state import MOST_PREVIOUS, Ref, Snapshot, State, check_ref_name, encode_state
 from shardstore.format.snapshots.structure import Node, encode_structure
-from shardstore.snapshots.catalog import Catalog, Pointer, PointerMoved
+from shardstore.snapshots.catalog import DEFAULT_NAME, Catalog, Pointer, PointerMoved
 from shardstore.snapshots.commit import NewFile, differences, plan_structure, properties, store_all
 from shardstore.snapshots.conflicts import ConflictDetector, ConflictError
 from shardstore.snapshots.files import StoreFiles
@@ -99,10 +99,7 @@ class VersionedStore:
         """
         pointer = await self.catalog.get(self.name)
         if pointer is None:
-            raise NotFound(
-                f"there is no versioned store {self.name!r} in the catalog {self.catalog.url}: make one by Repository.create, or "
-                "`shardstore snapshots init`"
-            )
+            raise NotFound(f"there is no versioned store {self._place}: make one by Repository.create, or `shardstore snapshots init`")
         return await self.moment(pointer)
 
     async def moment(self, pointer: Pointer) -> Moment:
@@ -144,9 +141,12 @@ class VersionedStore:
         return Moment(pointer, state)
 
     def _exists(self) -> InvalidInput:
-        return InvalidInput(
-            f"there is a versioned store {self.name!r} in the catalog {self.catalog.url} already: open it, or use another name"
-        )
+        return InvalidInput(f"there is a versioned store {self._place} already: open it, or use another place or name")
+
+    @property
+    def _place(self) -> str:
+        """The place of the store in an error message."""
+        return f"at {self.url}" if self.name == DEFAULT_NAME else f"{self.name!r} in the catalog {self.catalog.url}"
 
     async def destroy(self) -> None:
         """Remove the pointer, and then all files (D32); whoever reads meanwhile gets errors. Raises ``NotFound`` if there is no store."""
@@ -191,7 +191,7 @@ class VersionedStore:
                 pointer = await self.catalog.swap(self.name, moment.pointer, Pointer(location, state.generation, state.id))
             except PointerMoved as exc:
                 if exc.now is None:
-                    raise NotFound(f"the versioned store {self.name!r} has been removed from the catalog {self.catalog.url}") from exc
+                    raise NotFound(f"the versioned store {self._place} has been removed") from exc
                 is_old = moment is begin  # who begins with an old state has lost no race
                 moment = await self._now_after(exc, state)
                 if location not in (moment.pointer.location, *moment.state.previous):

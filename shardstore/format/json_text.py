@@ -70,6 +70,11 @@ def dumps(document: Any) -> bytes:
     return _text(document, indent=2).encode()
 
 
+def dumps_line(document: Any) -> str:
+    """Return the text of a document in one line, without blanks."""
+    return _text(document, compact=True)
+
+
 def dumps_zarr2(document: Any) -> bytes:
     """Write a document of Zarr v2 or of the 2022 draft with the bytes of zarr-python 2.18: sorted members, four spaces an indent, ASCII."""
     return _text(document, indent=4, sort_keys=True).encode("ascii")
@@ -80,7 +85,7 @@ def same_text(one: Any, other: Any) -> bool:
     return _text(one, sort_keys=True) == _text(other, sort_keys=True)
 
 
-def _text(document: Any, *, indent: int | None = None, sort_keys: bool = False) -> str:
+def _text(document: Any, *, indent: int | None = None, sort_keys: bool = False, compact: bool = False) -> str:
     marker = ""
 
     def mark(value: object) -> str:
@@ -90,5 +95,5 @@ def _text(document: Any, *, indent: int | None = None, sort_keys: bool = False) 
         marker = marker or uuid.uuid4().hex  # no string of the document can hold it by chance or by intent
         return f"{marker}{value.text}{marker}"
 
-    text = json.dumps(document, indent=indent, sort_keys=sort_keys, default=mark)
+    text = json.dumps(document, indent=indent, sort_keys=sort_keys, separators=(",", ":") if compact else None, default=mark)
     return re.sub(f'"{marker}(.*?){marker}"', r"\1", text) if marker else text

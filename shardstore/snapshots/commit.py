@@ -143,6 +143,7 @@ async def _manifests(files: StoreFiles, arrays: Mapping[int, ChunkRefs], *, draf
         name = files.new_name()
         file = manifest_file(name, data, rows, run)
         new.append(NewFile(MANIFESTS + name, data))
+        files.keep_refs(file, piece)
         row = 0
         for array in sorted(piece):
             parts.setdefault(array, []).append(ManifestPart(file, row, extent_of(piece[array].coords)))

@@ -300,6 +300,12 @@ class StoreFiles:
         """Keep a state that this process has written."""
         self._states.put(location, state)
 
+    def keep_refs(self, file: ManifestFile, arrays: Mapping[int, ChunkRefs]) -> None:
+        """Keep the references that a manifest has which this process writes, if it is small."""
+        if file.nbytes <= WHOLE_NBYTES:
+            for array, refs in arrays.items():
+                self._keep((file.name, array), {array: refs})
+
     def keep_structure(self, name: str, structure: Structure) -> Structure:
         """Keep a structure that this process has read or written, and return it."""
         return self._structures.put(name, structure, _STRUCTURE_SIZE + len(structure.nodes))

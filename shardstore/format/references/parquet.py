@@ -34,6 +34,7 @@ import numpy.typing as npt
 
 from shardstore.errors import Corruption, InvalidInput, Unsupported
 from shardstore.extras import how_to_install
+from shardstore.format.arrow_tables import column, numbers_column
 from shardstore.format.json_text import dumps
 
 if TYPE_CHECKING:  # an extra
@@ -166,10 +167,10 @@ def encode_rows(rows: ReferenceRows) -> bytes:
     lengths = np.array(list(map(len, urls)), dtype=np.int64)
     if (nbytes := int(lengths[rows.target[~missing]].sum())) >= 2**31:  # as many as a column takes, which has each as often as it is named
         raise InvalidInput(f"a file of references would hold {nbytes} bytes of URLs: choose a smaller record_size")
-    indices = _column(pa.int32(), np.where(missing, 0, rows.target).astype(np.int32), missing)
+    indices = numbers_column(pa.int32(), np.where(missing, 0, rows.target).astype(np.int32), missing)
     paths = pa.DictionaryArray.from_arrays(indices, _texts(pa.string(), urls)).dictionary_decode()
     raw = _texts(pa.binary(), [rows.inline.get(row) for row in range(len(rows))]) if rows.inline else pa.nulls(len(rows), pa.binary())
-    numbers = [_column(pa.int64(), np.where(missing, 0, column)) for column in (rows.offset, rows.nbytes)]
+    numbers = [numbers_column(pa.int64(), np.where(missing, 0, values)) for values in (rows.offset, rows.nbytes)]
     table = pa.Table.from_arrays([paths, *numbers, raw], schema=_schema())
     file = io.BytesIO()
     writer = pq.ParquetWriter(
@@ -188,29 +189,12 @@ def encode_rows(rows: ReferenceRows) -> bytes:
     return file.getvalue()
 
 
-# Columns are made from buffers, and given back so: much of pyarrow imports pandas, where that is installed, which takes seconds.
-
-
-def _column(kind: Any, values: npt.NDArray[Any], missing: npt.NDArray[np.bool_] | None = None) -> Any:
-    """Return a column of pyarrow with these values, without those that are ``missing``."""
-    pa, _ = _pyarrow()
-    return pa.Array.from_buffers(kind, len(values), [_validity(missing), pa.py_buffer(np.ascontiguousarray(values))])
-
-
 def _texts(kind: Any, values: Sequence[bytes | None]) -> Any:
     """Return a column of text or bytes."""
-    pa, _ = _pyarrow()
-    ends = np.cumsum([0, *(0 if value is None else len(value) for value in values)])
-    if ends[-1] > (most := MOST_NBYTES // 2):  # with room for all else
-        raise InvalidInput(f"a file of references would hold {ends[-1]} bytes; {most} are the most: choose a smaller record_size")
-    missing = np.array([value is None for value in values], dtype=np.bool_)
-    data = b"".join(value for value in values if value)
-    return pa.Array.from_buffers(kind, len(values), [_validity(missing), pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(data)])
-
-
-def _validity(missing: npt.NDArray[np.bool_] | None) -> Any:
-    pa, _ = _pyarrow()
-    return None if missing is None or not missing.any() else pa.py_buffer(np.packbits(~missing, bitorder="little"))
+    nbytes = sum(len(value) for value in values if value is not None)
+    if nbytes > (most := MOST_NBYTES // 2):  # with room for all else
+        raise InvalidInput(f"a file of references would hold {nbytes} bytes; {most} are the most: choose a smaller record_size")
+    return column(kind, values)
 
 
 def _values(column: Any, kind: Any, dtype: type[np.generic], default: int) -> npt.NDArray[Any]:

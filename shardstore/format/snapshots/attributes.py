@@ -13,7 +13,7 @@ import io
 from collections.abc import Sequence
 
 from shardstore.errors import Corruption
-from shardstore.format.snapshots.parquet_table import read_parquet
+from shardstore.format.arrow_tables import column, read_parquet
 
 MOST_INLINE_NBYTES = 16 << 10
 """Attributes up to this stay in the structure file."""
@@ -26,7 +26,7 @@ def encode_attributes(rows: Sequence[bytes]) -> bytes:
 
     schema = pa.schema([pa.field("attrs", pa.binary(), nullable=False)])
     file = io.BytesIO()
-    pq.write_table(pa.Table.from_arrays([pa.array(rows, pa.binary())], schema=schema), file, compression="zstd", use_dictionary=False)
+    pq.write_table(pa.Table.from_arrays([column(pa.binary(), rows)], schema=schema), file, compression="zstd", use_dictionary=False)
     return file.getvalue()
 
 

@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore.errors import Corruption, InvalidInput
+from shardstore.format.arrow_tables import bytes_column, column, numbers_column
 from shardstore.format.snapshots.chunk_coords import DRAFT_WIDTH, WIDTHS, decode_coords, encode_coords, width_for
 from shardstore.format.snapshots.file_names import ID_NBYTES
 
@@ -131,13 +132,13 @@ def manifest_table(arrays: Mapping[int, ChunkRefs], *, draft: bool = False) -> p
     checks = any(one.checks for one in refs)
     schema = manifest_schema(wide=wide, checks=checks)
     parts: dict[str, list[pa.Array]] = {
-        "array_id": [pa.array(np.repeat(np.array(ids, dtype=np.uint32), [len(one) for one in refs]))],
+        "array_id": [numbers_column(pa.uint32(), np.repeat(np.array(ids, dtype=np.uint32), [len(one) for one in refs]))],
         "coord": [_coord_column(refs, width)],
         "inline_data": [_inline_column(one) for one in refs],
         "chunk_id": [_by_file(one, [file if isinstance(file, bytes) else None for file in one.files], pa.binary()) for one in refs],
         "virtual_path": [_by_file(one, [file if isinstance(file, str) else None for file in one.files], pa.string()) for one in refs],
-        "offset": [pa.array(one.offset, mask=one.file < 0) for one in refs],
-        "length": [pa.array(one.nbytes.astype(np.uint64 if wide else np.uint32)) for one in refs],
+        "offset": [numbers_column(pa.uint64(), one.offset, one.file < 0) for one in refs],
+        "length": [numbers_column(schema.field("length").type, one.nbytes.astype(np.uint64 if wide else np.uint32)) for one in refs],
     }
     if checks:
         known = [(one, [one.checks.get(number, NO_CHECK) for number in range(len(one.files))]) for one in refs]
@@ -184,7 +185,7 @@ def _coord_column(refs: Sequence[ChunkRefs], width: int) -> pa.Array:
     import pyarrow as pa  # an extra
 
     lengths = np.repeat([one.coords.shape[1] * width for one in refs], [len(one) for one in refs])
-    return _binary_of(lengths, b"".join(encode_coords(one.coords, width).tobytes() for one in refs), None, pa.binary())
+    return bytes_column(pa.binary(), lengths, b"".join(encode_coords(one.coords, width).tobytes() for one in refs))
 
 
 def _inline_column(refs: ChunkRefs) -> pa.Array:
@@ -195,19 +196,9 @@ def _inline_column(refs: ChunkRefs) -> pa.Array:
     lengths = np.zeros(len(refs), dtype=np.int64)
     rows = sorted(refs.inline)
     lengths[rows] = [len(refs.inline[row]) for row in rows]
-    is_there = np.zeros(len(refs), dtype=np.bool_)
-    is_there[rows] = True
-    return _binary_of(lengths, b"".join(refs.inline[row] for row in rows), is_there, pa.binary())
-
-
-def _binary_of(lengths: npt.NDArray[np.int64], data: bytes, is_there: npt.NDArray[np.bool_] | None, kind: pa.DataType) -> pa.Array:
-    """Return a column of values of these lengths, one behind the other in ``data``."""
-    import pyarrow as pa  # an extra
-
-    offsets = np.zeros(len(lengths) + 1, dtype=np.int32)
-    np.cumsum(lengths, out=offsets[1:])
-    valid = None if is_there is None else pa.py_buffer(np.packbits(is_there, bitorder="little").tobytes())
-    return pa.Array.from_buffers(kind, len(lengths), [valid, pa.py_buffer(offsets.tobytes()), pa.py_buffer(data)])
+    missing = np.ones(len(refs), dtype=np.bool_)
+    missing[rows] = False
+    return bytes_column(pa.binary(), lengths, b"".join(refs.inline[row] for row in rows), missing)
 
 
 def _by_file(refs: ChunkRefs, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
@@ -216,7 +207,7 @@ def _by_file(refs: ChunkRefs, values: Sequence[Any], kind: pa.DataType) -> pa.Ar
 
     if not any(value is not None for value in values):
         return pa.nulls(len(refs), kind)
-    return pa.array(values, type=kind).take(pa.array(refs.file, mask=refs.file < 0))
+    return column(kind, values).take(numbers_column(pa.int32(), refs.file, refs.file < 0))
 
 
 def _refs_of(rows: pa.Table, ndim: int) -> ChunkRefs:
@@ -229,9 +220,9 @@ def _refs_of(rows: pa.Table, ndim: int) -> ChunkRefs:
     file = np.full(n, GONE, dtype=np.int32)
     file[given[0]] = INLINE
     files: list[bytes | str] = []
-    for column, is_given in zip((ids, paths), given[1:], strict=True):
+    for names, is_given in zip((ids, paths), given[1:], strict=True):
         if is_given.any():
-            encoded = column.dictionary_encode()
+            encoded = names.dictionary_encode()
             numbers = _numbers(encoded.indices, np.int32)
             file[is_given] = len(files) + numbers[is_given]
             files += encoded.dictionary.to_pylist()

@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore.errors import Corruption
+from shardstore.format.arrow_tables import read_parquet
 from shardstore.format.snapshots.chunk_coords import WIDTHS, sortable
 from shardstore.format.snapshots.manifest import ChunkRefs, decode_table
-from shardstore.format.snapshots.parquet_table import read_parquet
 from shardstore.format.snapshots.structure import ManifestFile
 from shardstore.model.ranges import ByteRange
 

@@ -3,8 +3,10 @@
 ::
 
     {"id": "9f0c…", "generation": 7, "store_root": "s3://bucket/run.ice",
-     "snapshots": [{"snapshot-id": "1CZ3…", "parent-snapshot-id": null, "timestamp-ms": 1764000000000, "structure-file": "Q2W3…",
-                    "properties": {"message": "day 1", …}}, …],
+     "snapshots": [
+    {"snapshot-id": "1CZ3…", "parent-snapshot-id": null, "timestamp-ms": 1764000000000, "structure-file": "Q2W3…",
+     "properties": {"message": "day 1", …}},
+    …],
      "refs": {"main": {"name": "main", "snapshot-id": "1CZ3…", "type": "branch"}, …}}
 
 Members that are not known here are kept. ``shardstore.previous`` names the states before. Specification: Icechunk draft, "State File", with
@@ -19,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from shardstore.errors import Corruption, InvalidInput, NotFound
-from shardstore.format.json_text import dumps
+from shardstore.format.json_text import dumps_line
 
 ORIGINAL_PARENT = "shardstore.parent"
 """Property of a snapshot whose parent was left out: the id of that (D8)."""
@@ -46,6 +48,22 @@ class Snapshot:
     """The name of the structure file, relative to ``s/`` (D13)."""
     properties: Mapping[str, Any] = field(default_factory=dict)
     """``message``, ``metadata``, ``writer``, and what is kept of others (D9)."""
+    _known_text: str | None = field(default=None, init=False, repr=False, compare=False)
+
+    def text(self) -> str:
+        """Return its line in a state file, written once: a state has those of all snapshots, and each commit writes a state."""
+        known = self._known_text
+        if known is None:
+            members = {
+                "snapshot-id": self.id,
+                "parent-snapshot-id": self.parent,
+                "timestamp-ms": self.timestamp_ms,
+                "structure-file": self.structure,
+                **({"properties": dict(self.properties)} if self.properties else {}),
+            }
+            known = dumps_line(members)
+            object.__setattr__(self, "_known_text", known)
+        return known
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,26 +158,12 @@ def check_ref_name(name: str) -> str:
 
 
 def encode_state(state: State) -> bytes:
-    """Return the bytes of a state file."""
-    return dumps(
-        {
-            "id": state.id,
-            "generation": state.generation,
-            "store_root": state.root,
-            "snapshots": [
-                {
-                    "snapshot-id": one.id,
-                    "parent-snapshot-id": one.parent,
-                    "timestamp-ms": one.timestamp_ms,
-                    "structure-file": one.structure,
-                    **({"properties": dict(one.properties)} if one.properties else {}),
-                }
-                for one in state.snapshots.values()
-            ],
-            "refs": {name: {"name": name, "snapshot-id": ref.snapshot, "type": ref.type} for name, ref in state.refs.items()},
-            **state.others,
-        }
-    )
+    """Return the bytes of a state file: a line for each snapshot."""
+    before = dumps_line({"id": state.id, "generation": state.generation, "store_root": state.root})
+    refs = {name: {"name": name, "snapshot-id": ref.snapshot, "type": ref.type} for name, ref in state.refs.items()}
+    after = dumps_line({"refs": refs, **state.others})
+    snapshots = ",\n".join(one.text() for one in state.snapshots.values())
+    return f'{before[:-1]},"snapshots":[\n{snapshots}],\n{after[1:]}\n'.encode()
 
 
 def decode_state(data: bytes | memoryview) -> State:

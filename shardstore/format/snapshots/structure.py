@@ -26,20 +26,24 @@ from __future__ import annotations
 
 import io
 import json
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from shardstore.errors import Corruption, InvalidInput
+from shardstore.format.arrow_tables import column, read_parquet
 from shardstore.format.json_text import JsonObject
 from shardstore.format.snapshots.node_columns import NodeColumns, to_columns, to_document
-from shardstore.format.snapshots.parquet_table import read_parquet
 
 if TYPE_CHECKING:  # an extra
     import pyarrow as pa
 
 _MANIFESTS, _CHANGES, _WIDE = b"icechunk.manifests", b"shardstore.changes", b"shardstore.wide"
 _MOST_NARROW = 2**16 - 1
+_FEW_NODES = 64
+"""Up to so many, zstd and dictionaries make no shorter file, and take twice the time."""
 
 Extent = tuple[tuple[int, int], ...]
 """A box of chunks: the first coordinate, and that behind the last, of each dimension."""
@@ -122,6 +126,7 @@ class Structure:
     """True if there are flags, whose meaning nobody knows: no commit can be based on it."""
 
 
+@lru_cache
 def structure_schema(*, wide: bool = False, extra: bool = False) -> pa.Schema:
     """Return the schema of a structure file: the draft's, or with wider numbers, or with the column ``extra``."""
     import pyarrow as pa  # an extra
@@ -176,37 +181,63 @@ def encode_structure(nodes: Iterable[Node], changes: Mapping[str, Any], *, draft
     ordered = sorted(nodes, key=lambda node: node.path.split("/") if node.path else [])
     _check_unique(ordered)
     files = {file: number for number, file in enumerate(dict.fromkeys(part.file for node in ordered for part in node.manifests))}
-    wide, extra = _largest(ordered, len(files)) > _MOST_NARROW, any(node.columns.extra is not None for node in ordered)
+    documents = _Documents(node.columns for node in ordered)
+    wide = max(len(files), _largest_in_documents(documents), *map(_largest_elsewhere, ordered)) > _MOST_NARROW
+    extra = any(one.extra is not None for one in documents)
     if draft and (wide or extra):
         raise InvalidInput(_why_not_draft(ordered, len(files)))
-    rows = [
-        {
-            "id": node.id,
-            "type": "array" if node.is_array else "group",
-            "path": f"/{node.path}",
-            "array_metadata": node.columns.array,
-            "inline_attrs": node.columns.attributes,
-            "attrs_reference": None
-            if node.attributes is None
-            else {"attrs_file": node.attributes.file, "row": node.attributes.row, "flags": None},
-            "manifests": [
-                {"manifest_id": files[part.file], "row": part.row, "extent": [list(one) for one in part.extent], "flags": None}
-                for part in node.manifests
-            ]
-            if node.is_array
-            else None,
-            "extra": node.columns.extra,
-        }
-        for node in ordered
-    ]
     table = [_listed(number, file) for file, number in files.items()]
     metadata = {_MANIFESTS: json.dumps(table, separators=(",", ":")).encode()}
     metadata |= {_CHANGES: json.dumps(dict(changes), separators=(",", ":")).encode()} if changes else {}
     metadata |= {_WIDE: b"true"} if wide else {}
     schema = structure_schema(wide=wide, extra=extra).with_metadata(metadata)
     file = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema), file, compression="zstd", compression_level=3)
+    compression: dict[str, Any] = {"compression": "zstd", "compression_level": 3}
+    if len(ordered) <= _FEW_NODES:
+        compression = {"compression": "snappy", "use_dictionary": False}
+    columns: dict[str, list[Any]] = {
+        "id": [node.id for node in ordered],
+        "path": [f"/{node.path}" for node in ordered],
+        "attrs_reference": [_said_of_place(node.attributes) for node in ordered],
+        "manifests": [[_said_of_part(part, files) for part in node.manifests] if node.is_array else None for node in ordered],
+    }
+    arrays = {name: column(schema.field(name).type, values) for name, values in columns.items()}
+    arrays |= _document_columns(documents, schema.remove_metadata())
+    rows = pa.Table.from_arrays([arrays[member.name] for member in schema], schema=schema)
+    pq.write_table(rows, file, write_statistics=False, **compression)
     return file.getvalue()
+
+
+class _Documents(tuple[NodeColumns, ...]):
+    """The documents of many nodes, the same as others only if each is the same object: few of them change from commit to commit."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:
+        return hash(tuple(map(id, self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Documents) and len(self) == len(other) and all(map(operator.is_, self, other))
+
+
+@lru_cache(maxsize=4)
+def _document_columns(documents: _Documents, schema: pa.Schema) -> dict[str, pa.Array]:
+    """Return the columns that hold the documents."""
+    columns: dict[str, list[Any]] = {
+        "type": ["group" if one.array is None else "array" for one in documents],
+        "array_metadata": [one.array for one in documents],
+        "inline_attrs": [one.attributes for one in documents],
+        "extra": [one.extra for one in documents],
+    }
+    return {member.name: column(member.type, columns[member.name]) for member in schema if member.name in columns}
+
+
+def _said_of_place(place: AttributesPlace | None) -> dict[str, Any] | None:
+    return None if place is None else {"attrs_file": place.file, "row": place.row, "flags": None}
+
+
+def _said_of_part(part: ManifestPart, files: Mapping[ManifestFile, int]) -> dict[str, Any]:
+    return {"manifest_id": files[part.file], "row": part.row, "extent": part.extent, "flags": None}
 
 
 def decode_structure(data: bytes | memoryview) -> Structure:
@@ -278,26 +309,32 @@ def _check_unique(nodes: Sequence[Node]) -> None:
             raise InvalidInput(f"two nodes have one {what}")
 
 
-def _numbers_of(node: Node) -> Iterable[int]:
-    array = node.columns.array
-    if array is not None:
-        yield from array["shape"]
-        yield from array["chunk_grid"]["configuration"]["chunk_shape"] if array["chunk_grid"] is not None else ()
-    if node.attributes is not None:
-        yield node.attributes.row
+@lru_cache(maxsize=4)
+def _largest_in_documents(documents: _Documents) -> int:
+    return max(map(_largest_in_document, documents), default=0)
+
+
+def _largest_in_document(columns: NodeColumns) -> int:
+    array = columns.array
+    if array is None:
+        return 0
+    shape: list[int] = array["shape"]
+    most: int = max((0, *shape, *(array["chunk_grid"]["configuration"]["chunk_shape"] if array["chunk_grid"] is not None else ())))
+    return most
+
+
+def _largest_elsewhere(node: Node) -> int:
+    """Return the largest number that a structure file has of a node, besides those of its document."""
+    most = 0 if node.attributes is None else node.attributes.row
     for part in node.manifests:
-        yield part.row
-        yield from (number for one in part.extent for number in one)
-
-
-def _largest(nodes: Sequence[Node], nfiles: int) -> int:
-    return max((nfiles, *(number for node in nodes for number in _numbers_of(node))))
+        most = max((most, part.row, *(number for one in part.extent for number in one)))
+    return most
 
 
 def _why_not_draft(nodes: Sequence[Node], nfiles: int) -> str:
     for node in nodes:
         if node.columns.extra is not None:
             return f"the draft's structure cannot hold the document of {node.path!r}: use schema='auto'"
-        if (most := max(_numbers_of(node), default=0)) > _MOST_NARROW:
+        if (most := max(_largest_in_document(node.columns), _largest_elsewhere(node))) > _MOST_NARROW:
             return f"the draft's numbers go to 65,535, and {node.path!r} has {most}: use schema='auto'"
     return f"the draft's structure names 65,536 manifests, and there are {nfiles}: use schema='auto'"

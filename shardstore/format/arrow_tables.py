@@ -1,0 +1,88 @@
+"""Makes columns of Arrow, and reads whole files of Parquet, without what pyarrow does in passing.
+
+``pyarrow.array`` imports pandas, where that is installed, which takes a fifth of a second at best: columns are made from buffers here.
+
+``pyarrow.parquet.read_table`` reads through pyarrow's datasets, in threads of its own. One of them may be the last that holds the bytes,
+after the table is there. A process that ends meanwhile is aborted, since by then nobody can let go of an object of Python's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:  # an extra
+    import pyarrow as pa
+
+Missing = npt.NDArray[np.bool_] | None
+"""Which of ``(n,)`` values are null; ``None``: none."""
+
+
+def numbers_column(kind: pa.DataType, values: npt.NDArray[Any], missing: Missing = None) -> pa.Array:
+    """Return a column of ``(n,)`` numbers, whose dtype is that of ``kind``."""
+    import pyarrow as pa  # an extra
+
+    return pa.Array.from_buffers(kind, len(values), [_validity(missing), pa.py_buffer(np.ascontiguousarray(values))])
+
+
+def bytes_column(kind: pa.DataType, lengths: npt.NDArray[np.int64], data: bytes, missing: Missing = None) -> pa.Array:
+    """Return a column of bytes or text: ``(n,)`` values of these lengths, one behind the other in ``data``, less than 2 GiB."""
+    import pyarrow as pa  # an extra
+
+    ends = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=ends[1:])
+    return pa.Array.from_buffers(kind, len(lengths), [_validity(missing), pa.py_buffer(ends), pa.py_buffer(data)])
+
+
+def column(kind: pa.DataType, values: Sequence[Any], *, nullable: bool = True) -> pa.Array:
+    """Return a column of Python's values, nested ones too, of which each number fits. ``None`` is null; if there are no nulls, it is some
+    value that nobody sees. Raises ``ValueError`` if a member that may not be null is.
+    """
+    import pyarrow as pa  # an extra
+
+    nulls = [value is None for value in values]
+    if nullable and all(nulls) and not pa.types.is_nested(kind):
+        return pa.nulls(len(values), kind)
+    missing = np.array(nulls, dtype=np.bool_) if nullable and any(nulls) else None
+    if pa.types.is_struct(kind):
+        children = [_member(member, values) for member in kind]
+        return pa.Array.from_buffers(kind, len(values), [_validity(missing)], children=children)
+    if pa.types.is_fixed_size_list(kind):
+        filler = [None] * kind.list_size
+        child = column(kind.value_type, list(chain.from_iterable(filler if value is None else value for value in values)))
+        return pa.Array.from_buffers(kind, len(values), [_validity(missing)], children=[child])
+    if pa.types.is_list(kind):
+        ends = np.cumsum([0, *(0 if value is None else len(value) for value in values)], dtype=np.int32)
+        child = column(kind.value_type, list(chain.from_iterable(value for value in values if value is not None)))
+        return pa.Array.from_buffers(kind, len(values), [_validity(missing), pa.py_buffer(ends)], children=[child])
+    if pa.types.is_integer(kind):
+        dtype = np.dtype(f"{'i' if pa.types.is_signed_integer(kind) else 'u'}{kind.bit_width // 8}")
+        return numbers_column(kind, np.array([0 if value is None else value for value in values], dtype=dtype), missing)
+    encoded = [b"" if value is None else value.encode() if isinstance(value, str) else value for value in values]
+    return bytes_column(kind, np.array(list(map(len, encoded)), dtype=np.int64), b"".join(encoded), missing)
+
+
+def _member(member: pa.Field, values: Sequence[dict[str, Any] | None]) -> pa.Array:
+    """Return the column of one member of these values."""
+    found = [None if value is None else value.get(member.name) for value in values]
+    if not member.nullable and any(one is None and value is not None for one, value in zip(found, values, strict=True)):
+        raise ValueError(f"{member.name} is missing")
+    return column(member.type, found, nullable=member.nullable)
+
+
+def read_parquet(data: bytes | memoryview, columns: Sequence[str] | None = None) -> pa.Table:
+    """Return the rows of a file, of all columns or some. Raises ``pyarrow.ArrowException`` or ``OSError`` if it is none."""
+    import pyarrow as pa  # an extra
+    import pyarrow.parquet as pq
+
+    return pq.ParquetFile(pa.BufferReader(data)).read(columns=None if columns is None else list(columns), use_threads=False)
+
+
+def _validity(missing: Missing) -> pa.Buffer | None:
+    import pyarrow as pa  # an extra
+
+    return None if missing is None or not missing.any() else pa.py_buffer(np.packbits(~missing, bitorder="little"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
@@ -39,6 +40,10 @@ class Clock:
 
 def medians(runs: list[Result]) -> Result:
     return {what: statistics.median(run[what] for run in runs) for what in runs[0]}
+
+
+def _mtime(path: Path) -> int:
+    return path.stat().st_mtime_ns
 
 
 def _memory(what: str) -> float:
@@ -170,7 +175,8 @@ def write_small_chunks(side: str, place: Path, grid: tuple[int, ...]) -> Result:
         from shardstore.format.json_text import loads_object
         from shardstore.plan.policy import chunks_per_shard
 
-        found["chunks_per_shard"] = float(np.prod(chunks_per_shard("auto", "a", loads_object(session.mapping()["a/zarr.json"])) or 1))
+        counts = chunks_per_shard("auto", "a", loads_object(session.mapping()["a/zarr.json"])) or (1,) * len(grid)
+        found["shards"] = float(np.prod([-(-n // count) for n, count in zip(grid, counts, strict=True)]))
     shutil.rmtree(target)
     return found
 
@@ -312,6 +318,39 @@ def main() -> None:
     print(clock.read()["cpu"], flush=True)
 
 
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+
+def least(side: str, place: Path) -> Result:
+    """What no commit in Python can save: zarr opens an array and sets one chunk, pyarrow writes the manifest and the structure, to memory;
+    ``local_seconds``: and the system writes five files, each under another name first.
+    """
+    import pyarrow.parquet as pq
+
+    store = zarr.storage.MemoryStore()
+    zarr.create_array(store, name="a", shape=(128, 40, 8), chunks=CHUNK, dtype="uint16")
+    structure, manifest = (pq.ParquetFile(max((place / "small-ours" / folder).iterdir(), key=_mtime)).read() for folder in ("s", "m"))
+    tables = [structure, manifest.slice(0, 1)]
+    values = np.ones(CHUNK, dtype="uint16")
+    target = place / "least"
+    target.mkdir(exist_ok=True)
+    runs: list[Result] = []
+    for number in range(200):
+        clock = Clock()
+        zarr.open_array(store, path="a", mode="r+")[0:8, 0:8, :] = values
+        for table in tables:
+            pq.write_table(table, io.BytesIO(), compression="snappy", use_dictionary=False, write_statistics=False)
+        run = clock.read()
+        for file in range(5):
+            with open(target / "temporary", "wb") as opened_file:
+                opened_file.write(bytes(2000))
+            os.replace(target / "temporary", target / f"{number}-{file}")
+        run["local_seconds"] = clock.read()["seconds"]
+        runs.append(run)
+    shutil.rmtree(target)
+    return medians(runs[10:])
+
+
 # -- counted -----------------------------------------------------------------------------------------------------------
 
 
@@ -349,6 +388,7 @@ ROWS: dict[str, Callable[..., Result]] = {
         open_million,
         open_many,
         writers,
+        least,
     )
 }
 

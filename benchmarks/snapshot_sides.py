@@ -97,7 +97,7 @@ def import_everything(side: str) -> None:
         import pyarrow.compute
         import pyarrow.parquet  # noqa: F401
 
-        import shardstore.adapters.repository
+        import shardstore.adapters.versioned.repository
         import shardstore.adapters.zarr.store  # noqa: F401
     else:
         import icechunk  # noqa: F401

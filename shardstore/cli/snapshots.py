@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shardstore._sync import run_sync
-from shardstore.adapters.repository import Repository, SnapshotInfo
+from shardstore.adapters.versioned.repository import Repository, SnapshotInfo
 from shardstore.cli.arguments import AsJson, StorageOptions
 from shardstore.cli.output import plural, print_json, show
 from shardstore.cli.questions import ask

@@ -7,7 +7,7 @@
         ds.to_zarr(store)
 
 A store is its files, which never change (``format.snapshots``), and one pointer to the current state (``catalog.py``). Begin with
-``session.py``, what a session sees, and ``commit.py``; ``adapters.repository`` has what programs use.
+``session.py``, what a session sees, and ``commit.py``; ``adapters.versioned`` has what programs use.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from shardstore.snapshots.diffs import Diff
 from shardstore.snapshots.sql_catalog import SQLCatalog
 
 if TYPE_CHECKING:
-    from shardstore.adapters.repository import ForkSession, Repository, Session, SnapshotInfo
+    from shardstore.adapters.versioned.repository import Repository, SnapshotInfo
+    from shardstore.adapters.versioned.session import ForkSession, Session
 
 __all__ = [
     "BasicConflictSolver",
@@ -40,7 +41,7 @@ __all__ = [
     "StorageCatalog",
 ]
 
-_FACES = ("ForkSession", "Repository", "Session", "SnapshotInfo")
+_FACES = {"ForkSession": "session", "Repository": "repository", "Session": "session", "SnapshotInfo": "repository"}
 
 
 def __dir__() -> list[str]:
@@ -52,4 +53,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'shardstore.snapshots' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module("shardstore.adapters.repository"), name)  # the layer above
+    return getattr(import_module(f"shardstore.adapters.versioned.{_FACES[name]}"), name)  # the layer above

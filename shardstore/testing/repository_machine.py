@@ -16,7 +16,8 @@ import zarr
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from shardstore.adapters.repository import ForkSession, Repository, Session
+from shardstore.adapters.versioned.repository import Repository
+from shardstore.adapters.versioned.session import ForkSession, Session
 from shardstore.errors import Conflict, InvalidInput, NotFound, ReadOnly
 from shardstore.snapshots.conflicts import BasicConflictSolver, ConflictDetector, ConflictError
 from shardstore.testing.repository_model import (
@@ -129,7 +130,7 @@ class RepositoryMachine(RuleBasedStateMachine):
 
     def reopen(self, repository: Repository) -> Repository:
         """Return the repository as another process would open it."""
-        return Repository.open(repository._options.url)
+        return Repository.open(repository._opened.options.url)
 
     def __init__(self) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ from tests.snapshots.committing import MESSAGE, Contents, change, change_side, c
 from tests.snapshots.whole import check_whole, messages_of
 
 ROOT = Path(__file__).parents[2]
-PRELOADED = ["shardstore.adapters.repository", "shardstore.adapters.mapping.mapping", "pyarrow.parquet"]
+PRELOADED = ["shardstore.adapters.versioned.repository", "shardstore.adapters.mapping.mapping", "pyarrow.parquet"]
 """What each child would import by itself."""
 
 
@@ -59,7 +59,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> History:
 def crasher() -> Iterator[Crasher]:
     preloaded = [
         "tests.snapshots.commit_workers",
-        "shardstore.adapters.repository",
+        "shardstore.adapters.versioned.repository",
         "shardstore.adapters.mapping.mapping",
         "pyarrow.parquet",
     ]

@@ -411,7 +411,7 @@ def let_others_be_first(repo: Repository, changes: list[Change]) -> None:
 
 
 def _commit_elsewhere(repo: Repository, change: Change) -> None:
-    other = Repository.open(repo._options.url)
+    other = Repository.open(repo._opened.options.url)
     session = other.writable_session()
     change(session)
     session.commit("theirs")
@@ -429,7 +429,7 @@ def test_a_session_whose_commit_has_lost_after_a_rebase_can_be_written_and_commi
     with pytest.raises(ConflictError, match=r"has moved from snapshot .* but nothing that contradicts"):
         session.commit("ours")
     session.commit("ours", rebase_with=ConflictDetector(), rebase_tries=1)
-    found = Repository.open(repo._options.url).readonly_session()
+    found = Repository.open(repo._opened.options.url).readonly_session()
     np.testing.assert_array_equal(read_array(found, "big"), data)
     assert (read_array(found, "g/a")[:16] == -1).all()
 
@@ -448,7 +448,7 @@ def test_chunks_are_not_lost_by_a_commit_whose_branch_has_been_deleted(repo: Rep
     repo.create_branch("side", tip)
     session.commit("ours")
     data[:1000] = 1
-    np.testing.assert_array_equal(read_array(Repository.open(repo._options.url).readonly_session("side"), "big"), data)
+    np.testing.assert_array_equal(read_array(Repository.open(repo._opened.options.url).readonly_session("side"), "big"), data)
 
 
 def test_a_commit_that_fails_waits_for_its_chunk_files(repo: Repository) -> None:
@@ -480,7 +480,7 @@ def test_a_commit_that_fails_waits_for_its_chunk_files(repo: Repository) -> None
     assert len(run(commit())) == 1
     files.write = write  # type: ignore[method-assign]
     session.commit("ours")
-    np.testing.assert_array_equal(read_array(Repository.open(repo._options.url).readonly_session(), "big")[:1024], data)
+    np.testing.assert_array_equal(read_array(Repository.open(repo._opened.options.url).readonly_session(), "big")[:1024], data)
 
 
 class Waits:

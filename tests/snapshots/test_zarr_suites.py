@@ -24,7 +24,7 @@ from zarr.testing.store import StoreTests
 from zarr.testing.strategies import node_names
 
 import shardstore
-from shardstore.adapters.repository import Session
+from shardstore.adapters.versioned.session import Session
 from shardstore.adapters.zarr.store import byte_request
 from shardstore.errors import InvalidInput, ReadOnly
 from shardstore.model.ranges import resolve
@@ -508,7 +508,7 @@ class SessionMachine(ZarrHierarchyStateMachine):
 
     def teardown(self) -> None:
         for session, shown in self.snapshots:
-            again = Repository.open(self.repo.url, storage_options=self.repo._options.storage_options)
+            again = Repository.open(self.repo.url, storage_options=self.repo._opened.options.storage_options)
             for one in (session, again.readonly_session(snapshot_id=session.snapshot_id)):
                 assert self._shown(one) == shown
         super().teardown()

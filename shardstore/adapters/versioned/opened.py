@@ -1,0 +1,95 @@
+"""A versioned store as a program has opened it: its place, its options, and what repository and sessions share. It can be pickled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, Literal, TypedDict
+
+from shardstore import __version__
+from shardstore.engine.options import EngineOptions
+from shardstore.errors import InvalidInput, Unsupported
+from shardstore.extras import how_to_install
+from shardstore.plan.policy import ShardingPolicy, validate_policy
+from shardstore.snapshots.catalog import DEFAULT_NAME, Catalog, StorageCatalog, check_store_name
+from shardstore.snapshots.files import MANIFEST_CACHE_BYTES, StoreFiles
+from shardstore.snapshots.session import MAX_MEMORY
+from shardstore.snapshots.versioned_store import VersionedStore
+from shardstore.snapshots.virtual_files import VirtualFiles
+from shardstore.storage.opening.open import open_storage
+from shardstore.storage.opening.transports import Transport
+
+Schema = Literal["auto", "draft"]
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryOptions:
+    """The place of a repository, and how it is opened; it can be pickled."""
+
+    url: Any
+    catalog: Catalog | None = None
+    name: str | None = None
+    schema: Schema = "auto"
+    pack: ShardingPolicy = "auto"
+    storage_options: dict[str, Any] | None = None
+    virtual_prefixes: Sequence[str] = ()
+    virtual_options: Mapping[str, Mapping[str, Any]] | None = None
+    max_memory: int = MAX_MEMORY
+    manifest_cache_bytes: int = MANIFEST_CACHE_BYTES
+    fsync: bool = True
+    transport: Transport = "fsspec"
+
+    def __post_init__(self) -> None:
+        if self.schema not in ("auto", "draft"):
+            raise InvalidInput(f"schema {self.schema!r} is neither 'auto' nor 'draft'")
+        validate_policy(self.pack)
+        for name in ("max_memory", "manifest_cache_bytes"):
+            value: object = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InvalidInput(f"{name} {value!r} is not a whole number of at least 1")
+
+
+class RepositoryArguments(TypedDict, total=False):
+    """The options of a repository by name and type; ``Repository.create`` says what they mean."""
+
+    catalog: Catalog | None
+    name: str | None
+    schema: Schema
+    pack: ShardingPolicy
+    storage_options: dict[str, Any] | None
+    virtual_prefixes: Sequence[str]
+    virtual_options: Mapping[str, Mapping[str, Any]] | None
+    max_memory: int
+    manifest_cache_bytes: int
+    fsync: bool
+    transport: Transport
+
+
+class OpenedStore:
+    """What a repository and its sessions share."""
+
+    def __init__(self, options: RepositoryOptions) -> None:
+        self.options = options
+        if find_spec("pyarrow") is None:
+            raise Unsupported(f"versioned stores need pyarrow: {how_to_install('snapshots')}")
+        storage = open_storage(options.url, options.storage_options, fsync=options.fsync, transport=options.transport)
+        files = StoreFiles(storage, cache_bytes=options.manifest_cache_bytes)
+        catalog: Catalog = StorageCatalog(storage) if options.catalog is None else options.catalog
+        name = options.name if options.name is not None else _default_name(options, storage.url)
+        self.limits = EngineOptions().read_limits(storage.kind)
+        self.store = VersionedStore(
+            files, catalog, check_store_name(name), draft=options.schema == "draft", writer=f"shardstore {__version__}"
+        )
+        self.virtual = VirtualFiles(files.storage, options.virtual_prefixes, options.virtual_options)
+
+    def __reduce__(self) -> tuple[type[OpenedStore], tuple[RepositoryOptions]]:
+        return type(self), (self.options,)
+
+
+def _default_name(options: RepositoryOptions, url: str) -> str:
+    return DEFAULT_NAME if options.catalog is None else _last_part(url)
+
+
+def _last_part(url: str) -> str:
+    return url.rstrip("/").rpartition("/")[2] or DEFAULT_NAME

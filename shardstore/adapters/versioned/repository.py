@@ -1,0 +1,300 @@
+"""``Repository``: a versioned store for programs. The names and arguments are Icechunk's where they mean the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal, Unpack
+
+from shardstore._sync import run_sync
+from shardstore.adapters.versioned.opened import OpenedStore, RepositoryArguments, RepositoryOptions
+from shardstore.adapters.versioned.session import Session
+from shardstore.errors import InvalidInput, NotFound
+from shardstore.format.snapshots.state import Snapshot, State
+from shardstore.snapshots.conflicts import ConflictDetector
+from shardstore.snapshots.diffs import Diff, diff
+from shardstore.snapshots.versioned_store import FIRST_BRANCH, Moment, check_snapshot, snapshot_at, snapshot_of
+
+if TYPE_CHECKING:
+    from shardstore.adapters.zarr.store import ShardedStore
+
+Isolation = Literal["snapshot", "serializable"]
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotInfo:
+    """One snapshot."""
+
+    id: str
+    parent_id: str | None
+    written_at: datetime
+    message: str
+    metadata: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> SnapshotInfo:
+        said = snapshot.properties
+        metadata = said.get("metadata")
+        return cls(
+            snapshot.id,
+            snapshot.parent,
+            datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC),
+            str(said.get("message", "")),
+            metadata if isinstance(metadata, Mapping) else {},
+        )
+
+
+class Repository:
+    """A versioned store: snapshots of a Zarr hierarchy, and branches and tags that point to them.
+
+    ``Repository.create`` makes one, ``Repository.open`` opens one. Only shardstore reads its files as such; see the guide.
+    """
+
+    def __init__(self, options: RepositoryOptions) -> None:
+        self._opened = OpenedStore(options)
+        self._store = self._opened.store
+
+    # -- opening -------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def create(
+        cls,
+        url: Any,
+        **options: Unpack[RepositoryArguments],
+    ) -> Repository:
+        """Make a repository, with the branch ``main`` and a first snapshot that holds the root group, and open it.
+
+        Args:
+            url: where its files go: what ``shardstore.open`` takes.
+            catalog: what holds the pointer to the current state: by default an object beside the files; or
+                ``shardstore.snapshots.SQLCatalog("postgresql+psycopg://…")``, or a ``StorageCatalog`` elsewhere.
+            name: the repository's name in the catalog; by default the last part of the URL, or ``catalog`` beside the files.
+            schema: ``"draft"`` refuses what the Icechunk draft's column types cannot hold; ``"auto"`` widens them.
+            pack: how many chunks go into one chunk file: as ``chunks_per_shard`` of ``shardstore.open``; one tuple is for the arrays with
+                that number of dimensions, and ``None`` means one.
+            storage_options: for the filesystem: credentials, endpoint, retries.
+            virtual_prefixes: URLs, with ``/`` at the end, below which virtual references may lead.
+            virtual_options: storage options for what they lead to, by protocol.
+            max_memory: bytes of chunks that a session holds before some are stored.
+            manifest_cache_bytes: bytes of decoded manifests that are kept.
+            fsync: make local files durable before they count.
+            transport: ``"fsspec"`` or ``"obstore"``.
+
+        Raises:
+            InvalidInput: there is one already, or an option has an invalid value.
+            Unsupported: the storage of the catalog cannot change an object on a condition.
+        """
+        repository = cls(RepositoryOptions(url, **options))
+        run_sync(repository._store.create())
+        return repository
+
+    @classmethod
+    def open(
+        cls,
+        url: Any,
+        **options: Unpack[RepositoryArguments],
+    ) -> Repository:
+        """Open a repository that exists; arguments are those of ``create``.
+
+        Raises:
+            NotFound: there is none.
+            Corruption: its state is not what the catalog says.
+        """
+        repository = cls(RepositoryOptions(url, **options))
+        run_sync(repository._store.now())
+        return repository
+
+    @classmethod
+    def exists(cls, url: Any, **options: Unpack[RepositoryArguments]) -> bool:
+        """Return whether there is a repository; arguments are those of ``create``."""
+        store = cls(RepositoryOptions(url, **options))._store
+        return run_sync(store.catalog.get(store.name)) is not None
+
+    @classmethod
+    def open_or_create(cls, url: Any, **options: Unpack[RepositoryArguments]) -> Repository:
+        """Open a repository, or make it where there is none; arguments are those of ``create``."""
+        try:
+            return cls.open(url, **options)
+        except NotFound:
+            try:
+                return cls.create(url, **options)
+            except InvalidInput:  # it may be that somebody else has made it at the same time
+                return cls.open(url, **options)
+
+    def destroy(self, *, yes: bool = False) -> None:
+        """Remove the repository, with all snapshots and chunks, if ``yes``. Virtual files stay.
+
+        Raises:
+            InvalidInput: ``yes`` is false.
+            NotFound: there is no repository.
+        """
+        if not yes:
+            raise InvalidInput(f"all snapshots and chunks of {self.url} would be removed, for ever: say so by yes=True")
+        run_sync(self._store.destroy())
+
+    def __reduce__(self) -> tuple[type[Repository], tuple[RepositoryOptions]]:
+        return type(self), (self._opened.options,)
+
+    def __repr__(self) -> str:
+        return f"Repository({self.url!r})"
+
+    @property
+    def url(self) -> str:
+        """The URL of its files, without credentials."""
+        return self._store.url
+
+    def _now(self) -> Moment:
+        return run_sync(self._store.now())
+
+    # -- sessions ------------------------------------------------------------------------------------------------------
+
+    def writable_session(self, branch: str = FIRST_BRANCH, *, isolation: Isolation = "snapshot") -> Session:
+        """Return a session on the tip of a branch, whose changes nobody sees before they are committed.
+
+        ``isolation`` says what a later rebase compares with what others have committed: ``"snapshot"``: what this session has written;
+        ``"serializable"``: also what it has read, so that all sessions together do what they would have done one after the other; then
+        ``on_chunk_conflict="theirs"`` solves nothing.
+
+        Raises:
+            NotFound: there is no such branch.
+        """
+        if isolation not in ("snapshot", "serializable"):
+            raise InvalidInput(f"isolation {isolation!r} is neither 'snapshot' nor 'serializable'")
+        moment = self._now()
+        tip = moment.state.snapshots[moment.state.ref(branch, "branch").snapshot]
+        return Session(self._opened, moment, tip, branch=branch, serializable=isolation == "serializable")
+
+    def readonly_session(
+        self,
+        branch: str | None = None,
+        *,
+        tag: str | None = None,
+        snapshot_id: str | None = None,
+        as_of: datetime | None = None,
+    ) -> Session:
+        """Return a session that shows one snapshot, for ever: the tip of a branch, a tag, or any by its id.
+
+        ``as_of`` shows the branch, by default ``main``, as it was then: its newest snapshot that is not later, among its ancestors.
+
+        Raises:
+            NotFound: there is no such branch, tag or snapshot.
+            InvalidInput: more than one is given, or ``as_of`` has no time zone.
+        """
+        moment = self._now()
+        return Session(self._opened, moment, _named(moment.state, branch, tag, snapshot_id, as_of))
+
+    @contextmanager
+    def transaction(
+        self,
+        branch: str = FIRST_BRANCH,
+        *,
+        message: str,
+        metadata: Mapping[str, Any] | None = None,
+        isolation: Isolation = "snapshot",
+        rebase_with: ConflictDetector | None = None,
+        rebase_tries: int = 1000,
+    ) -> Iterator[ShardedStore]:
+        """Give a store whose changes are committed to the branch when the block ends; an exception discards them.
+
+        Nothing changed is no commit. Raises what ``Session.commit`` raises.
+        """
+        session = self.writable_session(branch, isolation=isolation)
+        try:
+            yield session.store
+        except BaseException as exc:
+            session.discard_changes()
+            exc.add_note(f"nothing was committed to branch {branch!r} of {self.url}")
+            raise
+        if session.has_uncommitted_changes:
+            session.commit(message, metadata, rebase_with=rebase_with, rebase_tries=rebase_tries)
+
+    # -- history -------------------------------------------------------------------------------------------------------
+
+    def ancestry(self, branch: str | None = None, *, tag: str | None = None, snapshot_id: str | None = None) -> Iterator[SnapshotInfo]:
+        """Yield a snapshot and its ancestors, the newest first. Raises ``NotFound`` if there is no such branch, tag or snapshot."""
+        state = self._now().state
+        return map(SnapshotInfo.of, state.ancestry(_named(state, branch, tag, snapshot_id, None).id))
+
+    def lookup_snapshot(self, snapshot_id: str) -> SnapshotInfo:
+        """Return what is known of a snapshot. Raises ``NotFound``."""
+        state = self._now().state
+        check_snapshot(state, snapshot_id)
+        return SnapshotInfo.of(state.snapshots[snapshot_id])
+
+    def diff(self, from_ref: str, to_ref: str = FIRST_BRANCH) -> Diff:
+        """Return what differs between two snapshots, each given by a branch, a tag or its id; see ``lookup``.
+
+        Only manifests that the two do not share are read.
+
+        Raises:
+            NotFound: there is no such branch, tag or snapshot.
+        """
+        before, after = (self.readonly_session(snapshot_id=self.lookup(ref)) for ref in (from_ref, to_ref))
+        return run_sync(diff(before._core, after._core))
+
+    def lookup(self, ref: str) -> str:
+        """Return the id of the snapshot that a text means: a branch, else a tag, else the id itself. Raises ``NotFound``."""
+        return snapshot_of(self._now().state, ref).id
+
+    # -- branches and tags ---------------------------------------------------------------------------------------------
+
+    def list_branches(self) -> set[str]:
+        """Return the names of all branches."""
+        return {name for name, ref in self._now().state.refs.items() if ref.type == "branch"}
+
+    def list_tags(self) -> set[str]:
+        """Return the names of all tags."""
+        return {name for name, ref in self._now().state.refs.items() if ref.type == "tag"}
+
+    def lookup_branch(self, branch: str) -> str:
+        """Return the id of the snapshot at the tip of a branch. Raises ``NotFound``."""
+        return self._now().state.ref(branch, "branch").snapshot
+
+    def lookup_tag(self, tag: str) -> str:
+        """Return the id of the snapshot that a tag names. Raises ``NotFound``."""
+        return self._now().state.ref(tag, "tag").snapshot
+
+    def create_branch(self, branch: str, snapshot_id: str) -> None:
+        """Make a branch. Raises ``InvalidInput`` if there is a branch or tag of this name, ``NotFound`` if there is no such snapshot."""
+        run_sync(self._store.create_ref(branch, snapshot_id, "branch"))
+
+    def create_tag(self, tag: str, snapshot_id: str) -> None:
+        """Make a tag, which never points elsewhere. Raises as ``create_branch``."""
+        run_sync(self._store.create_ref(tag, snapshot_id, "tag"))
+
+    def delete_branch(self, branch: str) -> None:
+        """Delete a branch; its snapshots stay. Raises ``NotFound``, or ``InvalidInput`` for ``main``."""
+        run_sync(self._store.delete_ref(branch, "branch"))
+
+    def delete_tag(self, tag: str) -> None:
+        """Delete a tag. The name can be given again: nothing remembers it (D12). Raises ``NotFound``."""
+        run_sync(self._store.delete_ref(tag, "tag"))
+
+    def reset_branch(self, branch: str, snapshot_id: str, *, from_snapshot_id: str | None = None) -> None:
+        """Let a branch point to another snapshot; what it pointed to stays, and can be found by its id.
+
+        Raises:
+            NotFound: there is no such branch or snapshot.
+            Conflict: ``from_snapshot_id`` is given, and the branch points elsewhere.
+        """
+        run_sync(self._store.reset_branch(branch, snapshot_id, from_snapshot_id))
+
+
+def _named(state: State, branch: str | None, tag: str | None, snapshot_id: str | None, as_of: datetime | None) -> Snapshot:
+    """Return the snapshot that is meant."""
+    given = [one for one in (branch, tag, snapshot_id) if one is not None]
+    if len(given) > 1 or (as_of is not None and (tag is not None or snapshot_id is not None)):
+        raise InvalidInput("give one of branch, tag and snapshot_id; as_of goes with a branch")
+    if tag is not None:
+        return state.snapshots[state.ref(tag, "tag").snapshot]
+    if snapshot_id is not None:
+        check_snapshot(state, snapshot_id)
+        return state.snapshots[snapshot_id]
+    tip = state.ref(branch or FIRST_BRANCH, "branch").snapshot
+    if as_of is None:
+        return state.snapshots[tip]
+    if as_of.tzinfo is None:
+        raise InvalidInput(f"as_of={as_of!r} has no time zone: give one, such as datetime(2026, 1, 31, tzinfo=UTC)")
+    return snapshot_at(state, state.ancestry(tip), int(as_of.timestamp() * 1000))

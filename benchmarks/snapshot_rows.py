@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import snapshot_sides as sides
@@ -185,7 +186,11 @@ def write_small_chunks(side: str, place: Path, grid: tuple[int, ...]) -> Result:
 
 
 def _first_chunk(repository: Any) -> None:
-    array = zarr.open_array(repository.readonly_session("main").store, path="a", mode="r")
+    _check_first_chunk(repository.readonly_session("main").store)
+
+
+def _check_first_chunk(store: Any) -> None:
+    array = zarr.open_array(store, path="a", mode="r")
     found = array[tuple(slice(0, n) for n in CHUNK)]
     assert np.array_equal(np.asarray(found), sides.first_chunk()[0])
 
@@ -355,10 +360,23 @@ def least(side: str, place: Path) -> Result:
 
 
 def counted(place: Path) -> Result:
-    """Count the requests of shardstore: opening and the first chunk, then a commit of one chunk, of the million references."""
+    """Count the requests of shardstore to the million references: to open them and read the first chunk, by a URL and by a repository, and
+    to commit one chunk.
+    """
+    import shardstore
+    from shardstore.snapshots import named
+    from shardstore.storage.opening import snapshot_urls
     from shardstore.storage.opening.open import open_storage
     from shardstore.testing.trace import TraceStorage
 
+    by_url: list[TraceStorage] = []
+
+    def traced(*arguments: Any, **options: Any) -> TraceStorage:
+        by_url.append(TraceStorage(open_storage(*arguments, **options)))
+        return by_url[-1]
+
+    with patch.object(named, "open_storage", traced), patch.object(snapshot_urls, "open_storage", traced):
+        _check_first_chunk(shardstore.open(f"{place}/ours@main"))
     trace = TraceStorage(open_storage(place / "ours", fsync=False))
     with trace.count() as block:
         _first_chunk(opened(OURS, trace))
@@ -369,7 +387,8 @@ def counted(place: Path) -> Result:
         _commit_one_chunk(repository, "a", (1, 1, 1), CHUNK, values)
     writes = [event for event in block.events if event.op == "write"]
     return {
-        "open_requests": first.requests,
+        "open_requests": sum(event.requests for one in by_url for event in one.events),
+        "repository_requests": first.requests,
         "open_nbytes": first.bytes_read,
         "commit_writes": len(writes),
         "commit_nbytes": sum(event.nbytes for event in writes),

@@ -210,7 +210,14 @@ def bars_of(found: Measured, scale: Scale) -> list[Bar]:
             "ms",
             _ms(opened[PEER]["cpu"]),
         ),
-        Bar("… requests", found.counted["open_requests"], 6, "", is_counted=True),
+        Bar(
+            "… requests, by URL@main",
+            found.counted["open_requests"],
+            6,
+            "",
+            f"by Repository.open and a session {_shown(found.counted['repository_requests'])}: both look at the pointer",
+            is_counted=True,
+        ),
         Bar("… memory above that after the imports", opened[OURS]["mib"], 200, "MiB", f"{opened[PEER]['mib']:,.0f} MiB"),
         Bar("a reference in manifests", found.manifest_nbytes / n, 6, "bytes", f"{set_[PEER]['nbytes'] / n:.1f} bytes", is_counted=True),
         Bar(
@@ -282,8 +289,8 @@ def page(found: Measured, bars: Sequence[Bar], scale: Scale, where: str) -> str:
     lines += [
         "",
         (
-            f"Requests of shardstore at {scale.side**3:,} references: {_shown(counted['open_requests'])} to open and read the first chunk "
-            f"({counted['open_nbytes']:,.0f} bytes); a commit of one chunk writes {_shown(counted['commit_writes'])} objects "
+            f"Requests of shardstore at {scale.side**3:,} references: {_shown(counted['repository_requests'])} to open and read the first "
+            f"chunk ({counted['open_nbytes']:,.0f} bytes); a commit of one chunk writes {_shown(counted['commit_writes'])} objects "
             f"({counted['commit_nbytes']:,.0f} bytes) and reads {_shown(counted['commit_reads'])}. The {found.many:,} references have "
             f"{found.many_manifest_nbytes / 2**20:,.0f} MiB of manifests, and are opened in "
             f"{_ms(found.rows['open_many'][OURS]['cpu'])} of processor time."

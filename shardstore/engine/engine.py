@@ -200,6 +200,11 @@ class Engine(KeyedStore):
             return self.held is None and self._chunks.divides_chunks()
         return self._part_reads is not None and self._part_reads.is_of_use and self.held is None and not self._is_draft
 
+    @property
+    def keeps_chunks(self) -> bool:
+        """True if the storage finds many chunks at once itself, wherever they lie."""
+        return self._chunks is not None
+
     def known_parts(self, keys: Sequence[str], threads: int) -> ChunkParts | LocatedChunks | None:
         """Do as ``chunk_parts`` does, in the calling thread, if no request is needed; else return what ``chunk_parts`` can go on from."""
         if self._part_reads is None or not self.reads_parts:

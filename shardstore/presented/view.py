@@ -159,6 +159,10 @@ class View(KeyedStore):
         """``False``: parts are read by stored keys."""
         return False
 
+    @property
+    def keeps_chunks(self) -> bool:
+        return self.engine.keeps_chunks
+
     def known_parts(self, keys: Sequence[str], threads: int) -> None:
         return None
 

@@ -206,7 +206,9 @@ class StoreFiles:
             rows = self._rows.get(file.name)
             if rows is None:
                 rows = await self._once(MANIFESTS + file.name, lambda: self._read_rows(file))
-            known = self._keep((file.name, array), decode_rows(rows, file, ndims))
+                known = self._refs.get((file.name, array))  # somebody else may have waited for them too
+            if known is None:
+                known = self._keep((file.name, array), decode_rows(rows, file, ndims))
         return known
 
     async def _read_rows(self, file: ManifestFile) -> pa.Table:
@@ -237,7 +239,8 @@ class StoreFiles:
         if missing:
             buffers = await self._ranges(MANIFESTS + file.name, [groups.ranges[number] for number in missing])
             for number, data in zip(missing, buffers, strict=True):
-                known[number] = self._keep((file.name, number, array), groups.decode_group(number, data, ndims))
+                found = self._refs.get((file.name, number, array))  # somebody else may have read it too
+                known[number] = found or self._keep((file.name, number, array), groups.decode_group(number, data, ndims))
         return [one for number in numbers if (one := known[number]) is not None]
 
     def _keep(self, key: object, refs: Mapping[int, ChunkRefs]) -> Mapping[int, KnownRefs]:

@@ -445,6 +445,8 @@ async def _waves(
     """
     most = limits.wave_bytes
     full, large = min(limits.usual_wave_bytes, most), min(max(limits.usual_wave_bytes, limits.large_wave_bytes), most)
+    if place.engine.keeps_chunks:  # a file of chunks may be shared by many of these groups
+        full = large
     if sum(sizes) <= full:
         return [range(len(keys))], None
     mine = [place.key(key) for key in keys]

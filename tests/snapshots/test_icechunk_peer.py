@@ -38,6 +38,7 @@ DIFFERENCES = {
     "shape of an array whose chunks they changed": "Icechunk lets whoever changes the document win. Here it is a conflict in both orders: "
     "chunks may be outside of the new shape, and in a serial order the resize would have erased them",
     "chunks that they erased where there was none": "Icechunk notes such an erasure, here the commit leaves it out: nothing was changed",
+    "deleted arrays in which they erased chunks where there was none": "likewise: to Icechunk the array was updated",
     "nodes made in a group that is deleted": "Icechunk brings both together, and the node has no group above it; here it is a conflict",
     "anything onto moves": "Icechunk brings nothing onto a snapshot that moved a node; here nodes are known by their ids",
     "moves onto what contradicts them": "Icechunk does not look whether the target is taken by then, or its group is gone",
@@ -159,6 +160,11 @@ def explained(ours: list[Operation], theirs: list[Operation], mine: dict[str, se
             paths(ours, "chunk", "zeros", "resize") & paths(theirs, "zeros", "resize"),
             peer,
         ),
+        "deleted arrays in which they erased chunks where there was none": (
+            "DeleteOfUpdatedArray",
+            paths(ours, "delete") & paths(theirs, "zeros"),
+            peer,
+        ),
         "nodes made in a group that is deleted": (
             "NewNodeInInvalidGroup" if paths(theirs, "delete group") else "DeleteOfUpdatedGroup",
             {path for path in paths(ours, "array", "group") | paths(theirs, "array", "group") if path.startswith("e/")},
@@ -237,6 +243,7 @@ EXAMPLES: dict[str, tuple[Operation, Operation]] = {
     "chunks of an array whose attributes they changed": (("chunk", "a", 0, 1), ("attribute", "a", 0, 1)),
     "shape of an array whose chunks they changed": (("resize", "a", 3, 0), ("chunk", "a", 0, 1)),
     "chunks that they erased where there was none": (("chunk", "a", 3, 1), ("zeros", "a", 3, 0)),
+    "deleted arrays in which they erased chunks where there was none": (("delete", "g/b", 0, 0), ("zeros", "g/b", 2, 3)),
     "nodes made in a group that is deleted": (("array", "e/n", 0, 1), ("delete group", "e", 0, 0)),
     "anything onto moves": (("chunk", "a", 0, 1), ("move", "g/b", 0, 0)),
     "moves onto what contradicts them": (("move", "a", 1, 0), ("group", "n", 0, 1)),

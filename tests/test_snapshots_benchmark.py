@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -58,3 +59,13 @@ def test_both_ways_of_reading_were_measured(run: tuple[Any, str]) -> None:
     results, page = run
     assert len(results["reads"]) == len({name for name, _ in results["reads"]}) == 24
     assert all(f"| {name} |" in page for name, _ in results["reads"])
+
+
+def test_the_published_page_has_the_rows_of_the_program(run: tuple[Any, str]) -> None:
+    _, page = run
+    published = (ROOT / "docs/evidence/snapshots.md").read_text().partition("## Tables")[2]
+
+    def rows(text: str) -> list[str]:
+        return [re.sub(r"[\d,]+", "n", row) for row in re.findall(r"^\| ([^|]*) \|", text, re.MULTILINE)]
+
+    assert rows(page.partition("## Tables")[2]) == rows(published)

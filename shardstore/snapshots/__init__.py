@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shardstore.snapshots.catalog import Catalog, Pointer, PointerMoved, StorageCatalog
+from shardstore.snapshots.collect import Collected, Expired
 from shardstore.snapshots.conflicts import BasicConflictSolver, ConflictDetector, ConflictError, ConflictType, NodeConflict
 from shardstore.snapshots.diffs import Diff
 from shardstore.snapshots.sql_catalog import SQLCatalog
@@ -26,10 +27,12 @@ if TYPE_CHECKING:
 __all__ = [
     "BasicConflictSolver",
     "Catalog",
+    "Collected",
     "ConflictDetector",
     "ConflictError",
     "ConflictType",
     "Diff",
+    "Expired",
     "ForkSession",
     "NodeConflict",
     "Pointer",

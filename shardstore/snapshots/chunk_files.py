@@ -17,6 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
+import numpy as np
+import numpy.typing as npt
+
 from shardstore.errors import InvalidInput
 from shardstore.format.metadata_v3 import parse_shown
 from shardstore.format.shard_index import ENTRY_NBYTES, IndexCodecs, IndexFormat
@@ -77,7 +80,7 @@ class ChunkFile:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cells:
+class Cells:
     """How the chunks of an array are divided into cells."""
 
     node: Node
@@ -103,7 +106,7 @@ class ChunkGatherer:
         self._policy = policy
         self._max_memory = max_memory
         self._waiting: dict[tuple[int, ChunkCoords], _Cell] = {}
-        self._cells: dict[int, _Cells] = {}
+        self._cells: dict[int, Cells] = {}
         self._held = 0
         self._at_once = asyncio.Semaphore(FILES_AT_ONCE)
         self._storing: set[asyncio.Future[None]] = set()
@@ -123,7 +126,7 @@ class ChunkGatherer:
 
     def forget(self, node: Node, coords: ChunkCoords) -> None:
         """Forget a chunk that has been erased or is written again."""
-        cell = node.id, self._cells_of(node).cell_of(coords)
+        cell = node.id, self.cells_of(node).cell_of(coords)
         waiting = self._waiting.get(cell)
         if waiting is not None and (old := waiting.chunks.pop(coords, None)) is not None:
             waiting.nbytes -= old.nbytes
@@ -137,7 +140,7 @@ class ChunkGatherer:
         Raises:
             ShardStoreError: a chunk file could not be stored. Its chunks wait as before.
         """
-        cells = self._cells_of(node)
+        cells = self.cells_of(node)
         key = node.id, cells.cell_of(coords)
         waiting = self._put(key, cells, coords, chunk)
         if cells.grid is not None and waiting.is_full and waiting.nbytes > MOST_INLINE_CHUNKS * MOST_INLINE_NBYTES:
@@ -198,7 +201,7 @@ class ChunkGatherer:
                 chunk.file, chunk.offset = None, 0
                 self._put(key, cells, coords, chunk)
 
-    def _put(self, key: tuple[int, ChunkCoords], cells: _Cells, coords: ChunkCoords, chunk: Written) -> _Cell:
+    def _put(self, key: tuple[int, ChunkCoords], cells: Cells, coords: ChunkCoords, chunk: Written) -> _Cell:
         waiting = self._waiting.get(key)
         if waiting is None:
             waiting = self._waiting[key] = _Cell(cells.grid, cells.nchunks(key[1]))
@@ -218,7 +221,8 @@ class ChunkGatherer:
         body = _shard_of(waiting, file) if waiting.grid is not None else _one_behind_the_other(waiting, file)
         return ChunkFile(key[0], file, body, waiting.chunks)
 
-    def _cells_of(self, node: Node) -> _Cells:
+    def cells_of(self, node: Node) -> Cells:
+        """Return how the chunks of an array are divided into cells."""
         known = self._cells.get(node.id)
         if known is not None and known.node.columns is node.columns:
             return known
@@ -227,7 +231,7 @@ class ChunkGatherer:
             self._gather_anew(node.id, cells)
         return cells
 
-    def _gather_anew(self, array: int, cells: _Cells) -> None:
+    def _gather_anew(self, array: int, cells: Cells) -> None:
         """Put what waits of an array into cells as they are now: it may have been resized, and be divided otherwise."""
         for key in [key for key in self._waiting if key[0] == array]:
             before = self._waiting.pop(key)
@@ -236,25 +240,31 @@ class ChunkGatherer:
                 self._put((array, cells.cell_of(coords)), cells, coords, chunk)
 
 
-def _cells_of(node: Node, policy: ShardingPolicy) -> _Cells:
+def _cells_of(node: Node, policy: ShardingPolicy) -> Cells:
     document = node.document
     plain = parse_shown(document)
     # Hierarchies have arrays of several ranks: one tuple is for those that it fits.
     fits = isinstance(plain, str) or not isinstance(policy, tuple) or len(policy) == len(plain.shape)
     counts = None if policy is None else chunks_per_shard(policy if fits else "auto", node.path, document)
     if isinstance(plain, str) or counts is None or not counts:
-        return _Cells(node, None, ())
+        return Cells(node, None, ())
     chunk_counts = tuple(-(-size // chunk) for size, chunk in zip(plain.shape, plain.chunk_shape, strict=True))
-    return _Cells(node, ShardGrid(counts), chunk_counts)
+    return Cells(node, ShardGrid(counts), chunk_counts)
+
+
+def inline_chunks(nbytes: npt.NDArray[np.uint64], *, is_full: bool) -> int:
+    """Return how many chunks of a cell go into the manifest, of those of these lengths that are written at once."""
+    nsmall = int(np.count_nonzero(nbytes <= MOST_INLINE_NBYTES))
+    # A full cell with a large chunk is a shard.
+    return 0 if nsmall > MOST_INLINE_CHUNKS or (is_full and nsmall < len(nbytes)) else nsmall
 
 
 def _leave_to_manifest(cell: _Cell) -> None:
     """Take the chunks out of a cell that go into the manifest."""
-    small = [coords for coords, chunk in cell.chunks.items() if chunk.nbytes <= MOST_INLINE_NBYTES]
-    if len(small) > MOST_INLINE_CHUNKS or (cell.grid is not None and cell.is_full and len(small) < len(cell.chunks)):
-        return  # a full cell with a large chunk is a shard
-    for coords in small:
-        del cell.chunks[coords]
+    nbytes = np.array([chunk.nbytes for chunk in cell.chunks.values()], dtype=np.uint64)
+    if inline_chunks(nbytes, is_full=cell.grid is not None and cell.is_full):
+        for coords in [coords for coords, chunk in cell.chunks.items() if chunk.nbytes <= MOST_INLINE_NBYTES]:
+            del cell.chunks[coords]
 
 
 def _shard_of(cell: _Cell, file: bytes) -> Sequence[BytesLike]:

@@ -27,9 +27,10 @@ from shardstore.format.snapshots.changes import NodeChanges
 from shardstore.format.snapshots.file_names import ATTRIBUTES, MANIFESTS, STRUCTURES
 from shardstore.format.snapshots.manifest import ChunkRefs, encode_manifest, merged, subset, without_gone
 from shardstore.format.snapshots.manifest_groups import manifest_file
+from shardstore.format.snapshots.state import KEEPS_VALUES
 from shardstore.format.snapshots.structure import AttributesPlace, Extent, ManifestPart, Node, Structure, encode_structure
 from shardstore.snapshots.files import StoreFiles
-from shardstore.snapshots.levels import first_to_merge, levels_of
+from shardstore.snapshots.levels import first_of_all, first_to_merge, levels_of
 from shardstore.snapshots.session import Session
 
 _IN_THREAD_ROWS = 10_000
@@ -72,9 +73,14 @@ async def differences(session: Session, *, draft: bool) -> Differences:
     return await _manifests(session.files, {one: refs for one, refs in arrays.items() if len(refs)}, draft=draft)
 
 
-async def plan_structure(session: Session, changes: NodeChanges, new: Differences, *, draft: bool) -> PlannedStructure:
-    """Return the structure of a session's nodes, whose manifests are those of its base, some of them merged, and the new ones."""
-    merged_levels = await _merged_levels(session, new, draft=draft)
+async def plan_structure(
+    session: Session, changes: NodeChanges, new: Differences, *, draft: bool, merges_all: bool = False, keeps_values: bool = False
+) -> PlannedStructure:
+    """Return the structure of a session's nodes, whose manifests are those of its base, some of them merged, and the new ones.
+
+    ``keeps_values``: the new ones say only that chunks have moved.
+    """
+    merged_levels = await _merged_levels(session, new, draft=draft, merges_all=merges_all)
     nodes: dict[str, Node] = {}
     for path, node in session.nodes.items():
         parts = (*merged_levels.parts.get(node.id, node.manifests), *new.parts.get(node.id, ()))
@@ -90,7 +96,7 @@ async def plan_structure(session: Session, changes: NodeChanges, new: Difference
             node = nodes[path]
             nodes[path] = replace(node, columns=replace(node.columns, attributes=None), attributes=AttributesPlace(name, row))
     ordered = dict(sorted(nodes.items(), key=lambda item: item[0].split("/") if item[0] else []))
-    said = changes.to_json(list(dict.fromkeys(part.file.name for parts in new.parts.values() for part in parts)))
+    said = changes.to_json([] if keeps_values else list(dict.fromkeys(part.file.name for parts in new.parts.values() for part in parts)))
     structure = Structure(ordered, said)
     name = session.files.new_name()
     files.append(NewFile(STRUCTURES + name, encode_structure(ordered.values(), said, draft=draft)))
@@ -105,15 +111,18 @@ async def store_all(files: StoreFiles, new: Sequence[NewFile]) -> None:
             raise outcome
 
 
-async def _merged_levels(session: Session, new: Differences, *, draft: bool) -> Differences:
-    """Merge older manifests of the arrays that get a new one, where they have become many; return all that such an array keeps."""
+async def _merged_levels(session: Session, new: Differences, *, draft: bool, merges_all: bool) -> Differences:
+    """Merge older manifests of the arrays that get a new one, where they have become many, or of all arrays; return all that such an array
+    keeps.
+    """
     arrays: dict[int, ChunkRefs] = {}
     kept: dict[int, list[ManifestPart]] = {}
     for node in session.nodes.values():
-        if node.id not in new.parts:
+        if node.id not in new.parts and not merges_all:
             continue
         levels = levels_of(node.manifests)
-        first = first_to_merge([sum(part.file.rows for part in level) for level in levels])
+        rows = [sum(part.file.rows for part in level) for level in levels]
+        first = first_of_all(rows) if merges_all else first_to_merge(rows)
         if first is None:
             continue
         whole: ChunkRefs | None = None
@@ -175,6 +184,7 @@ def extent_of(coords: npt.NDArray[np.uint64]) -> Extent:
     return tuple((first, last + 1) for first, last in zip(low, high, strict=True))
 
 
-def properties(message: str, metadata: Mapping[str, Any] | None, writer: str) -> dict[str, Any]:
+def properties(message: str, metadata: Mapping[str, Any] | None, writer: str, *, keeps_values: bool = False) -> dict[str, Any]:
     """Return the properties of a new snapshot (D9)."""
-    return {"message": message, **({"metadata": dict(metadata)} if metadata else {}), "writer": writer}
+    said = {"message": message, **({"metadata": dict(metadata)} if metadata else {}), "writer": writer}
+    return {**said, KEEPS_VALUES: True} if keeps_values else said

@@ -73,11 +73,11 @@ async def diff(before: Session, after: Session) -> Diff:
     """Return what differs between two snapshots, given by sessions that show them. Only manifests that they do not share are read."""
     was, now = ({node.id: node for node in session.nodes.values() if node.is_array} for session in (before, after))
     arrays = [one for one in now if one not in was or was[one].manifests != now[one].manifests]
-    changed = await asyncio.gather(*(_changed_chunks(before, after, was.get(one), now[one]) for one in arrays))
+    changed = await asyncio.gather(*(changed_chunks(before, after, was.get(one), now[one]) for one in arrays))
     return _diff(before.nodes, after.nodes, {one: coords for one, coords in zip(arrays, changed, strict=True) if len(coords)})
 
 
-async def _changed_chunks(before: Session, after: Session, was: Node | None, now: Node) -> npt.NDArray[np.uint64]:
+async def changed_chunks(before: Session, after: Session, was: Node | None, now: Node) -> npt.NDArray[np.uint64]:
     """Return the chunks of an array that are elsewhere, or in one of two snapshots only."""
     shared = set(was.manifests) & set(now.manifests) if was is not None else set()
     asked = [part for node in (was, now) if node is not None for part in node.manifests if part not in shared]

@@ -17,7 +17,14 @@ from shardstore.format.snapshots.attributes import decode_attributes
 from shardstore.format.snapshots.chunk_coords import CoordSearch
 from shardstore.format.snapshots.file_names import ATTRIBUTES, ID_NBYTES, MANIFESTS, STATES, STRUCTURES, RandomBytes, encode_id
 from shardstore.format.snapshots.manifest import ChunkRefs, in_a_row
-from shardstore.format.snapshots.manifest_groups import ManifestGroups, decode_rows, footer_range, manifest_rows, missing_footer_nbytes
+from shardstore.format.snapshots.manifest_groups import (
+    ManifestGroups,
+    chunk_ids,
+    decode_rows,
+    footer_range,
+    manifest_rows,
+    missing_footer_nbytes,
+)
 from shardstore.format.snapshots.state import State, decode_state
 from shardstore.format.snapshots.structure import ManifestFile, Structure, decode_structure
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL
@@ -44,6 +51,10 @@ _STRUCTURE_SIZE = 10
 """Of a structure, besides its nodes, counted in nodes."""
 _ATTRIBUTES_KEPT = 8
 _STATES_KEPT = 4
+
+
+class MissingFile(Corruption):
+    """A file that a snapshot needs is not there: somebody has removed it, or the snapshot has expired."""
 
 
 class Lru(Generic[T]):
@@ -135,7 +146,7 @@ class StoreFiles:
         """
         state = self._states.get(location)
         if state is None:
-            state = self._states.put(location, decode_state(await self._whole(location)))
+            state = self._states.put(location, decode_state(await self.whole(location)))
         if state.id != store_id:
             raise Corruption(
                 f"{location!r} in {self.url} is a state of the store {state.id}, and the catalog says that this is {store_id}: "
@@ -151,7 +162,7 @@ class StoreFiles:
         key = STRUCTURES + name
 
         async def read() -> Structure:
-            return self.keep_structure(name, _in_file(key, decode_structure, await self._whole(key)))
+            return self.keep_structure(name, _in_file(key, decode_structure, await self.whole(key)))
 
         return await self._once(key, read)
 
@@ -162,7 +173,7 @@ class StoreFiles:
             key = ATTRIBUTES + name
 
             async def read() -> list[bytes]:
-                return self._attributes.put(name, _in_file(key, decode_attributes, await self._whole(key)))
+                return self._attributes.put(name, _in_file(key, decode_attributes, await self.whole(key)))
 
             rows = await self._once(key, read)
         if row >= len(rows):
@@ -198,6 +209,10 @@ class StoreFiles:
             known = await self._decoded(file, groups.of_array(array), {array: ndim})
         return in_a_row([one[array].refs for one in known if array in one], ndim)
 
+    async def chunk_ids_of(self, file: ManifestFile) -> list[bytes]:
+        """Return the ids of the chunk files to which a manifest refers, each once. Reads the whole manifest, and keeps nothing of it."""
+        return chunk_ids(await self.whole(MANIFESTS + file.name), file)
+
     async def _all(self, file: ManifestFile, ndims: Mapping[int, int]) -> Mapping[int, KnownRefs]:
         """Return all references of a small manifest; kept by array, since the rank of others is not known here."""
         (array,) = ndims
@@ -212,7 +227,7 @@ class StoreFiles:
         return known
 
     async def _read_rows(self, file: ManifestFile) -> pa.Table:
-        rows = manifest_rows(await self._whole(MANIFESTS + file.name), file)
+        rows = manifest_rows(await self.whole(MANIFESTS + file.name), file)
         return self._rows.put(file.name, rows, rows.nbytes)
 
     async def _groups(self, file: ManifestFile) -> ManifestGroups:
@@ -261,7 +276,8 @@ class StoreFiles:
         if not reading.cancelled():
             reading.exception()  # seen, though all may have given up
 
-    async def _whole(self, key: str) -> memoryview:
+    async def whole(self, key: str) -> memoryview:
+        """Return the bytes of a file. Raises ``Corruption`` if it is missing."""
         (data,) = await self._ranges(key, [EVERYTHING])
         return data
 
@@ -280,7 +296,7 @@ class StoreFiles:
             raise Corruption(f"{key!r} in {self.url} was changed while it was read, which no file of a versioned store ever is")
         if key.startswith(STATES):
             raise NotFound(f"the state file {key!r} is not in {self.url}: the store is elsewhere than its catalog says, or was removed")
-        raise Corruption(f"{key!r} is not in {self.url}, though a snapshot needs it: somebody has removed it; restore the file")
+        raise MissingFile(f"{key!r} is not in {self.url}, though a snapshot needs it: somebody has removed it; restore the file")
 
     # -- writing -------------------------------------------------------------------------------------------------------
 

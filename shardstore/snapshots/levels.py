@@ -31,6 +31,15 @@ def levels_of(parts: Sequence[ManifestPart]) -> list[list[ManifestPart]]:
     return levels
 
 
+def first_of_all(rows: Sequence[int]) -> int | None:
+    """Return the first of the levels that can become one with all newer ones, however few there are; ``None`` if that changes nothing."""
+    first, total = len(rows), 0
+    while first > 0 and total + rows[first - 1] <= MOST_MERGED_ROWS:
+        first -= 1
+        total += rows[first]
+    return first if first < len(rows) - 1 else None
+
+
 def first_to_merge(rows: Sequence[int]) -> int | None:
     """Return the first of the levels, given by their numbers of references, that are to become one with all newer ones."""
     if len(rows) <= MOST_LEVELS - 1:

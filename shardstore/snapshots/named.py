@@ -124,7 +124,8 @@ class NamedSnapshot(SnapshotPlace):
         session = Session(StoreFiles(storage), self.snapshot, _below(self.structure, self.root), None)
         session.why_read_only = WHY_READ_ONLY
         limits = EngineOptions().read_limits(storage.kind)
-        return SessionStorage(session, self.url, limits, VirtualFiles(storage), partial(_open_again, self.name, self.pinned, self.root))
+        again = partial(_open_again, self.name, self.pinned, self.root)
+        return SessionStorage(session, self.url, limits, VirtualFiles(storage), again, partial(current_state, storage))
 
 
 def _below(structure: Structure, root: str) -> Structure:

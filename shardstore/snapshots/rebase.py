@@ -16,7 +16,7 @@ import numpy.typing as npt
 from shardstore.errors import InvalidInput
 from shardstore.format.json_text import JsonObject, dumps, loads_object
 from shardstore.format.snapshots.changes import NodeChanges, parse_changes
-from shardstore.format.snapshots.state import Snapshot, State
+from shardstore.format.snapshots.state import KEEPS_VALUES, ORIGINAL_PARENT, Snapshot, State
 from shardstore.format.snapshots.structure import ManifestPart, Node, Structure
 from shardstore.snapshots.conflicts import (
     BasicConflictSolver,
@@ -29,6 +29,7 @@ from shardstore.snapshots.conflicts import (
     find_conflicts,
     read_conflicts,
 )
+from shardstore.snapshots.diffs import changed_chunks
 from shardstore.snapshots.files import StoreFiles
 from shardstore.snapshots.session import Session, ndim_of
 
@@ -86,6 +87,11 @@ async def _meet(session: Session, state: State, solver: ConflictDetector, url: s
             break
         since.append(snapshot)
     else:
+        if session.snapshot.id not in state.snapshots:
+            raise ConflictError(
+                f"snapshot {session.snapshot.id} of {url}, with which this session began, has expired since, so that nobody can tell what "
+                f"others have changed on branch {branch!r}. Nothing was changed; write it again in a new session"
+            )
         raise ConflictError(
             f"branch {branch!r} of {url} was reset: it is at snapshot {tip.id}, of which {session.snapshot.id}, with which this session "
             "began, is no ancestor. Nothing was changed; write it again in a new session"
@@ -131,20 +137,22 @@ def _side_of(session: Session) -> Side:
 
 async def _theirs(session: Session, tip: Structure, since: Sequence[Snapshot]) -> Side:
     """Return what others have done: ``tip`` is the structure of the newest of the snapshots since."""
-    chunks: dict[int, npt.NDArray[np.uint64]] = {}
     was = {node.id: node for node in session.base.nodes.values()}
     asked = [node for node in tip.nodes.values() if node.is_array and node.id in was and node.manifests != was[node.id].manifests]
-    for node, coords in zip(
-        asked, await asyncio.gather(*(_changed_since(session.files, node, was[node.id], since) for node in asked)), strict=True
-    ):
-        chunks[node.id] = coords
+    if any(ORIGINAL_PARENT in snapshot.properties for snapshot in since):  # of those that have expired nobody knows what they did
+        before, after = (Session(session.files, session.snapshot, structure, None) for structure in (session.base, tip))
+        found = await asyncio.gather(*(changed_chunks(before, after, was[node.id], node) for node in asked))
+    else:
+        found = await asyncio.gather(*(_changed_since(session.files, node, was[node.id], since) for node in asked))
+    chunks = {node.id: coords for node, coords in zip(asked, found, strict=True)}
     return Side(tip.nodes, NodeChanges.between(session.base.nodes, tip.nodes), chunks)
 
 
 async def _changed_since(files: StoreFiles, node: Node, was: Node, since: Sequence[Snapshot]) -> npt.NDArray[np.uint64]:
     """Return the chunks of an array that were written or erased since, each once or more: those in the manifests of differences."""
     parts: list[ManifestPart] = list(node.manifests[len(was.manifests) :])
-    if node.manifests[: len(was.manifests)] != was.manifests:  # manifests have been merged since
+    is_longer = node.manifests[: len(was.manifests)] == was.manifests
+    if not is_longer or any(KEEPS_VALUES in snapshot.properties for snapshot in since):  # manifests have been merged, or chunks moved
         parts = []
         for structure in await asyncio.gather(*(files.structure(snapshot.structure) for snapshot in since)):
             _, names = parse_changes(structure.changes)

@@ -77,8 +77,11 @@ class Session:
         pack: ShardingPolicy = "auto",
         max_memory: int = MAX_MEMORY,
         serializable: bool = False,
+        began: int = 0,
     ) -> None:
         self.files = files
+        self.began = began
+        """The generation of the state with which it began."""
         self.snapshot = snapshot
         self.base = structure
         self.branch = branch
@@ -433,6 +436,17 @@ class Session:
                 continue
             coords = np.array(list(changes.chunks), dtype=np.uint64).reshape(len(changes.chunks), ndims[array])
             found[array] = coords if changes.bulk is None else np.concatenate([coords, changes.bulk.refs.coords])
+        return found
+
+    def stored_files(self) -> set[bytes]:
+        """Return the ids of the chunk files to which the session's changes refer, of those that are stored."""
+        found: set[bytes] = set()
+        for changes in self.changes.values():
+            found.update(
+                chunk.file for chunk in changes.chunks.values() if chunk is not None and chunk.file is not None and chunk.data is None
+            )
+            if changes.bulk is not None:
+                found.update(file for file in changes.bulk.refs.files if isinstance(file, bytes))
         return found
 
     def take_over(self, other: Session) -> None:

@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore.engine.reading.chunk_parts import MOST_OBJECT_BYTES, MOST_OBJECTS, ChunkParts, ReadsInThreads, divide
-from shardstore.errors import Corruption, InvalidInput, ReadOnly, ShardStoreError
+from shardstore.errors import Corruption, InvalidInput, NotFound, ReadOnly, ShardStoreError
 from shardstore.format.snapshots.file_names import CHUNKS, encode_id
 from shardstore.format.snapshots.manifest import GONE, INLINE
+from shardstore.format.snapshots.state import State
 from shardstore.format.store_keys import groups_above, metadata_path
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.coalescing import ReadLimits, coalesce_all
@@ -23,6 +24,7 @@ from shardstore.model.generation import Condition, Generation, IfAbsent, IfGener
 from shardstore.model.ranges import BytesLike, cut, resolve
 from shardstore.snapshots.chunk_places import ABSENT as NO_PLACE
 from shardstore.snapshots.chunk_places import HELD, ChunkPlaces, file_name, token_in_file, token_of_inline, token_of_written
+from shardstore.snapshots.files import MissingFile
 from shardstore.snapshots.session import ArrayKeys, Session
 from shardstore.snapshots.session_listing import document_info, list_directory, list_keys
 from shardstore.snapshots.virtual_files import VirtualFiles
@@ -61,12 +63,15 @@ class SessionStorage(ReadsAndWrites):
         limits: ReadLimits,
         virtual: VirtualFiles,
         again: Callable[[], SessionStorage] | None = None,
+        now: Callable[[], Awaitable[State]] | None = None,
     ) -> None:
         self.session = session
         self._url = url
         self._limits = limits
         self._virtual = virtual
         self._again = again
+        self._now = now
+        """Returns the current state of the store, in which the session's snapshot may have expired."""
 
     def __reduce__(self) -> tuple[Callable[[], SessionStorage], tuple[()]]:
         if self._again is None:
@@ -130,8 +135,23 @@ class SessionStorage(ReadsAndWrites):
         try:
             found = await self.session.document(path)
         except ShardStoreError as exc:
-            return Failed(exc)
+            return Failed(await self._explained(exc))
         return ABSENT if found is None else _of_bytes(read, memoryview(found[0]), Generation(found[1]))
+
+    async def _explained(self, error: ShardStoreError) -> ShardStoreError:
+        """Return the error; if a file is missing because the snapshot has expired, one that says so."""
+        if not isinstance(error, MissingFile) or self._now is None:
+            return error
+        try:
+            state = await self._now()
+        except ShardStoreError:
+            return error
+        if self.session.snapshot.id in state.snapshots:
+            return error
+        return NotFound(
+            f"snapshot {self.session.snapshot.id} of {self.session.files.url} has expired, and a garbage collection has removed files that "
+            "only it needed: open a newer snapshot"
+        )
 
     def _by_array(self, keys: Sequence[str]) -> list[tuple[ArrayKeys, list[int], npt.NDArray[np.uint64]]]:
         """Return the keys of chunks by array: their numbers, and which chunks they are, ``(n, ndim)``."""
@@ -173,8 +193,9 @@ class SessionStorage(ReadsAndWrites):
         try:
             places = await self.session.places(keys.node, coords)
         except ShardStoreError as exc:
+            error = await self._explained(exc)
             for number in numbers:
-                outcomes[number] = Failed(exc)
+                outcomes[number] = Failed(error)
             return
         stored: list[int] = []
         for at, number in enumerate(numbers):
@@ -229,8 +250,9 @@ class SessionStorage(ReadsAndWrites):
         lengths = (ends - starts).tolist()
         for (file, within), plan, answer in zip(groups, plans, answers, strict=True):
             if isinstance(answer, ShardStoreError):
+                error = await self._explained(answer)
                 for at in within.tolist():
-                    found[at] = answer
+                    found[at] = error
                 continue
             for at, data in zip(within.tolist(), plan.cut(answer), strict=True):
                 is_whole = len(data) == lengths[at]
@@ -297,7 +319,10 @@ class SessionStorage(ReadsAndWrites):
         if (path := metadata_path(key)) is not None:
             return await document_info(self.session, key, path)
         for keys, _, coords in self._by_array([key]):
-            places = await self.session.places(keys.node, coords)
+            try:
+                places = await self.session.places(keys.node, coords)
+            except MissingFile as exc:
+                raise await self._explained(exc) from exc
             if places.exists[0]:
                 return ObjectInfo(key, int(places.nbytes[0]), Generation(_token(places, 0, int(places.file[0]))))
         return None
@@ -305,12 +330,18 @@ class SessionStorage(ReadsAndWrites):
     # -- listing -------------------------------------------------------------------------------------------------------
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        async for info in list_keys(self.session, prefix):
-            yield info
+        try:
+            async for info in list_keys(self.session, prefix):
+                yield info
+        except MissingFile as exc:
+            raise await self._explained(exc) from exc
 
     async def list_dir(self, prefix: str) -> DirListing:
         check_directory(prefix)
-        return await list_directory(self.session, prefix)
+        try:
+            return await list_directory(self.session, prefix)
+        except MissingFile as exc:
+            raise await self._explained(exc) from exc
 
     # -- writing -------------------------------------------------------------------------------------------------------
 

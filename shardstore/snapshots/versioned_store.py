@@ -21,6 +21,7 @@ from shardstore.format.snapshots.structure import Node, encode_structure
 from shardstore.snapshots.catalog import DEFAULT_NAME, Catalog, Pointer, PointerMoved
 from shardstore.snapshots.commit import NewFile, differences, plan_structure, properties, store_all
 from shardstore.snapshots.conflicts import ConflictDetector, ConflictError
+from shardstore.snapshots.fence import check_not_collected
 from shardstore.snapshots.files import StoreFiles
 from shardstore.snapshots.rebase import conflicts_with, rebase
 from shardstore.snapshots.session import Attempt, Session
@@ -56,6 +57,10 @@ class CommitRequest:
     """What decides whether the session may be brought onto what others have committed; ``None``: that is a conflict."""
     tries: int = 0
     """So often at most."""
+    merges_all: bool = False
+    """Make the manifests of each array one."""
+    keeps_values: bool = False
+    """No chunk gets another value: nobody else's session is contradicted by it."""
 
 
 class VersionedStore:
@@ -101,6 +106,10 @@ class VersionedStore:
         if pointer is None:
             raise NotFound(f"there is no versioned store {self._place}: make one by Repository.create, or `shardstore snapshots init`")
         return await self.moment(pointer)
+
+    async def state(self) -> State:
+        """Return the current state. Raises as ``now``."""
+        return (await self.now()).state
 
     async def moment(self, pointer: Pointer) -> Moment:
         """Return the state that a pointer of the catalog leads to. Raises as ``now``."""
@@ -366,12 +375,14 @@ class VersionedStore:
         try:
             new = await differences(session, draft=self.draft)
             changes = NodeChanges.between(session.base.nodes, session.nodes)
-            planned = await plan_structure(session, changes, new, draft=self.draft)
+            planned = await plan_structure(
+                session, changes, new, draft=self.draft, merges_all=request.merges_all, keeps_values=request.keeps_values
+            )
         except BaseException:
             session.gatherer.take_back(planned_chunks)
             raise
         parent = session.snapshot
-        said = properties(request.message, request.metadata, self.writer)
+        said = properties(request.message, request.metadata, self.writer, keeps_values=request.keeps_values)
         snapshot = Snapshot(self.files.new_name(), parent.id, self._now_ms(parent), planned.name, said)
 
         session.attempts.append(Attempt(snapshot, session.serial))
@@ -392,6 +403,7 @@ class VersionedStore:
             tip = state.ref(branch, "branch").snapshot
             if tip != parent.id:
                 raise _BranchMoved(f"branch {branch!r} of {self.url} has moved from snapshot {parent.id} to {tip}", state)
+            await check_not_collected(session, state, [one.key for one in planned.files] if is_stored else ())
             return state.committed(snapshot, branch)
 
         try:

@@ -19,6 +19,7 @@ from shardstore.format.snapshots.file_names import CHUNKS, encode_id
 from shardstore.format.snapshots.manifest import ChunkRefs, VirtualCheck
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRange
+from shardstore.snapshots.files import MissingFile
 from shardstore.storage.base import Absent, Changed, Failed, Found, Read, ReadOutcome, Storage
 from shardstore.storage.local.versions import may_be_same_bytes
 from shardstore.storage.opening.open import open_storage
@@ -103,7 +104,8 @@ class VirtualFiles:
         if isinstance(outcome, Failed):
             return outcome.error
         if isinstance(outcome, Absent):
-            return Corruption(
+            missing = MissingFile if isinstance(file, bytes) else Corruption
+            return missing(
                 f"{name} of {self._storage.url} is not there, though a manifest refers to it: restore the file, or erase the chunk"
             )
         changed = Conflict(f"{name} has changed since {self._storage.url} referred to it, so nothing was read: set the references anew")

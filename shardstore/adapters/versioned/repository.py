@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from shardstore._sync import run_sync
 from shardstore.adapters.versioned.opened import OpenedStore, RepositoryArguments, RepositoryOptions
 from shardstore.adapters.versioned.session import Session
+from shardstore.engine.options import check_flags
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.format.snapshots.state import Snapshot, State
-from shardstore.snapshots.conflicts import ConflictDetector
+from shardstore.snapshots.collect import Collected, Expired, collect, expire
+from shardstore.snapshots.conflicts import BasicConflictSolver, ConflictDetector
 from shardstore.snapshots.diffs import Diff, diff
-from shardstore.snapshots.versioned_store import FIRST_BRANCH, Moment, check_snapshot, snapshot_at, snapshot_of
+from shardstore.snapshots.rewriting import Repacked, repack
+from shardstore.snapshots.versioned_store import FIRST_BRANCH, CommitRequest, Moment, check_snapshot, snapshot_at, snapshot_of
 
 if TYPE_CHECKING:
     from shardstore.adapters.zarr.store import ShardedStore
 
 Isolation = Literal["snapshot", "serializable"]
+
+UPKEEP_TRIES = 1000
+"""How often a commit of upkeep is brought onto what others have committed meanwhile."""
+
+GRACE = timedelta(days=7)
+"""How long files that no snapshot needs are left, by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +290,116 @@ class Repository:
         """
         run_sync(self._store.reset_branch(branch, snapshot_id, from_snapshot_id))
 
+    # -- upkeep --------------------------------------------------------------------------------------------------------
+
+    def expire_snapshots(
+        self,
+        older_than: datetime,
+        *,
+        delete_expired_branches: bool = False,
+        delete_expired_tags: bool = False,
+        dry_run: bool = False,
+    ) -> Expired:
+        """Leave out of the history all snapshots that are older and to which no branch or tag points; return what was left out.
+
+        One swap, and no file is touched: ``garbage_collect`` removes later what then nothing needs. The time of a snapshot is that of the
+        clock of its writer. What follows a snapshot that is gone follows the nearest ancestor that is left.
+
+        Args:
+            older_than: a time with its time zone.
+            delete_expired_branches: delete branches whose snapshot is older, but for ``main``, and let their snapshots expire.
+            delete_expired_tags: likewise of tags.
+            dry_run: only return what would be left out.
+
+        Raises:
+            InvalidInput: ``older_than`` has no time zone.
+        """
+        check_flags(delete_expired_branches=delete_expired_branches, delete_expired_tags=delete_expired_tags, dry_run=dry_run)
+        before = _milliseconds("older_than", older_than)
+        return run_sync(expire(self._store, before, branches=delete_expired_branches, tags=delete_expired_tags, dry_run=dry_run))
+
+    def garbage_collect(
+        self, grace: timedelta = GRACE, *, dry_run: bool = False, progress: Callable[[str, int, int | None], None] | None = None
+    ) -> Collected:
+        """Remove the files that no snapshot has needed for as long as ``grace``; return how many.
+
+        The time counts from the collection that first found that nothing needs a file: so a first collection removes nothing, unless
+        ``grace`` is zero, and readers of snapshots that have expired, and sessions that have not committed, are left in peace for so long.
+        Commits may go on meanwhile, whatever their clocks say. A session that was opened before files were removed, and has stored some
+        that are among them, cannot be committed any more, and says so. If a collection was interrupted, the next one ends it.
+
+        Args:
+            grace: seven days by default. Longer than the longest session, and the longest work on a snapshot that may expire.
+            dry_run: only return what would be removed.
+            progress: called with what is being done, how much of it is done, and how much it is in all or ``None``.
+
+        Raises:
+            InvalidInput: ``grace`` is no time, or is negative.
+            Corruption: a file that a snapshot needs is missing or damaged. Nothing was removed.
+        """
+        check_flags(dry_run=dry_run)
+        given: object = grace
+        if not isinstance(given, timedelta) or given < timedelta():
+            raise InvalidInput(f"grace {grace!r} is no timedelta of at least 0")
+        milliseconds = int(grace.total_seconds() * 1000)
+        return run_sync(collect(self._store, milliseconds, dry_run=dry_run, progress=progress))
+
+    def rewrite_manifests(self, message: str = "Manifests rewritten", *, branch: str = FIRST_BRANCH) -> str | None:
+        """Make the manifests of each array one, as a commit; return its id, or ``None`` if each is one already.
+
+        Commits merge manifests by themselves when they have become many. This does it at once: reading becomes as fast as it can be, and
+        when the snapshots before have expired, a collection can remove the chunks that were overwritten. No chunk is read.
+
+        Raises:
+            NotFound: there is no such branch.
+            ConflictError: the branch was reset meanwhile.
+        """
+        session = self.writable_session(branch)
+        core = session._core
+        if all(len(node.manifests) < 2 for node in core.nodes.values()):
+            return None
+        return self._commit_upkeep(session, CommitRequest(message, merges_all=True, keeps_values=True))
+
+    def repack(
+        self,
+        message: str = "Chunks repacked",
+        *,
+        branch: str = FIRST_BRANCH,
+        progress: Callable[[str, int, int | None], None] | None = None,
+    ) -> tuple[str | None, Repacked]:
+        """Put the chunks together that several commits have written into one cell of an array, as a commit by differences.
+
+        Returns the id of the snapshot, ``None`` if there was nothing to do, and how many cells, chunks and bytes were written. The bytes of
+        chunks stay as they are. Virtual chunks are left where they are. Nobody's session is contradicted by it; where somebody else has
+        written a chunk meanwhile, that counts.
+
+        Raises:
+            NotFound: there is no such branch.
+            Corruption: a chunk cannot be read. Nothing is changed.
+            ConflictError: an array was resized or deleted meanwhile, or the branch was reset: do it again.
+        """
+        session = self.writable_session(branch)
+        done = run_sync(repack(session._core, session.storage, progress or _say_nothing))
+        if not done.cells:
+            return None, done
+        return self._commit_upkeep(session, CommitRequest(message, keeps_values=True)), done
+
+    def _commit_upkeep(self, session: Session, request: CommitRequest) -> str:
+        solver = BasicConflictSolver(on_chunk_conflict="theirs")
+        return run_sync(self._store.commit(session._core, session._moment, replace(request, solver=solver, tries=UPKEEP_TRIES)))
+
+
+def _say_nothing(_what: str, _done: int, _total: int | None) -> None:
+    """Do nothing."""
+
+
+def _milliseconds(name: str, when: datetime) -> int:
+    """Return a time in milliseconds since the epoch. Raises ``InvalidInput`` if it has no time zone."""
+    given: object = when
+    if not isinstance(given, datetime) or given.tzinfo is None:
+        raise InvalidInput(f"{name}={when!r} is no time with a time zone: give one, such as datetime(2026, 1, 31, tzinfo=UTC)")
+    return int(when.timestamp() * 1000)
+
 
 def _named(state: State, branch: str | None, tag: str | None, snapshot_id: str | None, as_of: datetime | None) -> Snapshot:
     """Return the snapshot that is meant."""
@@ -295,6 +414,4 @@ def _named(state: State, branch: str | None, tag: str | None, snapshot_id: str |
     tip = state.ref(branch or FIRST_BRANCH, "branch").snapshot
     if as_of is None:
         return state.snapshots[tip]
-    if as_of.tzinfo is None:
-        raise InvalidInput(f"as_of={as_of!r} has no time zone: give one, such as datetime(2026, 1, 31, tzinfo=UTC)")
-    return snapshot_at(state, state.ancestry(tip), int(as_of.timestamp() * 1000))
+    return snapshot_at(state, state.ancestry(tip), _milliseconds("as_of", as_of))

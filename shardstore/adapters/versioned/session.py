@@ -51,13 +51,20 @@ class Session:
         store, options = opened.store, opened.options
         structure = run_sync(store.files.structure(at.structure))
         self._core = SessionCore(
-            store.files, at, structure, branch, pack=options.pack, max_memory=options.max_memory, serializable=serializable
+            store.files,
+            at,
+            structure,
+            branch,
+            pack=options.pack,
+            max_memory=options.max_memory,
+            serializable=serializable,
+            began=0 if moment is None else moment.state.generation,
         )
         if branch is not None and structure.is_flagged:
             self._core.why_read_only = "its structure has flags that this version of shardstore does not know"
         again = None if branch is not None else partial(_storage_of, opened, at.id)
         url = f"{store.url}@{branch or at.id}"
-        self._storage = SessionStorage(self._core, url, opened.limits, opened.virtual, again)
+        self._storage = SessionStorage(self._core, url, opened.limits, opened.virtual, again, store.state)
         self._zarr_store: ShardedStore | None = None
         self._filesystem: ShardedFileSystem | None = None
 

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from shardstore.errors import Corruption
 from shardstore.format.arrow_tables import read_parquet
 from shardstore.format.snapshots.chunk_coords import WIDTHS, sortable
+from shardstore.format.snapshots.file_names import ID_NBYTES
 from shardstore.format.snapshots.manifest import ChunkRefs, decode_table
 from shardstore.format.snapshots.structure import ManifestFile
 from shardstore.model.ranges import ByteRange
@@ -44,8 +45,17 @@ def manifest_file(name: str, data: bytes, nrows: int, run: str = "") -> Manifest
     return ManifestFile(name, len(data), nrows, google_crc32c.value(data), (len(footer), google_crc32c.value(footer)), run)
 
 
-def manifest_rows(data: bytes | memoryview, file: ManifestFile) -> pa.Table:
-    """Return the rows of a manifest.
+def chunk_ids(data: bytes | memoryview, file: ManifestFile) -> list[bytes]:
+    """Return the ids of the chunk files to which a manifest refers, each once. Raises as ``manifest_rows``."""
+    column = manifest_rows(data, file, ["chunk_id"])["chunk_id"].combine_chunks()
+    found: list[bytes] = column.drop_null().unique().to_pylist() if column.null_count < len(column) else []
+    if any(len(one) != ID_NBYTES for one in found):
+        raise Corruption(f"manifest m/{file.name} has the id of a chunk file that has not {ID_NBYTES} bytes")
+    return found
+
+
+def manifest_rows(data: bytes | memoryview, file: ManifestFile, columns: Sequence[str] | None = None) -> pa.Table:
+    """Return the rows of a manifest, of all columns or some.
 
     Raises:
         Corruption: it is not the file that the structure says.
@@ -55,7 +65,7 @@ def manifest_rows(data: bytes | memoryview, file: ManifestFile) -> pa.Table:
     if len(data) != file.nbytes or google_crc32c.value(bytes(data)) != file.crc32c:
         raise Corruption(f"manifest m/{file.name} is not what its structure says: it has {len(data)} bytes, or their checksum is wrong")
     try:
-        return read_parquet(data)
+        return read_parquet(data, columns)
     except (pa.ArrowException, OSError, ValueError) as exc:
         raise _unreadable(file, exc) from exc
 

@@ -9,8 +9,8 @@
     …],
      "refs": {"main": {"name": "main", "snapshot-id": "1CZ3…", "type": "branch"}, …}}
 
-Members that are not known here are kept. ``shardstore.previous`` names the states before. Specification: Icechunk draft, "State File", with
-D37.
+Members that are not known here are kept. ``shardstore.previous`` names the states before, ``shardstore.collection`` the last garbage
+collection. Specification: Icechunk draft, "State File", with D37 and D38.
 """
 
 from __future__ import annotations
@@ -29,6 +29,12 @@ ORIGINAL_PARENT = "shardstore.parent"
 PREVIOUS = "shardstore.previous"
 """Member of the file: the locations of the states before, the oldest first (D37)."""
 MOST_PREVIOUS = 32
+
+COLLECTION = "shardstore.collection"
+"""Member of the file: the last garbage collection (D38)."""
+
+KEEPS_VALUES = "shardstore.keeps_values"
+"""Property of a snapshot whose commit has moved chunks, and given none another value (D39)."""
 
 RefType = Literal["branch", "tag"]
 
@@ -75,6 +81,18 @@ class Ref:
 
 
 @dataclass(frozen=True, slots=True)
+class LastCollection:
+    """The last garbage collection, of which commits must know."""
+
+    garbage: str
+    """The location of the list of what nothing referred to; see ``format.snapshots.garbage``."""
+    fence: int
+    """The generation from which files were removed that nothing referred to; 0: none ever were."""
+    is_removing: bool
+    """True until those in the list that are doomed have been removed."""
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """The content of one state file."""
 
@@ -96,6 +114,22 @@ class State:
         """The locations of the states before, as many as are remembered, the oldest first."""
         found = self.others.get(PREVIOUS)
         return [one for one in found if isinstance(one, str)] if isinstance(found, list) else []
+
+    @property
+    def collection(self) -> LastCollection | None:
+        """The last garbage collection; ``None`` if there was none. Raises ``Corruption``."""
+        found = self.others.get(COLLECTION)
+        match found:
+            case None:
+                return None
+            case {"garbage": str() as garbage, "fence": int() as fence, "removing": bool() as is_removing}:
+                return LastCollection(garbage, fence, is_removing)
+        raise Corruption(f"the state file says of the last garbage collection {found!r}, which is none")
+
+    def collected(self, collection: LastCollection) -> State:
+        """Return the next state, after this garbage collection, or within it."""
+        said = {"garbage": collection.garbage, "fence": collection.fence, "removing": collection.is_removing}
+        return replace(self, generation=self.generation + 1, others={**self.others, COLLECTION: said})
 
     def made_from(self, location: str) -> State:
         """Return the same state, which remembers that it was made from the one at this location."""

@@ -1,0 +1,77 @@
+"""The list of garbage: files of a versioned store to which nothing referred when a garbage collection looked, as Parquet.
+
+::
+
+    key      utf8, ascending     relative to the root of the store
+    since    int64               milliseconds since the epoch, by the collector's clock: when a collection first found nothing that refers
+    doomed   uint8               1: the collection that wrote the list removes it
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from shardstore.errors import Corruption
+from shardstore.format.arrow_tables import bytes_column, numbers_column, read_parquet
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Garbage:
+    """``n`` files to which nothing refers."""
+
+    keys: npt.NDArray[np.bytes_]
+    """``(n,)``, ascending."""
+    since: npt.NDArray[np.int64]
+    doomed: npt.NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def doomed_keys(self) -> list[str]:
+        return [key.decode() for key in self.keys[self.doomed].tolist()]
+
+    def since_of(self, keys: npt.NDArray[np.bytes_], otherwise: int) -> npt.NDArray[np.int64]:
+        """Return since when keys have been garbage; ``otherwise`` for those that are not in the list."""
+        if not len(self):
+            return np.full(len(keys), otherwise, dtype=np.int64)
+        places = np.minimum(np.searchsorted(self.keys, keys), len(self) - 1)
+        return np.where(self.keys[places] == keys, self.since[places], otherwise)
+
+
+NO_GARBAGE = Garbage(np.zeros(0, dtype="S1"), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.bool_))
+
+
+def encode_garbage(garbage: Garbage) -> bytes:
+    """Return the bytes of a list."""
+    import pyarrow as pa  # an extra
+    import pyarrow.parquet as pq
+
+    lengths = np.char.str_len(garbage.keys).astype(np.int64)
+    kinds = {"key": pa.string(), "since": pa.int64(), "doomed": pa.uint8()}
+    columns = [
+        bytes_column(kinds["key"], lengths, b"".join(garbage.keys.tolist())),
+        numbers_column(kinds["since"], garbage.since),
+        numbers_column(kinds["doomed"], garbage.doomed.astype(np.uint8)),
+    ]
+    schema = pa.schema([pa.field(name, kind, nullable=False) for name, kind in kinds.items()])
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_arrays(columns, schema=schema), file, compression="zstd", use_dictionary=["since", "doomed"])
+    return file.getvalue()
+
+
+def decode_garbage(data: bytes | memoryview) -> Garbage:
+    """Return the content of a list. Raises ``Corruption`` if it is none."""
+    import pyarrow as pa  # an extra
+
+    try:
+        table = read_parquet(data, ["key", "since", "doomed"])
+        keys = np.array([key.encode() for key in table["key"].to_pylist()], dtype=np.bytes_)
+        since, doomed = (np.array(table[name].to_pylist(), dtype=np.int64) for name in ("since", "doomed"))
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as exc:
+        raise Corruption(f"this is no list of garbage: {type(exc).__name__}: {exc}") from exc
+    return Garbage(keys, since, doomed.astype(np.bool_))

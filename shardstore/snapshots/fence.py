@@ -1,0 +1,55 @@
+"""What keeps a commit from referring to files that a garbage collection removes (D38).
+
+A session stores files to which nothing refers before its commit, so a collection may take them for garbage. The state says when the last
+collection removed anything: a commit that would swap from a state with a collection later than the session's begin looks whether its files
+are still there. A collection that comes after that look makes the swap fail, since it swaps the state itself before it removes anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from shardstore.errors import Conflict
+from shardstore.format.snapshots.file_names import CHUNKS, encode_id
+from shardstore.format.snapshots.garbage import Garbage, decode_garbage
+from shardstore.format.snapshots.state import State
+from shardstore.snapshots.files import StoreFiles
+from shardstore.snapshots.session import Session
+from shardstore.storage.requests.bound import Bound
+
+LOOKS_AT_ONCE = 32
+
+
+async def garbage_list(files: StoreFiles, location: str) -> Garbage:
+    """Return a list of garbage. Raises ``Corruption`` if it is not there."""
+    return decode_garbage(await files.whole(location))
+
+
+async def check_not_collected(session: Session, state: State, planned: Iterable[str]) -> None:
+    """Check that the files of a session which are stored, and those at the keys ``planned``, have not been removed and will not be.
+
+    Raises:
+        Conflict: a garbage collection has taken some of them.
+    """
+    collection = state.collection
+    if collection is None or not collection.fence or collection.fence <= session.began:
+        return
+    own = {CHUNKS + encode_id(file) for file in session.stored_files()} | set(planned)
+    gone: set[str] = set()
+    if collection.is_removing:
+        gone = own.intersection((await garbage_list(session.files, collection.garbage)).doomed_keys)
+    bound = Bound(LOOKS_AT_ONCE)
+
+    async def is_there(key: str) -> bool:
+        async with bound.slot():
+            return await session.files.storage.stat(key) is not None
+
+    rest = sorted(own - gone)
+    gone.update(key for key, there in zip(rest, await asyncio.gather(*map(is_there, rest)), strict=True) if not there)
+    if gone:
+        raise Conflict(
+            f"{len(gone)} files of this session, such as {min(gone)!r}, were removed from {session.files.url} by a garbage collection, "
+            "since nothing referred to them for longer than its grace. Nothing was committed: write them again in a new session, and "
+            "give collections a grace that is longer than the longest session"
+        )

@@ -137,3 +137,6 @@ def _value(key: str, text: str) -> Any:
             raise InvalidInput(f"the value of option {key} begins like JSON but is not ({exc}): quote all of it for the shell") from exc
         return text
     return text if key in _TEXTS and isinstance(value, int | float) else value
+
+
+StoreUrl = Annotated[str, typer.Argument(metavar="URL", help="A versioned store: a path, URL or chain of URLs.", show_default=False)]

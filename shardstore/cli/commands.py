@@ -87,7 +87,7 @@ COMMANDS: Mapping[str, Listed] = {
     "snapshots": Listed(
         "shardstore.cli.snapshots",
         "snapshots",
-        "Make versioned stores, and show and change their history: snapshots, branches, tags, and what differs.",
+        "Make versioned stores, show and change their history, and keep them well.",
         is_group=True,
     ),
     "repair": Listed("shardstore.cli.repair", "repair", "Say what would be done about damaged shards, and with --yes do it."),

@@ -156,7 +156,7 @@ def unpack_command(*, source: Source, destination: Destination, moved: MoveOptio
 def _of_shards(given: ShardOptions) -> dict[str, Any]:
     """Return the arguments of ``pack`` and ``reshard`` about shards."""
     return {
-        "chunks_per_shard": _policy(given.chunks_per_shard),
+        "chunks_per_shard": parse_policy(given.chunks_per_shard),
         "stored": given.stored,
         "chunk_order": given.chunk_order,
         "index_location": given.index_location,
@@ -225,7 +225,8 @@ def _run(
 # -- arguments ---------------------------------------------------------------------------------------------------------
 
 
-def _policy(text: str) -> Any:
+def parse_policy(text: str) -> Any:
+    """Return how many chunks go into a shard, as ``shardstore.pack`` takes it. Raises ``InvalidInput``."""
     if text.lower() in ("auto", "none"):
         return "auto" if text.lower() == "auto" else None
     if text.lstrip().startswith("{"):

@@ -1,4 +1,4 @@
-"""``shardstore snapshots``: makes versioned stores, and shows and changes their history."""
+"""``shardstore snapshots``: makes versioned stores, and shows and changes their history; ``snapshots_upkeep`` has the rest."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ from rich.text import Text
 
 from shardstore._sync import run_sync
 from shardstore.adapters.versioned.repository import Repository, SnapshotInfo
-from shardstore.cli.arguments import AsJson, StorageOptions
+from shardstore.cli import snapshots_upkeep
+from shardstore.cli.arguments import AsJson, StorageOptions, StoreUrl
 from shardstore.cli.output import plural, print_json, show
 from shardstore.cli.questions import ask
+from shardstore.cli.target import refuse_snapshot, snapshot_in
 from shardstore.errors import InvalidInput
 from shardstore.format.snapshots.state import RefType, State
 from shardstore.snapshots.diffs import Diff
 from shardstore.snapshots.named import current_state, needing_pyarrow
 from shardstore.snapshots.versioned_store import FIRST_BRANCH, snapshot_of
 from shardstore.storage.opening.open import open_storage
-from shardstore.storage.opening.snapshot_place import SnapshotPlace
-from shardstore.storage.opening.snapshot_urls import named_snapshot
 from shardstore.storage.redaction import redacted
 
 _CHUNKS_SHOWN = 8  # of each array
 
-StoreUrl = Annotated[str, typer.Argument(metavar="URL", help="A versioned store: a path, URL or chain of URLs.", show_default=False)]
 Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="Without it, all are listed.", show_default=False)]
 At = Annotated[
     str | None,
@@ -39,7 +38,7 @@ Ref = Annotated[str, typer.Argument(metavar="REF", help="A branch, a tag or the 
 
 
 def snapshots() -> None:
-    """Make versioned stores, and show and change their history: snapshots, branches, tags, and what differs."""
+    """Make versioned stores, show and change their history, and keep them well."""
 
 
 def init(*, url: StoreUrl, as_json: AsJson = False, storage: StorageOptions) -> None:
@@ -80,7 +79,7 @@ def log(
         shardstore snapshots log s3://bucket/run.ice@v1 -n 10
     """
     options = storage.parsed()
-    place = _snapshot_in(url, options)
+    place = snapshot_in(url, options)
     if place is not None and place.path:
         raise InvalidInput(f"{redacted(url)} names {place.path!r} in a snapshot: the log is that of whole snapshots, leave the path out")
     state = _state(url if place is None else place.name.target, options)
@@ -180,7 +179,7 @@ def diff(
         shardstore snapshots diff --json s3://bucket/run.ice main try
     """
     options = storage.parsed()
-    _refuse_snapshot(url, options)
+    refuse_snapshot(url, options)
     with needing_pyarrow("to compare snapshots"):
         found = Repository.open(url, storage_options=options or None).diff(from_ref, to_ref)
     if as_json:
@@ -196,6 +195,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "tag": tag,
     "reset": reset,
     "diff": diff,
+    **snapshots_upkeep.COMMANDS,
 }
 """The commands of the group, by name."""
 
@@ -203,23 +203,12 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
 # -- stores ------------------------------------------------------------------------------------------------------------
 
 
-def _snapshot_in(url: str, options: Mapping[str, Any]) -> SnapshotPlace | None:
-    return run_sync(named_snapshot(url, options))
-
-
-def _refuse_snapshot(url: str, options: Mapping[str, Any]) -> None:
-    """Raise ``InvalidInput`` if a URL names a snapshot, where a whole store is to be named."""
-    if (place := _snapshot_in(url, options)) is not None:
-        store = redacted(place.url).removesuffix(f"@{place.pinned.ref}")
-        raise InvalidInput(f"{redacted(url)} names a snapshot: give the store itself, {store}, and the name of the snapshot behind it")
-
-
 def _state(target: Any, options: Mapping[str, Any]) -> State:
     return run_sync(current_state(open_storage(target, dict(options) or None)))
 
 
 def _state_of_whole(url: str, options: Mapping[str, Any]) -> State:
-    _refuse_snapshot(url, options)
+    refuse_snapshot(url, options)
     return _state(url, options)
 
 

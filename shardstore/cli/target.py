@@ -68,6 +68,18 @@ class Target:
         return self.rooted_at(len(self.address.segments) - 1)
 
 
+def snapshot_in(url: str, options: Mapping[str, Any]) -> SnapshotPlace | None:
+    """Return the snapshot that a URL names, if it names one."""
+    return run_sync(named_snapshot(url, options))
+
+
+def refuse_snapshot(url: str, options: Mapping[str, Any]) -> None:
+    """Raise ``InvalidInput`` if a URL names a snapshot, where a whole store is to be named."""
+    if (place := snapshot_in(url, options)) is not None:
+        store = redacted(place.url).removesuffix(f"@{place.pinned.ref}")
+        raise InvalidInput(f"{redacted(url)} names a snapshot: give the store itself, {store}, and the name of the snapshot behind it")
+
+
 def resolve(url: str, options: Mapping[str, Any]) -> Target:
     """Find the root that ``url`` lies in, and open it.
 

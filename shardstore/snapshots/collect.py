@@ -15,7 +15,7 @@ Specification: Icechunk draft, "Garbage collection", with D8 and D38.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -24,30 +24,18 @@ import numpy.typing as npt
 
 from shardstore.errors import StorageError
 from shardstore.format.snapshots.file_names import (
-    ATTRIBUTES,
-    CHUNKS,
-    ID_NAMES,
-    MANIFESTS,
     STATES,
-    STRUCTURES,
     garbage_list_name,
     generation_of_garbage_list,
     generation_of_state,
-    is_id,
 )
 from shardstore.format.snapshots.garbage import NO_GARBAGE, Garbage, encode_garbage
 from shardstore.format.snapshots.state import LastCollection, State
 from shardstore.snapshots.fence import garbage_list
-from shardstore.snapshots.reachable import Reachable
+from shardstore.snapshots.reachable import FOLDERS, Listed, Progress, Reachable, are_among, list_files
 from shardstore.snapshots.versioned_store import FIRST_BRANCH, VersionedStore
-from shardstore.storage.base import Storage
 
-FOLDERS = (STATES, STRUCTURES, ATTRIBUTES, MANIFESTS, CHUNKS)
 _REMOVED_AT_ONCE = 10_000
-_NAMES_A_PIECE = 1 << 16
-
-Progress = Callable[[str, int, int | None], None]
-"""Called with what is being done, how much of it has been done, and how much it is in all, if that is known."""
 
 
 # -- expiry ------------------------------------------------------------------------------------------------------------
@@ -118,29 +106,18 @@ class Collected:
     """Files whose names are none that this store gives; they are left alone."""
 
 
-@dataclass(slots=True, eq=False)
-class _Listed:
-    """The files of one folder that have names such as this store gives, in order of their names."""
-
-    names: npt.NDArray[np.bytes_]
-    nbytes: npt.NDArray[np.int64]
-    unknown: int
-    """How many others there are."""
-
-
-async def collect(store: VersionedStore, grace_ms: int, *, dry_run: bool = False, progress: Progress | None = None) -> Collected:
+async def collect(store: VersionedStore, grace_ms: int, say: Progress, *, dry_run: bool = False) -> Collected:
     """Remove the files that have been garbage for ``grace_ms``, and note all garbage for the next time.
 
     Raises:
         Corruption: a file that a snapshot needs is missing or damaged: nothing was removed.
     """
-    say = progress or (lambda _what, _done, _total: None)
     if not dry_run:
         await _end_removal(store, say)
     moment = await store.now()
-    reachable = Reachable(store.files, lambda done, total: say("reading structures and manifests", done, total))
+    reachable = Reachable(store.files, say)
     await reachable.add(moment.state.snapshots.values())
-    listed = {folder: await _list(store.files.storage, folder, say) for folder in FOLDERS}
+    listed = {folder: await list_files(store.files.storage, folder, say) for folder in FOLDERS}
     now_ms = int(store.clock() * 1000)
     found = Collected()
     written: list[str] = []
@@ -197,56 +174,16 @@ async def _end_removal(store: VersionedStore, say: Progress) -> None:
     await store.change(change)
 
 
-async def _list(storage: Storage, folder: str, say: Progress) -> _Listed:
-    is_known = _is_state if folder == STATES else is_id
-    names: list[npt.NDArray[np.bytes_]] = []
-    sizes: list[npt.NDArray[np.int64]] = []
-    piece: list[tuple[str, int]] = []
-    unknown = total = 0
-
-    def put() -> None:
-        names.append(np.array([name for name, _ in piece], dtype=np.bytes_ if folder == STATES else ID_NAMES))
-        sizes.append(np.array([nbytes for _, nbytes in piece], dtype=np.int64))
-        piece.clear()
-
-    async for info in storage.list(folder):
-        name = info.key[len(folder) :]
-        total += 1
-        if not is_known(name):
-            unknown += 1
-            continue
-        piece.append((name, info.nbytes))
-        if len(piece) == _NAMES_A_PIECE:
-            put()
-            say(f"listing {folder}", total, None)
-    put()
-    found, nbytes = np.concatenate(names), np.concatenate(sizes)
-    order = np.argsort(found)
-    return _Listed(found[order], nbytes[order], unknown)
-
-
-def _is_state(name: str) -> bool:
-    return generation_of_state(STATES + name) is not None or generation_of_garbage_list(STATES + name) is not None
-
-
-def _garbage(listed: Mapping[str, _Listed], reachable: Reachable, state: State) -> tuple[npt.NDArray[np.bytes_], npt.NDArray[np.int64]]:
+def _garbage(listed: Mapping[str, Listed], reachable: Reachable, state: State) -> tuple[npt.NDArray[np.bytes_], npt.NDArray[np.int64]]:
     """Return the keys of files that nothing needs, ascending, and the length of each."""
     keys: list[npt.NDArray[np.bytes_]] = []
     sizes: list[npt.NDArray[np.int64]] = []
     for folder in sorted(FOLDERS):
         files = listed[folder]
-        needed = _needed_states(files.names, state) if folder == STATES else _are_among(files.names, reachable.names(folder))
+        needed = _needed_states(files.names, state) if folder == STATES else are_among(files.names, reachable.names(folder))
         keys.append(np.char.add(folder.encode(), files.names[~needed]))
         sizes.append(files.nbytes[~needed])
     return np.concatenate(keys), np.concatenate(sizes)
-
-
-def _are_among(names: npt.NDArray[np.bytes_], others: npt.NDArray[np.bytes_]) -> npt.NDArray[np.bool_]:
-    """Return which of ``(n,)`` names are among others; both ascend."""
-    if not len(others):
-        return np.zeros(len(names), dtype=np.bool_)
-    found: npt.NDArray[np.bool_] = others[np.minimum(np.searchsorted(others, names), len(others) - 1)] == names
-    return found
 
 
 def _needed_states(names: npt.NDArray[np.bytes_], state: State) -> npt.NDArray[np.bool_]:
@@ -266,7 +203,7 @@ def _needed_states(names: npt.NDArray[np.bytes_], state: State) -> npt.NDArray[n
     return np.array([is_needed(name.decode()) for name in names.tolist()], dtype=np.bool_)
 
 
-def _collected(garbage: Garbage, nbytes: npt.NDArray[np.int64], listed: Mapping[str, _Listed]) -> Collected:
+def _collected(garbage: Garbage, nbytes: npt.NDArray[np.int64], listed: Mapping[str, Listed]) -> Collected:
     doomed = garbage.keys[garbage.doomed]
     removed = {folder: int(np.count_nonzero(np.char.startswith(doomed, folder.encode()))) for folder in FOLDERS}
     return Collected(

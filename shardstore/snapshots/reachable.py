@@ -18,10 +18,22 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from shardstore.format.snapshots.file_names import ATTRIBUTES, CHUNKS, ID_NAMES, MANIFESTS, STRUCTURES, encode_ids
+from shardstore.format.snapshots.file_names import (
+    ATTRIBUTES,
+    CHUNKS,
+    ID_NAMES,
+    MANIFESTS,
+    STATES,
+    STRUCTURES,
+    encode_ids,
+    generation_of_garbage_list,
+    generation_of_state,
+    is_id,
+)
 from shardstore.format.snapshots.state import Snapshot
 from shardstore.format.snapshots.structure import ManifestFile, Structure
 from shardstore.snapshots.files import StoreFiles
+from shardstore.storage.base import Storage
 from shardstore.storage.requests.bound import Bound
 
 T = TypeVar("T")
@@ -31,8 +43,12 @@ READ_AT_ONCE = 16
 _ROUND = 1024
 """Files whose contents are held at once."""
 
-Done = Callable[[int, int], None]
-"""Called with the number of files that have been read, and of those known so far."""
+_NAMES_A_PIECE = 1 << 16
+
+FOLDERS = (STATES, STRUCTURES, ATTRIBUTES, MANIFESTS, CHUNKS)
+
+Progress = Callable[[str, int, int | None], None]
+"""Called with what is being done, how much of it has been done, and how much it is in all, if that is known."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +56,7 @@ class Reachable:
     """The names of files that snapshots need, by kind."""
 
     files: StoreFiles
-    done: Done | None = None
+    say: Progress
     structures: set[str] = field(default_factory=set)
     attributes: set[str] = field(default_factory=set)
     manifests: dict[str, ManifestFile] = field(default_factory=dict)
@@ -77,8 +93,7 @@ class Reachable:
             async with bound.slot():
                 found = await read(file)
             self._nread += 1
-            if self.done is not None:
-                self.done(self._nread, self._nread + len(some))
+            self.say("reading structures and manifests", self._nread, None)
             return found
 
         return list(await asyncio.gather(*map(one, some)))
@@ -94,3 +109,57 @@ class Reachable:
 def _groups(some: Sequence[T]) -> Iterable[Sequence[T]]:
     for start in range(0, len(some), _ROUND):
         yield some[start : start + _ROUND]
+
+
+# -- listing -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class Listed:
+    """The files of one folder that have names such as this store gives, in order of their names."""
+
+    names: npt.NDArray[np.bytes_]
+    nbytes: npt.NDArray[np.int64]
+    unknown: int
+    """How many others there are."""
+
+
+async def list_files(storage: Storage, folder: str, say: Progress) -> Listed:
+    """Return the files in one of the ``FOLDERS``."""
+    is_known = _is_state if folder == STATES else is_id
+    names: list[npt.NDArray[np.bytes_]] = []
+    sizes: list[npt.NDArray[np.int64]] = []
+    piece: list[tuple[str, int]] = []
+    unknown = total = 0
+
+    def put() -> None:
+        names.append(np.array([name for name, _ in piece], dtype=np.bytes_ if folder == STATES else ID_NAMES))
+        sizes.append(np.array([nbytes for _, nbytes in piece], dtype=np.int64))
+        piece.clear()
+
+    async for info in storage.list(folder):
+        name = info.key[len(folder) :]
+        total += 1
+        if not is_known(name):
+            unknown += 1
+            continue
+        piece.append((name, info.nbytes))
+        if len(piece) == _NAMES_A_PIECE:
+            put()
+            say(f"listing {folder}", total, None)
+    put()
+    found, nbytes = np.concatenate(names), np.concatenate(sizes)
+    order = np.argsort(found)
+    return Listed(found[order], nbytes[order], unknown)
+
+
+def _is_state(name: str) -> bool:
+    return generation_of_state(STATES + name) is not None or generation_of_garbage_list(STATES + name) is not None
+
+
+def are_among(names: npt.NDArray[np.bytes_], others: npt.NDArray[np.bytes_]) -> npt.NDArray[np.bool_]:
+    """Return which of ``(n,)`` names are among others; both ascend."""
+    if not len(others):
+        return np.zeros(len(names), dtype=np.bool_)
+    found: npt.NDArray[np.bool_] = others[np.minimum(np.searchsorted(others, names), len(others) - 1)] == names
+    return found

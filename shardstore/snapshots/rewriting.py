@@ -10,7 +10,7 @@ contradicted by it; and what others write meanwhile counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,10 +20,9 @@ from shardstore.errors import ShardStoreError
 from shardstore.format.snapshots.manifest import INLINE, ChunkRefs
 from shardstore.format.snapshots.structure import Node
 from shardstore.snapshots.chunk_files import MOST_INLINE_CHUNKS, inline_chunks
+from shardstore.snapshots.reachable import Progress
 from shardstore.snapshots.session import Session
 from shardstore.snapshots.session_storage import SessionStorage
-
-Progress = Callable[[str, int, int | None], None]
 
 
 @dataclass(slots=True)
@@ -76,6 +75,8 @@ def _scattered(session: Session, node: Node, refs: ChunkRefs) -> Iterator[npt.ND
         return
     is_virtual = np.array([isinstance(file, str) for file in refs.files] + [False], dtype=np.bool_)  # the last is what is inline
     own = np.flatnonzero(~is_virtual[np.maximum(refs.file, -1)] | (refs.file == INLINE))
+    if not len(own):
+        return
     counts = np.array(cells.grid.chunks_per_shard, dtype=np.uint64)
     cell_of = refs.coords[own] // counts
     order = np.lexsort(cell_of.T[::-1]) if cell_of.shape[1] else np.arange(len(own))

@@ -16,7 +16,7 @@ import pytest
 import zarr
 
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError, StorageError
-from shardstore.snapshots import ConflictDetector, ConflictError, Repository, Session
+from shardstore.snapshots import ConflictDetector, ConflictError, Repository, Session, reachable
 from shardstore.snapshots import collect as collect_module
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.faults import DropReply, Effect, Fail, Fault, FaultStorage, Truncate, at_every_request
@@ -307,12 +307,12 @@ def test_a_commit_beside_a_collection(repo: Repository, monkeypatch: pytest.Monk
 
         async def then(*arguments: Any) -> Any:
             found = await real(*arguments)
-            if next(lists) == len(collect_module.FOLDERS) - 1:
+            if next(lists) == len(reachable.FOLDERS) - 1:
                 await asyncio.to_thread(go)
             return found
 
-        real = collect_module._list
-        monkeypatch.setattr(collect_module, "_list", then)
+        real = reachable.list_files
+        monkeypatch.setattr(collect_module, "list_files", then)
     elif at == "ended":
         monkeypatch.setattr(collect_module, "_end_removal", once(collect_module._end_removal, before=False))
         outcomes.append("")  # not after the first call, which finds nothing to end

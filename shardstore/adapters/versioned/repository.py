@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -14,14 +14,19 @@ from shardstore.adapters.versioned.session import Session
 from shardstore.engine.options import check_flags
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.format.snapshots.state import Snapshot, State
+from shardstore.references.sets import is_set
 from shardstore.snapshots.collect import Collected, Expired, collect, expire
 from shardstore.snapshots.conflicts import BasicConflictSolver, ConflictDetector
 from shardstore.snapshots.diffs import Diff, diff
+from shardstore.snapshots.inspection import Checked, StoreStats, check, stats
+from shardstore.snapshots.reachable import Progress
 from shardstore.snapshots.rewriting import Repacked, repack
 from shardstore.snapshots.versioned_store import FIRST_BRANCH, CommitRequest, Moment, check_snapshot, snapshot_at, snapshot_of
+from shardstore.storage.opening.open import open_storage
 
 if TYPE_CHECKING:
     from shardstore.adapters.zarr.store import ShardedStore
+    from shardstore.references.choices import Paths
 
 Isolation = Literal["snapshot", "serializable"]
 
@@ -132,6 +137,49 @@ class Repository:
             except InvalidInput:  # it may be that somebody else has made it at the same time
                 return cls.open(url, **options)
 
+    @classmethod
+    def adopt(
+        cls,
+        source: Any,
+        url: Any,
+        *,
+        message: str = "Adopted",
+        paths: Paths | None = None,
+        source_options: dict[str, Any] | None = None,
+        **options: Unpack[RepositoryArguments],
+    ) -> Repository:
+        """Make a repository whose first commit is a hierarchy that exists, without copying a chunk: from then on it has a history.
+
+        The chunks stay where they are, as virtual references to the shards of the hierarchy, or to its chunks. An object that is replaced
+        there is a ``Conflict`` when it is read, never other bytes; so leave the hierarchy as it is, and write through the repository. By
+        ``compact``, ``repair`` and ``pack --overwrite`` it is left alone where they are given ``--pins-of``.
+
+        Args:
+            source: a Zarr hierarchy, sharded or not, or a set of references by a URL that begins with ``reference::``.
+            url: where the files of the repository go.
+            message: of the commit.
+            paths: by pattern of paths, the first that matches: ``None`` leaves an array out.
+            source_options: of the source's filesystem, for now; for reading later, ``virtual_options`` count.
+            options: those of ``create``. The place of the source is added to ``virtual_prefixes``; who opens the repository gives it too.
+
+        Raises:
+            InvalidInput: there is a repository already; or an object of a set is below no authorised prefix.
+            NotFound: there is no hierarchy at the source.
+            Corruption: a shard or a document of the source is damaged.
+        """
+        place = None if is_set(source) else open_storage(source, source_options).url.rstrip("/") + "/"
+        given = options.get("virtual_prefixes", ())
+        options["virtual_prefixes"] = [*given, *([place] if place is not None and place not in given else [])]
+        made = cls.create(url, **options)
+        try:
+            session = made.writable_session()
+            session.set_virtual_hierarchy(source, paths=paths, overwrite=True, storage_options=source_options)
+            session.commit(message)
+        except BaseException:
+            made.destroy(yes=True)
+            raise
+        return made
+
     def destroy(self, *, yes: bool = False) -> None:
         """Remove the repository, with all snapshots and chunks, if ``yes``. Virtual files stay.
 
@@ -153,6 +201,11 @@ class Repository:
     def url(self) -> str:
         """The URL of its files, without credentials."""
         return self._store.url
+
+    @property
+    def virtual_prefixes(self) -> Sequence[str]:
+        """The URLs below which virtual references may lead."""
+        return tuple(self._opened.options.virtual_prefixes)
 
     def _now(self) -> Moment:
         return run_sync(self._store.now())
@@ -318,9 +371,7 @@ class Repository:
         before = _milliseconds("older_than", older_than)
         return run_sync(expire(self._store, before, branches=delete_expired_branches, tags=delete_expired_tags, dry_run=dry_run))
 
-    def garbage_collect(
-        self, grace: timedelta = GRACE, *, dry_run: bool = False, progress: Callable[[str, int, int | None], None] | None = None
-    ) -> Collected:
+    def garbage_collect(self, grace: timedelta = GRACE, *, dry_run: bool = False, progress: Progress | None = None) -> Collected:
         """Remove the files that no snapshot has needed for as long as ``grace``; return how many.
 
         The time counts from the collection that first found that nothing needs a file: so a first collection removes nothing, unless
@@ -342,7 +393,7 @@ class Repository:
         if not isinstance(given, timedelta) or given < timedelta():
             raise InvalidInput(f"grace {grace!r} is no timedelta of at least 0")
         milliseconds = int(grace.total_seconds() * 1000)
-        return run_sync(collect(self._store, milliseconds, dry_run=dry_run, progress=progress))
+        return run_sync(collect(self._store, milliseconds, progress or _say_nothing, dry_run=dry_run))
 
     def rewrite_manifests(self, message: str = "Manifests rewritten", *, branch: str = FIRST_BRANCH) -> str | None:
         """Make the manifests of each array one, as a commit; return its id, or ``None`` if each is one already.
@@ -365,7 +416,7 @@ class Repository:
         message: str = "Chunks repacked",
         *,
         branch: str = FIRST_BRANCH,
-        progress: Callable[[str, int, int | None], None] | None = None,
+        progress: Progress | None = None,
     ) -> tuple[str | None, Repacked]:
         """Put the chunks together that several commits have written into one cell of an array, as a commit by differences.
 
@@ -383,6 +434,24 @@ class Repository:
         if not done.cells:
             return None, done
         return self._commit_upkeep(session, CommitRequest(message, keeps_values=True)), done
+
+    def stats(self, progress: Progress | None = None) -> StoreStats:
+        """Return how much the repository has: snapshots, files and bytes, and what of them no snapshot needs.
+
+        Lists all files, and reads the structures and manifests of all snapshots.
+
+        Raises:
+            Corruption: one of them is missing or damaged.
+        """
+        return run_sync(stats(self._store, progress or _say_nothing))
+
+    def verify(self, progress: Progress | None = None) -> Checked:
+        """Check that each file that a snapshot needs is there and is what it should be, and that all references lie inside of their files.
+
+        Structures, manifests and attributes are read and their checksums compared; chunk files are listed. The bytes of chunks are not
+        read: ``shardstore verify URL@REF`` does that for one snapshot. Nor are files of others, to which virtual references lead.
+        """
+        return run_sync(check(self._store, progress or _say_nothing))
 
     def _commit_upkeep(self, session: Session, request: CommitRequest) -> str:
         solver = BasicConflictSolver(on_chunk_conflict="theirs")

@@ -1,0 +1,321 @@
+"""The commands of ``shardstore snapshots`` that keep a versioned store well: what expires, is collected, looked at or put together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
+
+import typer
+
+from shardstore.adapters.versioned.repository import Repository
+from shardstore.cli.arguments import AsJson, StorageOptions, StoreUrl
+from shardstore.cli.failures import ExitCode
+from shardstore.cli.output import complain, plural, print_json, size
+from shardstore.cli.pack import Shards, parse_policy
+from shardstore.cli.progress import Step, step_bar
+from shardstore.cli.questions import ask
+from shardstore.cli.target import refuse_snapshot
+from shardstore.errors import InvalidInput
+from shardstore.snapshots.collect import Expired
+from shardstore.snapshots.inspection import Checked, StoreStats
+from shardstore.snapshots.named import needing_pyarrow
+from shardstore.snapshots.reachable import Progress
+from shardstore.snapshots.rewriting import Repacked
+from shardstore.snapshots.versioned_store import FIRST_BRANCH
+from shardstore.storage.redaction import redacted
+
+_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_FOLDERS = {"t/": "states", "s/": "structures", "a/": "attribute files", "m/": "manifests", "c/": "chunk files"}
+_SHOWN_FINDINGS = 20
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Branch = Annotated[str, typer.Option("--branch", metavar="NAME", help="The branch whose tip is rewritten.")]
+
+
+def expire(
+    *,
+    url: StoreUrl,
+    older_than: Annotated[
+        str,
+        typer.Option(
+            "--older-than",
+            metavar="TIME",
+            help="A duration, as 30d, 12h or 8w; or a time with its zone, as 2026-01-31T00:00:00Z.",
+            show_default=False,
+        ),
+    ],
+    branches: Annotated[bool, typer.Option("--branches", help="Delete branches whose snapshot is older, too, but for main.")] = False,
+    tags: Annotated[bool, typer.Option("--tags", help="Delete tags whose snapshot is older, too.")] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    storage: StorageOptions,
+) -> None:
+    """Leave old snapshots out of the history: those to which no branch and no tag points.
+
+    No file is removed: snapshots gc does that later. What branches and tags show stays as it is.
+
+    Examples:
+
+        shardstore snapshots expire run.ice --older-than 30d --dry-run
+
+        shardstore snapshots expire s3://bucket/run.ice --older-than 2026-01-31T00:00:00Z --yes
+    """
+    before = _time_before(older_than)
+    repository = _opened(url, storage.parsed())
+    flags = {"delete_expired_branches": branches, "delete_expired_tags": tags}
+    found = repository.expire_snapshots(before, **flags, dry_run=True)
+    if not dry_run and _is_any(found):
+        if not yes:
+            ask(f"let {_of_expired(found)} of {redacted(url)} expire", "nothing was changed")
+        found = repository.expire_snapshots(before, **flags)
+    if as_json:
+        print_json({name: sorted(getattr(found, name)) for name in ("snapshots", "branches", "tags")} | {"dry_run": dry_run})
+    elif not _is_any(found):
+        typer.echo("nothing has expired")
+    else:
+        typer.echo(f"{_of_expired(found)} {'would expire' if dry_run else 'expired'}")
+
+
+def gc(
+    *,
+    url: StoreUrl,
+    grace: Annotated[
+        str,
+        typer.Option(
+            "--grace", metavar="DURATION", help="How long nothing must have needed a file: 7d, 12h, 0. Longer than any session lasts."
+        ),
+    ] = "7d",
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    storage: StorageOptions,
+) -> None:
+    """Remove the files that no snapshot needs: of snapshots that have expired, and of sessions that were never committed.
+
+    The time counts from the gc that first finds a file: the first one only notes what there is, unless --grace is 0. Commits may go on
+    meanwhile. Run it again if it was interrupted.
+
+    Examples:
+
+        shardstore snapshots gc run.ice --dry-run
+
+        shardstore snapshots gc s3://bucket/run.ice --grace 2d
+    """
+    repository = _opened(url, storage.parsed())
+    with _progress() as say:
+        found = repository.garbage_collect(_duration("--grace", grace), dry_run=dry_run, progress=say)
+    if as_json:
+        print_json(asdict(found) | {"dry_run": dry_run})
+        return
+    removed = ", ".join(plural(n, _FOLDERS[folder].removesuffix("s")) for folder, n in found.removed.items())
+    verb = "would remove" if dry_run else "removed"
+    typer.echo(f"{verb} {removed} of {size(found.removed_nbytes)}" if removed else f"nothing {'would be' if dry_run else 'was'} removed")
+    if found.left:
+        typer.echo(f"{plural(found.left, 'file')} of {size(found.left_nbytes)} that nothing needs stay until {grace} after they were found")
+    if found.unknown:
+        complain("warning", f"{plural(found.unknown, 'file')} whose names are none of this store's were left alone")
+
+
+def stats(*, url: StoreUrl, as_json: AsJson = False, storage: StorageOptions) -> None:
+    """Show how much a versioned store has: snapshots, files and bytes, and what of them no snapshot needs.
+
+    Examples:
+
+        shardstore snapshots stats run.ice
+    """
+    repository = _opened(url, storage.parsed())
+    with _progress() as say:
+        found = repository.stats(say)
+    if as_json:
+        print_json(asdict(found))
+        return
+    for label, text in _of_stats(found):
+        typer.echo(f"{label:<22}{text}")
+
+
+def verify(*, url: StoreUrl, as_json: AsJson = False, storage: StorageOptions) -> None:
+    """Check that every file that a snapshot needs is there and whole, and that all references lie inside of their files.
+
+    The bytes of chunks are not read: shardstore verify URL@REF does that for one snapshot. The exit code is 5 if something is wrong.
+
+    Examples:
+
+        shardstore snapshots verify run.ice
+
+        shardstore verify run.ice@main
+    """
+    repository = _opened(url, storage.parsed())
+    with _progress() as say:
+        found = repository.verify(say)
+    if as_json:
+        print_json(asdict(found) | {"is_sound": found.is_sound})
+    else:
+        typer.echo(_of_check(found))
+        for one in found.findings[:_SHOWN_FINDINGS]:
+            complain(one.kind, f"{one.message} (needed by {plural(len(one.snapshots), 'snapshot')}, such as {one.snapshots[0]})")
+        if len(found.findings) > _SHOWN_FINDINGS:
+            complain("failed", f"{len(found.findings) - _SHOWN_FINDINGS:,} more: --json names all")
+    if not found.is_sound:
+        raise typer.Exit(ExitCode.CORRUPT)
+
+
+def rewrite(
+    *,
+    url: StoreUrl,
+    chunks: Annotated[bool, typer.Option("--chunks", help="Put together the chunks of one shard that several commits wrote, too.")] = False,
+    shards: Shards = "auto",
+    branch: Branch = FIRST_BRANCH,
+    message: Annotated[str | None, typer.Option("--message", "-m", metavar="TEXT", help="Of the commit.", show_default=False)] = None,
+    as_json: AsJson = False,
+    storage: StorageOptions,
+) -> None:
+    """Make the manifests of each array one, as a commit, so that reading is as fast as it can be.
+
+    When older snapshots have expired, gc can then remove chunks that were overwritten. No chunk gets another value, so nobody's session is
+    contradicted by it.
+
+    Examples:
+
+        shardstore snapshots rewrite run.ice
+
+        shardstore snapshots rewrite --chunks -s 8,8,8 s3://bucket/run.ice --branch main
+    """
+    repository = _opened(url, storage.parsed(), pack=parse_policy(shards))
+    said = {} if message is None else {"message": message}
+    repacked: Repacked | None = None
+    ids: list[str] = []
+    if chunks:
+        with _progress() as say:
+            snapshot, repacked = repository.repack(branch=branch, progress=say, **said)
+        ids += [snapshot] if snapshot is not None else []
+    snapshot = repository.rewrite_manifests(branch=branch, **said)
+    ids += [snapshot] if snapshot is not None else []
+    if as_json:
+        print_json({"snapshots": ids, "repacked": None if repacked is None else asdict(repacked)})
+        return
+    if repacked is not None and repacked.cells:
+        were = f"{plural(repacked.chunks, 'chunk')} of {size(repacked.nbytes)}"
+        typer.echo(f"{were} were put together in {plural(repacked.cells, 'chunk file')}")
+    typer.echo(f"branch {branch} is at snapshot {ids[-1]}" if ids else "there was nothing to do")
+
+
+def adopt(
+    *,
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A Zarr hierarchy, sharded or not, or reference::URL.", show_default=False)],
+    url: Annotated[str, typer.Argument(metavar="URL", help="Where the versioned store goes.", show_default=False)],
+    message: Annotated[str, typer.Option("--message", "-m", metavar="TEXT", help="The message of the commit.")] = "Adopted",
+    prefix: Annotated[
+        list[str] | None,
+        typer.Option("--virtual-prefix", metavar="URL", help="Below which the objects of a set of references may be.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+    storage: StorageOptions,
+) -> None:
+    """Make a versioned store of a hierarchy that exists, without copying a chunk: from then on it has a history.
+
+    Chunks stay in the shards of SRC. Leave SRC as it is: an object that is replaced there is an error when it is read. Who opens the store
+    from Python gives virtual_prefixes=["SRC/"].
+
+    Examples:
+
+        shardstore snapshots adopt data.zarr data.ice
+
+        shardstore snapshots adopt s3://bucket/data.zarr s3://bucket/data.ice -m "as of today"
+    """
+    options = storage.parsed() or None
+    with needing_pyarrow("to make a versioned store"):
+        made = Repository.adopt(
+            source, url, message=message, source_options=options, storage_options=options, virtual_prefixes=prefix or ()
+        )
+    found = made.stats()
+    if as_json:
+        snapshot = made.lookup_branch(FIRST_BRANCH)
+        print_json({"url": made.url, "snapshot": snapshot, "references": found.references, "virtual_prefixes": list(made.virtual_prefixes)})
+        return
+    typer.echo(
+        f"made the versioned store {redacted(made.url)}, with {plural(found.references, 'reference')} to chunks of {redacted(source)}"
+    )
+    typer.echo(f"open it with virtual_prefixes={list(map(redacted, made.virtual_prefixes))}")
+
+
+COMMANDS: Mapping[str, Callable[..., None]] = {
+    "expire": expire,
+    "gc": gc,
+    "stats": stats,
+    "verify": verify,
+    "rewrite": rewrite,
+    "adopt": adopt,
+}
+"""The commands, by name."""
+
+
+# -- arguments ---------------------------------------------------------------------------------------------------------
+
+
+def _opened(url: str, options: dict[str, Any], pack: Any = "auto") -> Repository:
+    refuse_snapshot(url, options)
+    with needing_pyarrow("to look into a versioned store"):
+        return Repository.open(url, storage_options=options or None, pack=pack)
+
+
+def _duration(name: str, text: str) -> timedelta:
+    """Return a duration such as 7d. Raises ``InvalidInput``."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
+    if found is None or (found[2] not in _UNITS and float(found[1])):
+        raise InvalidInput(f"{name} {text!r} is no duration: give a number and a unit, such as 12h, 7d or 8w")
+    return timedelta(seconds=float(found[1]) * _UNITS.get(found[2], 1))
+
+
+def _time_before(text: str) -> datetime:
+    """Return the time that a text means: a duration before now, or a time with its zone. Raises ``InvalidInput``."""
+    if re.match(r"\d+(\.\d+)?\s*[a-z]*$", text.strip().lower()):
+        return datetime.now(UTC) - _duration("--older-than", text)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as exc:
+        raise InvalidInput(f"--older-than {text!r} is neither a duration, such as 30d, nor a time, such as 2026-01-31T00:00:00Z") from exc
+    if found.tzinfo is None:
+        raise InvalidInput(f"--older-than {text!r} has no time zone: write it as {text}Z, or with +01:00")
+    return found
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    with step_bar() as bar:
+        yield lambda what, done, total: bar(Step(what, done, total, noun="files"))
+
+
+# -- output ------------------------------------------------------------------------------------------------------------
+
+
+def _is_any(found: Expired) -> bool:
+    return bool(found.snapshots or found.branches or found.tags)
+
+
+def _of_expired(found: Expired) -> str:
+    parts = [plural(len(found.snapshots), "snapshot")]
+    parts += [f"{kind} {name}" for kind, names in (("branch", found.branches), ("tag", found.tags)) for name in sorted(names)]
+    return ", ".join(parts)
+
+
+def _of_stats(found: StoreStats) -> Iterator[tuple[str, str]]:
+    yield "snapshots", f"{found.snapshots:,}"
+    yield "branches and tags", f"{found.branches:,} and {found.tags:,}"
+    for folder, amount in found.stored.items():
+        yield _FOLDERS[folder], f"{amount.files:,} of {size(amount.nbytes)}"
+    yield "needed by no snapshot", f"{plural(found.unneeded.files, 'file')} of {size(found.unneeded.nbytes)}"
+    yield "arrays and groups", f"{found.arrays:,} and {found.groups:,} on {FIRST_BRANCH}"
+    yield "references", f"{found.references:,}, in up to {plural(found.most_levels, 'manifest')} for an array"
+
+
+def _of_check(found: Checked) -> str:
+    looked = (
+        f"{plural(found.snapshots, 'snapshot')}, {plural(found.structures, 'structure')}, {plural(found.manifests, 'manifest')}, "
+        f"{plural(found.references, 'reference')}, {plural(found.chunk_files, 'chunk file')}"
+    )
+    return f"{looked}: {'all are there and whole' if found.is_sound else plural(len(found.findings), 'finding')}"

@@ -1,4 +1,4 @@
-"""Catalogs: of those who swap a pointer at once, one succeeds; whatever holds the pointers."""
+"""Catalogs: of those who swap a pointer at once, one succeeds; whatever holds the pointers (D1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Commits, and changes of branches and tags, whose swap was carried out without an answer: they are successes, once, whoever came next."""
+"""Commits, and changes of branches and tags, whose swap was carried out without an answer: they are successes, once, whoever came next
+(D37).
+"""
 
 from __future__ import annotations
 

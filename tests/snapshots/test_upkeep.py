@@ -100,6 +100,7 @@ def test_small_chunks_are_put_where_they_would_be_at_once(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("upkeep", [Repository.rewrite_manifests, Repository.repack])
 def test_nobodys_session_is_contradicted(repo: Repository, upkeep: Callable[[Repository], object]) -> None:
+    """A snapshot says that its chunks have only moved (D39)."""
     sessions = [repo.writable_session(isolation=isolation) for isolation in ("snapshot", "serializable")]
     for number, session in enumerate(sessions):
         array: Any = zarr.open_array(session.store, path="a", mode="r+")

@@ -1,1 +1,1 @@
-"""Versioned stores for programs: repositories, their sessions, and what leads into and out of them."""
+"""Versioned stores for programs: repositories, their sessions, and what leads into and out of them. Begin with ``repository.py``."""

@@ -88,10 +88,7 @@ async def _meet(session: Session, state: State, solver: ConflictDetector, url: s
         since.append(snapshot)
     else:
         if session.snapshot.id not in state.snapshots:
-            raise ConflictError(
-                f"snapshot {session.snapshot.id} of {url}, with which this session began, has expired since, so that nobody can tell what "
-                f"others have changed on branch {branch!r}. Nothing was changed; write it again in a new session"
-            )
+            raise expired(session, url)
         raise ConflictError(
             f"branch {branch!r} of {url} was reset: it is at snapshot {tip.id}, of which {session.snapshot.id}, with which this session "
             "began, is no ancestor. Nothing was changed; write it again in a new session"
@@ -104,6 +101,14 @@ async def _meet(session: Session, state: State, solver: ConflictDetector, url: s
         conflicts += read_conflicts(session.reads, theirs, session.base.nodes)
     attributes, more = await _merged_attributes(session, ours, theirs)
     return _Meeting(tip, structure, ours, theirs, attributes, [*conflicts, *more])
+
+
+def expired(session: Session, url: str) -> ConflictError:
+    """Return the error that the snapshot with which a session began is no more."""
+    return ConflictError(
+        f"snapshot {session.snapshot.id} of {url}, with which this session began, has expired since, so that nobody can tell what others "
+        f"have changed on branch {session.branch!r}. Nothing was changed; write it again in a new session"
+    )
 
 
 async def merge(session: Session, fork: Session) -> None:

@@ -22,8 +22,8 @@ from shardstore.snapshots.catalog import DEFAULT_NAME, Catalog, Pointer, Pointer
 from shardstore.snapshots.commit import NewFile, differences, plan_structure, properties, store_all
 from shardstore.snapshots.conflicts import ConflictDetector, ConflictError
 from shardstore.snapshots.fence import check_not_collected
-from shardstore.snapshots.files import StoreFiles
-from shardstore.snapshots.rebase import conflicts_with, rebase
+from shardstore.snapshots.files import MissingFile, StoreFiles
+from shardstore.snapshots.rebase import conflicts_with, expired, rebase
 from shardstore.snapshots.session import Attempt, Session
 from shardstore.storage.requests.bound import Bound
 from shardstore.storage.wrappers import Counters
@@ -106,6 +106,19 @@ class VersionedStore:
         if pointer is None:
             raise NotFound(f"there is no versioned store {self._place}: make one by Repository.create, or `shardstore snapshots init`")
         return await self.moment(pointer)
+
+    async def opened(self, choose: Callable[[State], Snapshot]) -> tuple[Moment, Snapshot]:
+        """Return the current state and the snapshot that ``choose`` takes from it, whose structure has been read. Raises what it raises."""
+        while True:
+            moment = await self.now()
+            snapshot = choose(moment.state)
+            try:
+                await self.files.structure(snapshot.structure)
+            except MissingFile:
+                if (await self.now()).pointer == moment.pointer:
+                    raise
+                continue  # it may have expired since
+            return moment, snapshot
 
     async def state(self) -> State:
         """Return the current state. Raises as ``now``."""
@@ -295,7 +308,12 @@ class VersionedStore:
 
         async def commit() -> str:
             async with session.still("it is being committed"):
-                return await self._commit(session, begin, request)
+                try:
+                    return await self._commit(session, begin, request)
+                except MissingFile as exc:
+                    if session.snapshot.id in (await self.state()).snapshots:
+                        raise
+                    raise expired(session, self.url) from exc
 
         return await uninterrupted(commit())
 
@@ -361,11 +379,18 @@ class VersionedStore:
 
     async def rebase(self, session: Session, solver: ConflictDetector) -> Moment:
         """Bring a session onto the tip of its branch; return the state. Raises ``ConflictError``."""
-        moment = await self.now()
         async with session.still("it is being rebased"):
-            if session.carried_out(moment.state.snapshots) is None:  # else its commit was carried out: the next one says so
-                await rebase(session, moment.state, solver, self.url)
-        return moment
+            while True:
+                moment = await self.now()
+                if session.carried_out(moment.state.snapshots) is not None:  # the next commit says so
+                    return moment
+                try:
+                    await rebase(session, moment.state, solver, self.url)
+                except MissingFile:
+                    if (await self.now()).pointer == moment.pointer:
+                        raise
+                    continue  # what others have committed may have expired since
+                return moment
 
     async def _commit_once(self, session: Session, begin: Moment | None, request: CommitRequest, turn: Turn) -> str:
         branch = session.branch

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from typing import Any
 
 import numpy as np
 import zarr
 
+from shardstore.errors import Conflict
 from shardstore.snapshots import BasicConflictSolver, Repository
 
 ARRAYS, CHUNKS, CHUNK = ("a", "b", "g/c"), 2, 128
@@ -33,6 +35,26 @@ def commit_for_ever(url: str, acknowledged: str, first: int) -> None:
             for path in ARRAYS:
                 zarr.open_array(session.store, path=path, mode="r+")[:] = value
             session.commit(f"{value}", {"value": value}, rebase_with=BasicConflictSolver())
+            os.write(file.fileno(), b"%d\n" % value)
+
+
+def commit_beside_collections(url: str, acknowledged: str, first: int, clock_is_off_by: float) -> None:
+    """Likewise, with another clock; a session whose files a collection has taken is given up, and the value committed by another one."""
+    rng = random.Random(first)
+    repo = Repository.open(url, fsync=False, pack=rng.choice([None, (2,)]), max_memory=rng.choice([1, 1 << 20]))
+    repo._store.clock = lambda: time.time() + clock_is_off_by
+    with open(acknowledged, "ab", buffering=0) as file:
+        for value in range(first, first + 1_000_000):
+            while True:
+                session = repo.writable_session()
+                try:
+                    for path in ARRAYS:
+                        zarr.open_array(session.store, path=path, mode="r+")[:] = value
+                        time.sleep(rng.choice([0, 0.01]))
+                    session.commit(f"{value}", {"value": value}, rebase_with=BasicConflictSolver())
+                except Conflict:
+                    continue
+                break
             os.write(file.fileno(), b"%d\n" % value)
 
 

@@ -224,8 +224,7 @@ class Repository:
         """
         if isolation not in ("snapshot", "serializable"):
             raise InvalidInput(f"isolation {isolation!r} is neither 'snapshot' nor 'serializable'")
-        moment = self._now()
-        tip = moment.state.snapshots[moment.state.ref(branch, "branch").snapshot]
+        moment, tip = run_sync(self._store.opened(lambda state: state.snapshots[state.ref(branch, "branch").snapshot]))
         return Session(self._opened, moment, tip, branch=branch, serializable=isolation == "serializable")
 
     def readonly_session(
@@ -244,8 +243,8 @@ class Repository:
             NotFound: there is no such branch, tag or snapshot.
             InvalidInput: more than one is given, or ``as_of`` has no time zone.
         """
-        moment = self._now()
-        return Session(self._opened, moment, _named(moment.state, branch, tag, snapshot_id, as_of))
+        moment, snapshot = run_sync(self._store.opened(lambda state: _named(state, branch, tag, snapshot_id, as_of)))
+        return Session(self._opened, moment, snapshot)
 
     @contextmanager
     def transaction(

@@ -9,12 +9,15 @@ from shardstore._sync import run_sync
 from shardstore.errors import Conflict, InvalidInput
 from shardstore.references.batches import ReferenceSource
 from shardstore.references.choices import Choices, base_of, check_patterns, chosen
+from shardstore.references.known import known_source
 from shardstore.references.places import SetPlace, check_apart
 from shardstore.references.sets import is_set, reference_storage, set_source
 from shardstore.references.stores import Reuse, store_source
 from shardstore.storage.base import Storage
 from shardstore.storage.gcs.storage import GCSStorage
+from shardstore.storage.known_references import KnowsReferences
 from shardstore.storage.opening.open import open_storage
+from shardstore.storage.opening.snapshot_urls import named_snapshot
 from shardstore.storage.references.storage import ReferenceStorage
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.storage.wrappers import innermost
@@ -43,7 +46,15 @@ def open_source(
         check_apart(references, place)
         found.is_pinned = pins
         return found
-    storage = open_storage(source, dict(options or {}) or None)
+    snapshot = run_sync(named_snapshot(source, options))
+    storage = open_storage(source if snapshot is None else snapshot.below(snapshot.path), dict(options or {}) or None)
+    if isinstance(known := innermost(storage), KnowsReferences):
+        _check_taken_as_they_are(choices)
+        check_apart(known.stored_in, place)
+        base = base_of(known.stored_in, choices.urls, choices.base_url, place.directory)
+        found = known_source(known, base, lambda path: chosen(choices, path) is not None)
+        check_patterns(choices, found.array_paths())
+        return found
     check_apart(storage, place)
     base = base_of(storage, choices.urls, choices.base_url, place.directory)
     found = store_source(storage, base, lambda path: chosen(choices, path), pinned=pins, on_error=choices.on_error, reuse=reuse)
@@ -62,13 +73,21 @@ def open_set_source(source: Any, choices: Choices, options: Mapping[str, Any] | 
         InvalidInput: it is no set, or a choice means nothing for one.
         ShardStoreError: the set cannot be opened.
     """
-    wanted = [choice for choice in (choices.paths or {}).values() if choice not in (None, "chunks")]
-    if choices.inline_nbytes or wanted:
-        raise InvalidInput("inline_nbytes, 'shards' and flavours by path are for hierarchies: references of sets are taken as they are")
+    _check_taken_as_they_are(choices)
     references = reference_storage(source, options)
     found = set_source(references, lambda path: chosen(choices, path) is not None)
     check_patterns(choices, found.array_paths())
     return references, found
+
+
+def _check_taken_as_they_are(choices: Choices) -> None:
+    """Refuse choices that mean nothing where references are there already."""
+    wanted = [choice for choice in (choices.paths or {}).values() if choice not in (None, "chunks")]
+    if choices.inline_nbytes or wanted or choices.urls == "versioned":
+        raise InvalidInput(
+            "inline_nbytes, 'shards', versioned URLs and flavours by path are for hierarchies: references of sets and snapshots are taken "
+            "as they are"
+        )
 
 
 def _suffixes(storage: Storage) -> Callable[[str, str | None], str]:

@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from shardstore.engine.reading.chunk_parts import MOST_OBJECT_BYTES, MOST_OBJECTS, ChunkParts, ReadsInThreads, divide
 from shardstore.errors import Corruption, InvalidInput, NotFound, ReadOnly, ShardStoreError
+from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.snapshots.file_names import CHUNKS, encode_id
-from shardstore.format.snapshots.manifest import GONE, INLINE
+from shardstore.format.snapshots.manifest import GONE, INLINE, in_a_row
 from shardstore.format.snapshots.state import State
 from shardstore.format.store_keys import groups_above, metadata_path
 from shardstore.model.capabilities import Capabilities
@@ -41,6 +42,7 @@ from shardstore.storage.base import (
     Storage,
 )
 from shardstore.storage.fallbacks import ReadsAndWrites, check_directory
+from shardstore.storage.known_references import KnownReferences
 from shardstore.storage.requests.body import joined
 from shardstore.storage.requests.conditions import check_deletion
 from shardstore.storage.wrappers import Counters
@@ -314,6 +316,29 @@ class SessionStorage(ReadsAndWrites):
             return await self.session.places(keys_of.node, coords)
         except ShardStoreError:  # reading one by one comes upon it too, and says which
             return None
+
+    async def known_documents(self) -> dict[str, JsonObject]:
+        """Return the document of each node, by path."""
+        found: dict[str, JsonObject] = {}
+        for path in list(self.session.nodes):
+            document = await self.session.document(path)
+            if document is not None:
+                found[path] = loads_object(document[0])
+        return found
+
+    async def known_references(self, path: str) -> KnownReferences:
+        """Return where the chunks of an array lie; those that wait for a file are given as bytes."""
+        node = self.session.array(path)
+        try:
+            refs = await self.session.all_refs(node)
+        except MissingFile as exc:
+            raise await self._explained(exc) from exc
+        if refs is None:
+            refs = in_a_row([], self.session.keys_of(node).ndim)
+        files = [CHUNKS + file_name(file) if isinstance(file, bytes) else file for file in refs.files]
+        return KnownReferences(
+            refs.coords.astype(np.int64), refs.file, refs.offset.astype(np.int64), refs.nbytes.astype(np.int64), files, refs.inline
+        )
 
     async def stat(self, key: str) -> ObjectInfo | None:
         if (path := metadata_path(key)) is not None:

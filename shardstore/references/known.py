@@ -1,0 +1,105 @@
+"""Snapshots of versioned stores as sources of sets: they know where their chunks lie, so nothing is looked for.
+
+The references lead to chunk files, which never change, and to whatever virtual references lead to. A set is not whole any more once the
+snapshot has expired and its files were collected: tag the snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+
+from shardstore._sync import run_sync
+from shardstore.errors import NotFound
+from shardstore.format.metadata_v3 import is_array, parse_plain
+from shardstore.format.references.documents import DocumentFlavour, NodeDocuments
+from shardstore.format.references.parquet import MISSING, MOST_CHUNKS, ReferenceRows
+from shardstore.format.references.pins import object_url
+from shardstore.references.batches import ReferenceBatch, ReferenceSource
+from shardstore.storage.known_references import KnownReferences, KnowsReferences
+
+
+class KnownArray:
+    """An array of a snapshot."""
+
+    shards = None
+
+    def __init__(self, storage: KnowsReferences, base: str, path: str, node: NodeDocuments, grid: tuple[int, ...]) -> None:
+        self.path = path
+        self.node = node
+        self.flavour: DocumentFlavour | None = None
+        self.chunk_grid = grid
+        self._storage = storage
+        self._place = path
+        """The path in the snapshot, which stays when the array gets another one."""
+        self._base = base
+        self._known: tuple[KnownReferences, npt.NDArray[np.int64]] | None = None
+
+    def _read(self) -> tuple[KnownReferences, npt.NDArray[np.int64]]:
+        """Return all references, and the number of each chunk."""
+        if self._known is None:
+            found = run_sync(self._storage.known_references(self._place))
+            inside = (found.coords < np.array(self.chunk_grid, dtype=np.int64)).all(axis=1)
+            numbers = np.zeros(len(found.coords), dtype=np.int64)
+            if self.chunk_grid and inside.any():
+                numbers[inside] = np.ravel_multi_index(tuple(found.coords[inside].T), self.chunk_grid)
+            numbers[~inside] = -1  # outside of the array's shape: nobody reads them
+            self._known = found, numbers
+        return self._known
+
+    def window(self, start: int, most: int) -> range:
+        return range(start, min(prod(self.chunk_grid), start + most))
+
+    def batches(self, start: int, stop: int) -> Iterator[ReferenceBatch]:
+        found, numbers = self._read()
+        rows = np.flatnonzero((numbers >= start) & (numbers < stop))
+        if not len(rows):
+            return
+        used, target = np.unique(found.target[rows], return_inverse=True)
+        files = [found.files[number] for number in used.tolist() if number >= 0]
+        urls = [file if "://" in file else object_url(self._base, file) for file in files]
+        is_inline = found.target[rows] < 0
+        ninline = int((used < 0).sum())
+        yield ReferenceBatch(
+            numbers[rows],
+            ReferenceRows(
+                urls,
+                np.where(is_inline, MISSING, target - ninline).astype(np.int32),
+                np.where(is_inline, 0, found.offset[rows]),
+                np.where(is_inline, 0, found.nbytes[rows]),
+                {place: found.inline[int(rows[place])] for place in np.flatnonzero(is_inline).tolist()},
+            ),
+        )
+
+
+def known_source(storage: KnowsReferences, base: str, choose: Callable[[str], bool]) -> ReferenceSource:
+    """Return a snapshot as a source; ``base`` comes in front of the keys of its files, ``choose`` says which arrays are taken.
+
+    Raises:
+        NotFound: it has no nodes.
+        Corruption: it cannot be read.
+    """
+    source = ReferenceSource(storage.url, {}, [], is_pinned=False)
+    documents = run_sync(storage.known_documents())
+    if not documents:
+        raise NotFound(f"there is no Zarr hierarchy at {storage.url}")
+    for path, document in documents.items():
+        node = NodeDocuments(document, is_array=is_array(document))
+        plain = parse_plain(document) if node.is_array else None
+        if plain is None:
+            source.groups[path] = node
+        elif not choose(path):
+            source.left_out[path] = "as was asked for"
+        elif isinstance(plain, str):
+            source.impossible[path] = plain
+        else:
+            grid = tuple(-(-n // c) for n, c in zip(plain.shape, plain.chunk_shape, strict=True))
+            if prod(grid) > MOST_CHUNKS:
+                source.impossible[path] = f"its grid has more than {MOST_CHUNKS} chunks"
+            else:
+                source.arrays.append(KnownArray(storage, base, path, node, grid))
+    source.arrays.sort(key=lambda array: array.path)
+    return source

@@ -1,0 +1,48 @@
+"""Storages that know where each chunk lies in which file, as snapshots of versioned stores do: sets of references are made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from shardstore.format.json_text import JsonObject
+from shardstore.storage.base import Storage
+
+
+class KnownReferences(NamedTuple):
+    """Where the ``n`` chunks of one array lie that exist."""
+
+    coords: npt.NDArray[np.int64]
+    """``(n, ndim)``, ascending."""
+    target: npt.NDArray[np.int32]
+    """The number of each chunk's file in ``files``; negative for those in ``inline``."""
+    offset: npt.NDArray[np.int64]
+    nbytes: npt.NDArray[np.int64]
+    files: Sequence[str]
+    """URLs; or keys in the storage that the files are in, if they have no ``://``."""
+    inline: Mapping[int, bytes]
+    """By row."""
+
+
+@runtime_checkable
+class KnowsReferences(Protocol):
+    """A storage that knows them."""
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def stored_in(self) -> Storage:
+        """The storage of the files."""
+        ...
+
+    async def known_documents(self) -> Mapping[str, JsonObject]:
+        """Return the document of each node, by path, as of Zarr v3."""
+        ...
+
+    async def known_references(self, path: str) -> KnownReferences:
+        """Return where the chunks of an array lie. Raises ``ShardStoreError`` if that cannot be read."""
+        ...

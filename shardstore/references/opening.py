@@ -49,7 +49,7 @@ def open_source(
     snapshot = run_sync(named_snapshot(source, options))
     storage = open_storage(source if snapshot is None else snapshot.below(snapshot.path), dict(options or {}) or None)
     if isinstance(known := innermost(storage), KnowsReferences):
-        _check_taken_as_they_are(choices)
+        check_taken_as_they_are(choices)
         check_apart(known.stored_in, place)
         base = base_of(known.stored_in, choices.urls, choices.base_url, place.directory)
         found = known_source(known, base, lambda path: chosen(choices, path) is not None)
@@ -73,14 +73,14 @@ def open_set_source(source: Any, choices: Choices, options: Mapping[str, Any] | 
         InvalidInput: it is no set, or a choice means nothing for one.
         ShardStoreError: the set cannot be opened.
     """
-    _check_taken_as_they_are(choices)
+    check_taken_as_they_are(choices)
     references = reference_storage(source, options)
     found = set_source(references, lambda path: chosen(choices, path) is not None)
     check_patterns(choices, found.array_paths())
     return references, found
 
 
-def _check_taken_as_they_are(choices: Choices) -> None:
+def check_taken_as_they_are(choices: Choices) -> None:
     """Refuse choices that mean nothing where references are there already."""
     wanted = [choice for choice in (choices.paths or {}).values() if choice not in (None, "chunks")]
     if choices.inline_nbytes or wanted or choices.urls == "versioned":

@@ -452,6 +452,27 @@ class Repository:
         """
         return run_sync(check(self._store, progress or _say_nothing))
 
+    def export_icechunk(self, target: Any, *, progress: Progress | None = None) -> dict[str, str]:
+        """Write the whole history into a new repository of Icechunk, without copying a chunk; return its ids of snapshots by those of this.
+
+        Chunks become virtual references into the chunk files of this repository, and those that lie in manifests are stored in the target.
+        Chunk files never change, so the references have no checksums. As long as the target is used, nothing here may expire that it shows.
+
+        Args:
+            target: an ``icechunk.Repository`` that is new, by ``icechunk.Repository.create``, with a virtual chunk container in its config
+                for the place of the chunk files here, and for whatever virtual references lead to; errors give the lines that add one.
+            progress: called with what is being done, how much of it is done, and how much it is in all.
+
+        Raises:
+            InvalidInput: the target has a history already, or icechunk does not read the files, or they are in no container.
+            Unsupported: icechunk is not installed.
+            Corruption: a structure or manifest is missing or damaged.
+            StorageError: icechunk failed. The target holds a part: remove it, and begin again.
+        """
+        from shardstore.adapters.versioned.icechunk_export import export  # needs what few programs do
+
+        return export(self._opened, target, progress or _say_nothing)
+
     def _commit_upkeep(self, session: Session, request: CommitRequest) -> str:
         solver = BasicConflictSolver(on_chunk_conflict="theirs")
         return run_sync(self._store.commit(session._core, session._moment, replace(request, solver=solver, tries=UPKEEP_TRIES)))

@@ -65,6 +65,18 @@ def check_choice(choice: ChecksumChoice) -> None:
         raise InvalidInput(f"checksum {choice!r} is none of 'auto', 'etag', 'last_modified' and None")
 
 
+class NoChecksums:
+    """No checksums: of objects that never change."""
+
+    are_complete = False
+
+    def completed(self, objects: Sequence[ReferredObject]) -> list[ReferredObject]:
+        return list(objects)
+
+    def of(self, objects: Sequence[ReferredObject]) -> list[Checksum]:
+        return [None] * len(objects)
+
+
 class StoreChecksums:
     """Checksums of the objects of one storage, by key. ``url_of`` returns the URL of a key by which the storage's filesystem knows it;
     without it nothing is known about the objects that icechunk will see. ``are_all``: most of what the storage lists is referred to.

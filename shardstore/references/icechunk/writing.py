@@ -12,7 +12,7 @@ A reference outside of the repository's virtual chunk containers is only *return
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -30,18 +30,30 @@ from shardstore.format.metadata_v3 import METADATA_NAME
 from shardstore.format.references.parquet import MISSING, ReferenceRows
 from shardstore.format.store_keys import check_key, groups_above, join
 from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, ReferredObject, size_of
-from shardstore.references.choices import Choices, Described, Paths, base_of, chosen, described
+from shardstore.references.choices import Choices, Described, Paths, base_of, check_patterns, chosen, described
 from shardstore.references.icechunk.blocks import Block, block_of, positions
-from shardstore.references.icechunk.checksums import Checksum, ChecksumChoice, Checksums, SetChecksums, StoreChecksums, check_choice
+from shardstore.references.icechunk.checksums import (
+    Checksum,
+    ChecksumChoice,
+    Checksums,
+    NoChecksums,
+    SetChecksums,
+    StoreChecksums,
+    check_choice,
+)
 from shardstore.references.icechunk.lines import container_lines, location_of, opening_lines
-from shardstore.references.opening import open_set_source
+from shardstore.references.known import known_source
+from shardstore.references.opening import check_taken_as_they_are, open_set_source
 from shardstore.references.report import ReferenceProgress, ReferenceReport, Tally
 from shardstore.references.sets import is_set
 from shardstore.references.stores import OnError, store_source
 from shardstore.storage.base import UNKNOWN_NBYTES
+from shardstore.storage.known_references import KnowsReferences
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.opening.reference_targets import names_version
+from shardstore.storage.opening.snapshot_urls import named_snapshot
 from shardstore.storage.redaction import redacted
+from shardstore.storage.wrappers import innermost
 
 if TYPE_CHECKING:  # an extra
     import icechunk
@@ -76,8 +88,9 @@ def write_icechunk(
     at all. Chunks of no bytes, which no codec can decode, are left out where icechunk does not store them.
 
     Args:
-        source: what ``shardstore.open`` takes: a Zarr hierarchy, sharded or not, of v3, v2 or the 2022 draft; or a set of references, by a
-            URL that begins with ``reference::``. The objects have to be local files, or on S3, GCS or HTTP, which icechunk can read.
+        source: what ``shardstore.open`` takes: a Zarr hierarchy, sharded or not, of v3, v2 or the 2022 draft; a snapshot of a versioned
+            store, whose references have no checksums, since chunk files never change; or a set of references, by a URL that begins with
+            ``reference::``. The objects have to be local files, or on S3, GCS or HTTP, which icechunk can read.
         repository: an open ``icechunk.Repository``; or a writable ``icechunk.Session``, which is left for the caller to commit.
         branch: the branch that is committed to; of a session, its own.
         path: the group in the repository that the hierarchy becomes; ``""`` is the root. Groups above it are made.
@@ -151,6 +164,33 @@ def write_icechunk(
     )
 
 
+def write_changes(session: Any, source: KnowsReferences, *, gone: Iterable[str], groups: Collection[str], arrays: Collection[str]) -> int:
+    """Make what has changed in a snapshot part of a session of icechunk, by virtual references; return how many there are.
+
+    ``gone``: the paths of nodes that are removed first, with all below them. ``groups`` and ``arrays``: of nodes that are written anew.
+
+    Raises:
+        InvalidInput: icechunk does not read the files of the snapshot, or they are in no virtual chunk container.
+        Unsupported: icechunk is not installed.
+        Corruption: the snapshot cannot be read.
+        StorageError: icechunk failed. The session holds a part.
+    """
+    library = _library()
+    base = base_of(source.stored_in, "absolute", None, "")
+    _check_protocol(base)
+    found = known_source(source, base, arrays.__contains__)
+    documents = {path: node.v3 for path, node in found.groups.items() if path in groups and node.v3 is not None}
+    found.groups.clear()
+    tally = Tally(found.arrays, None, mixed_protocols=True)
+    target = _Target(library, session, NoChecksums(), tally, found)
+    with _translated(library, session):
+        run_sync(target.replace_groups(gone, documents))
+        target.write_documents(described(found, "v3", only_v2_keys=False), "", overwrite=True)
+        for number, array in enumerate(found.arrays):
+            target.write_array(number, array, array.path)
+    return tally.references
+
+
 # -- opening -------------------------------------------------------------------------------------------------------------
 
 
@@ -196,13 +236,15 @@ def _opened(
             raise InvalidInput("base_url is for hierarchies: the references of a set are taken as they are")
         references, of_set = open_set_source(source, choices, options)
         return of_set, SetChecksums(references.targets, checksum)
-    storage = open_storage(source, dict(options or {}) or None)
+    snapshot = run_sync(named_snapshot(source, options))
+    storage = open_storage(source if snapshot is None else snapshot.below(snapshot.path), dict(options or {}) or None)
+    if isinstance(known := innermost(storage), KnowsReferences):
+        check_taken_as_they_are(choices)
+        found = known_source(known, base_of(known.stored_in, "absolute", base_url, ""), lambda path: chosen(choices, path) is not None)
+        check_patterns(choices, found.array_paths())
+        return found, NoChecksums()
     base = base_of(storage, "absolute", base_url, "")
-    if (protocol := base.partition("://")[0]) not in _PROTOCOLS:
-        raise InvalidInput(
-            f"icechunk does not read objects at {redacted(base)}: it knows {', '.join(_PROTOCOLS)}, and not {protocol}. base_url names "
-            "another way to them"
-        )
+    protocol = _check_protocol(base)
     found = store_source(storage, base, lambda path: chosen(choices, path), pinned=False, on_error=on_error)
     if others := {array.path: array.flavour for array in found.arrays if array.flavour not in (None, "v3")}:
         path, flavour = next(iter(others.items()))
@@ -213,6 +255,16 @@ def _opened(
     if not base.startswith(("http://", "https://")):  # over HTTP, URLs are encoded in every set
         found.stored_key = lambda key: location_of(plain(key))
     return found, StoreChecksums(storage, checksum, None if base_url is not None else lambda key: base + plain(key))
+
+
+def _check_protocol(base: str) -> str:
+    """Return the protocol of a URL. Raises ``InvalidInput`` if icechunk does not read it."""
+    if (protocol := base.partition("://")[0]) not in _PROTOCOLS:
+        raise InvalidInput(
+            f"icechunk does not read objects at {redacted(base)}: it knows {', '.join(_PROTOCOLS)}, and not {protocol}. base_url names "
+            "another way to them"
+        )
+    return protocol
 
 
 def _checked_path(path: str) -> str:
@@ -293,6 +345,13 @@ class _Target:
         for group in groups_above(path):
             documents.setdefault(group, {"zarr_format": 3, "node_type": "group", "attributes": {}})
         run_sync(self._write_documents(documents, frozenset(groups_above(path)), overwrite=overwrite))
+
+    async def replace_groups(self, gone: Iterable[str], documents: Mapping[str, JsonObject]) -> None:
+        """Remove nodes with all below them, and write the documents of groups, whether they are there or not."""
+        for path in sorted(gone, key=len, reverse=True):
+            await self.session.store.delete_dir(path)
+        for path in sorted(documents, key=lambda path: (path.count("/") + bool(path), path)):
+            await self._put(join(path, METADATA_NAME), dumps(documents[path]))
 
     async def _write_documents(self, documents: Mapping[str, JsonObject], above: frozenset[str], *, overwrite: bool) -> None:
         store = self.session.store

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from inspect import signature
 from typing import Any
 
 from shardstore._sync import run_sync
@@ -37,18 +38,22 @@ def export(opened: OpenedStore, target: Any, say: Progress) -> dict[str, str]:
             say("exporting snapshots", number, len(state.snapshots))
             base = first if snapshot.parent is None else ids[snapshot.parent]
             target.reset_branch(_WORK, base)
-            ids[snapshot.id] = _write(opened, moment, snapshot, target, base)
+            ids[snapshot.id] = _write(opened, moment, snapshot, target, base, is_first=base == first)
         _name(state, ids, target)
     finally:
         target.delete_branch(_WORK)
     return ids
 
 
-def _write(opened: OpenedStore, moment: Moment, snapshot: Snapshot, target: Any, base: str) -> str:
-    """Write one snapshot onto its parent; return its id in the target, which is the parent's if nothing differs."""
+def _write(opened: OpenedStore, moment: Moment, snapshot: Snapshot, target: Any, base: str, *, is_first: bool) -> str:
+    """Write one snapshot onto its parent; return its id in the target. ``is_first``: the parent is the first one of the target, which has
+    no nodes, and stands for an empty one here.
+    """
     after = Session(opened, moment, snapshot)
     nodes = after._core.nodes
-    if snapshot.parent is None:
+    if snapshot.parent is None and nodes.keys() == {""} and nodes[""].columns.attributes is None and nodes[""].attributes is None:
+        return base
+    if is_first or snapshot.parent is None:
         groups = {path for path, node in nodes.items() if not node.is_array}
         gone: set[str] = set()
         arrays = nodes.keys() - groups
@@ -57,9 +62,11 @@ def _write(opened: OpenedStore, moment: Moment, snapshot: Snapshot, target: Any,
         gone, groups, arrays = _changed(changed, nodes)
     session = target.writable_session(_WORK)
     write_changes(session, after.storage, gone=gone, groups=groups, arrays=arrays)
-    if not session.has_uncommitted_changes:
-        return base
-    return str(session.commit(_message(snapshot), metadata=_metadata(snapshot)))
+    if session.has_uncommitted_changes:
+        return str(session.commit(_message(snapshot), metadata=_metadata(snapshot)))
+    if "allow_empty" not in signature(session.commit).parameters:
+        return base  # icechunk 1 has no commits without changes
+    return str(session.commit(_message(snapshot), metadata=_metadata(snapshot), allow_empty=True))
 
 
 def _changed(found: Diff, nodes: Mapping[str, Any]) -> tuple[set[str], set[str], set[str]]:

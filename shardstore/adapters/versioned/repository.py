@@ -180,50 +180,6 @@ class Repository:
             raise
         return made
 
-    @classmethod
-    def import_icechunk(
-        cls,
-        source: Any,
-        url: Any,
-        *,
-        source_url: str | None = None,
-        copy: bool = False,
-        progress: Progress | None = None,
-        **options: Unpack[RepositoryArguments],
-    ) -> Repository:
-        """Make a repository of the whole history of one of Icechunk: its snapshots, branches, tags, messages and metadata.
-
-        Args:
-            source: an ``icechunk.Repository``, of icechunk 2.
-            url: where the files of the new one go.
-            source_url: where the files of the source are, such as ``s3://bucket/repo``: its chunk files are referred to, and stay.
-            copy: copy the bytes of its chunks instead. What it refers to itself goes on as virtual references either way.
-            progress: called with what is being done, how much of it is done, and how much it is in all.
-            options: those of ``create``. The place of the chunk files is added to ``virtual_prefixes``; those of other virtual references
-                have to be given. Who opens the repository gives them too.
-
-        Raises:
-            InvalidInput: the source is none, or there is a repository already, neither ``source_url`` nor ``copy`` is given, or a virtual
-                reference leads below no prefix. Nothing is left.
-            Unsupported: the version of icechunk does not say where its chunks lie.
-        """
-        from shardstore.adapters.versioned.icechunk_import import check_source, import_history  # needs what few programs do
-
-        check_flags(copy=copy)
-        check_source(source)
-        if copy is (source_url is not None):
-            raise InvalidInput("give source_url, where the files of the repository of icechunk are, or copy=True")
-        place = None if source_url is None else f"{source_url.rstrip('/')}/chunks/"
-        given = options.get("virtual_prefixes", ())
-        options["virtual_prefixes"] = [*given, *([place] if place is not None and place not in given else [])]
-        made = cls.create(url, **options)
-        try:
-            import_history(made._opened, source, place, progress or _say_nothing)
-        except BaseException:
-            made.destroy(yes=True)
-            raise
-        return made
-
     def destroy(self, *, yes: bool = False) -> None:
         """Remove the repository, with all snapshots and chunks, if ``yes``. Virtual files stay.
 

@@ -18,7 +18,7 @@ from shardstore.cli.output import complain, plural, print_json, size
 from shardstore.cli.pack import Shards, parse_policy
 from shardstore.cli.progress import Step, step_bar
 from shardstore.cli.questions import ask
-from shardstore.cli.target import refuse_snapshot
+from shardstore.cli.target import pair_options, refuse_snapshot
 from shardstore.errors import InvalidInput
 from shardstore.snapshots.collect import Expired
 from shardstore.snapshots.inspection import Checked, StoreStats
@@ -227,10 +227,10 @@ def adopt(
 
         shardstore snapshots adopt s3://bucket/data.zarr s3://bucket/data.ice -m "as of today"
     """
-    options = storage.parsed() or None
+    of_source, of_target = (dict(options) or None for options in pair_options(source, url, storage.parsed(), None))
     with needing_pyarrow("to make a versioned store"):
         made = Repository.adopt(
-            source, url, message=message, source_options=options, storage_options=options, virtual_prefixes=prefix or ()
+            source, url, message=message, source_options=of_source, storage_options=of_target, virtual_prefixes=prefix or ()
         )
     found = made.stats()
     if as_json:

@@ -18,7 +18,7 @@ from shardstore.format.metadata_v3 import is_array, parse_plain
 from shardstore.format.references.documents import DocumentFlavour, NodeDocuments
 from shardstore.format.references.parquet import MISSING, MOST_CHUNKS, ReferenceRows
 from shardstore.format.references.pins import object_url
-from shardstore.references.batches import ReferenceBatch, ReferenceSource
+from shardstore.references.batches import ReferenceBatch, ReferenceSource, strides
 from shardstore.storage.known_references import KnownReferences, KnowsReferences
 
 
@@ -36,26 +36,26 @@ class KnownArray:
         self._place = path
         """The path in the snapshot, which stays when the array gets another one."""
         self._base = base
-        self._known: tuple[KnownReferences, npt.NDArray[np.int64]] | None = None
+        self._known: tuple[KnownReferences, npt.NDArray[np.intp], npt.NDArray[np.int64]] | None = None
 
-    def _read(self) -> tuple[KnownReferences, npt.NDArray[np.int64]]:
-        """Return all references, and the number of each chunk."""
+    def _read(self) -> tuple[KnownReferences, npt.NDArray[np.intp], npt.NDArray[np.int64]]:
+        """Return all references, the rows of those inside of the array's shape, and the numbers of their chunks, which ascend."""
         if self._known is None:
             found = run_sync(self._storage.known_references(self._place))
-            inside = (found.coords < np.array(self.chunk_grid, dtype=np.int64)).all(axis=1)
-            numbers = np.zeros(len(found.coords), dtype=np.int64)
-            if self.chunk_grid and inside.any():
-                numbers[inside] = np.ravel_multi_index(tuple(found.coords[inside].T), self.chunk_grid)
-            numbers[~inside] = -1  # outside of the array's shape: nobody reads them
-            self._known = found, numbers
+            rows = np.flatnonzero((found.coords < np.array(self.chunk_grid, dtype=np.int64)).all(axis=1))  # nobody reads the others
+            numbers = (found.coords[rows] * strides(self.chunk_grid)).sum(axis=1, dtype=np.int64)
+            self._known = found, rows, numbers
         return self._known
 
     def window(self, start: int, most: int) -> range:
-        return range(start, min(prod(self.chunk_grid), start + most))
+        _, _, numbers = self._read()
+        at = int(np.searchsorted(numbers, start))
+        return range(0) if at == len(numbers) else range(first := int(numbers[at]), min(prod(self.chunk_grid), first + most))
 
     def batches(self, start: int, stop: int) -> Iterator[ReferenceBatch]:
-        found, numbers = self._read()
-        rows = np.flatnonzero((numbers >= start) & (numbers < stop))
+        found, inside, numbers = self._read()
+        begin, end = np.searchsorted(numbers, (start, stop)).tolist()
+        rows = inside[begin:end]
         if not len(rows):
             return
         used, target = np.unique(found.target[rows], return_inverse=True)
@@ -64,7 +64,7 @@ class KnownArray:
         is_inline = found.target[rows] < 0
         ninline = int((used < 0).sum())
         yield ReferenceBatch(
-            numbers[rows],
+            numbers[begin:end],
             ReferenceRows(
                 urls,
                 np.where(is_inline, MISSING, target - ninline).astype(np.int32),

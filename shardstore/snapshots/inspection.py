@@ -6,7 +6,7 @@ Each structure and manifest is read once, however many snapshots share it. The b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -126,11 +126,10 @@ async def check(store: VersionedStore, say: Progress) -> Checked:
         needed_by.setdefault(snapshot.structure, []).append(snapshot.id)
     chunk_files = await list_files(store.files.storage, CHUNKS, say)
     checker = _Checker(store.files, chunk_files, found, say)
-    for number, (name, snapshots) in enumerate(needed_by.items()):
-        say("checking structures", number, len(needed_by))
-        await checker.structure(name, tuple(snapshots))
+    await checker.structures(needed_by)
     await checker.manifests()
     found.chunk_files = len(checker.used)
+    found.findings.sort(key=lambda one: one.file)  # they were looked at in no order
     return found
 
 
@@ -162,9 +161,19 @@ class _Checker:
         is_there = await self._files.storage.stat(key) is not None
         self._note("damaged" if is_there else "missing", key, str(exc), snapshots)
 
-    async def structure(self, name: str, snapshots: tuple[str, ...]) -> None:
-        """Check a structure and its attributes, and note its manifests."""
-        self._found.structures += 1
+    async def structures(self, needed_by: Mapping[str, Sequence[str]]) -> None:
+        """Check structures and their attributes, and note their manifests; they are given with the snapshots that need them."""
+        bound = Bound(READ_AT_ONCE)
+
+        async def one(name: str, snapshots: Sequence[str]) -> None:
+            async with bound.slot():
+                await self._structure(name, tuple(snapshots))
+            self._found.structures += 1
+            self._say("checking structures", self._found.structures, len(needed_by))
+
+        await asyncio.gather(*(one(name, snapshots) for name, snapshots in needed_by.items()))
+
+    async def _structure(self, name: str, snapshots: tuple[str, ...]) -> None:
         try:
             found: Structure = await self._files.structure(name)
         except Corruption as exc:

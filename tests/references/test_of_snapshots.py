@@ -115,3 +115,15 @@ def test_a_set_does_not_lie_in_the_store(repo: Repository, tmp_path: Path) -> No
         references.write_json(f"{tmp_path}/run.ice@v1", tmp_path / "run.ice/refs.json")
     with pytest.raises(NotFound, match="names no snapshot"):
         references.write_json(f"{tmp_path}/run.ice@nothing", tmp_path / "refs.json")
+
+
+def test_of_a_large_grid_only_what_exists_is_looked_at(tmp_path: Path) -> None:
+    repo = Repository.create(tmp_path / "run.ice")
+    session = repo.writable_session()
+    array = zarr.create_array(session.store, name="a", shape=(10**9,), chunks=(1,), dtype="i2", compressors=None)
+    array[3], array[10**9 - 1] = 5, 6
+    session.commit("far apart")
+    report = references.write_json(session.storage, tmp_path / "refs.json")
+    assert report.references == 2
+    found: Any = zarr.open_array(shardstore.open(f"reference::{tmp_path}/refs.json", read_only=True), path="a", mode="r")
+    assert (found[3], found[10**9 - 1], found[4]) == (5, 6, 0)

@@ -117,7 +117,7 @@ def test_an_expiry_is_one_swap(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda repo: repo.expire_snapshots(datetime(2026, 1, 1)), "time with a time zone"),  # noqa: DTZ001
+        (lambda repo: repo.expire_snapshots(datetime(2026, 1, 1)), "time with a time zone"),  # noqa: DTZ001  # which is what is refused
         (lambda repo: repo.expire_snapshots("yesterday"), "time with a time zone"),
         (lambda repo: repo.expire_snapshots(FUTURE, dry_run="no"), "dry_run"),
         (lambda repo: repo.garbage_collect(7), "no timedelta"),

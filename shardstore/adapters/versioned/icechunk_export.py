@@ -15,7 +15,7 @@ from shardstore.adapters.versioned.opened import OpenedStore
 from shardstore.adapters.versioned.session import Session
 from shardstore.errors import InvalidInput
 from shardstore.format.snapshots.state import Snapshot, State
-from shardstore.references.icechunk.writing import write_changes
+from shardstore.references.icechunk.writing import translated, write_changes
 from shardstore.snapshots.diffs import Diff, diff
 from shardstore.snapshots.reachable import Progress
 from shardstore.snapshots.versioned_store import FIRST_BRANCH, Moment
@@ -27,6 +27,11 @@ _WORK = "shardstore-export"
 def export(opened: OpenedStore, target: Any, say: Progress) -> dict[str, str]:
     """Write the history into a new repository of icechunk; see ``Repository.export_icechunk``."""
     moment = run_sync(opened.store.now())
+    with translated(_WORK):
+        return _export(opened, moment, target, say)
+
+
+def _export(opened: OpenedStore, moment: Moment, target: Any, say: Progress) -> dict[str, str]:
     state = moment.state
     first = target.lookup_branch(FIRST_BRANCH)
     if set(target.list_branches()) != {FIRST_BRANCH} or target.list_tags() or len(list(target.ancestry(snapshot_id=first))) > 1:

@@ -132,7 +132,7 @@ def write_icechunk(
     snapshot = None
     target = _Target(library, session, checksums, tally, found)
     try:
-        with _translated(library, session):
+        with translated(session.branch or branch):
             target.write_documents(shown, _checked_path(path), overwrite=overwrite)
             for number, array in enumerate(found.arrays):
                 target.write_array(number, array, join(path, array.path) if array.path else path)
@@ -183,7 +183,7 @@ def write_changes(session: Any, source: KnowsReferences, *, gone: Iterable[str],
     found.groups.clear()
     tally = Tally(found.arrays, None, mixed_protocols=True)
     target = _Target(library, session, NoChecksums(), tally, found)
-    with _translated(library, session):
+    with translated(session.branch):
         run_sync(target.replace_groups(gone, documents))
         target.write_documents(described(found, "v3", only_v2_keys=False), "", overwrite=True)
         for number, array in enumerate(found.arrays):
@@ -272,12 +272,13 @@ def _checked_path(path: str) -> str:
 
 
 @contextmanager
-def _translated(library: Any, session: Any) -> Iterator[None]:
-    """Raise errors of icechunk as ours."""
+def translated(branch: str) -> Iterator[None]:
+    """Raise errors of icechunk as ours, in a block that commits to a branch. Raises ``Unsupported`` if icechunk is not installed."""
+    library = _library()
     try:
         yield
     except library.ConflictError as exc:
-        raise Conflict(f"somebody else committed to branch {session.branch!r} first: nothing was committed. Start again") from exc
+        raise Conflict(f"somebody else committed to branch {branch!r} first: nothing was committed. Start again") from exc
     except library.IcechunkError as exc:
         raise StorageError(f"icechunk: {exc}") from exc
 

@@ -25,9 +25,9 @@ def golden(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[MemoryStorag
     """A copy of a store, and what it shows."""
     place = GOLDEN / request.param
     storage = MemoryStorage(str(tmp_path))
-    for path in (place / "store").rglob("*"):
+    for path in (place / "files").rglob("*"):
         if path.is_file():
-            SyncStorage(storage).put(str(path.relative_to(place / "store")), path.read_bytes())
+            SyncStorage(storage).put(str(path.relative_to(place / "files")), path.read_bytes())
     return storage, json.loads((place / "expected.json").read_text())
 
 
@@ -61,7 +61,7 @@ def test_it_goes_on(golden: tuple[MemoryStorage, Any]) -> None:
 def test_pandas_reads_manifests() -> None:
     pandas = pytest.importorskip("pandas")
     for name in NAMES:
-        rows = pandas.concat([pandas.read_parquet(path) for path in (GOLDEN / name / "store/m").iterdir()])
+        rows = pandas.concat([pandas.read_parquet(path) for path in (GOLDEN / name / "files/m").iterdir()])
         assert {"array_id", "coord", "chunk_id", "offset", "length", "inline_data", "virtual_path"} <= set(rows.columns)
         assert rows["inline_data"].notna().sum() >= 8
         assert set(rows["chunk_id"].dropna().map(len)) == {12}

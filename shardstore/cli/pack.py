@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from shardstore._sync import run_sync
 from shardstore.cli.arguments import AsJson, PairOptions
 from shardstore.cli.execution import MaxMemory, PartOption, Retries, Scheduler, Workers, cluster, interruptible, parse_bytes
 from shardstore.cli.held import HeldOptions
@@ -19,6 +20,7 @@ from shardstore.cli.target import pair_options
 from shardstore.errors import Incomplete, InvalidInput
 from shardstore.maintenance.packing.pack import DEFAULT_MAX_MEMORY, pack, reshard, unpack
 from shardstore.maintenance.packing.report import PackReport, Progress
+from shardstore.storage.opening.snapshot_urls import may_name_snapshot, named_snapshot
 
 _SHOWN_FAILURES = 10
 
@@ -111,12 +113,24 @@ class MoveOptions:
 
 
 def pack_command(
-    *, source: Source, destination: Destination, shards: ShardOptions, moved: MoveOptions, held: HeldOptions, storage: PairOptions
+    *,
+    source: Source,
+    destination: Destination,
+    message: Annotated[
+        str | None,
+        typer.Option("--message", "-m", metavar="TEXT", help="Of the commit, if DST is a branch of a versioned store.", show_default=False),
+    ] = None,
+    shards: ShardOptions,
+    moved: MoveOptions,
+    held: HeldOptions,
+    storage: PairOptions,
 ) -> None:
     """Pack a Zarr hierarchy into shards, chunk by chunk as they are: nothing is decoded or compressed anew.
 
     SRC may be Zarr v2 or v3, sharded or not, of the 2022 draft, a zip file or a set of references. The result is Zarr v3 with
     sharding_indexed. Interrupted or killed, the same command goes on where it was; run again later, it packs what has changed.
+
+    DST may be a branch of a versioned store, URL@main, or a path in it: the result becomes part of it by one commit.
 
     Examples:
 
@@ -127,8 +141,10 @@ def pack_command(
         shardstore pack -s 8,8,8 --chunk-checksums s3://bucket/old.zarr s3://bucket/new.zarr
 
         shardstore pack --part 3/16 s3://bucket/old.zarr s3://bucket/new.zarr
+
+        shardstore pack old.zarr run.ice@main/old -m "as it was in May"
     """
-    _run(pack, source, destination, moved, held, storage, **_of_shards(shards))
+    _run(pack, source, destination, moved, held, storage, message=message, **_of_shards(shards))
 
 
 def reshard_command(
@@ -198,8 +214,11 @@ def _run(
     if given.lost_transformers is not None:
         arguments["lost_transformers"] = {path: tuple(n) for path, n in _object("--lost-transformers", given.lost_transformers).items()}
     phase = "listing"
+    of_branch = may_name_snapshot(destination) and run_sync(named_snapshot(destination, target_options)) is not None
 
     def advice() -> str:
+        if of_branch:
+            return "nothing was committed. Run the same command again, and it begins anew"
         if phase in _BEFORE_WRITING:
             return "nothing was done yet: the source was being listed and compared. Run the same command again"
         return "what is done is recorded: run the same command again, and it goes on from there"
@@ -296,7 +315,10 @@ def _print(report: PackReport, as_json: bool) -> None:
             f"{plural(report.done, 'unit')} done, {count(report.skipped)} had been done before, {count(len(report.failed))} failed; "
             f"{plural(report.chunks, 'chunk')} moved, {size(report.written_nbytes)} written"
         )
-        lines.append(f"the record of what is done is {report.record}: keep it to go on, or to renew {report.target}")
+        if report.record:
+            lines.append(f"the record of what is done is {report.record}: keep it to go on, or to renew {report.target}")
+        if report.snapshot_id is not None:
+            lines.append(f"{report.target} is at snapshot {report.snapshot_id}")
     lines += report.notes
     for line in lines:
         typer.echo(line)
@@ -309,4 +331,5 @@ def _print(report: PackReport, as_json: bool) -> None:
         complain("failed", f"{len(report.failed) - _SHOWN_FAILURES} more: --json names all")
     if not report.dry_run and not report.complete:
         who = "other parts, or --only-failed" if report.part != "1/1" else "the same command"
-        complain("warning", f"{plural(report.missing, 'unit')} still to be done, by {who}: {report.target} cannot be opened yet")
+        so = f"{report.target} cannot be opened yet" if report.record else f"nothing was committed to {report.target}"
+        complain("warning", f"{plural(report.missing, 'unit')} still to be done, by {who}: {so}")

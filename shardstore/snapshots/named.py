@@ -13,19 +13,22 @@ from functools import partial
 
 from shardstore._sync import run_sync
 from shardstore.engine.options import EngineOptions
-from shardstore.errors import Corruption, NotFound, Unsupported
+from shardstore.errors import Corruption, NotFound, ReadOnly, Unsupported
 from shardstore.extras import how_to_install
 from shardstore.format.snapshots.state import Snapshot, State
 from shardstore.format.snapshots.structure import Structure
+from shardstore.plan.policy import ShardingPolicy
 from shardstore.snapshots.catalog import DEFAULT_NAME, Pointer, StorageCatalog, pointer_in
+from shardstore.snapshots.conflicts import ConflictDetector
 from shardstore.snapshots.files import StoreFiles
-from shardstore.snapshots.session import Session
+from shardstore.snapshots.session import WHY_FLAGGED, Session
 from shardstore.snapshots.session_storage import SessionStorage
-from shardstore.snapshots.versioned_store import VersionedStore, check_snapshot, snapshot_of
+from shardstore.snapshots.versioned_store import COMMIT_TRIES, CommitRequest, Moment, VersionedStore, check_snapshot, snapshot_of
 from shardstore.snapshots.virtual_files import VirtualFiles
 from shardstore.storage.base import Found, Storage
 from shardstore.storage.opening.open import open_storage
-from shardstore.storage.opening.snapshot_place import POINTER_KEY, WHY_READ_ONLY, Pinned, SnapshotName, SnapshotPlace
+from shardstore.storage.opening.snapshot_place import POINTER_KEY, WHY_READ_ONLY, NewHierarchy, Pinned, SnapshotName, SnapshotPlace
+from shardstore.storage.redaction import redacted
 
 
 def _cut(state: State, rest: str, url: str) -> tuple[Snapshot, str, str]:
@@ -119,6 +122,9 @@ class NamedSnapshot(SnapshotPlace):
     def below(self, path: str) -> NamedSnapshot:
         return replace(self, root=path)
 
+    def new_hierarchy(self, pack: ShardingPolicy, max_memory: int) -> NewHierarchy:
+        return run_sync(_new_hierarchy(self, pack, max_memory))
+
     def open(self) -> SessionStorage:
         storage = _files_of(self.name)
         session = Session(StoreFiles(storage), self.snapshot, _below(self.structure, self.root), None)
@@ -126,6 +132,45 @@ class NamedSnapshot(SnapshotPlace):
         limits = EngineOptions().read_limits(storage.kind)
         again = partial(_open_again, self.name, self.pinned, self.root)
         return SessionStorage(session, self.url, limits, VirtualFiles(storage), again, partial(current_state, storage))
+
+
+async def _new_hierarchy(place: NamedSnapshot, pack: ShardingPolicy, max_memory: int) -> NewHierarchy:
+    store = _store(_files_of(place.name))
+    branch = place.pinned.ref
+    moment = await store.now()
+    ref = moment.state.refs.get(branch)
+    if ref is None or ref.type != "branch":
+        raise ReadOnly(f"{redacted(place.url)} is no branch, so nothing can be written there: name a branch, such as @main")
+    moment, tip = await store.opened(lambda state: state.snapshots[state.ref(branch, "branch").snapshot])
+    structure = await store.files.structure(tip.structure)
+    session = Session(store.files, tip, structure, branch, pack=pack, max_memory=max_memory, began=moment.state.generation)
+    if structure.is_flagged:
+        session.why_read_only = WHY_FLAGGED
+    session.check_writable("writing")
+    return _BranchHierarchy(store, moment, session, place)
+
+
+class _BranchHierarchy(NewHierarchy):
+    """A hierarchy that is written beside a branch."""
+
+    def __init__(self, store: VersionedStore, moment: Moment, session: Session, place: NamedSnapshot) -> None:
+        self._store, self._moment, self._session, self._path = store, moment, session, place.path
+        self._sprout = session.sprout()
+        self.files = store.files.given
+        limits = EngineOptions().read_limits(self.files.kind)
+        self.storage = SessionStorage(self._sprout, place.below(place.path).url, limits, VirtualFiles(self.files), None, store.state)
+        self.takes_place_of = self._there()
+
+    def _there(self) -> str | None:
+        path = self._path
+        there = [node for one, node in self._session.nodes.items() if not path or f"{one}/".startswith(f"{path}/")]
+        if not there or (len(there) == 1 and not there[0].is_array and not there[0].columns.attributes and there[0].attributes is None):
+            return None
+        return "1 node" if len(there) == 1 else f"{len(there)} nodes"
+
+    async def commit(self, message: str) -> str:
+        self._session.graft(self._sprout, self._path)
+        return await self._store.commit(self._session, self._moment, CommitRequest(message, None, ConflictDetector(), COMMIT_TRIES))
 
 
 def _below(structure: Structure, root: str) -> Structure:

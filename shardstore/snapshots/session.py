@@ -36,6 +36,8 @@ from shardstore.storage.opening.snapshot_place import HOW_TO_CHANGE
 MAX_MEMORY = 256 << 20
 """The bytes of chunks that a session holds before it stores some, by default."""
 
+WHY_FLAGGED = "its structure has flags that this version of shardstore does not know"
+
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
@@ -290,6 +292,41 @@ class Session:
     def _find(self, node: Node) -> None:
         if self.reads is not None:
             self.reads.find(node)
+
+    def sprout(self) -> Session:
+        """Return a session without nodes, for a hierarchy that ``graft`` makes part of this one, as a whole."""
+        sprout = Session(self.files, self.snapshot, replace(self.base, nodes={}), self.branch)
+        sprout.gatherer, sprout._ids = self.gatherer, self._ids
+        return sprout
+
+    def graft(self, sprout: Session, path: str) -> None:
+        """Put the hierarchy of a sprout at a path, in place of what is there. Groups above are made.
+
+        Raises:
+            InvalidInput: a node above is an array.
+        """
+        self.check_writable(f"writing {path!r}")
+        for parent in groups_above(path):
+            if (above := self.nodes.get(parent)) is not None and above.is_array:
+                raise InvalidInput(f"nothing can be put at {path!r}: {parent!r} is an array")
+        old = {one: node for one, node in self.nodes.items() if not path or f"{one}/".startswith(f"{path}/")}
+        for one in old:
+            self.remove_node(one)
+        for parent in groups_above(path):
+            if parent not in self.nodes:
+                self._make_group(parent)
+        for below, node in sprout.nodes.items():
+            at = join(path, below) if below else path
+            was = old.get(at)
+            is_kept = was is not None and not was.is_array and not node.is_array
+            new = self.nodes[at] = replace(node, path=at, id=was.id if was is not None and is_kept else node.id)
+            self.documents[new.id] = sprout.documents[node.id][0], self.new_serial()
+        for changes in sprout.changes.values():
+            for chunk in changes.chunks.values():
+                if chunk is not None:
+                    chunk.serial += self.serial  # no two versions of one key have the same
+        self.serial += sprout.serial
+        self.changes |= sprout.changes
 
     # -- keys ----------------------------------------------------------------------------------------------------------
 

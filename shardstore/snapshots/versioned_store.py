@@ -38,6 +38,9 @@ _SWAPS = 1000
 _REMOVED_AT_ONCE = 10_000
 _SHOWN_REFS = 10
 
+COMMIT_TRIES = 1000
+"""How often a commit that nobody waits for by hand is brought onto what others have committed meanwhile."""
+
 
 @dataclass(frozen=True, slots=True)
 class Moment:

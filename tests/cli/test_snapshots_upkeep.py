@@ -137,3 +137,17 @@ def test_durations_and_times() -> None:
     assert abs(datetime.now(UTC) - timedelta(days=30) - _time_before("30d")) < timedelta(minutes=10)
     with pytest.raises(InvalidInput):
         _duration("--grace", "-1d")
+
+
+def test_pack_into_branch(store: Repository, tmp_path: Path) -> None:
+    zarr.create_array(tmp_path / "old.zarr", data=DATA, chunks=(400,))
+    lines = succeed("pack", str(tmp_path / "old.zarr"), f"{store.url}@main/old/a", "-m", "as it was").lines
+    newest = next(store.ancestry())
+    assert newest.message == "as it was"
+    assert f"{store.url}@main/old/a is at snapshot {newest.id}" in lines
+    assert not any("record" in line for line in lines)
+    refused = run("pack", str(tmp_path / "old.zarr"), f"{store.url}@main/old/a")
+    assert refused.code == ExitCode.CONFLICT
+    assert "there is something at" in refused.err
+    found = succeed("pack", str(tmp_path / "old.zarr"), f"{store.url}@main/old/a", "--overwrite", "--json").json
+    assert found["snapshot_id"] == store.lookup_branch("main")

@@ -362,8 +362,8 @@ def writes() -> dict[str, Callable[[str, Path], object]]:
         "sharded": lambda url, _: zarr.open_array(f"sharded::file://{url}", path="scans/ct", mode="r+").__setitem__(0, 1),
         "new group": lambda url, _: zarr.open_group(f"sharded::file://{url}", mode="w"),
         "erase": lambda url, _: fsspec.filesystem("sharded", fo=f"file://{url}").rm("scans", recursive=True),
-        "pack": lambda url, tmp_path: shardstore.pack(tmp_path / "plain.zarr", url),
-        "pack below": lambda url, tmp_path: shardstore.pack(tmp_path / "plain.zarr", f"{url}/new"),
+        "unpack": lambda url, tmp_path: shardstore.unpack(tmp_path / "plain.zarr", url),
+        "reshard below": lambda url, tmp_path: shardstore.reshard(tmp_path / "plain.zarr", f"{url}/new"),
         "compact": lambda url, _: shardstore.compact(url),
         "repair": lambda url, _: shardstore.repair(url, yes=True),
     }

@@ -21,7 +21,7 @@ from shardstore.snapshots.diffs import Diff, diff
 from shardstore.snapshots.inspection import Checked, StoreStats, check, stats
 from shardstore.snapshots.reachable import Progress
 from shardstore.snapshots.rewriting import Repacked, repack
-from shardstore.snapshots.versioned_store import FIRST_BRANCH, CommitRequest, Moment, check_snapshot, snapshot_at, snapshot_of
+from shardstore.snapshots.versioned_store import COMMIT_TRIES, FIRST_BRANCH, CommitRequest, Moment, check_snapshot, snapshot_at, snapshot_of
 from shardstore.storage.opening.open import open_storage
 
 if TYPE_CHECKING:
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from shardstore.references.choices import Paths
 
 Isolation = Literal["snapshot", "serializable"]
-
-UPKEEP_TRIES = 1000
-"""How often a commit of upkeep is brought onto what others have committed meanwhile."""
 
 GRACE = timedelta(days=7)
 """How long files that no snapshot needs are left, by default."""
@@ -475,7 +472,7 @@ class Repository:
 
     def _commit_upkeep(self, session: Session, request: CommitRequest) -> str:
         solver = BasicConflictSolver(on_chunk_conflict="theirs")
-        return run_sync(self._store.commit(session._core, session._moment, replace(request, solver=solver, tries=UPKEEP_TRIES)))
+        return run_sync(self._store.commit(session._core, session._moment, replace(request, solver=solver, tries=COMMIT_TRIES)))
 
 
 def _say_nothing(_what: str, _done: int, _total: int | None) -> None:

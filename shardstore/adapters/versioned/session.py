@@ -20,8 +20,8 @@ from shardstore.snapshots.conflicts import ConflictDetector
 from shardstore.snapshots.diffs import Diff, status
 from shardstore.snapshots.forks import ForkState, fork_state, restore
 from shardstore.snapshots.rebase import merge
+from shardstore.snapshots.session import WHY_FLAGGED, ndim_of
 from shardstore.snapshots.session import Session as SessionCore
-from shardstore.snapshots.session import ndim_of
 from shardstore.snapshots.session_storage import SessionStorage
 from shardstore.snapshots.versioned_store import CommitRequest, Moment, check_snapshot
 from shardstore.snapshots.virtual_files import virtual_refs
@@ -61,7 +61,7 @@ class Session:
             began=0 if moment is None else moment.state.generation,
         )
         if branch is not None and structure.is_flagged:
-            self._core.why_read_only = "its structure has flags that this version of shardstore does not know"
+            self._core.why_read_only = WHY_FLAGGED
         again = None if branch is not None else partial(_storage_of, opened, at.id)
         url = f"{store.url}@{branch or at.id}"
         self._storage = SessionStorage(self._core, url, opened.limits, opened.virtual, again, store.state)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypedDict, Unpack
 
 from shardstore._sync import run_sync
@@ -13,13 +13,15 @@ from shardstore.errors import InvalidInput
 from shardstore.format.shard_index import IndexLocation
 from shardstore.maintenance.cluster import ExecutorLike
 from shardstore.maintenance.execution import WHOLE, Execution, Part
-from shardstore.maintenance.packing.places import open_places
+from shardstore.maintenance.packing.places import open_branch, open_places, options_of_target
 from shardstore.maintenance.packing.report import PackReport, Progress
 from shardstore.maintenance.packing.run import PackingRun
 from shardstore.maintenance.packing.translation import Mode, Wanted
 from shardstore.maintenance.pins import Pin, check_none_held
 from shardstore.plan.commits import ChunkOrder
 from shardstore.plan.policy import ShardingPolicy
+from shardstore.storage.opening.snapshot_urls import named_snapshot, refuse_to_change
+from shardstore.storage.redaction import redacted
 
 DEFAULT_MAX_MEMORY = 160 << 20
 _LEAST_MEMORY = 16 << 20
@@ -79,6 +81,8 @@ class PackOptions:
     """Refuse to begin if a local target does not have enough room. Quotas are not known before they are used up."""
     fsync: bool = True
     """True if written data must survive the loss of power; concerns local disks."""
+    message: str | None = None
+    """The message of the commit, if the target is a branch of a versioned store; by default it names the source."""
 
     def __post_init__(self) -> None:
         if self.stored not in ("codec", "transformer"):
@@ -128,6 +132,7 @@ class PackKeywords(TypedDict, total=False):
     target_options: dict[str, Any] | None
     check_space: bool
     fsync: bool
+    message: str | None
 
 
 def _is_price(value: object) -> bool:
@@ -150,7 +155,9 @@ def pack(
     Args:
         source: a Zarr hierarchy: v2, v3, sharded or not, of the 2022 draft, at any URL, path, chain of URLs or ``(fs, path)``; a mapping
             from keys to bytes; or a storage.
-        target: the place of the result: the same kinds, except a mapping. It may only hold what an earlier run has made.
+        target: the place of the result: the same kinds, except a mapping. It may only hold what an earlier run has made. Or ``URL@branch``,
+            with or without a path, of a versioned store: then the hierarchy becomes part of the branch by one commit, when all of it is
+            written, and ``chunks_per_shard`` says how many chunks go into one chunk file.
         chunks_per_shard: as for ``shardstore.open``: ``"auto"``, a tuple, a mapping from patterns of paths, a function. One tuple is
             for the arrays with that number of dimensions; ``"auto"`` decides for the others. Arrays with ``None`` keep one object per
             chunk.
@@ -166,7 +173,7 @@ def pack(
         Unsupported: arrays cannot be expressed exactly; the message names all of them; nothing was written.
         Conflict: pinned shards are at the target, or something that no earlier run of the same has made, or a link to a directory, or,
             with ``overwrite``, something is mounted in it; the record's place holds something else; or one of both lies behind a link in
-            the middle of a store.
+            the middle of a store; or there is something at the path in the branch, or somebody has changed that meanwhile.
         NoSpace: a local target does not have enough room; nothing was written. With ``check_space`` false the run continues regardless.
         Incomplete: units failed, or the target was full, which stops the run; its ``report`` names the units, its cause is the error
             of the first. The work done stays.
@@ -211,9 +218,17 @@ def _run(
     given: PackKeywords,
 ) -> PackReport:
     options = _options(given)
+    target_options = options_of_target(source, target, options.storage_options, options.target_options)
+    place = run_sync(named_snapshot(target, target_options))
+    if place is not None and mode != "pack":
+        refuse_to_change(place, "packing into")
+    if place is not None:
+        _check_for_branch(options, executor, target)
+    elif options.message is not None:
+        raise InvalidInput(f"message is for a commit to a branch of a versioned store, such as URL@main, and {target!r} is none")
     wanted = Wanted(
-        mode=mode,
-        policy=policy,
+        mode=mode if place is None else "unpack",  # versioned stores gather chunks into shards by themselves
+        policy=policy if place is None else None,
         as_draft=options.stored == "transformer",
         index_location=options.index_location,
         index_checksum=options.index_checksum and options.stored == "codec",
@@ -223,17 +238,28 @@ def _run(
         exclude=_patterns("exclude", options.exclude),
     )
     execution = Execution(executor, options.workers, options.retries, options.as_part)
-    places = open_places(
-        source,
-        target,
-        options.record,
-        storage_options=options.storage_options,
-        target_options=options.target_options,
-        lost_transformers=options.lost_transformers,
-        as_draft=wanted.as_draft,
-        fsync=options.fsync,
-        overwrite=options.overwrite,
-    )
+    if place is not None:
+        places = open_branch(
+            source,
+            place,
+            policy=policy,
+            max_memory=options.max_memory,
+            storage_options=options.storage_options,
+            lost_transformers=options.lost_transformers,
+            overwrite=options.overwrite,
+        )
+    else:
+        places = open_places(
+            source,
+            target,
+            options.record,
+            storage_options=options.storage_options,
+            target_options=target_options,
+            lost_transformers=options.lost_transformers,
+            as_draft=wanted.as_draft,
+            fsync=options.fsync,
+            overwrite=options.overwrite,
+        )
     run = PackingRun(
         places,
         wanted,
@@ -245,12 +271,32 @@ def _run(
     )
     if options.pins:
         run_sync(check_none_held(places.stored_target, options.pins))
-    run.prepare(overwrite=options.overwrite, dry_run=options.dry_run)
+    overwrite = options.overwrite and places.hierarchy is None  # there it is beside what is there, until the commit
+    run.prepare(overwrite=overwrite, dry_run=options.dry_run)
     if not options.dry_run:
-        run.carry_out(overwrite=options.overwrite, check_space=options.check_space)
+        run.carry_out(overwrite=overwrite, check_space=options.check_space)
     report = run.report(dry_run=options.dry_run, prices=options.prices)
     run.raise_if_incomplete(report)
-    return report
+    if places.hierarchy is None or options.dry_run:
+        return report
+    message = f"Packed from {places.shown_source}" if options.message is None else options.message
+    return replace(report, snapshot_id=run_sync(places.hierarchy.commit(message)))
+
+
+def _check_for_branch(options: PackOptions, executor: ExecutorLike | None, target: Any) -> None:
+    """Raise ``InvalidInput`` if an option does not go with a branch of a versioned store."""
+    defaults = PackOptions()
+    not_for_it = ("stored", "chunk_order", "index_location", "index_checksum", "part", "only_failed", "record")
+    given = [name for name in not_for_it if getattr(options, name) != getattr(defaults, name)]
+    given += [name for name, value in (("pins", options.pins), ("executor", executor)) if value]
+    if given:
+        raise InvalidInput(
+            f"{', '.join(given)} cannot be given for {redacted(str(target))}, a branch of a versioned store: one process packs into "
+            "it, and one commit makes the result visible. Leave it out"
+        )
+    message: object = options.message
+    if message is not None and not (isinstance(message, str) and message):
+        raise InvalidInput(f"message {options.message!r} is no text: a commit needs one")
 
 
 def _options(given: PackKeywords) -> PackOptions:

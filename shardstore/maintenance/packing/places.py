@@ -6,25 +6,29 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 from fsspec.mapping import FSMap
 from fsspec.spec import AbstractFileSystem
 
 from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
-from shardstore.errors import InvalidInput
+from shardstore.errors import Conflict, InvalidInput
 from shardstore.maintenance.packing.record import INSIDE, SUFFIX, Record
 from shardstore.maintenance.storages import Place
+from shardstore.plan.policy import ShardingPolicy
 from shardstore.presented.view import View
 from shardstore.storage.base import Storage
 from shardstore.storage.boundaries import check_own
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.made_versions import options_of_new, with_versions
 from shardstore.storage.mapping import MappingStorage
+from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.opening.address import Address
-from shardstore.storage.opening.location import location_of, why_not_apart
+from shardstore.storage.opening.location import Location, location_of, why_not_apart
 from shardstore.storage.opening.open import open_storage
-from shardstore.storage.opening.snapshot_urls import named_snapshot, refuse_to_change
+from shardstore.storage.opening.snapshot_place import NewHierarchy, SnapshotPlace
+from shardstore.storage.opening.snapshot_urls import named_snapshot
 from shardstore.storage.redaction import redacted
 from shardstore.storage.wrappers import CheckedStorage
 from shardstore.stored.detect import DetectedStorage
@@ -42,6 +46,8 @@ class Places:
     record: Record
     record_inside: str | None
     """The prefix of the record, if it lies in the target."""
+    hierarchy: NewHierarchy | None = None
+    """The target, if it becomes part of a branch of a versioned store: nobody sees it before."""
 
     @property
     def shown_source(self) -> str:
@@ -50,6 +56,49 @@ class Places:
     @property
     def shown_target(self) -> str:
         return redacted(self.stored_target.url)
+
+
+def options_of_target(
+    source: Any, target: Any, storage_options: dict[str, Any] | None, target_options: dict[str, Any] | None
+) -> dict[str, Any] | None:
+    """Return the options of the target's filesystem: without any of its own, those of a source with the same protocol."""
+    if target_options is None and storage_options and _protocol(source) == _protocol(target):
+        return storage_options
+    return target_options
+
+
+def open_branch(
+    source: Any,
+    place: SnapshotPlace,
+    *,
+    policy: ShardingPolicy,
+    max_memory: int,
+    storage_options: dict[str, Any] | None,
+    lost_transformers: Mapping[str, tuple[int, ...]] | None,
+    overwrite: bool,
+) -> Places:
+    """Open the storages that a run into a branch of a versioned store needs.
+
+    Raises:
+        InvalidInput: an argument names no storage, or the files of the versioned store are in the source.
+        ReadOnly: the name in the target is not that of a branch.
+        Conflict: there is something at its path, and ``overwrite`` is false.
+        Unsupported, StorageError: as ``open_storage`` does.
+    """
+    inner = _source(source, storage_options)
+    new = place.new_hierarchy(policy, max_memory)
+    if new.takes_place_of is not None and not overwrite:
+        raise Conflict(
+            f"there is something at {redacted(new.storage.url)} already ({new.takes_place_of}): choose another path in the branch, or "
+            "overwrite it, which leaves it in the snapshots before. Nothing was written"
+        )
+    if inner.kind != new.storage.kind:  # files of a versioned store are never altered, so one snapshot may become part of another
+        _check_not_within(
+            ("the source", inner.url, location_of(inner, links=True)), ("the versioned store", new.files.url, location_of(new.files))
+        )
+    target = _checked(new.storage)
+    record = Record(MemoryStorage(f"/shardstore-pack-{uuid4().hex}"), "", target=redacted(target.url))
+    return Places(Place(_detected(source, inner, lost_transformers)), Place(target), target, record, None, new)
 
 
 def open_places(
@@ -71,19 +120,24 @@ def open_places(
         Conflict: the target or the record is reached through a link in the middle of a store.
         Unsupported, StorageError: as ``open_storage`` does.
     """
-    if target_options is None and storage_options and _protocol(source) == _protocol(target):
-        target_options = storage_options
-    if isinstance(engine := getattr(source, "engine", None), Engine | View):
-        engine.hierarchy.distrust_all()  # a mapping of ours: another client may have changed what its engine remembers
-    inner = MappingStorage(source) if _is_mapping(source) else _opened(source, storage_options)
-    refuse_to_change(run_sync(named_snapshot(target, target_options)), "packing into")
+    inner = _source(source, storage_options)
     written = open_storage(target, target_options, fsync=fsync)
     kept, prefix = _record(target, record, written, target_options, fsync)
     _check_apart(inner, written, kept, overwrite)
-    settled = run_sync(DetectedStorage(_checked(with_versions(inner, is_new=isinstance(source, str))), lost_transformers or {}).settled())
+    settled = _detected(source, inner, lost_transformers)
     shown = DraftStorage(_checked(written)) if as_draft else _checked(written)
     made = Record(_checked(kept), prefix, target=redacted(written.url))
     return Places(Place(settled), Place(shown), _checked(written), made, prefix if kept is written else None)
+
+
+def _source(source: Any, options: dict[str, Any] | None) -> Storage:
+    if isinstance(engine := getattr(source, "engine", None), Engine | View):
+        engine.hierarchy.distrust_all()  # a mapping of ours: another client may have changed what its engine remembers
+    return MappingStorage(source) if _is_mapping(source) else _opened(source, options)
+
+
+def _detected(source: Any, inner: Storage, lost_transformers: Mapping[str, tuple[int, ...]] | None) -> Storage:
+    return run_sync(DetectedStorage(_checked(with_versions(inner, is_new=isinstance(source, str))), lost_transformers or {}).settled())
 
 
 def _opened(source: Any, options: dict[str, Any] | None) -> Storage:
@@ -103,13 +157,9 @@ def _check_apart(source: Storage, target: Storage, record: Storage, overwrite: b
     if record is not target:
         roles.append(("the record", record))
     found = [(role, storage.url, location_of(storage, links=storage is source)) for role, storage in roles]
-    for i, (role, url, location) in enumerate(found):
-        for other_role, other_url, other in found[i + 1 :]:
-            if location.overlaps(other):
-                raise InvalidInput(
-                    f"{role} {redacted(url)} and {other_role} {redacted(other_url)} overlap: one is the other, lies in it, or is read from "
-                    f"what lies in it. {other_role.capitalize()} has to be another place; nothing was changed"
-                )
+    for i, one in enumerate(found):
+        for other in found[i + 1 :]:
+            _check_not_within(one, other)
     doubt = why_not_apart([(f"{role} {redacted(url)}", location) for role, url, location in found]) if overwrite else None
     if doubt is not None:
         raise InvalidInput(
@@ -118,6 +168,16 @@ def _check_apart(source: Storage, target: Storage, record: Storage, overwrite: b
         )
     for storage in (target, record):
         run_sync(check_own(storage, ""))
+
+
+def _check_not_within(one: tuple[str, str, Location], other: tuple[str, str, Location]) -> None:
+    """Raise ``InvalidInput`` if two places overlap; each with what it is, and its URL."""
+    (role, url, location), (other_role, other_url, other_location) = one, other
+    if location.overlaps(other_location):
+        raise InvalidInput(
+            f"{role} {redacted(url)} and {other_role} {redacted(other_url)} overlap: one is the other, lies in it, or is read from "
+            f"what lies in it. {other_role.capitalize()} has to be another place; nothing was changed"
+        )
 
 
 def _checked(storage: Storage) -> Storage:

@@ -69,7 +69,9 @@ class PackReport:
     source: str
     target: str
     record: str
-    """The place of the record; the same call continues from there. It may be removed when nothing is to be packed again."""
+    """The place of the record; the same call continues from there. It may be removed when nothing is to be packed again. ``""`` if the
+    target is a branch of a versioned store: there is none.
+    """
     part: str
     dry_run: bool
     arrays: tuple[ArrayReport, ...]
@@ -99,6 +101,8 @@ class PackReport:
     """Arrays, by path, and ``None`` for other objects, whose source has no versions: each run does their units again."""
     price: float | None = None
     notes: tuple[str, ...] = field(default=())
+    snapshot_id: str | None = None
+    """The snapshot that the result has become, if the target is a branch of a versioned store."""
 
     def __repr__(self) -> str:
         state = "dry run" if self.dry_run else "complete" if self.complete else f"{self.missing} units missing"

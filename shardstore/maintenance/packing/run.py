@@ -21,9 +21,10 @@ from zlib import crc32
 import numpy as np
 
 from shardstore._sync import run_sync
-from shardstore.errors import Conflict, Incomplete, InvalidInput, NotFound, ShardStoreError, StorageError
+from shardstore.errors import Conflict, Incomplete, InvalidInput, NotFound, ShardStoreError, StorageError, Unsupported
 from shardstore.format.codecs import codec_configuration
 from shardstore.format.json_text import JsonObject, dumps
+from shardstore.format.metadata_v3 import mentions_sharding
 from shardstore.format.store_keys import ancestors, metadata_key
 from shardstore.maintenance.cluster import ExecutorLost
 from shardstore.maintenance.execution import WHOLE, Execution, Failure
@@ -132,6 +133,7 @@ class PackingRun:
         )
         raise_refused(self._target.refused | names.refused(self._target, [found.key for found in self._found_others]))
         self._check_reachable()
+        self._check_for_branch()
         self._note_ome()
         if not self._target.documents:
             raise NotFound(
@@ -173,6 +175,24 @@ class PackingRun:
                 f"{self._places.shown_source} names {some_of(sorted(wanted))}, and what these lead to is not there: make it reachable "
                 "again, or leave them out by exclude. Nothing was written"
             )
+
+    def _check_for_branch(self) -> None:
+        """Raise ``Unsupported`` if the target is a branch of a versioned store, and the source has what such a store cannot hold."""
+        if self._places.hierarchy is None:
+            return
+        nested = [path or "(root)" for path, one in self._target.arrays.items() if mentions_sharding(one.document.get("codecs"))]
+        passed = [f"{path or '(root)'} ({reason})" for path, reason in self._target.reasons.items()]
+        named = [repr(found.key) for found in self._found_others]
+        for found, what in (
+            (nested, "arrays with shards in shards"),
+            (passed, "arrays whose chunks cannot be taken out"),
+            (named, "other objects than Zarr nodes and their chunks"),
+        ):
+            if found:
+                raise Unsupported(
+                    f"{self._places.shown_source} has {what}: {some_of(found)}. A versioned store cannot hold them: leave them out by "
+                    "exclude. Nothing was written"
+                )
 
     def _unversioned(self) -> tuple[str | None, ...]:
         """Return the arrays, and ``None`` for other objects, that have a source object without a version."""
@@ -266,6 +286,8 @@ class PackingRun:
             run_sync(record.begin(self._settings()))
         else:
             run_sync(self._begin())
+        if self._places.hierarchy is not None:  # nobody sees it yet, and chunks need their array
+            run_sync(write_documents(storage, self._documents))
         self._obstacles = run_sync(self._find_obstacles(earlier, there, old))
         if not overwrite:
             self._write_down(record.announce(announced))
@@ -283,7 +305,9 @@ class PackingRun:
             self._progress(Progress("finishing", *self._so_far()))
             run_sync(self._finish(recorded, [] if overwrite else there.unknown, old))
             self._is_complete = True
-        if self._full is None and not self._failed:
+        if self._places.hierarchy is not None:
+            run_sync(record.erase())
+        elif self._full is None and not self._failed:
             run_sync(record.end_run())
 
     async def _begin(self) -> None:
@@ -547,7 +571,7 @@ class PackingRun:
             mode=self._wanted.mode,
             source=self._places.shown_source,
             target=self._places.shown_target,
-            record=self._places.record.shown,
+            record=self._places.record.shown if self._places.hierarchy is None else "",
             part=str(self._execution.part),
             dry_run=dry_run,
             arrays=arrays + passed,
@@ -589,10 +613,12 @@ class PackingRun:
 
     def raise_if_incomplete(self, report: PackReport) -> None:
         """Raise ``Incomplete`` if units failed, or the target was full; its cause is the error of the first."""
+        stays = "What was done stays" if self._places.hierarchy is None else "Nothing was committed"
+        again = "the same call goes on from there" if self._places.hierarchy is None else "the same call begins anew"
         if self._full is not None:
             raise Incomplete(
                 f"there is no room left: the run stopped with {report.done + report.skipped:,} of {report.units:,} units done "
-                f"({self._full}). What was done stays: make room, and the same call goes on from there",
+                f"({self._full}). {stays}: make room, and {again}",
                 report,
             ) from self._full
         if not report.failed:
@@ -600,8 +626,7 @@ class PackingRun:
         first = report.failed[0]
         more = f", and {len(report.failed) - 1} more" if len(report.failed) > 1 else ""
         raise Incomplete(
-            f"{len(report.failed)} of {report.units} units could not be done: {first}: "
-            f"{first.error}{more}. What was done stays: the same call goes on from there",
+            f"{len(report.failed)} of {report.units} units could not be done: {first}: {first.error}{more}. {stays}: {again}",
             report,
         ) from self._first_error
 

@@ -89,3 +89,35 @@ class SnapshotPlace(ABC):
     @abstractmethod
     def open(self) -> Storage:
         """Return a storage, to be read only, whose root is that of the snapshot, or the path that ``below`` was asked for."""
+
+    @abstractmethod
+    def new_hierarchy(self, pack: Any, max_memory: int) -> NewHierarchy:
+        """Return a hierarchy to be written, which takes the place of what is at the path.
+
+        Args:
+            pack: a ``ShardingPolicy``: how many chunks go into one chunk file.
+            max_memory: bytes of chunks that are held.
+
+        Raises:
+            ReadOnly: the name is not that of a branch.
+        """
+
+
+class NewHierarchy(ABC):
+    """A hierarchy that is written beside a branch of a versioned store. It becomes part of the branch as a whole, by a commit, or never."""
+
+    storage: Storage
+    """What it is written into: empty, and without any other node than its own. Documents of arrays go before their chunks."""
+    files: Storage
+    """The storage of the files of the versioned store."""
+    takes_place_of: str | None
+    """What is at its path in the branch, in words; ``None`` if that is nothing, or a group without nodes and attributes."""
+
+    @abstractmethod
+    async def commit(self, message: str) -> str:
+        """Make it part of the branch, in place of what is at its path; return the id of the snapshot.
+
+        Raises:
+            ConflictError: somebody has changed what is at the path meanwhile. Nothing is committed.
+            InvalidInput: a node above the path is an array.
+        """

@@ -315,6 +315,8 @@ def _print(report: PackReport, as_json: bool) -> None:
             f"{plural(report.done, 'unit')} done, {count(report.skipped)} had been done before, {count(len(report.failed))} failed; "
             f"{plural(report.chunks, 'chunk')} moved, {size(report.written_nbytes)} written"
         )
+        if report.copied:
+            lines.append(f"{plural(report.copied, 'shard')} of them copied as they are, without reading them")
         if report.record:
             lines.append(f"the record of what is done is {report.record}: keep it to go on, or to renew {report.target}")
         if report.snapshot_id is not None:

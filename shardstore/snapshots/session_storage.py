@@ -42,7 +42,7 @@ from shardstore.storage.base import (
     Storage,
 )
 from shardstore.storage.fallbacks import ReadsAndWrites, check_directory
-from shardstore.storage.known_references import KnownReferences
+from shardstore.storage.known_references import ChunksInFile, KnownReferences
 from shardstore.storage.requests.body import joined
 from shardstore.storage.requests.conditions import check_deletion
 from shardstore.storage.wrappers import Counters
@@ -339,6 +339,13 @@ class SessionStorage(ReadsAndWrites):
         return KnownReferences(
             refs.coords.astype(np.int64), refs.file, refs.offset.astype(np.int64), refs.nbytes.astype(np.int64), files, refs.inline
         )
+
+    async def file_with(self, keys: Sequence[str]) -> ChunksInFile | None:
+        if self.session.branch is not None or (places := await self._places_of_all(keys)) is None:
+            return None
+        names = {places.files[number] if number >= 0 else "" for number in set(places.file.tolist())}
+        name = names.pop() if len(names) == 1 else ""
+        return ChunksInFile(CHUNKS + file_name(name), places.offset.astype(np.int64)) if isinstance(name, bytes) else None
 
     async def stat(self, key: str) -> ObjectInfo | None:
         if (path := metadata_path(key)) is not None:

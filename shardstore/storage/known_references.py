@@ -27,6 +27,15 @@ class KnownReferences(NamedTuple):
     """By row."""
 
 
+class ChunksInFile(NamedTuple):
+    """One file in which ``n`` chunks lie."""
+
+    key: str
+    """In the storage that the files are in."""
+    offset: npt.NDArray[np.int64]
+    """``(n,)``: the first byte of each chunk."""
+
+
 @runtime_checkable
 class KnowsReferences(Protocol):
     """A storage that knows them."""
@@ -45,4 +54,8 @@ class KnowsReferences(Protocol):
 
     async def known_references(self, path: str) -> KnownReferences:
         """Return where the chunks of an array lie. Raises ``ShardStoreError`` if that cannot be read."""
+        ...
+
+    async def file_with(self, keys: Sequence[str]) -> ChunksInFile | None:
+        """Return the file in ``stored_in`` in which all of some chunks of one array lie, for ever; ``None`` if there is none."""
         ...

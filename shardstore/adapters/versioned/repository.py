@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -12,7 +12,7 @@ from shardstore._sync import run_sync
 from shardstore.adapters.versioned.opened import OpenedStore, RepositoryArguments, RepositoryOptions
 from shardstore.adapters.versioned.session import Session
 from shardstore.engine.options import check_flags
-from shardstore.errors import InvalidInput, NotFound
+from shardstore.errors import Corruption, InvalidInput, NotFound
 from shardstore.format.snapshots.state import Snapshot, State
 from shardstore.references.sets import is_set
 from shardstore.snapshots.collect import Collected, Expired, collect, expire
@@ -26,6 +26,7 @@ from shardstore.storage.opening.open import open_storage
 
 if TYPE_CHECKING:
     from shardstore.adapters.zarr.store import ShardedStore
+    from shardstore.maintenance.packing.report import PackReport
     from shardstore.references.choices import Paths
 
 Isolation = Literal["snapshot", "serializable"]
@@ -448,6 +449,51 @@ class Repository:
         read: ``shardstore verify URL@REF`` does that for one snapshot. Nor are files of others, to which virtual references lead.
         """
         return run_sync(check(self._store, progress or _say_nothing))
+
+    def export_zarr(
+        self,
+        target: Any,
+        ref: str = FIRST_BRANCH,
+        *,
+        check: bool = True,
+        checked: Callable[[int, int, int | None], None] | None = None,
+        **options: Any,
+    ) -> PackReport:
+        """Write one snapshot as an ordinary sharded hierarchy, which needs nothing of this repository; return what ``pack`` returns.
+
+        Chunk files that are shards of the target as they stand are copied by the server, or the kernel, where the target is on the same
+        one; other chunks are packed. What is there in the end is compared with the snapshot, chunk by chunk.
+
+        Args:
+            target: as of ``shardstore.pack``. After an interruption the same call goes on.
+            ref: a branch, a tag or the id of a snapshot.
+            check: compare the result with the snapshot.
+            checked: called with the numbers of objects and bytes that were compared, and of how many objects.
+            options: those of ``pack`` that concern a target; ``chunks_per_shard`` is by default what this repository was opened with as
+                ``pack``, so that its chunk files are shards.
+
+        Raises:
+            NotFound: there is no such branch, tag or snapshot.
+            Corruption: the result differs from the snapshot.
+            ShardStoreError: as ``pack`` does.
+        """
+        # These need what not every program does.
+        from shardstore.adapters.tools.verification import verify
+        from shardstore.maintenance.packing.pack import pack
+
+        check_flags(check=check)
+        session = self.readonly_session(snapshot_id=self.lookup(ref))
+        options.setdefault("chunks_per_shard", self._opened.options.pack)
+        report = pack(session.storage, target, **options)
+        if not check or report.dry_run or not report.complete:
+            return report
+        found = verify(target, against=session.storage, storage_options=options.get("target_options"), progress=checked)
+        if not found.is_sound:
+            first = found.findings[0]
+            raise Corruption(
+                f"what was exported to {report.target} differs from snapshot {session.snapshot_id}: {first.key or first.path}: {first.what}"
+            )
+        return report
 
     def export_icechunk(self, target: Any, *, progress: Progress | None = None) -> dict[str, str]:
         """Write the whole history into a new repository of Icechunk, without copying a chunk; return its ids of snapshots by those of this.

@@ -101,6 +101,10 @@ class PackReport:
     """Arrays, by path, and ``None`` for other objects, whose source has no versions: each run does their units again."""
     price: float | None = None
     notes: tuple[str, ...] = field(default=())
+    copied: int = 0
+    """The number of shards that this run did not have to put together: the source, a versioned store, has them as they are, and the server
+    copied them.
+    """
     snapshot_id: str | None = None
     """The snapshot that the result has become, if the target is a branch of a versioned store."""
 

@@ -94,7 +94,7 @@ class PackingRun:
         self._failed: list[FailedUnit] = []
         self._first_error: Exception | None = None
         self._full: Exception | None = None
-        self._done = self._skipped = self._chunks = self._chunk_nbytes = self._written_nbytes = 0
+        self._done = self._copied = self._skipped = self._chunks = self._chunk_nbytes = self._written_nbytes = 0
         self._done_objects = self._done_nbytes = 0
         self._is_complete = False
         self._obstacles = Obstacles()
@@ -468,6 +468,7 @@ class PackingRun:
 
     def _note(self, unit: AnyUnit, done: UnitDone) -> None:
         self._done += 1
+        self._copied += done.is_copied
         self._chunks += done.chunks
         self._chunk_nbytes += done.chunk_nbytes
         self._written_nbytes += done.made.nbytes
@@ -594,6 +595,7 @@ class PackingRun:
             unversioned=self._unversioned(),
             price=None if prices is None else requests.price(prices),
             notes=tuple(notes),
+            copied=self._copied,
         )
 
     def _array_report(self, units: ArrayUnits) -> ArrayReport:

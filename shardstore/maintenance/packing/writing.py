@@ -30,10 +30,13 @@ from shardstore.maintenance.packing.units import ArrayJob, Unit
 from shardstore.maintenance.storages import Place
 from shardstore.model.chunks import ShardGrid
 from shardstore.model.generation import UNCONDITIONAL, Generation
-from shardstore.model.ranges import BytesLike
+from shardstore.model.ranges import ByteRange, BytesLike
 from shardstore.plan.commits import slot_order
-from shardstore.storage.base import Read, ReadOutcome
+from shardstore.storage.base import Found, Read, ReadOutcome
+from shardstore.storage.copying import copy_between
+from shardstore.storage.known_references import KnowsReferences
 from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.wrappers import CheckedStorage, innermost
 
 _WHOLE_BYTES = 8 << 20  # shards up to this are written from memory in one step
 _UPLOAD_BYTES = 128 << 20  # what the upload of a long object holds at most: 64 MiB by one request, of which the client makes a copy
@@ -54,6 +57,8 @@ class UnitDone:
     """Bytes of the chunks as they were read."""
     contents: str = ""
     """``digest_of_contents`` of the written objects, if the target does not give all versions."""
+    is_copied: bool = False
+    """True if the server, or the kernel, has copied a shard as it is."""
 
 
 @dataclass(frozen=True)
@@ -268,6 +273,8 @@ async def _write_shard(unit: Unit, index_format: IndexFormat, slots: npt.NDArray
         return _nothing(unit)
     storage, memory = unit.job.target.storage, _memory(unit.job.max_memory)
     shard = _Shard.of(unit, index_format, slots, chunks)
+    if (copied := await _copied(unit, shard, chunks)) is not None:
+        return replace(shard.done(unit, chunks, copied), is_copied=True)
     is_short = shard.nbytes <= _WHOLE_BYTES
     async with memory.writers.hold(min(_COPIES_HELD * shard.nbytes, _UPLOAD_BYTES)):
         pieces = _pieces(unit.job, shard.moved, memory)
@@ -277,6 +284,26 @@ async def _write_shard(unit: Unit, index_format: IndexFormat, slots: npt.NDArray
         else:
             stored = await storage.write(shard.key, _joined(shard.before, pieces, shard.after), shard.nbytes, UNCONDITIONAL)
     return shard.done(unit, chunks, stored)
+
+
+async def _copied(unit: Unit, shard: _Shard, chunks: Chunks) -> Generation | None:
+    """Copy the shard, if the source keeps its chunks in a file that is the same to the byte; return ``None`` if not.
+
+    The chunks are known to be in the file. It is the shard if they lie in it as they would in that, and it ends as that does.
+    """
+    source = innermost(unit.job.source.storage)
+    if not isinstance(source, KnowsReferences) or not shard.after or unit.job.adds_checksums:
+        return None
+    file = await source.file_with([chunks.objects[number].key for number in chunks.of_object.tolist()])
+    if file is None or (file.offset != np.cumsum(chunks.nbytes) - chunks.nbytes).any():
+        return None
+    end = b"".join(shard.after)
+    (outcome,) = await source.stored_in.read([Read(file.key, (ByteRange(shard.nbytes - len(end), shard.nbytes + 1),))])
+    if not isinstance(outcome, Found) or bytes(outcome.buffers[0]) != end:
+        return None
+    check_running(unit.job.run)
+    target = unit.job.target.storage
+    return await copy_between(source.stored_in, file.key, target.inner if isinstance(target, CheckedStorage) else target, shard.key)
 
 
 async def _joined(

@@ -156,28 +156,29 @@ class GCSStorage(BucketStorage[GCSClient]):
             f"composing {key!r}: on GCS only whole objects can be put together, so the bytes to keep have to be read and written"
         )
 
-    async def copy(self, source: str, target: str) -> Generation | None:
+    async def copy(self, source: str, target: str, origin: BucketStorage[GCSClient] | None = None) -> Generation | None:
+        client = (origin or self).client
         try:
             # What is copied in one step is of one version; more are needed only between places or classes of storage.
-            copied = await self._rewrite(source, target, None)
+            copied = await self._rewrite(client, source, target, None)
             attempt = 0
             while isinstance(copied, _Unfinished):
-                if (head := await self.client.head(source)) is None:
+                if (head := await client.head(source)) is None:
                     return None
                 if attempt == _COPY_ATTEMPTS:
                     raise StorageError(f"copying {source!r} to {target!r}: the source was replaced {attempt} times meanwhile")
                 attempt += 1
-                copied = await self._rewrite(source, target, head.generation) or copied
+                copied = await self._rewrite(client, source, target, head.generation) or copied
         finally:
             self.client.forget_listing(target)
         return copied
 
-    async def _rewrite(self, source: str, target: str, generation: Generation | None) -> Generation | _Unfinished | None:
+    async def _rewrite(self, origin: GCSClient, source: str, target: str, generation: Generation | None) -> Generation | _Unfinished | None:
         """Copy within the server: all steps for one ``generation``, or the first step of whatever is there; return ``None`` if there is
         no source.
         """
         client = self.client
-        path, names = f"{OBJECT}/rewriteTo/{OBJECT}", (client.bucket, client.full_key(source), client.bucket, client.full_key(target))
+        path, names = f"{OBJECT}/rewriteTo/{OBJECT}", (origin.bucket, origin.full_key(source), client.bucket, client.full_key(target))
         what = f"copying {source!r} to {target!r}"
         query = {} if generation is None else {"sourceGeneration": generation.token}
         while True:

@@ -379,8 +379,9 @@ class LocalStorage:
         wait_to_settle(source, status)
         return False
 
-    async def copy(self, source: str, target: str) -> Generation | None:
-        old, new = self._path(source), self._path_to_write(target)
+    async def copy(self, source: str, target: str, origin: LocalStorage | None = None) -> Generation | None:
+        """Copy as ``Storage.copy`` says, also from another root, ``origin``."""
+        old, new = (origin or self)._path(source), self._path_to_write(target)
         if old is None:
             return None
         return await self._write_hop(target, f"copying {source!r} to", lambda: self._copy(old, new, source, target))

@@ -172,6 +172,10 @@ class BucketStorage(RangedReads, Generic[Client]):
             self.client.forget_listing(key)
 
     @abstractmethod
+    async def copy(self, source: str, target: str, origin: BucketStorage[Client] | None = None) -> Generation | None:
+        """Copy as ``Storage.copy`` says, also from another bucket or prefix of the same server, ``origin``."""
+
+    @abstractmethod
     async def _put(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
         """Store a body, on a condition that the server honours."""
 

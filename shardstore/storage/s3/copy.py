@@ -1,4 +1,4 @@
-"""Copy one S3 object within its bucket, by requests that carry none of its bytes.
+"""Copy one S3 object within its server, by requests that carry none of its bytes.
 
 CopyObject copies one version, whole, with its metadata. It takes at most 5 GiB: longer objects are put together from parts. Each part
 is copied on condition that the source still has the ETag that was seen first.
@@ -27,8 +27,10 @@ _ATTEMPTS = 5
 _KEPT_HEADERS = ("CacheControl", "ContentDisposition", "ContentEncoding", "ContentLanguage", "ContentType", "WebsiteRedirectLocation")
 
 
-async def copy_object(client: S3Client, source: str, target: str) -> Generation | None:
+async def copy_object(client: S3Client, source: str, target: str, origin: S3Client) -> Generation | None:
     """Store one version of ``source`` at ``target``; return the new object's version, or ``None`` if there is no source.
+
+    ``source`` is a key of ``origin``, which talks to the same server with the same credentials.
 
     The copy keeps the user metadata, with the id of the write that made the source. That cannot confirm a wrong write: an id is drawn
     for one write, and looked for only at the key of that write, while its answer is missing.
@@ -36,16 +38,16 @@ async def copy_object(client: S3Client, source: str, target: str) -> Generation 
     Raises:
         Conflict: a source of more than 5 GiB kept changing.
     """
-    if source == target:  # S3 refuses that
-        head = await client.head(source)
+    if _copy_source(origin, source) == _copy_source(client, target):  # S3 refuses that
+        head = await client.head(target)
         return None if head is None else head.generation
     try:
-        response = await client.call("copy_object", f"copying {source!r} to", target, CopySource=_copy_source(client, source))
+        response = await client.call("copy_object", f"copying {source!r} to", target, CopySource=_copy_source(origin, source))
     except RequestFailed as exc:
         if exc.is_absent:
             return None
-        if exc.status in _TOO_LARGE and ((head := await client.head(source)) is None or head.nbytes > client.max_copy_bytes):
-            return await _copy_large(client, source, target)
+        if exc.status in _TOO_LARGE and ((head := await origin.head(source)) is None or head.nbytes > client.max_copy_bytes):
+            return await _copy_large(client, source, target, origin)
         raise
     return _copied_version(response.get("CopyObjectResult"), source)
 
@@ -56,16 +58,27 @@ def _copy_source(client: S3Client, key: str) -> dict[str, str]:
 
 
 async def copy_part(
-    client: S3Client, source: str, version: Generation, copied: ByteRange, target: str, upload_id: str, number: int, action: str
+    client: S3Client,
+    source: str,
+    version: Generation,
+    copied: ByteRange,
+    target: str,
+    upload_id: str,
+    number: int,
+    action: str,
+    origin: S3Client | None = None,
 ) -> str:
-    """Copy a range of one version of ``source`` to part ``number`` of an upload to ``target``; return the ETag of the part."""
+    """Copy a range of one version of ``source`` to part ``number`` of an upload to ``target``; return the ETag of the part.
+
+    ``source`` is a key of ``origin``, by default of the same client.
+    """
     response = await client.call(
         "upload_part_copy",
         action,
         target,
         UploadId=upload_id,
         PartNumber=number,
-        CopySource=_copy_source(client, source),
+        CopySource=_copy_source(origin or client, source),
         CopySourceRange=f"bytes={copied.start}-{copied.end - 1}",
         CopySourceIfMatch=version.token,
     )
@@ -84,36 +97,36 @@ def _copied_version(result: Mapping[str, Any] | None, source: str) -> Generation
     return Generation(canonical_etag(result["ETag"]))
 
 
-async def _copy_large(client: S3Client, source: str, target: str) -> Generation | None:
+async def _copy_large(client: S3Client, source: str, target: str, origin: S3Client) -> Generation | None:
     for _ in range(_ATTEMPTS):
         try:
-            head = await client.call("head_object", "looking up", source)
+            head = await origin.call("head_object", "looking up", source)
         except RequestFailed as exc:
             if exc.is_absent:
                 return None
             raise
-        copied = await _copy_version(client, source, target, head)
+        copied = await _copy_version(client, source, target, head, origin)
         if copied is not None:
             return copied
-    raise Conflict(f"{source!r} in {client.url} kept changing while it was being copied: try again")
+    raise Conflict(f"{source!r} in {origin.url} kept changing while it was being copied: try again")
 
 
-async def _copy_version(client: S3Client, source: str, target: str, head: Mapping[str, Any]) -> Generation | None:
+async def _copy_version(client: S3Client, source: str, target: str, head: Mapping[str, Any], origin: S3Client) -> Generation | None:
     """Copy the version of ``head``, in parts; return ``None``, with nothing stored, if it has been replaced."""
     old, write_id = head_of(head, source), uuid.uuid4().hex
     kept = {name: head[name] for name in _KEPT_HEADERS if head.get(name)}
     metadata = {**head.get("Metadata", {}), WRITE_ID: write_id}
     async with multipart_upload(client, target, f"copying {source!r} to", Metadata=metadata, **kept) as upload_id:
-        etags = await _copy_parts(client, source, target, upload_id, old.generation, old.nbytes)
+        etags = await _copy_parts(client, source, target, upload_id, old.generation, old.nbytes, origin)
         # Some servers ignore the condition on the parts. The same bytes may have come back, by another write.
-        if etags is not None and await client.head(source) == old:
+        if etags is not None and await origin.head(source) == old:
             return await _complete(client, source, target, upload_id, etags, write_id)
         await abort(client, target, upload_id)
     return None
 
 
 async def _copy_parts(
-    client: S3Client, source: str, target: str, upload_id: str, version: Generation, nbytes: int
+    client: S3Client, source: str, target: str, upload_id: str, version: Generation, nbytes: int, origin: S3Client
 ) -> list[dict[str, Any]] | None:
     """Copy the parts; return the list that completes the upload, or ``None`` if the source is another version now."""
     part_bytes = max(client.min_copied_part_bytes, -(-nbytes // MAX_PARTS))
@@ -122,7 +135,7 @@ async def _copy_parts(
     async def copy(number: int, start: int) -> dict[str, Any]:
         async with free:
             copied, action = ByteRange(start, min(start + part_bytes, nbytes)), f"copying a part of {source!r} to"
-            etag = await copy_part(client, source, version, copied, target, upload_id, number, action)
+            etag = await copy_part(client, source, version, copied, target, upload_id, number, action, origin)
         return {"PartNumber": number, "ETag": etag}
 
     try:

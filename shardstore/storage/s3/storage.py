@@ -151,9 +151,9 @@ class S3Storage(BucketStorage[S3Client]):
         finally:
             self.client.forget_listing(key)
 
-    async def copy(self, source: str, target: str) -> Generation | None:
+    async def copy(self, source: str, target: str, origin: BucketStorage[S3Client] | None = None) -> Generation | None:
         try:
-            return await copy_object(self.client, source, target)
+            return await copy_object(self.client, source, target, (origin or self).client)
         finally:
             self.client.forget_listing(target)
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from shardstore._sync import run_sync
 from shardstore.errors import InvalidInput
 from shardstore.maintenance.pins import Pin, parse_pins
 from shardstore.storage.opening.address import Address
@@ -19,7 +20,12 @@ PinsFile = Annotated[
 ]
 PinsOf = Annotated[
     list[str] | None,
-    typer.Option("--pins-of", metavar="SET", help="A set of references whose shards stay as they are; repeatable.", show_default=False),
+    typer.Option(
+        "--pins-of",
+        metavar="SET",
+        help="A set of references, or a versioned store, whose shards stay as they are; repeatable.",
+        show_default=False,
+    ),
 ]
 
 
@@ -34,16 +40,27 @@ class HeldOptions:
         """Return all pins, whose keys are from ``url``, the root of the store. Sets of its protocol are opened with its ``options``.
 
         Raises:
-            InvalidInput: a file cannot be read, or holds something else.
+            InvalidInput: a file cannot be read, or holds something else; or a set, or versioned store, refers to nothing below ``url``.
             NotFound: there is no such set, or it has no pins.
         """
         found = [] if self.pins is None else _of_file(self.pins)
         for target in self.pins_of or ():
-            from shardstore.references.checking import pins  # only for those who give a set
-
             same = Address.parse(target).protocol == Address.parse(url).protocol
-            found += pins(target, store=url, target_options=options if same else None)
+            found += _pins_of(target, url, options if same else None)
         return found
+
+
+def _pins_of(target: str, url: str, options: Mapping[str, Any] | None) -> list[Pin]:
+    # Only for those who give one.
+    from shardstore.references.checking import pins
+    from shardstore.storage.opening.open import open_storage
+    from shardstore.storage.opening.snapshot_urls import holds_versioned_store
+
+    if not run_sync(holds_versioned_store(open_storage(target, None if options is None else dict(options)))):
+        return pins(target, store=url, target_options=options)
+    from shardstore.adapters.versioned.repository import Repository
+
+    return Repository.open(target, storage_options=None if options is None else dict(options)).pins(url)
 
 
 def _of_file(file: Path) -> list[Pin]:

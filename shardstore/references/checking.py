@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from fsspec.core import split_protocol
 from shardstore._sync import run_sync
 from shardstore.engine.options import check_flag
 from shardstore.errors import InvalidInput, NotFound
+from shardstore.format.draft2022.keys import canonical_key
 from shardstore.format.json_text import loads_object, same_text
 from shardstore.format.references.parquet import METADATA_NAME, decode_metadata, record_name
 from shardstore.format.references.pins import PinSection
@@ -29,6 +30,7 @@ from shardstore.storage.base import Failed, Found, document_read
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.opening.reference_targets import LOCAL, canonical
 from shardstore.storage.references.storage import ReferenceStorage
+from shardstore.stored.detect import DetectedStorage
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +81,40 @@ def pins(target: Any, *, store: Any = None, target_options: Mapping[str, Any] | 
         if not section.origin.base:
             raise InvalidInput(f"the set {place.shown} was made of other sets: say which store the pins are for, by store= (--store)")
         return [Pin(key, one.generation) for key, one in section.objects.items()]
-    root = _place_of(_url_of(store))
+    key_of = keys_in(store)
     above = _place_of(_url_of(store_of(place, section))) if section.origin.base else ""
     found: list[Pin] = []
     for key, one in section.objects.items():
-        name = above + key if above else _place_of(key)
-        if name.startswith(root):
-            found.append(Pin(name.removeprefix(root), one.generation))
+        name = key_of(above + key if above else _place_of(key))
+        if name is not None:
+            found.append(Pin(name, one.generation))
     if section.objects and not found:
         raise InvalidInput(f"the set {place.shown} refers to nothing in {store}: its references name {next(iter(section.objects))!r}, say")
     return found
+
+
+def keys_in(store: Any) -> Callable[[str], str | None]:
+    """Return a function that gives the key in a store of an object by its ``_place_of``; ``None`` if the object is elsewhere."""
+    root = _place_of(_url_of(store))
+    return lambda place: place.removeprefix(root) if place.startswith(root) else None
+
+
+def pins_by_url(objects: Iterable[tuple[str, str | None]], store: Any) -> list[Pin]:
+    """Return the pins for a store of objects given by URL and token, ``None`` for any version; those elsewhere are left out.
+
+    Raises:
+        StorageError: a request failed.
+    """
+    key_of = keys_in(store)
+    detected = DetectedStorage(open_storage(store), {})
+    run_sync(detected.settled())
+    found: set[Pin] = set()
+    for url, token in objects:
+        key = key_of(_place_of(url))
+        shown = canonical_key(key) if key is not None and detected.is_draft else key
+        if shown is not None:
+            found.add(Pin(shown, token))
+    return sorted(found, key=lambda pin: (pin.key, pin.generation or ""))
 
 
 def _url_of(store: Any) -> str:

@@ -24,6 +24,7 @@ from shardstore.format.snapshots.manifest_groups import (
     footer_range,
     manifest_rows,
     missing_footer_nbytes,
+    virtual_files,
 )
 from shardstore.format.snapshots.state import State, decode_state
 from shardstore.format.snapshots.structure import ManifestFile, Structure, decode_structure
@@ -212,6 +213,10 @@ class StoreFiles:
     async def chunk_ids_of(self, file: ManifestFile) -> list[bytes]:
         """Return the ids of the chunk files to which a manifest refers, each once. Reads the whole manifest, and keeps nothing of it."""
         return chunk_ids(await self.whole(MANIFESTS + file.name), file)
+
+    async def virtual_files_of(self, file: ManifestFile) -> set[tuple[str, str | None]]:
+        """Return the virtual files to which a manifest refers, with their ETags, as ``chunk_ids_of`` does."""
+        return virtual_files(await self.whole(MANIFESTS + file.name), file)
 
     async def _all(self, file: ManifestFile, ndims: Mapping[int, int]) -> Mapping[int, KnownRefs]:
         """Return all references of a small manifest; kept by array, since the rank of others is not known here."""

@@ -111,6 +111,28 @@ async def stats(store: VersionedStore, say: Progress) -> StoreStats:
     )
 
 
+# -- virtual files -----------------------------------------------------------------------------------------------------
+
+
+async def virtual_files(store: VersionedStore, say: Progress) -> set[tuple[str, str | None]]:
+    """Return the URLs of all virtual files to which any snapshot refers, each with its ETag, ``None`` if it is not known.
+
+    Raises:
+        Corruption: a structure or manifest is missing or damaged.
+    """
+    reachable = Reachable(store.files, say)
+    await reachable.add((await store.now()).state.snapshots.values())
+    found: set[tuple[str, str | None]] = set()
+    bound = Bound(READ_AT_ONCE)
+
+    async def one(file: ManifestFile) -> None:
+        async with bound.slot():
+            found.update(await store.files.virtual_files_of(file))
+
+    await asyncio.gather(*map(one, reachable.manifests.values()))
+    return found
+
+
 # -- check -------------------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,15 @@ import pytest
 import zarr
 
 import shardstore
-from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound
+from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, Unsupported
 from shardstore.snapshots import ConflictDetector, Repository
 from shardstore.snapshots.inspection import Amount
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.testing.trace import TraceStorage
+from tests.cli.running import succeed
+from tests.golden import golden_cases
+from tests.packing.sources import cases, expected
+from tests.packing.test_sources import v2_hierarchy
 from tests.snapshots.repositories import create_array, new_repository, read_array, run
 from tests.snapshots.whole import check_whole
 
@@ -216,14 +221,106 @@ def test_a_hierarchy_becomes_a_repository(tmp_path: Path) -> None:
     assert again.verify().is_sound
 
 
-def test_adoption_asks_for_each_index_once(tmp_path: Path) -> None:
-    sharded(tmp_path / "data.zarr")
+def test_adoption_of_1000_shards_asks_for_each_index_once(tmp_path: Path) -> None:
+    array = zarr.create_array(tmp_path / "data.zarr", name="a", shape=(4000,), shards=(4,), chunks=(2,), dtype="u2", fill_value=9)
+    array[...] = np.arange(4000)
     trace = TraceStorage(LocalStorage(tmp_path / "data.zarr"))
     repo = Repository.adopt(trace, tmp_path / "data.ice")
     reads = [event for event in trace.events if event.op == "read" and "/c/" in event.key]
-    assert sum(event.requests for event in reads) == 4
-    assert len([event for event in trace.events if event.op == "list"]) <= 1
+    assert sum(event.requests for event in reads) == 1000
+    assert sum(event.nbytes for event in reads) == 1000 * (2 * 16 + 4)
+    assert len([event for event in trace.events if event.op == "list"]) == 1
     assert len(list(repo.ancestry())) == 2
+    again = Repository.open(tmp_path / "data.ice", virtual_prefixes=repo.virtual_prefixes)
+    np.testing.assert_array_equal(read_array(again.readonly_session(), "a"), np.arange(4000))
+
+
+@pytest.mark.parametrize("case", golden_cases(), ids=lambda case: case.name)
+def test_each_family_of_sharded_hierarchies_is_adopted(case: Any, tmp_path: Path) -> None:
+    if case.name.endswith("gzip_over_shard"):
+        with pytest.raises(Unsupported, match=r"the chunks of 'gz' cannot be referred to one by one.*Leave such arrays out by paths="):
+            Repository.adopt(case.store, tmp_path / "data.ice")
+        assert not Repository.exists(tmp_path / "data.ice")
+        return
+    adopted_with(case.store, tmp_path, case.arrays)
+
+
+@pytest.mark.filterwarnings("ignore")  # of data types that no specification knows
+@pytest.mark.parametrize("folder", cases("transformer2022"), ids=lambda folder: folder.name)
+def test_each_hierarchy_of_the_2022_draft_is_adopted(folder: Path, tmp_path: Path) -> None:
+    adopted_with(folder / "store", tmp_path, expected(folder))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_hierarchies_of_zarr_v2_are_adopted(tmp_path: Path) -> None:
+    written = v2_hierarchy(tmp_path / "v2.zarr")
+    (tmp_path / "v2.zarr" / "README.md").unlink()  # at which zarr stumbles when it compares
+    adopted_with(tmp_path / "v2.zarr", tmp_path, written)
+
+
+def adopted_with(source: Path, tmp_path: Path, arrays: dict[str, Any]) -> None:
+    copy = tmp_path / "copy.zarr"  # which is rewritten in the end
+    shutil.copytree(source, copy)
+    repo = Repository.adopt(copy, tmp_path / "data.ice")
+    assert arrays
+    for path, wanted in arrays.items():
+        np.testing.assert_array_equal(read_array(repo.readonly_session(), path), wanted)
+    assert repo.verify().is_sound
+    for file in copy.rglob("*"):  # behind its back
+        if file.is_file():
+            data = file.read_bytes()
+            file.unlink()
+            file.write_bytes(data[::-1])
+    again = Repository.open(tmp_path / "data.ice", virtual_prefixes=repo.virtual_prefixes).readonly_session()
+    stored = [path for path in arrays if run(has_virtual_chunks(again, path))]
+    assert stored
+    for path in stored:
+        with pytest.raises(Conflict, match="has changed since"):
+            read_array(again, path)
+
+
+async def has_virtual_chunks(session: Any, path: str) -> bool:
+    return any("://" in file for file in (await session.storage.known_references(path)).files)
+
+
+# -- pins --------------------------------------------------------------------------------------------------------------
+
+
+def test_shards_that_any_snapshot_refers_to_are_left_alone_where_they_are(tmp_path: Path) -> None:
+    array = sharded(tmp_path / "data.zarr", strategy="append")
+    for chunk in (0, 400):  # so two shards have dead bytes
+        array[chunk : chunk + 100] = 5
+    was = array[...]
+    repo = Repository.adopt(tmp_path / "data.zarr", tmp_path / "data.ice")
+    adopted = repo.lookup_branch("main")
+    session = repo.writable_session()
+    zarr.open_array(session.store, path="x/a", mode="r+")[:] = 7
+    session.commit("the newest refers to nothing there")
+    pins = repo.pins(tmp_path / "data.zarr")
+    assert [pin.key for pin in pins] == [f"x/a/c/{shard}" for shard in range(4)]
+    assert all(pin.generation for pin in pins)
+    bounds = {"dead_ratio": 0.01, "dead_bytes": 1}
+    assert shardstore.compact(tmp_path / "data.zarr", pins=pins, **bounds).pinned.first == ("x/a/c/0", "x/a/c/1")
+    again = Repository.open(tmp_path / "data.ice", virtual_prefixes=repo.virtual_prefixes)
+    np.testing.assert_array_equal(read_array(again.readonly_session(snapshot_id=adopted), "x/a"), was)
+    report = succeed("compact", str(tmp_path / "data.zarr"), "--pins-of", str(tmp_path / "data.ice"), "--dead-ratio", "0.01", "--json").json
+    assert report["pinned"]["count"] == 2
+    assert shardstore.compact(tmp_path / "data.zarr", **bounds).rewritten == 2  # nobody has told it
+    with pytest.raises(Conflict, match="has changed since"):
+        read_array(Repository.open(again.url, virtual_prefixes=repo.virtual_prefixes).readonly_session(snapshot_id=adopted), "x/a")
+    below = repo.pins(tmp_path / "data.zarr" / "x")
+    assert [pin.key for pin in below] == [f"a/c/{shard}" for shard in range(4)]
+    with pytest.raises(InvalidInput, match="refers to anything in"):
+        repo.pins(tmp_path / "elsewhere")
+
+
+def test_pins_of_draft_hierarchy_have_the_keys_that_are_shown(tmp_path: Path) -> None:
+    (folder, *_) = [one for one in cases("transformer2022") if expected(one)]
+    shutil.copytree(folder / "store", tmp_path / "draft")
+    repo = Repository.adopt(tmp_path / "draft", tmp_path / "draft.ice")
+    pins = repo.pins(tmp_path / "draft")
+    assert pins
+    shardstore.compact(tmp_path / "draft", pins=pins)  # a pin that holds nothing would be refused
 
 
 def test_an_adoption_that_fails_leaves_nothing(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from shardstore.references.sets import is_set
 from shardstore.snapshots.collect import Collected, Expired, collect, expire
 from shardstore.snapshots.conflicts import BasicConflictSolver, ConflictDetector
 from shardstore.snapshots.diffs import Diff, diff
-from shardstore.snapshots.inspection import Checked, StoreStats, check, stats
+from shardstore.snapshots.inspection import Checked, StoreStats, check, stats, virtual_files
 from shardstore.snapshots.reachable import Progress
 from shardstore.snapshots.rewriting import Repacked, repack
 from shardstore.snapshots.versioned_store import COMMIT_TRIES, FIRST_BRANCH, CommitRequest, Moment, check_snapshot, snapshot_at, snapshot_of
@@ -27,6 +27,7 @@ from shardstore.storage.opening.open import open_storage
 if TYPE_CHECKING:
     from shardstore.adapters.zarr.store import ShardedStore
     from shardstore.maintenance.packing.report import PackReport
+    from shardstore.maintenance.pins import Pin
     from shardstore.references.choices import Paths
 
 Isolation = Literal["snapshot", "serializable"]
@@ -449,6 +450,25 @@ class Repository:
         read: ``shardstore verify URL@REF`` does that for one snapshot. Nor are files of others, to which virtual references lead.
         """
         return run_sync(check(self._store, progress or _say_nothing))
+
+    def pins(self, store: Any, *, progress: Progress | None = None) -> list[Pin]:
+        """Return the objects of another store to which any snapshot refers by virtual references, for ``compact``, ``repair`` and ``pack``
+        there, which leave these as they are; where the version of an object is known, in that version.
+
+        Args:
+            store: what ``shardstore.open`` takes, such as the hierarchy that was adopted.
+            progress: called with what is being done, how much of it is done, and how much it is in all or ``None``.
+
+        Raises:
+            InvalidInput: no snapshot refers to anything in the store.
+            Corruption: a structure or manifest is missing or damaged.
+        """
+        from shardstore.references.checking import pins_by_url  # needs what few programs do
+
+        found = pins_by_url(run_sync(virtual_files(self._store, progress or _say_nothing)), store)
+        if not found:
+            raise InvalidInput(f"no snapshot of {self.url} refers to anything in {store}: name the store that virtual references lead to")
+        return found
 
     def export_zarr(
         self,

@@ -12,9 +12,9 @@ import numpy as np
 
 from shardstore._sync import run_sync
 from shardstore.engine.options import check_flags
-from shardstore.errors import InvalidInput
+from shardstore.errors import InvalidInput, Unsupported
 from shardstore.format.json_text import JsonObject, dumps
-from shardstore.format.metadata_v3 import METADATA_NAME
+from shardstore.format.metadata_v3 import METADATA_NAME, mentions_sharding
 from shardstore.format.references.parquet import MISSING
 from shardstore.format.snapshots.manifest import ChunkRefs, VirtualCheck
 from shardstore.format.store_keys import check_key, groups_above, join
@@ -49,6 +49,12 @@ def refer_to(
     documents = {join(path, node) if node else path: by_name[METADATA_NAME] for node, by_name in shown.documents.items()}
     for group in groups_above(path):
         documents.setdefault(group, _GROUP)
+    whole = sorted(node for node, document in documents.items() if mentions_sharding(document.get("codecs")))
+    if whole:
+        raise Unsupported(
+            f"the chunks of {', '.join(map(repr, whole[:5]))} cannot be referred to one by one: a codec is applied to whole shards. Leave "
+            f"such arrays out by paths={{{whole[0]!r}: None, '*': {{}}}}. Nothing was changed"
+        )
     replaced = sorted(
         node
         for node, document in documents.items()

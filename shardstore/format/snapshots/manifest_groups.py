@@ -45,6 +45,20 @@ def manifest_file(name: str, data: bytes, nrows: int, run: str = "") -> Manifest
     return ManifestFile(name, len(data), nrows, google_crc32c.value(data), (len(footer), google_crc32c.value(footer)), run)
 
 
+def virtual_files(data: bytes | memoryview, file: ManifestFile) -> set[tuple[str, str | None]]:
+    """Return the URIs of the virtual files to which a whole manifest refers, each with its ETag, ``None`` if it is not known.
+
+    Raises:
+        Corruption: the bytes are not the ones that were written.
+    """
+    rows = manifest_rows(data, file)
+    paths = rows["virtual_path"].combine_chunks()
+    if paths.null_count == len(paths):
+        return set()
+    etags = rows["etag"].to_pylist() if "etag" in rows.column_names else [None] * len(paths)
+    return {(path, etag) for path, etag in zip(paths.to_pylist(), etags, strict=True) if path is not None}
+
+
 def chunk_ids(data: bytes | memoryview, file: ManifestFile) -> list[bytes]:
     """Return the ids of the chunk files to which a manifest refers, each once. Raises as ``manifest_rows``."""
     column = manifest_rows(data, file, ["chunk_id"])["chunk_id"].combine_chunks()

@@ -112,7 +112,7 @@ def test_shapes_of_shards_are_compared_for_an_array_in_a_snapshot(store: Store) 
         ["mv", "run.ice@main/scans", "moved.zarr"],
         ["rm", "-r", "run.ice@main/scans"],
         ["rm", "run.ice@main/scans/ct/c/0/1"],
-        ["pack", "plain.zarr", "run.ice@main"],
+        ["reshard", "plain.zarr", "run.ice@main"],
         ["unpack", "plain.zarr", "run.ice@main/new"],
         ["compact", "run.ice@main"],
         ["repair", "run.ice@main", "--yes"],

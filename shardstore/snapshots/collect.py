@@ -161,9 +161,11 @@ async def _end_removal(store: VersionedStore, say: Progress) -> None:
     if last is None or not last.is_removing:
         return
     keys = (await garbage_list(store.files, last.garbage)).doomed_keys
+    # Local files have a faster way for names that are never given again.
+    delete = getattr(store.files.given, "delete_for_good", store.files.storage.delete_many)
     for start in range(0, len(keys), _REMOVED_AT_ONCE):
         say("removing files", start, len(keys))
-        await store.files.storage.delete_many(keys[start : start + _REMOVED_AT_ONCE])
+        await delete(keys[start : start + _REMOVED_AT_ONCE])
     say("removing files", len(keys), len(keys))
 
     async def change(state: State) -> State:

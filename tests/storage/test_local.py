@@ -546,3 +546,15 @@ def test_creating_where_the_file_system_has_no_hard_links(s: SyncStorage, monkey
     with pytest.raises(ConditionFailed):
         s.put("a/b", b"2", IF_ABSENT)
     assert s.get("a/b") == b"1"
+
+
+def test_objects_that_are_deleted_for_good_are_gone_with_their_empty_directories(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path / "root")
+    s = SyncStorage(storage)
+    for key in ("a/b/x", "a/b/y", "c/z", "kept/x"):
+        s.put(key, b"1")
+    (tmp_path / "root/kept/directory").mkdir()
+    on_io_loop(storage.delete_for_good(["a/b/x", "a/b/y", "c/z", "c/absent", "nowhere/x", "kept/directory", "../outside"]))
+    assert [info.key for info in s.infos()] == ["kept/x"]
+    assert sorted(path.name for path in (tmp_path / "root").iterdir()) == ["kept"]
+    assert (tmp_path / "root/kept/directory").is_dir()

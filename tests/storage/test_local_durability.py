@@ -291,10 +291,16 @@ def test_without_fsync_nothing_is_flushed(disk: Path, know: Callable[[KeptNames]
 RELYING: dict[str, Callable[[SyncStorage], object]] = {
     "delete": lambda s: s.delete("a/b/x"),
     "delete many": lambda s: s.delete_many("a/b/x"),
+    "delete for good": lambda s: on_io_loop(delete_for_good(s, "a/b/x")),
     "an object": lambda s: on_io_loop(keep_seen(s, "a/b/x")),
     "all below": lambda s: on_io_loop(keep_seen(s, "a/")),
     "all": lambda s: on_io_loop(keep_seen(s, "")),
 }
+
+
+async def delete_for_good(s: SyncStorage, *keys: str) -> None:
+    assert isinstance(s.storage, LocalStorage)
+    await s.storage.delete_for_good(keys)
 
 
 async def keep_seen(s: SyncStorage, key: str) -> None:

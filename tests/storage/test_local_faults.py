@@ -21,7 +21,7 @@ from shardstore.storage.local.mounts import Mount
 from shardstore.storage.local.range_locks import DIRECTORY_LOCK
 from shardstore.storage.local.rules import Locks
 from shardstore.storage.local.storage import LocalStorage
-from shardstore.testing.storage_suite import SyncStorage
+from shardstore.testing.storage_suite import SyncStorage, on_io_loop
 from tests.harness.scale import EVERY
 from tests.harness.system_calls import SystemCalls, fail
 from tests.storage.on_disk import mount_everything
@@ -47,6 +47,11 @@ async def body() -> AsyncIterator[BytesLike]:
     yield NEW[1000:]
 
 
+async def delete_for_good(s: SyncStorage, *keys: str) -> None:
+    assert isinstance(s.storage, LocalStorage)
+    await s.storage.delete_for_good(keys)
+
+
 OPERATIONS = {
     "create": Operation(lambda s, _: s.put("d/n", NEW, IF_ABSENT), {"d/n": NEW}),
     "create below": Operation(lambda s, _: s.put("x/y/n", NEW, IF_ABSENT), {"x/y/n": NEW}),
@@ -60,6 +65,7 @@ OPERATIONS = {
     "delete": Operation(lambda s, old: s.delete("d/a", IfGeneration(old)), {"d/a": None}),
     "delete the last": Operation(lambda s, _: s.delete("e/alone"), {"e/alone": None}),
     "delete many": Operation(lambda s, _: s.delete_many("d/a", "d/b"), {"d/a": None, "d/b": None}),
+    "delete for good": Operation(lambda s, _: on_io_loop(delete_for_good(s, "d/a", "d/b")), {"d/a": None, "d/b": None}),
     "copy": Operation(lambda s, _: s.copy("d/a", "n/c"), {"n/c": OLD}),
     "rename": Operation(lambda s, _: s.rename_prefix("d", "f/g"), {"d/a": None, "d/b": None, "f/g/a": OLD, "f/g/b": OTHER}),
 }

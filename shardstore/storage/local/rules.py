@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,6 +118,15 @@ class WriteRules:
             return False
         self.prune(directory)
         return True
+
+    def delete_all(self, directory: str, paths: Iterable[str]) -> None:
+        """Remove objects in a directory, without locks, since nobody writes under their names, and directories that this leaves empty."""
+        self.sweep_once(directory)
+        for path in paths:
+            with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                os.unlink(path)
+        self.keep_absence(directory)
+        self.prune(directory)
 
     def keep_seen(self, path: str) -> None:
         """Make durable what readers see at ``path`` now: an object, or that there is none; for a directory, the names in it and below. The

@@ -466,6 +466,18 @@ class LocalStorage:
             if isinstance(outcome, BaseException):
                 raise outcome
 
+    async def delete_for_good(self, keys: Sequence[str]) -> None:
+        """Remove objects under whose keys nobody writes any more, faster than ``delete_many``, which waits for the writers of each.
+
+        They are gone durably when this returns; absent ones are no error.
+        """
+        by_directory: dict[str, list[str]] = {}
+        for path in self._paths(keys):
+            if path is not None:
+                by_directory.setdefault(os.path.dirname(path), []).append(path)
+        for directory, paths in by_directory.items():  # one thread each: the kernel changes a directory for one at a time
+            await self._write_hop(keys[0], "deleting", lambda directory=directory, paths=paths: self._rules.delete_all(directory, paths))  # type: ignore[misc]
+
     async def keep_seen(self, key: str) -> None:
         """Make durable what readers see at ``key`` now: the object, or that there is none; for a prefix, everything below it.
 

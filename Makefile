@@ -14,6 +14,7 @@
 #   make bench-pack        packing 20,000 chunks, beside plain loops, zarr-python and tensorstore, five minutes (docs/howto/pack.md)
 #   make bench-references  references written and read beside fsspec and bare loops, ten minutes (docs/evidence/references.md)
 #   make bench-snapshots   versioned stores beside icechunk, half an hour (docs/evidence/snapshots.md)
+#   make bench-upkeep      a versioned store for a year, and a garbage collection of 10^6 files beside icechunk, half an hour (docs/evidence/upkeep.md)
 #   make bench-transport   s3fs and gcsfs beside obstore, ten minutes (docs/howto/storages.md)
 #   make readers           which programs read what is written, each in an environment of its own, ten minutes (docs/evidence/readers.md)
 #   make check             formatting, lints, types, layer contracts
@@ -43,7 +44,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-all torture simulate zarr-suite safety bench bench-here bench-full bench-full-here bench-page bench-page-here bench-pack \
-	bench-references bench-snapshots bench-transport readers check wheel-test clean
+	bench-references bench-snapshots bench-upkeep bench-transport readers check wheel-test clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -154,6 +155,9 @@ bench-references: $(VENV)/.installed-test
 
 bench-snapshots: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/snapshots.py --page docs/evidence/snapshots.md $(BENCHARGS)
+
+bench-upkeep: $(VENV)/.installed-test
+	$(BIN)/python benchmarks/snapshot_upkeep.py --page docs/evidence/upkeep.md --plot docs/evidence/benchmarks/year.svg $(BENCHARGS)
 
 bench-transport: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/transport.py $(BENCHARGS)

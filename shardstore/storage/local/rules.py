@@ -123,8 +123,10 @@ class WriteRules:
         """Remove objects in a directory, without locks, since nobody writes under their names, and directories that this leaves empty."""
         self.sweep_once(directory)
         for path in paths:
-            with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            try:
                 os.unlink(path)
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                continue  # no object
         self.keep_absence(directory)
         self.prune(directory)
 

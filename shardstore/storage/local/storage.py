@@ -474,7 +474,7 @@ class LocalStorage:
         by_directory: dict[str, list[str]] = {}
         for path in self._paths(keys):
             if path is not None:
-                by_directory.setdefault(os.path.dirname(path), []).append(path)
+                by_directory.setdefault(path[: path.rindex(os.sep)], []).append(path)
         for directory, paths in by_directory.items():  # one thread each: the kernel changes a directory for one at a time
             await self._write_hop(keys[0], "deleting", lambda directory=directory, paths=paths: self._rules.delete_all(directory, paths))  # type: ignore[misc]
 

@@ -15,6 +15,11 @@ from shardstore.model.chunks import ChunkCoords
 from shardstore.snapshots.chunk_files import Written
 from shardstore.snapshots.files import KnownRefs
 
+FOLDED_AT = 1 << 16
+"""So many chunks of an array that are stored become references."""
+FOLDED_SHARE = 8
+"""And a part of so many of those that are: each is merged with others a few times only."""
+
 ABSENT, HELD = -3, -4
 """In place of a file's number: nothing is known of the chunk; the session has its bytes, or knows where they are."""
 
@@ -26,7 +31,23 @@ class ArrayChanges:
     chunks: dict[ChunkCoords, Written | None] = field(default_factory=dict)
     """``None``: erased."""
     bulk: KnownRefs | None = None
-    """References that were given all at once, behind ``chunks``."""
+    """References that were given all at once, or folded, behind ``chunks``."""
+    next_look: int = FOLDED_AT
+    """How many ``chunks`` there are when they are looked at again."""
+
+    def fold(self, ndim: int) -> None:
+        """Keep chunks that are stored as references, which take a tenth of the memory, once there are enough of them."""
+        if len(self.chunks) < self.next_look:
+            return
+        stored = {coords: one for coords, one in self.chunks.items() if one is not None and one.file is not None and one.data is None}
+        self.next_look = len(self.chunks) + FOLDED_AT
+        known = 0 if self.bulk is None else len(self.bulk.refs)
+        if len(stored) < max(FOLDED_AT, known // FOLDED_SHARE):
+            return
+        refs = refs_of_written(stored, ndim)
+        self.bulk = KnownRefs(refs if self.bulk is None else merged(self.bulk.refs, refs))
+        self.chunks = {coords: one for coords, one in self.chunks.items() if coords not in stored}
+        self.next_look = len(self.chunks) + FOLDED_AT
 
     def __bool__(self) -> bool:
         return bool(self.chunks) or self.bulk is not None

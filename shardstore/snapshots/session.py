@@ -428,8 +428,10 @@ class Session:
         self._find(node)
         chunk = Written(self.new_serial(), len(data), data)
         self.gatherer.forget(node, coords)
-        self.changes.setdefault(node.id, ArrayChanges()).chunks[coords] = chunk
+        changes = self.changes.setdefault(node.id, ArrayChanges())
+        changes.chunks[coords] = chunk
         await self.gatherer.add(node, coords, chunk)
+        changes.fold(len(coords))
         return chunk.serial
 
     def erase_chunk(self, node: Node, coords: ChunkCoords) -> None:

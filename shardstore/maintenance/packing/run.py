@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 from zlib import crc32
@@ -44,6 +45,7 @@ from shardstore.maintenance.packing.estimate import (
 from shardstore.maintenance.packing.finished import TargetObjects, intact_units, list_target
 from shardstore.maintenance.packing.leaving import Candidates, check_foreign, foreign, look_at, remove, superseded
 from shardstore.maintenance.packing.listing import OtherObject, list_source
+from shardstore.maintenance.packing.made import NOTHING
 from shardstore.maintenance.packing.ome import ome_nodes, ome_notice, with_ome_05
 from shardstore.maintenance.packing.overwriting import Obstacles, Overwritten, check_target, links_of
 from shardstore.maintenance.packing.places import Places
@@ -472,7 +474,8 @@ class PackingRun:
         self._chunks += done.chunks
         self._chunk_nbytes += done.chunk_nbytes
         self._written_nbytes += done.made.nbytes
-        self._places.record.add(name_of(unit), done)
+        # Nobody goes on in a versioned store from a record, which would name each chunk.
+        self._places.record.add(name_of(unit), done if self._places.hierarchy is None else replace(done, made=NOTHING))
         self._count(unit)
         if self._places.record.is_due and self._full is None:
             self._write_down(self._places.record.flush())

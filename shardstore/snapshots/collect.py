@@ -165,7 +165,7 @@ async def _end_removal(store: VersionedStore, say: Progress) -> None:
     delete = getattr(store.files.given, "delete_for_good", store.files.storage.delete_many)
     for start in range(0, len(keys), _REMOVED_AT_ONCE):
         say("removing files", start, len(keys))
-        await delete(keys[start : start + _REMOVED_AT_ONCE])
+        await delete([key.decode() for key in keys[start : start + _REMOVED_AT_ONCE].tolist()])
     say("removing files", len(keys), len(keys))
 
     async def change(state: State) -> State:

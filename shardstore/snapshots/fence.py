@@ -10,11 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+import numpy as np
+
 from shardstore.errors import Conflict
 from shardstore.format.snapshots.file_names import CHUNKS, encode_id
 from shardstore.format.snapshots.garbage import Garbage, decode_garbage
 from shardstore.format.snapshots.state import State
 from shardstore.snapshots.files import StoreFiles
+from shardstore.snapshots.reachable import are_among
 from shardstore.snapshots.session import Session
 from shardstore.storage.requests.bound import Bound
 
@@ -38,7 +41,9 @@ async def check_not_collected(session: Session, state: State, planned: Iterable[
     own = {CHUNKS + encode_id(file) for file in session.stored_files()} | set(planned)
     gone: set[str] = set()
     if collection.is_removing:
-        gone = own.intersection((await garbage_list(session.files, collection.garbage)).doomed_keys)
+        doomed = (await garbage_list(session.files, collection.garbage)).doomed_keys
+        mine = np.array(sorted(key.encode() for key in own), dtype=np.bytes_)
+        gone = {key.decode() for key in mine[are_among(mine, doomed)].tolist()}
     bound = Bound(LOOKS_AT_ONCE)
 
     async def is_there(key: str) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +33,9 @@ class Garbage:
         return len(self.keys)
 
     @property
-    def doomed_keys(self) -> list[str]:
-        return [key.decode() for key in self.keys[self.doomed].tolist()]
+    def doomed_keys(self) -> npt.NDArray[np.bytes_]:
+        """``(n,)``, ascending: the keys of those that are removed."""
+        return self.keys[self.doomed]
 
     def since_of(self, keys: npt.NDArray[np.bytes_], otherwise: int) -> npt.NDArray[np.int64]:
         """Return since when keys have been garbage; ``otherwise`` for those that are not in the list."""
@@ -42,6 +44,9 @@ class Garbage:
         places = np.minimum(np.searchsorted(self.keys, keys), len(self) - 1)
         return np.where(self.keys[places] == keys, self.since[places], otherwise)
 
+
+_AT_ONCE = 1 << 16
+"""Keys that are values of Python at one time: there may be millions."""
 
 NO_GARBAGE = Garbage(np.zeros(0, dtype="S1"), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.bool_))
 
@@ -52,9 +57,10 @@ def encode_garbage(garbage: Garbage) -> bytes:
     import pyarrow.parquet as pq
 
     lengths = np.char.str_len(garbage.keys).astype(np.int64)
+    pieces = (b"".join(garbage.keys[start : start + _AT_ONCE].tolist()) for start in range(0, len(garbage), _AT_ONCE))
     kinds = {"key": pa.string(), "since": pa.int64(), "doomed": pa.uint8()}
     columns = [
-        bytes_column(kinds["key"], lengths, b"".join(garbage.keys.tolist())),
+        bytes_column(kinds["key"], lengths, b"".join(pieces)),
         numbers_column(kinds["since"], garbage.since),
         numbers_column(kinds["doomed"], garbage.doomed.astype(np.uint8)),
     ]
@@ -70,8 +76,13 @@ def decode_garbage(data: bytes | memoryview) -> Garbage:
 
     try:
         table = read_parquet(data, ["key", "since", "doomed"])
-        keys = np.array([key.encode() for key in table["key"].to_pylist()], dtype=np.bytes_)
-        since, doomed = (np.array(table[name].to_pylist(), dtype=np.int64) for name in ("since", "doomed"))
+        batches = table.to_batches(max_chunksize=_AT_ONCE)
+        keys = _together([np.array([key.encode() for key in one["key"].to_pylist()], dtype=np.bytes_) for one in batches], "S1")
+        since, doomed = (_together([np.array(one[name].to_pylist(), dtype="i8") for one in batches], "i8") for name in ("since", "doomed"))
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as exc:
         raise Corruption(f"this is no list of garbage: {type(exc).__name__}: {exc}") from exc
     return Garbage(keys, since, doomed.astype(np.bool_))
+
+
+def _together(pieces: list[npt.NDArray[Any]], dtype: str) -> npt.NDArray[Any]:
+    return np.concatenate(pieces) if pieces else np.zeros(0, dtype=dtype)

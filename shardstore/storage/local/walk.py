@@ -7,7 +7,6 @@ import os
 import stat as stat_modes
 from collections.abc import Iterator
 from contextlib import suppress
-from operator import itemgetter
 
 from shardstore.storage.base import ConditionFailed, DirListing, ObjectInfo
 from shardstore.storage.local.durability import kept_names
@@ -21,28 +20,30 @@ from shardstore.storage.local.versions import listed_generation
 _IN_THE_WAY = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 
 
-def _entries(directory: str, name_prefix: str) -> list[tuple[str, os.DirEntry[str]]]:
-    """Return the entries whose names start with ``name_prefix``, sorted as their keys are; a directory's name ends with ``/``."""
+def _names(directory: str, name_prefix: str) -> list[str]:
+    """Return the names that start with ``name_prefix``, sorted as their keys are; a directory's name ends with ``/``.
+
+    Nothing more is kept of each: there may be a million.
+    """
     try:
         with os.scandir(directory) as found:
-            entries = [
-                (entry.name + "/" if entry.is_dir() else entry.name, entry)
+            names = [
+                entry.name + "/" if entry.is_dir() else entry.name
                 for entry in found
                 if entry.name.startswith(name_prefix) and not is_reserved(entry.name)
             ]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    # "a.b" comes before "a/c": the slash takes part in the order of keys.
-    entries.sort(key=itemgetter(0))
-    return entries
+    names.sort()  # "a.b" comes before "a/c": the slash takes part in the order of keys
+    return names
 
 
-def _object(key: str, entry: os.DirEntry[str]) -> ObjectInfo | None:
+def _object(key: str, path: str) -> ObjectInfo | None:
     try:
-        status = entry.stat()
+        status = os.stat(path)
     except FileNotFoundError:  # deleted meanwhile, or a link to nowhere
         return None
-    return ObjectInfo(key, status.st_size, listed_generation(status, entry.path)) if stat_modes.S_ISREG(status.st_mode) else None
+    return ObjectInfo(key, status.st_size, listed_generation(status, path)) if stat_modes.S_ISREG(status.st_mode) else None
 
 
 def walk(root: str, prefix: str) -> Iterator[ObjectInfo]:
@@ -52,22 +53,24 @@ def walk(root: str, prefix: str) -> Iterator[ObjectInfo]:
 
 
 def _walk(directory: str, key_prefix: str, name_prefix: str, ancestors: frozenset[tuple[int, int]]) -> Iterator[ObjectInfo]:
-    for name, entry in _entries(directory, name_prefix):
+    for name in _names(directory, name_prefix):
+        path = os.path.join(directory, name)
         if not name.endswith("/"):
-            info = _object(key_prefix + name, entry)
+            info = _object(key_prefix + name, path)
             if info is not None:
                 yield info
             continue
+        path = path[:-1]
         below = ancestors
-        if entry.is_symlink():
+        if os.path.islink(path):
             # Only a link can lead back up, and then to where it was before.
             with suppress(OSError):
-                status = entry.stat()
+                status = os.stat(path)
                 identity = (status.st_dev, status.st_ino)
                 if identity in ancestors:
                     continue
                 below = ancestors | {identity}
-        yield from _walk(entry.path, key_prefix + name, "", below)
+        yield from _walk(path, key_prefix + name, "", below)
 
 
 def dangling_links(root: str, prefix: str, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[str]:
@@ -99,11 +102,12 @@ def list_directory(root: str, prefix: str) -> DirListing:
     """Return the direct children of ``prefix``. Directories that hold nothing are shown too: looking into each would cost more."""
     objects: list[ObjectInfo] = []
     prefixes: list[str] = []
-    for name, entry in _entries(os.path.join(root, prefix) if prefix else root, ""):
+    directory = os.path.join(root, prefix) if prefix else root
+    for name in _names(directory, ""):
         if name.endswith("/"):
             prefixes.append(prefix + name)
         else:
-            info = _object(prefix + name, entry)
+            info = _object(prefix + name, os.path.join(directory, name))
             if info is not None:
                 objects.append(info)
     return DirListing(tuple(objects), tuple(prefixes))

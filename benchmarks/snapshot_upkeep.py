@@ -70,6 +70,7 @@ def make(side: str, place: Path, kept: int, files: int) -> None:
         path = folder / encode_id(number.to_bytes(12))
         path.touch()
         os.utime(path, (old, old))
+    os.sync()  # or the first to be measured waits for it
 
 
 def refer_to_own_files(session: Any, n: int) -> None:

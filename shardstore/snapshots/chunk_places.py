@@ -32,12 +32,12 @@ class ArrayChanges:
     """``None``: erased."""
     bulk: KnownRefs | None = None
     """References that were given all at once, or folded, behind ``chunks``."""
-    next_look: int = FOLDED_AT
+    next_look: int = 0
     """How many ``chunks`` there are when they are looked at again."""
 
     def fold(self, ndim: int) -> None:
         """Keep chunks that are stored as references, which take a tenth of the memory, once there are enough of them."""
-        if len(self.chunks) < self.next_look:
+        if len(self.chunks) < max(FOLDED_AT, self.next_look):
             return
         stored = {coords: one for coords, one in self.chunks.items() if one is not None and one.file is not None and one.data is None}
         self.next_look = len(self.chunks) + FOLDED_AT

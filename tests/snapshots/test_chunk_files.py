@@ -11,7 +11,7 @@ import pytest
 import zarr
 
 from shardstore.errors import StorageError
-from shardstore.snapshots import Repository
+from shardstore.snapshots import Repository, chunk_places
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.faults import Fail, Fault, FaultStorage
 from tests.snapshots.repositories import new_repository, read_array
@@ -75,3 +75,26 @@ def test_chunks_that_wait_are_stored_though_their_array_got_another_id_when_it_h
     array[64:, :40] = expected[64:, :40] = numbers(576, 40)
     session.commit("resized")
     np.testing.assert_array_equal(read_array(repo.readonly_session(), "a"), expected)
+
+
+def test_stored_chunks_become_references_and_change_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once there are many; others of the same array are written, erased and replaced before and after."""
+    monkeypatch.setattr(chunk_places, "FOLDED_AT", 8)
+    repo = Repository.create(tmp_path / "repo", fsync=False, pack=(4,))
+    session = repo.writable_session()
+    data = np.arange(12800, dtype="<f8")
+    array = zarr.create_array(session.store, name="a", shape=(12800,), chunks=(200,), dtype="<f8", compressors=None)
+    for start in range(0, 12800, 800):  # a chunk file each
+        array[start : start + 800] = data[start : start + 800]
+    changes = session._core.changes[session._core.array("a").id]
+    assert changes.bulk is not None
+    assert len(changes.bulk.refs) + len(changes.chunks) == 64
+    assert len(changes.chunks) < 24
+    array[:300] = data[:300] = 7  # one chunk as a whole, and a part of one
+    array[400:600] = data[400:600] = 0  # erased
+    assert (read_array(session, "a") == data).all()
+    assert len(list(session.storage.session.stored_files())) >= 16
+    session.commit("written")
+    assert (read_array(repo.readonly_session(), "a") == data).all()
+    assert repo.verify().is_sound
+    assert repo.stats().references == 63

@@ -134,8 +134,8 @@ def open(
     """Open a store for zarr-python.
 
     Args:
-        url: a path, any fsspec URL or chain, an fsspec filesystem with a path as ``(fs, path)``, an fsspec mapping, or a
-            ``shardstore.storage.base.Storage``.
+        url: a path, any fsspec URL or chain, an fsspec filesystem with a path as ``(fs, path)``, an fsspec mapping, a store of
+            zarr-python, or a ``shardstore.storage.base.Storage``.
         read_only: refuse every write.
         chunks_per_shard: which arrays are sharded when they are created: ``"auto"`` (about 64 MiB decoded a shard, at most
             4,096 chunks; small coordinates stay as they are), ``None`` (none), one tuple with a number of chunks for each

@@ -35,9 +35,9 @@ def run_sync(coroutine: Coroutine[object, object, T]) -> T:
         raise
 
 
-async def run_async(coroutine: Coroutine[object, object, T]) -> T:
-    """Await a coroutine that runs on the IO loop, from any event loop."""
-    loop = get_loop()
+async def run_async(coroutine: Coroutine[object, object, T], loop: asyncio.AbstractEventLoop | None = None) -> T:
+    """Await a coroutine that runs on the IO loop, or on another ``loop``, from any event loop."""
+    loop = get_loop() if loop is None else loop
     here = asyncio.get_running_loop()
     if here is loop:
         return await coroutine

@@ -236,3 +236,19 @@ class ToldByRanges(Protocol):
         """Return the version of an object in which ``request`` gives ``data``; ``None`` if these bytes are too many to be read again
         each time.
         """
+
+
+@runtime_checkable
+class TakesChosenKeys(Protocol):
+    """A storage that may not take every object at every time, and knows the place beside it."""
+
+    @property
+    def keeps_records(self) -> bool:
+        """True if objects of any name can be stored here, replaced and removed."""
+
+    def beside(self, suffix: str) -> Storage | None:
+        """Return the place with this name and ``suffix`` behind it; ``None`` if this place has no name."""
+
+    @property
+    def chunks_need_documents(self) -> bool:
+        """True if a chunk can be stored only where the document of its array is."""

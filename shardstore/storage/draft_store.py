@@ -6,8 +6,6 @@ Specification: draft core protocol 3.0, "Abstract store interface"; sharding sto
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import re
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -30,14 +28,12 @@ from shardstore.storage.base import (
 from shardstore.storage.fallbacks import ReadsAndWrites, check_directory
 from shardstore.storage.requests.body import joined
 from shardstore.storage.requests.conditions import check_deletion, failed
+from shardstore.storage.witnesses import start_and_length, witness_of, witnessed
 
 T = TypeVar("T")
 
 WITHOUT_VERSIONS = "partial-access"
 """The kind's name of stores without versions."""
-
-_MOST_WITNESS_BYTES = 4 * 2**20
-_WITNESS = re.compile(r"(-?[0-9]+):([0-9]*):[0-9a-f]{32}", re.ASCII)
 
 
 @runtime_checkable
@@ -112,8 +108,8 @@ class PartialAccessStorage(ReadsAndWrites):
 
     def version_by(self, request: ByteRequest, data: BytesLike) -> Generation | None:
         """Return the version in which a range has these bytes, as ``ToldByRanges`` says."""
-        generation = _witnessed(request, data)
-        return None if _witness_of(generation) is None else generation
+        generation = witnessed(request, data)
+        return None if witness_of(generation) is None else generation
 
     async def _call(self, what: str, key: str, call: Callable[[], T]) -> T:
         async with self._lock:
@@ -129,7 +125,7 @@ class PartialAccessStorage(ReadsAndWrites):
     async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
         """Read by one call of ``get_partial_values``."""
         asked = [_asked(read) for read in reads]
-        key_ranges = [(read.key, _range_of(r)) for read, ranges in zip(reads, asked, strict=True) for r in ranges or ()]
+        key_ranges = [(read.key, start_and_length(r)) for read, ranges in zip(reads, asked, strict=True) for r in ranges or ()]
         found: Sequence[BytesLike | None] = ()
         if key_ranges:
             found = await self._call("reading", key_ranges[0][0], lambda: list(self._store.get_partial_values(key_ranges)))
@@ -149,13 +145,13 @@ class PartialAccessStorage(ReadsAndWrites):
             raise failed(key, self.url)
         data = await joined(body, nbytes, key)
         await self._call("writing", key, lambda: _set(self._store, key, data))
-        return _witnessed(EVERYTHING, data)
+        return witnessed(EVERYTHING, data)
 
     async def _holds(self, key: str, condition: Condition) -> bool:
         """Return whether the condition holds now; another writer may come before the write."""
         generation = condition.generation if isinstance(condition, IfGeneration) else None
         (outcome,) = await self.read([Read(key, (), generation)])
-        if outcome == CHANGED and generation is not None and _witness_of(generation) is None:  # it is told by all its bytes
+        if outcome == CHANGED and generation is not None and witness_of(generation) is None:  # it is told by all its bytes
             (outcome,) = await self.read([Read(key, (EVERYTHING,))])
             return isinstance(outcome, Found) and outcome.generation == generation
         if isinstance(outcome, Failed):
@@ -225,22 +221,12 @@ def _erase(store: Any, keys: Sequence[str]) -> None:
             store.erase(key)
 
 
-def _range_of(request: ByteRequest) -> tuple[int, int | None]:
-    match request:
-        case ByteRange(start, end):
-            return start, end - start
-        case ByteOffset(start):
-            return start, None
-        case ByteSuffix(nbytes):
-            return -nbytes, None
-
-
 def _asked(read: Read) -> list[ByteRequest] | None:
     """Return the ranges of a read, and then the witness of the version that is asked for; ``None`` if that version has none."""
     ranges: list[ByteRequest] = list(read.ranges) or [ByteRange(0, 1)]  # of none a store may say that there is nothing
     if read.generation is None:
         return ranges
-    witness = _witness_of(read.generation)
+    witness = witness_of(read.generation)
     return None if witness is None else [*ranges, witness]
 
 
@@ -248,10 +234,10 @@ def _outcome(read: Read, ranges: Sequence[ByteRequest], values: Sequence[BytesLi
     pieces = [memoryview(value).cast("B") for value in values if value is not None]
     if len(pieces) < len(values):
         return ABSENT if not pieces else CHANGED
-    if read.generation is not None and _witnessed(ranges[-1], pieces[-1]) != read.generation:
+    if read.generation is not None and witnessed(ranges[-1], pieces[-1]) != read.generation:
         return CHANGED
     nbytes = min(_told_nbytes(request, len(piece)) for request, piece in zip(ranges, pieces, strict=True))
-    generation = read.generation or _witnessed(ranges[0], pieces[0])
+    generation = read.generation or witnessed(ranges[0], pieces[0])
     return Found(generation, nbytes, tuple(pieces[: len(read.ranges)]))
 
 
@@ -266,19 +252,3 @@ def _told_nbytes(request: ByteRequest, got: int) -> int:
             return UNKNOWN_NBYTES if got == nbytes else got
         case ByteOffset(start):
             return start + got
-
-
-def _witnessed(request: ByteRequest, data: BytesLike) -> Generation:
-    digest = hashlib.blake2b(data, digest_size=16).hexdigest()
-    if isinstance(request, ByteRange | ByteSuffix) and 0 < len(data) <= _MOST_WITNESS_BYTES:
-        start, length = _range_of(request)
-        return Generation(f"{start}:{'' if length is None else length}:{digest}")
-    return Generation(f"::{digest}")
-
-
-def _witness_of(generation: Generation) -> ByteRequest | None:
-    match = _WITNESS.fullmatch(generation.token)
-    if match is None:
-        return None
-    start, length = match.groups()
-    return ByteRange(int(start), int(start) + int(length)) if length else ByteSuffix(-int(start))

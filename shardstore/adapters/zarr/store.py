@@ -35,7 +35,7 @@ class ShardedStore(StoreFace, Store):
     """A Zarr store that shows plain chunks and keeps shards.
 
     Args:
-        url: a path, any fsspec URL or chain, a filesystem with a path, or a ``shardstore.storage.base.Storage``.
+        url: a path, any fsspec URL or chain, a filesystem with a path, a store of zarr-python, or a ``shardstore.storage.base.Storage``.
         read_only: refuse every write.
         storage_options: for the filesystem that the URL names.
         pipeline: hand whole selections and assignments to the engine (zarr's ``codec_pipeline.path``); the environment

@@ -69,7 +69,9 @@ class PackOptions:
     max_memory: int = DEFAULT_MAX_MEMORY
     """Bytes that each process holds at once, whatever the size of shards."""
     record: Any = None
-    """The place of the record of finished work: a URL, path or storage. By default beside the target, with ``.pack`` after its name."""
+    """The place of the record of finished work: a URL, path or storage. By default beside the target, with ``.pack`` after its name; of a
+    store that takes no other objects, in memory, for this run.
+    """
     prices: Mapping[str, float] | None = None
     """Prices for 1,000 requests, by ``"list"``, ``"get"`` and ``"put"``."""
     lost_transformers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -154,7 +156,7 @@ def pack(
 
     Args:
         source: a Zarr hierarchy: v2, v3, sharded or not, of the 2022 draft, at any URL, path, chain of URLs or ``(fs, path)``; a mapping
-            from keys to bytes; or a storage.
+            from keys to bytes; a store of zarr-python, such as that of an Icechunk session; or a storage.
         target: the place of the result: the same kinds, except a mapping. It may only hold what an earlier run has made. Or ``URL@branch``,
             with or without a path, of a versioned store: then the hierarchy becomes part of the branch by one commit, when all of it is
             written, and ``chunks_per_shard`` says how many chunks go into one chunk file.

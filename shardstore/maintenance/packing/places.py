@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from uuid import uuid4
 
+from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.mapping import FSMap
 from fsspec.spec import AbstractFileSystem
 
@@ -18,12 +18,12 @@ from shardstore.maintenance.packing.record import INSIDE, SUFFIX, Record
 from shardstore.maintenance.storages import Place
 from shardstore.plan.policy import ShardingPolicy
 from shardstore.presented.view import View
-from shardstore.storage.base import Storage
+from shardstore.storage.base import Storage, TakesChosenKeys
 from shardstore.storage.boundaries import check_own
+from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.made_versions import options_of_new, with_versions
 from shardstore.storage.mapping import MappingStorage
-from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.opening.address import Address
 from shardstore.storage.opening.location import Location, location_of, why_not_apart
 from shardstore.storage.opening.open import open_storage
@@ -97,7 +97,7 @@ def open_branch(
             ("the source", inner.url, location_of(inner, links=True)), ("the versioned store", new.files.url, location_of(new.files))
         )
     target = _checked(new.storage)
-    record = Record(MemoryStorage(f"/shardstore-pack-{uuid4().hex}"), "", target=redacted(target.url))
+    record = Record(_in_memory(), "", target=redacted(target.url))
     return Places(Place(_detected(source, inner, lost_transformers)), Place(target), target, record, None, new)
 
 
@@ -193,15 +193,25 @@ def _protocol(target: Any) -> str | None:
     return Address.parse(target).protocol if isinstance(target, str) and target else None
 
 
+def _in_memory() -> Storage:
+    """Return a storage of its own in memory, for the record of one run."""
+    return GenericStorage(MemoryFileSystem(global_store=False, skip_instance_cache=True), "")
+
+
 def _record(target: Any, record: Any, written: Storage, options: dict[str, Any] | None, fsync: bool) -> tuple[Storage, str]:
-    """Return the storage of the record, and its prefix there: as it was asked for, beside the target, or inside where nothing can be
-    beside it.
+    """Return the storage of the record, and its prefix there: as it was asked for, beside the target, inside where nothing can be beside
+    it, or in memory, for this run, where it cannot be inside.
     """
     if record is not None:
         takes_options = isinstance(record, str) and _protocol(record) == _protocol(target)
         return open_storage(record, options if takes_options else None, fsync=fsync), ""
     if isinstance(written, LocalStorage):
         return LocalStorage(written.root + SUFFIX, fsync=fsync, locks=written.locks), ""
+    if isinstance(written, TakesChosenKeys):
+        if not written.keeps_records:
+            return _in_memory(), ""
+        place = written.beside(SUFFIX)
+        return (written, INSIDE) if place is None else (place, "")
     if isinstance(target, str | os.PathLike):
         beside = Address.parse(os.fsdecode(target)).beside(SUFFIX)
         if beside is not None:

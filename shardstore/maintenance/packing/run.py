@@ -55,6 +55,7 @@ from shardstore.maintenance.packing.translation import Wanted, raise_refused, tr
 from shardstore.maintenance.packing.units import ArrayUnits, Unit, job_for
 from shardstore.maintenance.packing.writing import OthersJob, OthersUnit, UnitDone, can_be_read, do_unit
 from shardstore.plan.commits import ChunkOrder
+from shardstore.storage.base import TakesChosenKeys
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.requests.outcomes import PROBE_PREFIX
 from shardstore.storage.room import is_full
@@ -288,11 +289,12 @@ class PackingRun:
             run_sync(record.begin(self._settings()))
         else:
             run_sync(self._begin())
-        if self._places.hierarchy is not None:  # nobody sees it yet, and chunks need their array
-            run_sync(write_documents(storage, self._documents))
         self._obstacles = run_sync(self._find_obstacles(earlier, there, old))
         if not overwrite:
             self._write_down(record.announce(announced))
+        kind = innermost(self._places.stored_target)
+        if self._places.hierarchy is not None or (isinstance(kind, TakesChosenKeys) and kind.chunks_need_documents):
+            run_sync(write_documents(storage, self._documents))
         try:
             with suppress(ExecutorLost, _Full):  # the report names what failed, and how much is missing
                 if self._full is None:
@@ -307,9 +309,7 @@ class PackingRun:
             self._progress(Progress("finishing", *self._so_far()))
             run_sync(self._finish(recorded, [] if overwrite else there.unknown, old))
             self._is_complete = True
-        if self._places.hierarchy is not None:
-            run_sync(record.erase())
-        elif self._full is None and not self._failed:
+        if self._full is None and not self._failed:
             run_sync(record.end_run())
 
     async def _begin(self) -> None:

@@ -65,7 +65,9 @@ def _beside(target: Any) -> Any:
         protocol, separator, path = target.rstrip("/").rpartition("://")
         if path and (not separator or not has_host(protocol) or "/" in path):
             return target.rstrip("/") + _SUFFIX
-    raise InvalidInput(f"there is no place beside {target!r}: {_HOW}")
+    # Not every target may be shown: a store of icechunk waits for its writers first.
+    named = repr(target) if isinstance(target, str) else f"this {type(target).__name__}"
+    raise InvalidInput(f"there is no place beside {named}: {_HOW}")
 
 
 class Quarantine:

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import fsspec.core
 from fsspec.asyn import get_loop, sync
@@ -59,6 +59,8 @@ class Location:
     """The beginnings of further places of which nothing else is known; ``ANYWHERE`` where nothing is known at all."""
     only_read: frozenset[str] = frozenset()
     """Places that are read from, and where nothing is ever replaced; so several that read from one are apart."""
+    stores: tuple[StorePlace, ...] = ()
+    """Paths in stores that are objects of this process, and have no name."""
 
     @property
     def is_known(self) -> bool:
@@ -67,7 +69,9 @@ class Location:
     def overlaps(self, other: Location) -> bool:
         """Return whether a place of one is a place of the other, or lies in it, as far as the places are known."""
         pairs = (self.places, other.places), (self.only_read, other.places), (self.places, other.only_read)
-        return any(_overlap(ours, theirs) for ours, theirs in pairs)
+        return any(_overlap(ours, theirs) for ours, theirs in pairs) or any(
+            one.overlaps(another) for one, another in product(self.stores, other.stores)
+        )
 
     def may_overlap(self, other: Location) -> bool:
         """Return whether nobody knows that the two are apart, although no overlap is known: a place of one cannot be traced, or the
@@ -78,6 +82,34 @@ class Location:
         ours, theirs = _servers_by_path(self.served), _servers_by_path(other.served)
         pairs = {*_servers_within(ours, theirs), *_servers_within(theirs, ours)}
         return any(may_be_one(one, another) for one, another in pairs)
+
+
+@dataclass(frozen=True, eq=False)
+class StorePlace:
+    """A path in a store that is an object of this process."""
+
+    store: object
+    path: str
+
+    def overlaps(self, other: StorePlace) -> bool:
+        """Return whether the stores are one, or say that they are, and one path is the other or lies in it."""
+        if self.store is not other.store and (isinstance(self.store, Mapping) or not bool(self.store == other.store)):
+            return False  # two mappings are equal by what they hold
+        return (
+            not self.path or not other.path or f"{self.path}/".startswith(f"{other.path}/") or f"{other.path}/".startswith(f"{self.path}/")
+        )
+
+    def location(self, *, is_known: bool) -> Location:
+        """Return it as a location, of which no more ``is_known`` if the store keeps its bytes elsewhere."""
+        return Location(frozenset(), unknown=frozenset() if is_known else ANYWHERE, stores=(self,))
+
+
+@runtime_checkable
+class LiesElsewhere(Protocol):
+    """A storage that knows by itself where its objects lie."""
+
+    def lies_in(self, path: str, *, links: bool) -> Location:
+        """Return the location of ``path``, as ``location_of`` does."""
 
 
 UNTRACED = Location(frozenset(), unknown=ANYWHERE)
@@ -173,6 +205,8 @@ def location_of(storage: Storage, path: str = "", *, links: bool = False) -> Loc
 
 def _location_of(storage: Storage, path: str, links: bool) -> Location:
     storage = innermost(storage)
+    if isinstance(storage, LiesElsewhere):
+        return storage.lies_in(path, links=links)
     if isinstance(storage, LocalStorage):
         top = _of_file(os.path.join(storage.root, path))
         return _together([top, _of_links(os.path.join(storage.root, path))]) if links else top
@@ -355,4 +389,5 @@ def _together(locations: Iterable[Location]) -> Location:
         frozenset().union(*(one.served for one in found)),
         frozenset().union(*(one.unknown for one in found)),
         frozenset().union(*(one.only_read for one in found)),
+        tuple(place for one in found for place in one.stores),
     )

@@ -30,6 +30,7 @@ from shardstore.storage.opening.kinds import LocalOpener, kind_of_filesystem, ki
 from shardstore.storage.opening.references import OWN_OPTIONS, open_set
 from shardstore.storage.opening.snapshot_place import SnapshotPlace
 from shardstore.storage.opening.transports import Transport, carried_by, check_transport, is_carried
+from shardstore.storage.opening.zarr_stores import is_zarr_store, open_zarr_store
 from shardstore.storage.redaction import redacted, shown_cause, unusable_options
 from shardstore.storage.references.filesystems import check_made_by_user, for_inner_link, for_inner_links
 from shardstore.storage.static import as_said, check_static
@@ -49,16 +50,16 @@ def open_storage(
 ) -> Storage:
     """Return the storage that ``target`` names.
 
-    ``target`` is a path, an fsspec URL or chain, an fsspec filesystem with a path as ``(fs, path)``, an fsspec mapping, a snapshot that
-    ``snapshot_urls`` has found, or a storage, which is returned as it is. ``storage_options`` are for the first link of a chain, or under a
-    link's protocol for that link, as in fsspec. ``sharded::`` before a chain means the same as the chain without it. ``fsync`` and
-    ``locks`` concern local files only; ``transport``, which ``storage_options`` may name too, concerns S3 and GCS. ``static``, which they
-    may hold too, says that nothing changes while the place is open, or that something may; by default nothing changes in archives, sets
-    of references and revisions that are named by their hash.
+    ``target`` is a path, an fsspec URL or chain, an fsspec filesystem with a path as ``(fs, path)``, an fsspec mapping, a store of
+    zarr-python, a snapshot that ``snapshot_urls`` has found, or a storage, which is returned as it is. ``storage_options`` are for the
+    first link of a chain, or under a link's protocol for that link, as in fsspec. ``sharded::`` before a chain means the same as the chain
+    without it. ``fsync`` and ``locks`` concern local files only; ``transport``, which ``storage_options`` may name too, concerns S3 and
+    GCS. ``static``, which they may hold too, says that nothing changes while the place is open, or that something may; by default nothing
+    changes in archives, sets of references and revisions that are named by their hash.
 
     Raises:
-        InvalidInput: the target names no storage: an unknown protocol, a wrong type, options that nothing would use, or a view
-            of a store; ``locks``, ``transport`` or ``static`` is no value of that option.
+        InvalidInput: the target names no storage: an unknown protocol, a wrong type, options that nothing would use, a view of
+            a store, or a store that was closed; ``locks``, ``transport`` or ``static`` is no value of that option.
         Unsupported: a package that it needs is missing, or the transport does not exist for it.
         NotFound: the archive or set of references that the target reads through does not exist.
         StorageError: it cannot be opened.
@@ -102,13 +103,17 @@ def _open(target: object, options: dict[str, Any], local: LocalOpener) -> Storag
         return target.open()
     if isinstance(target, Storage):
         return target
+    if is_zarr_store(target):
+        return open_zarr_store(target)
     if isinstance(target, FSMap):
         return _open_filesystem(target.fs, target.root, local)
     if isinstance(target, tuple) and len(target) == 2 and isinstance(target[0], AbstractFileSystem):
         return _open_filesystem(target[0], str(target[1]), local)
     if isinstance(target, AbstractFileSystem):
         raise InvalidInput("a filesystem needs a path in it: give (fs, path)")
-    raise InvalidInput(f"a target is a path, a URL, (fs, path), an fsspec mapping or a storage, not a {type(target).__name__}")
+    raise InvalidInput(
+        f"a target is a path, a URL, (fs, path), an fsspec mapping, a zarr store or a storage, not a {type(target).__name__}"
+    )
 
 
 # -- URLs --------------------------------------------------------------------------------------------------------------

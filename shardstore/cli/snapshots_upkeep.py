@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
+from uuid import uuid4
 
 import typer
 
@@ -171,6 +172,7 @@ def rewrite(
     shards: Shards = "auto",
     branch: Branch = FIRST_BRANCH,
     message: Annotated[str | None, typer.Option("--message", "-m", metavar="TEXT", help="Of the commit.", show_default=False)] = None,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
     storage: StorageOptions,
 ) -> None:
@@ -191,16 +193,23 @@ def rewrite(
     ids: list[str] = []
     if chunks:
         with _progress() as say:
-            snapshot, repacked = repository.repack(branch=branch, progress=say, **said)
+            snapshot, repacked = repository.repack(branch=branch, dry_run=dry_run, progress=say, **said)
         ids += [snapshot] if snapshot is not None else []
-    snapshot = repository.rewrite_manifests(branch=branch, **said)
-    ids += [snapshot] if snapshot is not None else []
+    snapshot = repository.rewrite_manifests(branch=branch, dry_run=dry_run, **said)
     if as_json:
-        print_json({"snapshots": ids, "repacked": None if repacked is None else asdict(repacked)})
+        ids += [snapshot] if snapshot is not None and not dry_run else []
+        merges = snapshot is not None
+        print_json(
+            {"snapshots": ids, "merges_manifests": merges, "repacked": None if repacked is None else asdict(repacked), "dry_run": dry_run}
+        )
         return
     if repacked is not None and repacked.cells:
         were = f"{plural(repacked.chunks, 'chunk')} of {size(repacked.nbytes)}"
-        typer.echo(f"{were} were put together in {plural(repacked.cells, 'chunk file')}")
+        typer.echo(f"{were} {'would be' if dry_run else 'were'} put together in {plural(repacked.cells, 'chunk file')}")
+    if dry_run:
+        typer.echo("manifests would be merged" if snapshot is not None else "no manifests would be merged")
+        return
+    ids += [snapshot] if snapshot is not None else []
     typer.echo(f"branch {branch} is at snapshot {ids[-1]}" if ids else "there was nothing to do")
 
 
@@ -213,6 +222,7 @@ def adopt(
         list[str] | None,
         typer.Option("--virtual-prefix", metavar="URL", help="Below which the objects of a set of references may be.", show_default=False),
     ] = None,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
     storage: StorageOptions,
 ) -> None:
@@ -228,18 +238,32 @@ def adopt(
         shardstore snapshots adopt s3://bucket/data.zarr s3://bucket/data.ice -m "as of today"
     """
     of_source, of_target = (dict(options) or None for options in pair_options(source, url, storage.parsed(), None))
-    with needing_pyarrow("to make a versioned store"):
+    place, shown = url, redacted(url)
+    with needing_pyarrow("to make a versioned store"), _progress("chunks") as say:
+        if dry_run:  # made in memory
+            if Repository.exists(url, storage_options=of_target):
+                raise InvalidInput(f"there is a versioned store at {shown} already: choose another place. Nothing was changed")
+            place = f"memory://shardstore-{uuid4().hex}"
         made = Repository.adopt(
-            source, url, message=message, source_options=of_source, storage_options=of_target, virtual_prefixes=prefix or ()
+            *(source, place),
+            message=message,
+            source_options=of_source,
+            progress=say,
+            storage_options=None if dry_run else of_target,
+            virtual_prefixes=prefix or (),
         )
     found = made.stats()
+    if dry_run:
+        made.destroy(yes=True)
     if as_json:
-        snapshot = made.lookup_branch(FIRST_BRANCH)
-        print_json({"url": made.url, "snapshot": snapshot, "references": found.references, "virtual_prefixes": list(made.virtual_prefixes)})
+        snapshot = None if dry_run else made.lookup_branch(FIRST_BRANCH)
+        document = {"url": None if dry_run else made.url, "snapshot": snapshot, "references": found.references, "dry_run": dry_run}
+        print_json(document | {"virtual_prefixes": list(made.virtual_prefixes)})
         return
-    typer.echo(
-        f"made the versioned store {redacted(made.url)}, with {plural(found.references, 'reference')} to chunks of {redacted(source)}"
-    )
+    said = f"would make the versioned store {shown}" if dry_run else f"made the versioned store {redacted(made.url)}"
+    typer.echo(f"{said}, with {plural(found.references, 'reference')} to chunks of {redacted(source)}")
+    if dry_run:
+        return
     typer.echo(f"open it with virtual_prefixes={list(map(redacted, made.virtual_prefixes))}")
 
 
@@ -285,9 +309,9 @@ def _time_before(text: str) -> datetime:
 
 
 @contextmanager
-def _progress() -> Iterator[Progress]:
+def _progress(noun: str = "files") -> Iterator[Progress]:
     with step_bar() as bar:
-        yield lambda what, done, total: bar(Step(what, done, total, noun="files"))
+        yield lambda what, done, total: bar(Step(what, done, total, noun=noun))
 
 
 # -- output ------------------------------------------------------------------------------------------------------------

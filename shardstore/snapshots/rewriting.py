@@ -34,8 +34,8 @@ class Repacked:
     nbytes: int = 0
 
 
-async def repack(session: Session, storage: SessionStorage, say: Progress) -> Repacked:
-    """Write the chunks of all cells again that lie in several files; ``storage`` is the session's.
+async def repack(session: Session, storage: SessionStorage, say: Progress, *, dry_run: bool) -> Repacked:
+    """Write the chunks of all cells again that lie in several files; ``storage`` is the session's. With ``dry_run`` only count them.
 
     Raises:
         ShardStoreError: a chunk cannot be read, or a file not be stored. The session holds a part: discard its changes.
@@ -49,7 +49,8 @@ async def repack(session: Session, storage: SessionStorage, say: Progress) -> Re
         scattered = list(_scattered(session, node, refs))
         for number, rows in enumerate(scattered):
             say(f"repacking {path or '/'}", number, len(scattered))
-            await _write_again(session, storage, node, refs.coords[rows])
+            if not dry_run:
+                await _write_again(session, storage, node, refs.coords[rows])
             done.cells += 1
             done.chunks += len(rows)
             done.nbytes += int(refs.nbytes[rows].sum())

@@ -39,9 +39,12 @@ def snapshots(repo: Repository, command: str, *arguments: str) -> list[str]:
 
 
 def test_what_expired_is_removed(store: Repository, tmp_path: Path) -> None:
+    assert snapshots(store, "rewrite", "--dry-run") == ["manifests would be merged"]
+    assert len(list(store.ancestry())) == 4
     assert snapshots(store, "rewrite", "-m", "one manifest") == [f"branch main is at snapshot {store.lookup_branch('main')}"]
     assert next(store.ancestry()).message == "one manifest"
     assert snapshots(store, "rewrite", "--chunks", "-s", "4") == ["there was nothing to do"]
+    assert snapshots(store, "rewrite", "--chunks", "-s", "4", "--dry-run") == ["no manifests would be merged"]
     assert snapshots(store, "expire", "--older-than", "1h") == ["nothing has expired"]
     assert snapshots(store, "expire", "--older-than", "0", "--dry-run") == ["4 snapshots would expire"]
     assert len(list(store.ancestry())) == 5
@@ -94,6 +97,11 @@ def test_a_hierarchy_is_adopted(tmp_path: Path) -> None:
     assert next(repo.ancestry()).message == "as it was"
     np.testing.assert_array_equal(zarr.open_array(repo.readonly_session().store, path="a", mode="r")[:], DATA)
     assert run("snapshots", "adopt", source, target).code == ExitCode.INVALID
+    assert run("snapshots", "adopt", source, target, "--dry-run").code == ExitCode.INVALID
+    planned = succeed("snapshots", "adopt", source, f"{target}2", "--dry-run").lines
+    assert planned == [f"would make the versioned store {target}2, with 16 references to chunks of {source}"]
+    assert succeed("snapshots", "adopt", source, f"{target}2", "--dry-run", "--json").json["dry_run"]
+    assert not Path(f"{target}2").exists()
     assert succeed("snapshots", "adopt", source, f"{target}2", "--json").json["references"] == 16
 
 

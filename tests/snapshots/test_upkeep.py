@@ -80,7 +80,11 @@ def test_the_manifests_of_each_array_become_one(repo: Repository) -> None:
 def test_chunks_of_a_shard_are_put_together(repo: Repository) -> None:
     before = read_array(repo.readonly_session(), "a")
     assert files_of(repo) == [2, 3, 1, 1]
+    tip, stored = repo.lookup_branch("main"), repo.stats().stored
+    planned = repo.repack(dry_run=True)
+    assert (repo.lookup_branch("main"), repo.stats().stored) == (tip, stored)
     id_, done = repo.repack("together")
+    assert planned == (None, done)
     assert (repo.lookup_branch("main"), done.cells, done.chunks, done.nbytes) == (id_, 2, 8, 8 * 100 * DATA.itemsize)
     assert files_of(repo) == [1, 1, 1, 1]
     np.testing.assert_array_equal(read_array(Repository.open(repo.url).readonly_session(), "a"), before)

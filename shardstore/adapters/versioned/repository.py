@@ -145,6 +145,7 @@ class Repository:
         message: str = "Adopted",
         paths: Paths | None = None,
         source_options: dict[str, Any] | None = None,
+        progress: Progress | None = None,
         **options: Unpack[RepositoryArguments],
     ) -> Repository:
         """Make a repository whose first commit is a hierarchy that exists, without copying a chunk: from then on it has a history.
@@ -159,6 +160,7 @@ class Repository:
             message: of the commit.
             paths: by pattern of paths, the first that matches: ``None`` leaves an array out.
             source_options: of the source's filesystem, for now; for reading later, ``virtual_options`` count.
+            progress: called with what is being done, how many chunks are referred to, and how many places for chunks there are in all.
             options: those of ``create``. The place of the source is added to ``virtual_prefixes``; who opens the repository gives it too.
 
         Raises:
@@ -172,7 +174,7 @@ class Repository:
         made = cls.create(url, **options)
         try:
             session = made.writable_session()
-            session.set_virtual_hierarchy(source, paths=paths, overwrite=True, storage_options=source_options)
+            session.set_virtual_hierarchy(source, paths=paths, overwrite=True, storage_options=source_options, progress=progress)
             session.commit(message)
         except BaseException:
             made.destroy(yes=True)
@@ -393,8 +395,10 @@ class Repository:
         milliseconds = int(grace.total_seconds() * 1000)
         return run_sync(collect(self._store, milliseconds, progress or _say_nothing, dry_run=dry_run))
 
-    def rewrite_manifests(self, message: str = "Manifests rewritten", *, branch: str = FIRST_BRANCH) -> str | None:
+    def rewrite_manifests(self, message: str = "Manifests rewritten", *, branch: str = FIRST_BRANCH, dry_run: bool = False) -> str | None:
         """Make the manifests of each array one, as a commit; return its id, or ``None`` if each is one already.
+
+        With ``dry_run`` nothing is changed, and where something would be, the id of the branch's snapshot is returned.
 
         Commits merge manifests by themselves when they have become many. This does it at once: reading becomes as fast as it can be, and
         when the snapshots before have expired, a collection can remove the chunks that were overwritten. No chunk is read.
@@ -407,6 +411,8 @@ class Repository:
         core = session._core
         if all(len(node.manifests) < 2 for node in core.nodes.values()):
             return None
+        if dry_run:
+            return session.snapshot_id
         return self._commit_upkeep(session, CommitRequest(message, merges_all=True, keeps_values=True))
 
     def repack(
@@ -414,11 +420,13 @@ class Repository:
         message: str = "Chunks repacked",
         *,
         branch: str = FIRST_BRANCH,
+        dry_run: bool = False,
         progress: Progress | None = None,
     ) -> tuple[str | None, Repacked]:
         """Put the chunks together that several commits have written into one cell of an array, as a commit by differences.
 
-        Returns the id of the snapshot, ``None`` if there was nothing to do, and how many cells, chunks and bytes were written. The bytes of
+        Returns the id of the snapshot, ``None`` if there was nothing to do, and how many cells, chunks and bytes were written. With
+        ``dry_run`` nothing is, and they are counted only. The bytes of
         chunks stay as they are. Virtual chunks are left where they are. Nobody's session is contradicted by it; where somebody else has
         written a chunk meanwhile, that counts.
 
@@ -428,8 +436,8 @@ class Repository:
             ConflictError: an array was resized or deleted meanwhile, or the branch was reset: do it again.
         """
         session = self.writable_session(branch)
-        done = run_sync(repack(session._core, session.storage, progress or _say_nothing))
-        if not done.cells:
+        done = run_sync(repack(session._core, session.storage, progress or _say_nothing, dry_run=dry_run))
+        if not done.cells or dry_run:
             return None, done
         return self._commit_upkeep(session, CommitRequest(message, keeps_values=True)), done
 

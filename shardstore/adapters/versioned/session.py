@@ -19,6 +19,7 @@ from shardstore.format.snapshots.state import Snapshot
 from shardstore.snapshots.conflicts import ConflictDetector
 from shardstore.snapshots.diffs import Diff, status
 from shardstore.snapshots.forks import ForkState, fork_state, restore
+from shardstore.snapshots.reachable import Progress
 from shardstore.snapshots.rebase import merge
 from shardstore.snapshots.session import WHY_FLAGGED, ndim_of
 from shardstore.snapshots.session import Session as SessionCore
@@ -248,6 +249,7 @@ class Session:
         paths: Paths | None = None,
         overwrite: bool = False,
         storage_options: dict[str, Any] | None = None,
+        progress: Progress | None = None,
     ) -> int:
         """Make a whole hierarchy, or a set of references, part of the session, without copying its chunks; return the number of references.
 
@@ -261,6 +263,7 @@ class Session:
             paths: by pattern of paths, the first that matches: ``None`` leaves an array out.
             overwrite: replace nodes at the same paths, with all that is below them.
             storage_options: of the source's filesystem. For reading later, ``virtual_options`` of the repository count.
+            progress: called with what is being done, how many chunks are referred to, and how many places for chunks there are in all.
 
         Raises:
             InvalidInput: there are nodes at the same paths, or an object is below no authorised prefix.
@@ -280,6 +283,7 @@ class Session:
             paths=paths,
             overwrite=overwrite,
             storage_options=storage_options,
+            progress=progress,
         )
 
     def status(self) -> Diff:

@@ -5,7 +5,7 @@ Of a sharded hierarchy the references are to the inner chunks. What is in a set 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from shardstore.references.choices import Choices, Paths, base_of, check_pattern
 from shardstore.references.opening import open_set_source
 from shardstore.references.sets import is_set
 from shardstore.references.stores import store_source
+from shardstore.snapshots.reachable import Progress
 from shardstore.snapshots.session import Session
 from shardstore.snapshots.virtual_files import VirtualFiles
 from shardstore.storage.opening.open import open_storage
@@ -39,6 +40,7 @@ def refer_to(
     paths: Paths | None,
     overwrite: bool,
     storage_options: Mapping[str, Any] | None,
+    progress: Progress | None,
 ) -> int:
     """Refer to all chunks of a source in a session; return the number of references. See ``Session.set_virtual_hierarchy``."""
     check_flags(overwrite=overwrite)
@@ -66,7 +68,13 @@ def refer_to(
             "them. Nothing was changed"
         )
     run_sync(_write_documents(session, documents, replaced))
-    return sum(_refer_to_array(session, virtual, array, join(path, array.path) if array.path else path) for array in found.arrays)
+    total, references = sum(map(size_of, found.arrays)), 0
+    for array in found.arrays:
+        for more in _refer_to_array(session, virtual, array, join(path, array.path) if array.path else path):
+            references += more
+            if progress is not None:
+                progress("referring to chunks", references, total)
+    return references
 
 
 def _opened(source: Any, choices: Choices, options: Mapping[str, Any] | None) -> ReferenceSource:
@@ -88,18 +96,17 @@ async def _write_documents(session: Session, documents: Mapping[str, JsonObject]
         await session.set_document(path, dumps(documents[path]))
 
 
-def _refer_to_array(session: Session, virtual: VirtualFiles, array: ReferencedArray, path: str) -> int:
+def _refer_to_array(session: Session, virtual: VirtualFiles, array: ReferencedArray, path: str) -> Iterator[int]:
+    """Refer to the chunks of an array, and yield how many there are, batch by batch."""
     node = session.array(path)
-    references = 0
     for batch in array.batches(0, size_of(array)):
-        references += len(batch.chunks)
         kept = np.flatnonzero(batch.rows.target != MISSING)
         refs = run_sync(_refs_of(virtual, batch, kept, array.chunk_grid))
         run_sync(_set(session, path, refs))
         for row, data in batch.rows.inline.items():
             coords = tuple(int(one) for one in np.unravel_index(int(batch.chunks[row]), array.chunk_grid)) if array.chunk_grid else ()
             run_sync(session.write_chunk(node, coords, data))
-    return references
+        yield len(batch.chunks)
 
 
 async def _refs_of(virtual: VirtualFiles, batch: ReferenceBatch, kept: Any, grid: tuple[int, ...]) -> ChunkRefs:

@@ -25,6 +25,7 @@ from shardstore.snapshots.versioned_store import FIRST_BRANCH, CommitRequest, Mo
 from shardstore.storage.opening.open import open_storage
 
 if TYPE_CHECKING:
+    from shardstore.adapters.versioned.icechunk_export import IcechunkExport
     from shardstore.adapters.zarr.store import ShardedStore
     from shardstore.references.choices import Paths
 
@@ -452,26 +453,40 @@ class Repository:
         """
         return run_sync(check(self._store, progress or _say_nothing))
 
-    def export_icechunk(self, target: Any, *, progress: Progress | None = None) -> dict[str, str]:
-        """Write the whole history into a new repository of Icechunk, without copying a chunk; return its ids of snapshots by those of this.
+    def export_icechunk(
+        self,
+        target: Any,
+        config: Any = None,
+        *,
+        target_options: Mapping[str, Any] | None = None,
+        progress: Progress | None = None,
+    ) -> IcechunkExport:
+        """Write the whole history into a new repository of Icechunk, 1.1 or 2, without copying a chunk.
 
-        Chunks become virtual references into the chunk files of this repository, and those that lie in manifests are stored in the target.
-        Chunk files never change, so the references have no checksums. As long as the target is used, nothing here may expire that it shows.
+        Every snapshot becomes a commit with its message and metadata; Icechunk gives it an id and a time of its own, and the metadata has
+        ours: ``shardstore.snapshot``, ``shardstore.parent`` and ``shardstore.written_at``. Branches and tags are made last: an export that
+        was interrupted shows an empty ``main``. Chunks become virtual references into the chunk files of this repository; those that lie in
+        manifests are stored in the target. Chunk files never change, so the references have no checksums; those to files elsewhere have
+        what is known of them here. As long as the target is used, nothing here may be collected that it shows. Numbers in metadata that are
+        not finite, or have more than 64 bits, become texts.
 
         Args:
-            target: an ``icechunk.Repository`` that is new, by ``icechunk.Repository.create``, with a virtual chunk container in its config
-                for the place of the chunk files here, and for whatever virtual references lead to; errors give the lines that add one.
+            target: a folder, a URL of S3 or Google Cloud Storage, or an ``icechunk.Storage``. Nothing may be there.
+            config: an ``icechunk.RepositoryConfig`` for the new repository; the virtual chunk containers that it lacks are added to it, for
+                the chunk files and for the ``virtual_prefixes`` with which this repository was opened. Give one for containers with options
+                of Icechunk's own.
+            target_options: of a URL, as fsspec has them: ``key``, ``secret``, ``endpoint_url``.
             progress: called with what is being done, how much of it is done, and how much it is in all.
 
         Raises:
-            InvalidInput: the target has a history already, or icechunk does not read the files, or they are in no container.
+            InvalidInput: there is something at the target, Icechunk cannot read the files, or takes no such name of a branch or tag.
             Unsupported: icechunk is not installed.
             Corruption: a structure or manifest is missing or damaged.
-            StorageError: icechunk failed. The target holds a part: remove it, and begin again.
+            StorageError: icechunk failed. After all errors but the first the target holds a part: remove it, and begin again.
         """
         from shardstore.adapters.versioned.icechunk_export import export  # needs what few programs do
 
-        return export(self._opened, target, progress or _say_nothing)
+        return export(self._opened, target, config, target_options, progress or _say_nothing)
 
     def _commit_upkeep(self, session: Session, request: CommitRequest) -> str:
         solver = BasicConflictSolver(on_chunk_conflict="theirs")

@@ -181,6 +181,54 @@ class Repository:
             raise
         return made
 
+    @classmethod
+    def import_icechunk(
+        cls,
+        source: Any,
+        url: Any,
+        *,
+        copy: bool = False,
+        source_url: str | None = None,
+        source_options: Mapping[str, Any] | None = None,
+        progress: Progress | None = None,
+        **options: Unpack[RepositoryArguments],
+    ) -> Repository:
+        """Make a repository of the whole history of one of Icechunk, by icechunk 2: all snapshots to which its branches and tags lead.
+
+        Snapshots keep their ids, messages, metadata and times; one that is not later than its parent gets the next millisecond. What
+        ``export_icechunk`` has written becomes what it was. Virtual chunks keep their targets, without the checksums, which Icechunk does
+        not tell. Of an array whose chunks are shards, the inner chunks become chunks. The repository is there when all of it is.
+
+        Args:
+            source: a folder, a URL of S3 or Google Cloud Storage, an ``icechunk.Storage``, or an open ``icechunk.Repository``.
+            url: where the files of the new one go.
+            copy: copy the bytes of the source's chunk files. By default virtual references lead to them: then nothing of the source may be
+                collected that this repository shows.
+            source_url: where the files of the source are, as ``s3://bucket/repo``, for an ``icechunk.Storage`` that is no local folder.
+            source_options: of a URL, as fsspec has them, to open the source. For reading chunks later, ``virtual_options`` count.
+            progress: called with what is being done, how much of it is done, and how much it is in all.
+            options: those of ``create``. The place of the source's chunk files is added to ``virtual_prefixes``; those of its virtual
+                references are to be given. Who opens the repository gives them too.
+
+        Raises:
+            InvalidInput: there is a repository already; nobody says where the source's files are; a virtual reference leads below no
+                authorised prefix; or a node, or a name of a branch or tag, is none that this can hold.
+            NotFound: there is no repository of Icechunk at the source.
+            Unsupported: icechunk is not installed, or is version 1, which does not say where chunks lie.
+            Corruption: the index of a shard is damaged.
+            StorageError: a request failed, or icechunk did. After all errors but the next there is no repository.
+            WriteOutcomeUnknown: an answer was lost, and nobody can tell whether the repository is there: look by ``Repository.exists``.
+        """
+        from shardstore.adapters.versioned.icechunk_import import chunks_of_source, import_history  # needs what few programs do
+
+        check_flags(copy=copy)
+        repository, place = chunks_of_source(source, source_options, source_url, copy=copy)
+        given = options.get("virtual_prefixes", ())
+        options["virtual_prefixes"] = [*given, *([place] if place is not None and place not in given else [])]
+        made = cls(RepositoryOptions(url, **options))
+        import_history(made._opened, repository, place, progress or _say_nothing)
+        return made
+
     def destroy(self, *, yes: bool = False) -> None:
         """Remove the repository, with all snapshots and chunks, if ``yes``. Virtual files stay.
 

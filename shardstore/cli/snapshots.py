@@ -1,4 +1,7 @@
-"""``shardstore snapshots``: makes versioned stores, and shows and changes their history; ``snapshots_upkeep`` has the rest."""
+"""``shardstore snapshots``: makes versioned stores, and shows and changes their history.
+
+``snapshots_upkeep`` and ``snapshots_bridges`` have the other commands of the group.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from rich.text import Text
 
 from shardstore._sync import run_sync
 from shardstore.adapters.versioned.repository import Repository, SnapshotInfo
-from shardstore.cli import snapshots_upkeep
+from shardstore.cli import snapshots_bridges, snapshots_upkeep
 from shardstore.cli.arguments import AsJson, StorageOptions, StoreUrl
 from shardstore.cli.output import plural, print_json, show
 from shardstore.cli.questions import ask
@@ -196,6 +199,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "reset": reset,
     "diff": diff,
     **snapshots_upkeep.COMMANDS,
+    **snapshots_bridges.COMMANDS,
 }
 """The commands of the group, by name."""
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from shardstore.format.references.documents import DocumentFlavour, NodeDocuments
 from shardstore.format.references.parquet import ReferenceRows
 from shardstore.format.references.pins import PinnedObject, object_url
+from shardstore.format.snapshots.manifest import VirtualCheck
 from shardstore.storage.base import Storage
 
 
@@ -33,6 +34,8 @@ class ReferenceBatch(NamedTuple):
     """Their references; none of them is missing."""
     objects: Sequence[ReferredObject] = ()
     """The objects at ``rows.targets``; empty if they are not in the source's store."""
+    checks: Sequence[VirtualCheck | None] = ()
+    """What is known of the objects at ``rows.targets`` from when somebody else referred to them; empty if nothing is."""
 
 
 class Shards(NamedTuple):
@@ -132,7 +135,7 @@ def strides(chunk_grid: tuple[int, ...]) -> npt.NDArray[np.int64]:
 def content(batches: Iterable[ReferenceBatch]) -> dict[int, bytes | tuple[str, int, int]]:
     """Return references by the numbers of their chunks: bytes, or URL, offset and length."""
     found: dict[int, bytes | tuple[str, int, int]] = {}
-    for chunks, rows, _ in batches:
+    for chunks, rows, *_ in batches:
         for row, chunk in enumerate(chunks.tolist()):
             if row in rows.inline:
                 found[chunk] = rows.inline[row]

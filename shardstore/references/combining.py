@@ -61,7 +61,7 @@ class JoinedArray:
 
     def _shifted(self, part: ReferencedArray, begin: int, batches: Iterator[ReferenceBatch]) -> Iterator[ReferenceBatch]:
         """Yield batches of a part with the numbers of the joined array."""
-        for chunks, rows, _ in batches:
+        for chunks, rows, *_ in batches:
             coords = np.array(np.unravel_index(chunks, part.chunk_grid), dtype=np.int64).T
             coords[:, self._axis] += begin
             yield ReferenceBatch(coords @ strides(self.chunk_grid), rows)

@@ -59,7 +59,8 @@ class KnownArray:
         if not len(rows):
             return
         used, target = np.unique(found.target[rows], return_inverse=True)
-        files = [found.files[number] for number in used.tolist() if number >= 0]
+        numbers_of_files = [number for number in used.tolist() if number >= 0]
+        files = [found.files[number] for number in numbers_of_files]
         urls = [file if "://" in file else object_url(self._base, file) for file in files]
         is_inline = found.target[rows] < 0
         ninline = int((used < 0).sum())
@@ -72,6 +73,7 @@ class KnownArray:
                 np.where(is_inline, 0, found.nbytes[rows]),
                 {place: found.inline[int(rows[place])] for place in np.flatnonzero(is_inline).tolist()},
             ),
+            checks=[found.checks.get(number) for number in numbers_of_files] if found.checks else (),
         )
 
 

@@ -21,6 +21,7 @@ from shardstore.snapshots.diffs import Diff
 from shardstore.snapshots.sql_catalog import SQLCatalog
 
 if TYPE_CHECKING:
+    from shardstore.adapters.versioned.icechunk_export import IcechunkExport
     from shardstore.adapters.versioned.repository import Repository, SnapshotInfo
     from shardstore.adapters.versioned.session import ForkSession, Session
 
@@ -34,6 +35,7 @@ __all__ = [
     "Diff",
     "Expired",
     "ForkSession",
+    "IcechunkExport",
     "NodeConflict",
     "Pointer",
     "PointerMoved",
@@ -44,7 +46,13 @@ __all__ = [
     "StorageCatalog",
 ]
 
-_FACES = {"ForkSession": "session", "Repository": "repository", "Session": "session", "SnapshotInfo": "repository"}
+_FACES = {
+    "ForkSession": "session",
+    "IcechunkExport": "icechunk_export",
+    "Repository": "repository",
+    "Session": "session",
+    "SnapshotInfo": "repository",
+}
 
 
 def __dir__() -> list[str]:

@@ -29,6 +29,7 @@ from shardstore.format.snapshots.manifest import ChunkRefs, encode_manifest, mer
 from shardstore.format.snapshots.manifest_groups import manifest_file
 from shardstore.format.snapshots.state import KEEPS_VALUES
 from shardstore.format.snapshots.structure import AttributesPlace, Extent, ManifestPart, Node, Structure, encode_structure
+from shardstore.snapshots.chunk_files import ChunkFile
 from shardstore.snapshots.files import StoreFiles
 from shardstore.snapshots.levels import first_of_all, first_to_merge, levels_of
 from shardstore.snapshots.session import Session
@@ -60,6 +61,43 @@ class Differences:
     parts: dict[int, list[ManifestPart]]
     """By array."""
     files: list[NewFile]
+
+
+@dataclass(slots=True)
+class PlannedCommit:
+    """All that a session has changed, as files to be stored."""
+
+    chunks: list[ChunkFile]
+    structure: PlannedStructure
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of the files, but for those of chunks."""
+        return [one.key for one in self.structure.files]
+
+
+async def plan_commit(session: Session, *, draft: bool, merges_all: bool = False, keeps_values: bool = False) -> PlannedCommit:
+    """Return the files of a snapshot of all that a session has changed. Its chunks wait no more, unless an error is raised."""
+    session.make_root()
+    chunks = session.gatherer.plan()
+    try:
+        new = await differences(session, draft=draft)
+        changes = NodeChanges.between(session.base.nodes, session.nodes)
+        structure = await plan_structure(session, changes, new, draft=draft, merges_all=merges_all, keeps_values=keeps_values)
+    except BaseException:
+        session.gatherer.take_back(chunks)
+        raise
+    return PlannedCommit(chunks, structure)
+
+
+async def store_commit(session: Session, planned: PlannedCommit) -> None:
+    """Store the files of a commit. All have ended when the first error is raised: chunks that are still on their way would seem stored to
+    the next attempt.
+    """
+    both = [session.gatherer.store(planned.chunks), store_all(session.files, planned.structure.files)]
+    for outcome in await asyncio.gather(*both, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome
 
 
 async def differences(session: Session, *, draft: bool) -> Differences:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -288,6 +288,18 @@ class Session:
             self._array_keys.pop(node.id, None)
             self.nodes[target + path[len(source) :]] = replace(node, path=target + path[len(source) :])
         return bool(moving)
+
+    def rearrange(self, paths: Mapping[str, str]) -> None:
+        """Move nodes, each from one path to another, all at once: a path may be taken that another node leaves. Those that are not named
+        are removed, with their chunks.
+        """
+        self.check_writable("moving nodes")
+        for path in [path for path in self.nodes if path not in paths]:
+            self.remove_node(path)
+        self.new_serial()
+        nodes = [(self.nodes[before], after) for before, after in paths.items()]
+        self.nodes = {after: node if node.path == after else replace(node, path=after) for node, after in nodes}
+        self._array_keys = {}
 
     def _find(self, node: Node) -> None:
         if self.reads is not None:

@@ -337,7 +337,13 @@ class SessionStorage(ReadsAndWrites):
             refs = in_a_row([], self.session.keys_of(node).ndim)
         files = [CHUNKS + file_name(file) if isinstance(file, bytes) else file for file in refs.files]
         return KnownReferences(
-            refs.coords.astype(np.int64), refs.file, refs.offset.astype(np.int64), refs.nbytes.astype(np.int64), files, refs.inline
+            refs.coords.astype(np.int64),
+            refs.file,
+            refs.offset.astype(np.int64),
+            refs.nbytes.astype(np.int64),
+            files,
+            refs.inline,
+            refs.checks,
         )
 
     async def file_with(self, keys: Sequence[str]) -> ChunksInFile | None:

@@ -14,12 +14,11 @@ from shardstore.engine.contention import Contention, Turn
 from shardstore.engine.writing.writer import uninterrupted
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError, StorageError, WriteOutcomeUnknown
 from shardstore.format.json_text import JsonObject
-from shardstore.format.snapshots.changes import NodeChanges
 from shardstore.format.snapshots.file_names import ATTRIBUTES, CHUNKS, MANIFESTS, STATES, STRUCTURES, new_state_name
 from shardstore.format.snapshots.state import MOST_PREVIOUS, Ref, Snapshot, State, check_ref_name, encode_state
 from shardstore.format.snapshots.structure import Node, encode_structure
 from shardstore.snapshots.catalog import DEFAULT_NAME, Catalog, Pointer, PointerMoved
-from shardstore.snapshots.commit import NewFile, differences, plan_structure, properties, store_all
+from shardstore.snapshots.commit import NewFile, plan_commit, properties, store_all, store_commit
 from shardstore.snapshots.conflicts import ConflictDetector, ConflictError
 from shardstore.snapshots.fence import check_not_collected
 from shardstore.snapshots.files import MissingFile, StoreFiles
@@ -48,6 +47,16 @@ class Moment:
 
     pointer: Pointer
     state: State
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The snapshots of a store, parents first, and its branches and tags."""
+
+    snapshots: Mapping[str, Snapshot]
+    refs: Mapping[str, Ref]
+    files: Sequence[NewFile] = ()
+    """Files that it needs, and that are not stored yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,25 +147,24 @@ class VersionedStore:
         self._newest = state.generation
         return Moment(pointer, state)
 
-    async def create(self) -> Moment:
-        """Make the store, with one snapshot that holds nothing but the root group (D11).
+    async def check_new(self) -> None:
+        """Raise ``InvalidInput`` if there is a store already."""
+        await self.files.storage.probe()
+        if await self.catalog.get(self.name) is not None:
+            raise self._exists()
+
+    async def create(self, history: History | None = None) -> Moment:
+        """Make the store, with a history; by default with one snapshot, of nothing but the root group (D11).
 
         Raises:
             InvalidInput: there is one already.
         """
-        await self.files.storage.probe()
-        if await self.catalog.get(self.name) is not None:
-            raise self._exists()
-        root = Node.of(0, "", _ROOT)
-        structure = self.files.new_name()
-        snapshot = Snapshot(self.files.new_name(), None, self._now_ms(None), structure, properties(FIRST_MESSAGE, None, self.writer))
-        refs = {FIRST_BRANCH: Ref(snapshot.id, "branch")}
-        state = State(str(uuid.UUID(bytes=self.files.random(16), version=4)), 0, self.url, {snapshot.id: snapshot}, refs)
+        await self.check_new()
+        if history is None:
+            history = self._first()
+        state = State(str(uuid.UUID(bytes=self.files.random(16), version=4)), 0, self.url, history.snapshots, history.refs)
         location = new_state_name(0, self.files.random)
-        await store_all(
-            self.files,
-            [NewFile(STRUCTURES + structure, encode_structure([root], {}, draft=self.draft)), NewFile(location, encode_state(state))],
-        )
+        await store_all(self.files, [*history.files, NewFile(location, encode_state(state))])
         try:
             pointer = await self.catalog.swap(self.name, None, Pointer(location, 0, state.id))
         except PointerMoved as exc:
@@ -164,6 +172,14 @@ class VersionedStore:
                 raise self._exists() from exc
             pointer = Pointer(location, 0, state.id)  # carried out, and others have gone on from it
         return Moment(pointer, state)
+
+    def _first(self) -> History:
+        """Return the history of a new store."""
+        structure = self.files.new_name()
+        snapshot = Snapshot(self.files.new_name(), None, self._now_ms(None), structure, properties(FIRST_MESSAGE, None, self.writer))
+        root = Node.of(0, "", _ROOT)
+        file = NewFile(STRUCTURES + structure, encode_structure([root], {}, draft=self.draft))
+        return History({snapshot.id: snapshot}, {FIRST_BRANCH: Ref(snapshot.id, "branch")}, [file])
 
     def _exists(self) -> InvalidInput:
         return InvalidInput(f"there is a versioned store {self._place} already: open it, or use another place or name")
@@ -221,7 +237,7 @@ class VersionedStore:
                 moment = await self._now_after(exc, state)
                 if location not in (moment.pointer.location, *moment.state.previous):
                     if moment.state.generation - state.generation < MOST_PREVIOUS:  # else nobody remembers
-                        await self._remove_unused([location])
+                        await self.remove_unused([location])
                     if not is_old:
                         await turn.lost(f"the state of {self.url}", exc)
                         moment = await self.now()
@@ -398,20 +414,10 @@ class VersionedStore:
     async def _commit_once(self, session: Session, begin: Moment | None, request: CommitRequest, turn: Turn) -> str:
         branch = session.branch
         assert branch is not None
-        session.make_root()
-        planned_chunks = session.gatherer.plan()
-        try:
-            new = await differences(session, draft=self.draft)
-            changes = NodeChanges.between(session.base.nodes, session.nodes)
-            planned = await plan_structure(
-                session, changes, new, draft=self.draft, merges_all=request.merges_all, keeps_values=request.keeps_values
-            )
-        except BaseException:
-            session.gatherer.take_back(planned_chunks)
-            raise
+        planned = await plan_commit(session, draft=self.draft, merges_all=request.merges_all, keeps_values=request.keeps_values)
         parent = session.snapshot
         said = properties(request.message, request.metadata, self.writer, keeps_values=request.keeps_values)
-        snapshot = Snapshot(self.files.new_name(), parent.id, self._now_ms(parent), planned.name, said)
+        snapshot = Snapshot(self.files.new_name(), parent.id, self._now_ms(parent), planned.structure.name, said)
 
         session.attempts.append(Attempt(snapshot, session.serial))
         is_stored = False
@@ -419,11 +425,7 @@ class VersionedStore:
         async def store() -> None:
             nonlocal is_stored
             is_stored = True
-            # Both end before an error is raised: chunks that are still on their way would seem stored to the next attempt.
-            both = [session.gatherer.store(planned_chunks), store_all(self.files, planned.files)]
-            for outcome in await asyncio.gather(*both, return_exceptions=True):
-                if isinstance(outcome, BaseException):
-                    raise outcome
+            await store_commit(session, planned)
 
         async def change(state: State) -> State:
             if (attempt := session.carried_out(state.snapshots)) is not None:
@@ -431,22 +433,22 @@ class VersionedStore:
             tip = state.ref(branch, "branch").snapshot
             if tip != parent.id:
                 raise _BranchMoved(f"branch {branch!r} of {self.url} has moved from snapshot {parent.id} to {tip}", state)
-            await check_not_collected(session, state, [one.key for one in planned.files] if is_stored else ())
+            await check_not_collected(session, state, planned.keys if is_stored else ())
             return state.committed(snapshot, branch)
 
         try:
             await self.change(change, begin, store, turn)
         except BaseException as exc:
             if not is_stored:
-                session.gatherer.take_back(planned_chunks)
+                session.gatherer.take_back(planned.chunks)
             elif isinstance(exc, _BranchMoved) or (isinstance(exc, _CarriedOut) and exc.attempt.snapshot is not snapshot):
-                await self._remove_unused([one.key for one in planned.files])
+                await self.remove_unused(planned.keys)
             raise
-        self.files.keep_structure(planned.name, planned.structure)
+        self.files.keep_structure(planned.structure.name, planned.structure.structure)
         session.committed(snapshot)
         return snapshot.id
 
-    async def _remove_unused(self, keys: Sequence[str]) -> None:
+    async def remove_unused(self, keys: Sequence[str]) -> None:
         """Remove files that nothing refers to; what cannot be removed stays for the collector."""
         try:
             await self.files.storage.delete_many(keys)

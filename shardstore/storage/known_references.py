@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore.format.json_text import JsonObject
+from shardstore.format.snapshots.manifest import VirtualCheck
 from shardstore.storage.base import Storage
 
 
@@ -25,6 +26,8 @@ class KnownReferences(NamedTuple):
     """URLs; or keys in the storage that the files are in, if they have no ``://``."""
     inline: Mapping[int, bytes]
     """By row."""
+    checks: Mapping[int, VirtualCheck] = {}  # nobody changes it
+    """By number of a file elsewhere, what tells that it is still the one that was referred to."""
 
 
 class ChunksInFile(NamedTuple):

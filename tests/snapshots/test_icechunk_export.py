@@ -2,41 +2,56 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import icechunk
 import numpy as np
 import pytest
 import zarr
 
+from shardstore.adapters.versioned import icechunk_export
 from shardstore.errors import InvalidInput
-from shardstore.snapshots import Repository
-
-icechunk = pytest.importorskip("icechunk")
+from shardstore.format.json_text import dumps
+from shardstore.snapshots import IcechunkExport, Repository
+from tests.snapshots.icechunk_histories import IS_2, change, contents, read_key, set_document, write_key
+from tests.snapshots.repositories import run
 
 pytestmark = [pytest.mark.zarr, pytest.mark.filterwarnings("ignore")]
 
-IS_2 = not icechunk.__version__.startswith("1.")
+REFUSALS = (icechunk.IcechunkError, ValueError)
 DATA = np.arange(1, 4097, dtype="i4").reshape(64, 64)
 
 
-def new_target(place: Path, *prefixes: str) -> Any:
-    config = icechunk.RepositoryConfig.default()
-    for prefix in prefixes:
-        folder = icechunk.local_filesystem_store(prefix.removeprefix("file://").rstrip("/"))
-        config.set_virtual_chunk_container(icechunk.VirtualChunkContainer(prefix, folder))
-    local = getattr(icechunk.credentials, "LocalFileSystemAccess", None)  # icechunk 1 has none
-    access = icechunk.containers_credentials(dict.fromkeys(prefixes, local))
-    return icechunk.Repository.create(icechunk.local_filesystem_storage(str(place)), config, authorize_virtual_chunk_access=access)
+def opened(place: Path, done: IcechunkExport) -> Any:
+    """The repository of icechunk, as somebody opens it who has the report of the export."""
+    storage = icechunk.local_filesystem_storage(str(place))
+    return icechunk.Repository.open(storage, authorize_virtual_chunk_access=done.authorize_virtual_chunk_access)
 
 
-def contents(session: Any) -> dict[str, Any]:
-    root = zarr.open_group(session.store, mode="r")
-    found: dict[str, Any] = {"": root.attrs.asdict()}
-    for path, node in root.members(max_depth=None):
-        values = np.asarray(node[...]).tolist() if isinstance(node, zarr.Array) else None
-        found[path] = node.attrs.asdict(), values
-    return found
+def check_all(repo: Repository, done: IcechunkExport, place: Path) -> None:
+    """Compare every snapshot, and all branches and tags."""
+    target = opened(place, done)
+    assert list(done.snapshots) == [one.id for one in repo._now().state.snapshots.values()]
+    for ours, theirs in done.snapshots.items():
+        wanted = contents(repo.readonly_session(snapshot_id=ours))
+        assert contents(target.readonly_session(snapshot_id=theirs)) == wanted, repo.lookup_snapshot(ours)
+        line = [one.metadata.get("shardstore.snapshot") for one in target.ancestry(snapshot_id=theirs)]
+        assert line == [*(one.id for one in repo.ancestry(snapshot_id=ours)), None]
+    assert (target.list_branches(), target.list_tags()) == (repo.list_branches(), repo.list_tags())
+    for name in repo.list_branches():
+        assert target.lookup_branch(name) == done.snapshots[repo.lookup_branch(name)]
+    for name in repo.list_tags():
+        assert target.lookup_tag(name) == done.snapshots[repo.lookup_tag(name)]
 
 
 @pytest.fixture
@@ -82,57 +97,355 @@ def repo(tmp_path: Path) -> Repository:
 
 
 def test_every_snapshot_is_the_same(repo: Repository, tmp_path: Path) -> None:
-    target = new_target(tmp_path / "out", f"file://{tmp_path}/run.ice/c/")
-    said: list[str] = []
-    ids = repo.export_icechunk(target, progress=lambda what, done, total: said.append(what))
-    assert said
-    assert len(ids) == len(set(ids)) == 9
-    first = list(repo.ancestry())[-1].id
-    assert ids[first] == list(target.ancestry(branch="main"))[-1].id  # which is empty
-    for ours, theirs in ids.items():
-        if ours == first:
-            continue
+    said: list[tuple[int, int | None]] = []
+    done = repo.export_icechunk(tmp_path / "out", progress=lambda what, number, total: said.append((number, total)))
+    assert said == [(number, 9) for number in range(10)]
+    target = opened(tmp_path / "out", done)
+    assert len(done.snapshots) == len(set(done.snapshots.values())) == 9
+    for ours, theirs in done.snapshots.items():
         wanted = contents(repo.readonly_session(snapshot_id=ours))
         assert contents(target.readonly_session(snapshot_id=theirs)) == wanted, repo.lookup_snapshot(ours).message
     assert target.list_branches() == {"main", "side"}
     assert target.list_tags() == {"v1"}
-    assert target.lookup_branch("main") == ids[repo.lookup_branch("main")]
-    assert target.lookup_branch("side") == ids[repo.lookup_branch("side")]
-    assert target.lookup_tag("v1") == ids[repo.lookup_tag("v1")]
+    assert target.lookup_branch("main") == done.snapshots[repo.lookup_branch("main")]
+    assert target.lookup_branch("side") == done.snapshots[repo.lookup_branch("side")]
+    assert target.lookup_tag("v1") == done.snapshots[repo.lookup_tag("v1")]
     for branch in ("main", "side"):
-        mine = [one.message for one in repo.ancestry(branch=branch) if IS_2 or one.message != "nothing"]
-        assert [one.message for one in target.ancestry(branch=branch)] == mine
-    newest = next(iter(target.ancestry(branch="side")))
-    assert newest.metadata["shardstore.snapshot"] == repo.lookup_branch("side")
-    assert newest.metadata["who"] == "side"
+        line = list(target.ancestry(branch=branch))
+        originals = list(repo.ancestry(branch=branch))
+        assert [one.message for one in line[:-1]] == [one.message for one in originals]
+        for one, mine in zip(line[:-1], originals, strict=True):
+            assert one.metadata["shardstore.snapshot"] == mine.id
+            assert one.metadata["shardstore.parent"] == mine.parent_id
+            assert one.metadata["shardstore.written_at"] == mine.written_at.isoformat()
+            assert {name: value for name, value in one.metadata.items() if not name.startswith("shardstore.")} == mine.metadata
+    assert (done.branches, done.tags, done.without_bytes) == (2, 1, 0)
     copied = sum(path.stat().st_size for path in (tmp_path / "out/chunks").rglob("*")) if (tmp_path / "out/chunks").exists() else 0
     assert copied < 4096 < sum(path.stat().st_size for path in (tmp_path / "run.ice/c").iterdir())
 
 
-def test_virtual_chunks_go_on_as_such(tmp_path: Path) -> None:
-    zarr.create_array(tmp_path / "old.zarr", data=DATA, chunks=(16, 16), compressors=None)
-    prefix = f"file://{tmp_path}/old.zarr/"
-    repo = Repository.adopt(tmp_path / "old.zarr", tmp_path / "run.ice", message="old")
-    session = repo.writable_session()
-    zarr.open_array(session.store, mode="r+")[:16, :16] = 3
-    session.commit("new")
-    target = new_target(tmp_path / "out", f"file://{tmp_path}/run.ice/c/", prefix)
-    ids = repo.export_icechunk(target)
-    found = zarr.open_array(target.readonly_session(snapshot_id=ids[repo.lookup_branch("main")]).store, mode="r")[...]
-    wanted = DATA.copy()
-    wanted[:16, :16] = 3
-    np.testing.assert_array_equal(found, wanted)
+@pytest.mark.parametrize("seed", range(12))
+def test_random_histories(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    repo = Repository.create(tmp_path / "run.ice", pack=rng.choice([None, "auto", (2, 2)]))
+    for number in range(25):
+        branch = rng.choice(sorted(repo.list_branches()))
+        session = repo.writable_session(branch)
+        for _ in range(rng.randint(0, 3)):
+            change(session, rng)
+        moved = [path for path in contents(session) if path]
+        if moved and rng.random() < 0.25:
+            with suppress(InvalidInput):  # there is something, or it is inside of itself
+                session.move(rng.choice(moved), rng.choice(["k", "m", "g/m", "m/n"]))
+        session.commit(f"{number}", {"seed": seed}, allow_empty=True)
+        if rng.random() < 0.15:
+            repo.create_branch(f"b{number}", rng.choice(list(repo.ancestry(branch=branch))).id)
+        if rng.random() < 0.15:
+            repo.create_tag(f"t{number}", repo.lookup_branch(branch))
+        if rng.random() < 0.05:
+            repo.reset_branch(branch, rng.choice(list(repo.ancestry(branch=branch))).id)
+    if seed % 3 == 0:
+        line = list(repo.ancestry())
+        repo.expire_snapshots(line[len(line) // 2].written_at)
+    done = repo.export_icechunk(tmp_path / "out")
+    check_all(repo, done, tmp_path / "out")
 
 
-def test_bad_targets(repo: Repository, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"(?s)in no virtual chunk container.*set_virtual_chunk_container"):
-        repo.export_icechunk(new_target(tmp_path / "without"))
-    used = new_target(tmp_path / "used", f"file://{tmp_path}/run.ice/c/")
-    repo.export_icechunk(used)
-    with pytest.raises(InvalidInput, match="has a history already"):
-        repo.export_icechunk(used)
+# -- what cannot be exported, and what goes wrong -------------------------------------------------------------------------
+
+
+class Failing:
+    """A repository of icechunk of which a change fails, after ``left`` others."""
+
+    CHANGES = frozenset({"create_branch", "delete_branch", "reset_branch", "create_tag", "writable_session"})
+
+    def __init__(self, inner: Any, left: int) -> None:
+        self._inner, self._left = inner, left
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if name in self.CHANGES:
+            self._left -= 1
+            if self._left < 0:
+                raise RuntimeError("planned to fail")
+        return found
+
+
+def test_export_that_fails_anywhere_does_not_look_whole(repo: Repository, tmp_path: Path) -> None:
+    opened_store = repo._opened
+    moment = repo._now()
+    for left in itertools.count():
+        config = icechunk.RepositoryConfig.default()
+        config.set_virtual_chunk_container(
+            icechunk.VirtualChunkContainer(f"file://{tmp_path}/run.ice/c/", icechunk.local_filesystem_store(f"{tmp_path}/run.ice/c/"))
+        )
+        target = icechunk.Repository.create(icechunk.in_memory_storage(), config)
+        try:
+            icechunk_export._Export(opened_store, moment, Failing(target, left), "work").write(lambda *_: None)
+        except RuntimeError:
+            assert [one.message for one in target.ancestry(branch="main")] == ["Repository initialized"], left
+            assert contents(target.readonly_session("main")) == {}
+            continue
+        break
+    assert left > 12  # 9 snapshots, and what is done for branches and tags
+    assert target.list_branches() == {"main", "side"}
+    assert len(list(target.ancestry(branch="main"))) == 9
+
+
+def test_export_that_was_killed_is_refused_as_a_target(repo: Repository, tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys\n"
+        "from shardstore.snapshots import Repository\n"
+        "def say(what, done, total):\n"
+        "    if done == 5: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "Repository.open(sys.argv[1]).export_icechunk(sys.argv[2], progress=say)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", program, repo.url, str(tmp_path / "out")], check=False, capture_output=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    left = icechunk.Repository.open(icechunk.local_filesystem_storage(str(tmp_path / "out")))
+    assert len(list(left.ancestry(branch="main"))) == 1
+    assert left.list_branches() == {"main", "shardstore-export"}
+    assert not left.list_tags()
+    with pytest.raises(InvalidInput, match=r"there is something at .*out already.*interrupted leaves a part"):
+        repo.export_icechunk(tmp_path / "out")
+    shutil.rmtree(tmp_path / "out")
+    check_all(repo, repo.export_icechunk(tmp_path / "out"), tmp_path / "out")
+
+
+def test_targets_that_hold_something_are_refused_and_left_alone(repo: Repository, tmp_path: Path) -> None:
+    repo.export_icechunk(tmp_path / "out")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/mine.txt").write_text("mine")
+    used = icechunk.in_memory_storage()
+    icechunk.Repository.create(used)
+    for target in (tmp_path / "out", str(tmp_path / "data"), f"file://{tmp_path}/data", used):
+        with pytest.raises(InvalidInput, match="there is something at"):
+            repo.export_icechunk(target)
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["mine.txt"]
+
+
+def test_targets_that_are_none_are_refused(repo: Repository, tmp_path: Path) -> None:
+    for target, said in (
+        (icechunk.Repository.create(icechunk.in_memory_storage()), "not a Repository"),
+        (7, "not a int"),
+        ("ftp://host/x", "file, s3 and gs are"),
+    ):
+        with pytest.raises(InvalidInput, match=said):
+            repo.export_icechunk(target)
+    with pytest.raises(InvalidInput, match=r"an icechunk\.Storage has its own"):
+        repo.export_icechunk(icechunk.in_memory_storage(), target_options={"anon": True})
+    with pytest.raises(InvalidInput, match="no such option for s3://bucket/x: 'profile'"):
+        repo.export_icechunk("s3://bucket/x", target_options={"profile": "me"})
     memory = Repository.create(f"memory://{tmp_path}")
     with memory.transaction(message="array") as store:
         zarr.create_array(store, name="a", data=DATA, chunks=(16, 16))
     with pytest.raises(InvalidInput, match=r"no URL of their own|icechunk does not read"):
-        memory.export_icechunk(new_target(tmp_path / "other"))
+        memory.export_icechunk(tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.skipif(IS_2, reason="icechunk 2 takes every name")
+@pytest.mark.parametrize("name", ["a/b", "é"])
+@pytest.mark.parametrize("kind", ["branch", "tag"])
+def test_names_that_icechunk_does_not_take_are_refused_before_anything_is_written(
+    repo: Repository, tmp_path: Path, name: str, kind: str
+) -> None:
+    getattr(repo, f"create_{kind}")(name, repo.lookup_branch("side"))
+    with pytest.raises(InvalidInput, match=f"takes no {kind} of the name '{name}'"):
+        repo.export_icechunk(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+# -- other histories -----------------------------------------------------------------------------------------------------
+
+
+def test_export_into_storage_with_own_config(repo: Repository, tmp_path: Path) -> None:
+    config = icechunk.RepositoryConfig.default()
+    config.inline_chunk_threshold_bytes = 7
+    folder = icechunk.VirtualChunkContainer(f"file://{tmp_path}/run.ice/", icechunk.local_filesystem_store(f"{tmp_path}/run.ice"))
+    config.set_virtual_chunk_container(folder)
+    storage = icechunk.in_memory_storage()
+    done = repo.export_icechunk(storage, config)
+    assert list(done.authorize_virtual_chunk_access) == [f"file://{tmp_path}/run.ice/"]
+    found = icechunk.Repository.open(storage, authorize_virtual_chunk_access=done.authorize_virtual_chunk_access)
+    assert found.config.inline_chunk_threshold_bytes == 7
+    assert contents(found.readonly_session("main")) == contents(repo.readonly_session("main"))
+
+
+def test_names_that_urls_encode(tmp_path: Path) -> None:
+    place = tmp_path / "run 100%25 #1? ä.ice"
+    repo = Repository.create(place, pack=(2, 2))
+    with repo.transaction(message="array") as store:
+        zarr.create_array(store, name="a", data=DATA, chunks=(16, 16), compressors=None)
+    done = repo.export_icechunk(tmp_path / "out")
+    check_all(repo, done, tmp_path / "out")
+
+
+def test_store_of_one_array_and_of_groups_that_come_and_go(tmp_path: Path) -> None:
+    repo = Repository.create(tmp_path / "run.ice", pack=(2, 2))
+    values: list[Any] = []
+    for number in range(3):
+        with repo.transaction(message=f"root {number}") as store:
+            if number == 1:
+                zarr.create_group(store, overwrite=True)
+                zarr.create_array(store, name="a", data=DATA, chunks=(16, 16))
+                values.append(None)
+            else:
+                zarr.create_array(store, name="", data=DATA + number, chunks=(16, 16), overwrite=True)
+                values.append(DATA + number)
+    done = repo.export_icechunk(tmp_path / "out")
+    target = opened(tmp_path / "out", done)
+    for value, info in zip(values, list(repo.ancestry())[-2::-1], strict=True):
+        store = target.readonly_session(snapshot_id=done.snapshots[info.id]).store
+        if value is None:
+            np.testing.assert_array_equal(zarr.open_group(store, mode="r")["a"][...], DATA)  # type: ignore[index]
+        else:
+            np.testing.assert_array_equal(zarr.open_array(store, mode="r")[...], value)
+
+
+def test_virtual_chunks_go_on_as_such_with_their_checksums(tmp_path: Path) -> None:
+    zarr.create_array(tmp_path / "old.zarr", data=DATA, chunks=(16, 16), compressors=None)
+    for file in (tmp_path / "old.zarr/c").rglob("*"):
+        os.utime(file, (1_700_000_000.5, 1_700_000_000.5))
+    repo = Repository.adopt(tmp_path / "old.zarr", tmp_path / "run.ice", message="old")
+    with repo.transaction(message="new") as store:
+        zarr.open_array(store, mode="r+")[:16, :16] = 3
+    done = repo.export_icechunk(tmp_path / "out")
+    target = opened(tmp_path / "out", done)
+    for name, info in (("new", repo.lookup_branch("main")), ("old", next(one.id for one in repo.ancestry() if one.message == "old"))):
+        found = zarr.open_array(target.readonly_session(snapshot_id=done.snapshots[info]).store, mode="r")
+        wanted = DATA.copy()
+        wanted[:16, :16] = 3 if name == "new" else DATA[:16, :16]
+        np.testing.assert_array_equal(found[...], wanted)
+    (tmp_path / "old.zarr/c/1/1").write_bytes(b"x" * 1024)
+    np.testing.assert_array_equal(found[:16, 16:], DATA[:16, 16:])
+    with pytest.raises(REFUSALS):
+        found[16:32, 16:32]
+
+
+def test_virtual_chunks_outside_of_what_is_authorised_are_refused(tmp_path: Path) -> None:
+    zarr.create_array(tmp_path / "old.zarr", data=DATA, chunks=(16, 16), compressors=None)
+    Repository.adopt(tmp_path / "old.zarr", tmp_path / "run.ice")
+    with pytest.raises(InvalidInput, match=r"in no virtual chunk container.*virtual_prefixes=\['…/'\]"):
+        Repository.open(tmp_path / "run.ice").export_icechunk(tmp_path / "out")
+
+
+def test_metadata_that_icechunk_cannot_keep_become_texts(tmp_path: Path) -> None:
+    repo = Repository.create(tmp_path / "run.ice")
+    session = repo.writable_session()
+    zarr.create_group(session.store, path="g")
+    metadata = {"nan": float("nan"), "large": 2**70, "deep": [{"x": -(2**65)}, 1.5, None, True], "shardstore.snapshot": "mine"}
+    session.commit("odd", metadata)
+    done = repo.export_icechunk(tmp_path / "out")
+    found = dict(next(iter(opened(tmp_path / "out", done).ancestry(branch="main"))).metadata)
+    assert found.pop("shardstore.snapshot") == repo.lookup_branch("main")
+    assert {name: value for name, value in found.items() if not name.startswith("shardstore.")} == {
+        "nan": "nan",
+        "large": str(2**70),
+        "deep": [{"x": str(-(2**65))}, 1.5, None, True],
+    }
+
+
+@pytest.mark.slow
+def test_export_on_s3(s3_url: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
+    url, options = s3_url
+    repo = Repository.create(f"{url}/run.ice", storage_options=options, pack=(2, 2))
+    with repo.transaction(message="array") as store:
+        zarr.create_array(store, name="a", data=DATA, chunks=(16, 16), compressors=None)
+    done = repo.export_icechunk(f"{url}/out", target_options=options)
+    assert (done.location, done.references) == (f"{url}/out", 16)
+    assert "test" not in repr(done)
+    bucket, _, prefix = url.removeprefix("s3://").partition("/")
+    storage = icechunk.s3_storage(
+        bucket=bucket,
+        prefix=f"{prefix}/out",
+        region="us-east-1",
+        endpoint_url=options["endpoint_url"],
+        allow_http=True,
+        access_key_id="test",
+        secret_access_key="test",
+        force_path_style=True,
+    )
+    target = icechunk.Repository.open(storage, authorize_virtual_chunk_access=done.authorize_virtual_chunk_access)
+    np.testing.assert_array_equal(zarr.open_array(target.readonly_session("main").store, path="a", mode="r")[...], DATA)
+    with pytest.raises(InvalidInput, match="there is something at s3://"):
+        repo.export_icechunk(f"{url}/out", target_options=options)
+
+
+def test_node_that_stays_where_its_group_was_moved_away(tmp_path: Path) -> None:
+    repo = Repository.create(tmp_path / "run.ice", pack=(2, 2))
+    with repo.transaction(message="arrays") as store:
+        zarr.create_array(store, name="g/a", data=DATA, chunks=(16, 16), compressors=None)
+        zarr.create_array(store, name="g/b", data=DATA, chunks=(16, 16), compressors=None)
+        zarr.create_group(store, path="g/h", attributes={"h": 1})
+    session = repo.writable_session()
+    session.move("g", "m")
+    session.move("m/a", "g/a")
+    session.move("m/h", "g/h")
+    session.commit("all but a and h have moved")
+    assert repo.diff(repo._now().state.snapshots[repo.lookup_branch("main")].parent or "").moved_nodes == (("g", "m"), ("g/b", "m/b"))
+    check_all(repo, repo.export_icechunk(tmp_path / "out"), tmp_path / "out")
+
+
+def test_chunks_that_change_while_they_are_outside_of_the_shape(tmp_path: Path) -> None:
+    repo = Repository.create(tmp_path / "run.ice", pack=None)
+    with repo.transaction(message="array") as store:
+        zarr.create_array(store, name="a", data=np.arange(1, 33, dtype="i2"), chunks=(4,), compressors=None, fill_value=0)
+    for message, shape, changes in (
+        ("smaller", 8, {}),
+        ("changed outside", 8, {"a/c/3": None, "a/c/4": bytes([9] * 8), "a/c/1": bytes([8] * 8)}),
+        ("larger", 20, {"a/c/0": None}),
+        ("smaller again", 12, {"a/c/4": None, "a/c/7": None, "a/c/5": bytes([7] * 8)}),
+        ("largest", 40, {}),
+    ):
+        session = repo.writable_session()
+        set_document(session, "a", shape=[shape])
+        for key, data in changes.items():
+            write_key(session, key, data)
+        session.commit(message, allow_empty=True)
+    shown = zarr.open_array(repo.readonly_session().store, path="a", mode="r")[...]
+    assert np.asarray(shown)[::4].tolist() == [0, 0x0808, 9, 0, 0, 0x0707, 25, 0, 0, 0]
+    check_all(repo, repo.export_icechunk(tmp_path / "out"), tmp_path / "out")
+
+
+def test_chunks_of_no_bytes_do_not_leave_older_ones(tmp_path: Path) -> None:
+    repo = Repository.create(tmp_path / "run.ice", pack=None)
+    with repo.transaction(message="array") as store:
+        zarr.create_array(store, name="a", data=np.arange(8), chunks=(4,), compressors=None)
+    session = repo.writable_session()
+    write_key(session, "a/c/1", b"")
+    session.commit("no bytes")
+    done = repo.export_icechunk(tmp_path / "out")
+    assert done.without_bytes == (1 if IS_2 else 0)
+    target = opened(tmp_path / "out", done).readonly_session("main")
+    assert read_key(target, "a/c/1") == (None if IS_2 else b"")
+    assert read_key(target, "a/c/0") == np.arange(4).tobytes()
+
+
+def test_array_that_gets_chunks_of_another_shape_in_place(tmp_path: Path) -> None:
+    repo = Repository.create(tmp_path / "run.ice", pack=None)
+    with repo.transaction(message="array") as store:
+        zarr.create_array(store, name="a", data=np.arange(1, 65, dtype="i2").reshape(8, 8), chunks=(4, 2), compressors=None)
+    for other in ({"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 4]}}}, {"shape": [8, 16]}):
+        session = repo.writable_session()
+        document = session._core.nodes["a"].document | other
+        run(session._core.set_document("a", dumps(document)))  # the store would refuse it
+        session.commit(str(other))
+    check_all(repo, repo.export_icechunk(tmp_path / "out"), tmp_path / "out")
+
+
+def test_times_of_virtual_files_go_on(tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(np.arange(4, dtype="i4").tobytes())
+    os.utime(tmp_path / "data", (1_700_000_000.5, 1_700_000_000.5))
+    repo = Repository.create(tmp_path / "run.ice", virtual_prefixes=[f"file://{tmp_path}/"])
+    session = repo.writable_session()
+    zarr.create_array(session.store, name="a", shape=(4,), chunks=(4,), dtype="i4", compressors=None)
+    when = datetime.fromtimestamp(1_700_000_000.5, UTC)
+    session.set_virtual_refs("a", [[0]], f"file://{tmp_path}/data", 0, 16, last_modified=when)
+    session.commit("virtual")
+    done = repo.export_icechunk(tmp_path / "out")
+    found = zarr.open_array(opened(tmp_path / "out", done).readonly_session("main").store, path="a", mode="r")
+    np.testing.assert_array_equal(found[...], np.arange(4))
+    os.utime(tmp_path / "data", (1_700_000_002, 1_700_000_002))
+    with pytest.raises(REFUSALS):
+        found[...]

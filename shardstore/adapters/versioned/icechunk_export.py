@@ -1,105 +1,316 @@
 """The whole history of a repository as one of Icechunk, by virtual references into its chunk files: no chunk is copied.
 
-Each snapshot is written onto its parent, by what differs between them, the oldest first; then branches and tags.
+Each snapshot is written onto its parent, by what differs between them, the oldest first, on a branch of work. What others look at comes
+last: tags, branches, and behind all of them ``main``. So an export that was interrupted shows an empty ``main``, and no tag.
+
+::
+
+    a snapshot      a commit, with shardstore.snapshot, .parent and .written_at in its metadata: its id and time are icechunk's own
+    a chunk         a virtual reference; of those that are in manifests, the bytes
+    the first one   follows the first snapshot that every repository of icechunk has, which holds nothing
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from inspect import signature
 from typing import Any
+
+import numpy as np
 
 from shardstore._sync import run_sync
 from shardstore.adapters.versioned.opened import OpenedStore
 from shardstore.adapters.versioned.session import Session
 from shardstore.errors import InvalidInput
+from shardstore.format.json_text import JsonObject
+from shardstore.format.snapshots.file_names import CHUNKS
 from shardstore.format.snapshots.state import Snapshot, State
-from shardstore.references.icechunk.writing import translated, write_changes
+from shardstore.format.snapshots.structure import Node
+from shardstore.model.chunks import ChunkCoords
+from shardstore.references.choices import base_of
+from shardstore.references.icechunk.blocks import Coords
+from shardstore.references.icechunk.library import library, translated
+from shardstore.references.icechunk.origins import origin_metadata
+from shardstore.references.icechunk.places import OptionsOf, add_containers, credentials_for, place_of, storage_at
+from shardstore.references.icechunk.writing import SnapshotChanges, rewrite_root, write_changes
 from shardstore.snapshots.diffs import Diff, diff
 from shardstore.snapshots.reachable import Progress
+from shardstore.snapshots.session import Session as SessionCore
 from shardstore.snapshots.versioned_store import FIRST_BRANCH, Moment
+from shardstore.storage.opening.address import Address
+from shardstore.storage.redaction import redacted
 
 _WORK = "shardstore-export"
-"""The branch on which snapshots are written; it is removed."""
+"""The branch on which snapshots are written, or the beginning of its name; it is removed."""
+
+_REMEDY = (
+    "Open the repository with virtual_prefixes=['…/'] for the place of such objects, by Repository.open, so that a container is made for "
+    "it; or give config= with one"
+)
 
 
-def export(opened: OpenedStore, target: Any, say: Progress) -> dict[str, str]:
+@dataclass(frozen=True, slots=True)
+class IcechunkExport:
+    """A history that was written into a repository of Icechunk."""
+
+    location: str
+    """Where it is, without credentials."""
+    snapshots: Mapping[str, str]
+    """The ids of Icechunk by those of the repository, in the order of commits."""
+    branches: int
+    tags: int
+    references: int
+    """The chunks that were written, over all snapshots."""
+    copied: int
+    """Those of them whose bytes were copied, since they lie in manifests."""
+    without_bytes: int
+    """Chunks of no bytes, which Icechunk does not store, and no codec can decode: they are read as fill values."""
+    authorize_virtual_chunk_access: dict[str, Any] = field(repr=False)
+    """What readers give to ``icechunk.Repository.open``: credentials by place of the chunk files."""
+
+    def __repr__(self) -> str:
+        counts = f"{len(self.snapshots)} snapshots, {self.branches} branches, {self.tags} tags, {self.references:,} references"
+        return f"<IcechunkExport to {self.location!r}: {counts}>"
+
+
+def export(opened: OpenedStore, target: Any, config: Any, target_options: Mapping[str, Any] | None, say: Progress) -> IcechunkExport:
     """Write the history into a new repository of icechunk; see ``Repository.export_icechunk``."""
     moment = run_sync(opened.store.now())
+    storage = storage_at(target, target_options or {})
+    check_names(moment.state)
+    config = library().RepositoryConfig.default() if config is None else config
     with translated(_WORK):
-        return _export(opened, moment, target, say)
+        access = credentials_for(_add_containers(opened, config).values(), _options_of(opened))
+        repository = _created(storage, target, config)
+        work = next(name for number in itertools.count() if (name := f"{_WORK}{number or ''}") not in moment.state.refs)
+        exported = _Export(opened, moment, repository, work)
+        exported.write(say)
+    types = [ref.type for ref in moment.state.refs.values()]
+    return IcechunkExport(
+        location=_shown(storage, target),
+        snapshots=exported.ids,
+        branches=types.count("branch"),
+        tags=types.count("tag"),
+        references=exported.references,
+        copied=exported.copied,
+        without_bytes=exported.without_bytes,
+        authorize_virtual_chunk_access=access,
+    )
 
 
-def _export(opened: OpenedStore, moment: Moment, target: Any, say: Progress) -> dict[str, str]:
-    state = moment.state
-    first = target.lookup_branch(FIRST_BRANCH)
-    if set(target.list_branches()) != {FIRST_BRANCH} or target.list_tags() or len(list(target.ancestry(snapshot_id=first))) > 1:
-        raise InvalidInput("the repository of icechunk has a history already: give a new one, which icechunk.Repository.create makes")
-    target.create_branch(_WORK, first)
-    ids: dict[str, str] = {}
+def check_names(state: State) -> None:
+    """Raise ``InvalidInput`` if icechunk does not take a name of a branch or tag: different versions of it refuse different ones."""
+    icechunk = library()
+    trial = icechunk.Repository.create(icechunk.in_memory_storage())
+    first = trial.lookup_branch(FIRST_BRANCH)
+    for name, ref in state.refs.items():
+        if name == FIRST_BRANCH:
+            continue
+        try:
+            (trial.create_tag if ref.type == "tag" else trial.create_branch)(name, first)
+            is_taken = name in (trial.list_tags() if ref.type == "tag" else trial.list_branches())
+        except icechunk.IcechunkError:
+            is_taken = False
+        if not is_taken:
+            raise InvalidInput(
+                f"icechunk {icechunk.__version__} takes no {ref.type} of the name {name!r}: make one of another name at the same snapshot, "
+                "delete this one, and export again. Nothing was written"
+            )
+
+
+# -- places ------------------------------------------------------------------------------------------------------------
+
+
+def _options_of(opened: OpenedStore) -> OptionsOf:
+    """Return a function that returns the options of the place of a URL, as fsspec has them."""
+    options = opened.options
+    own = Address.parse(opened.store.url).protocol
+
+    def of(url: str) -> Mapping[str, Any]:
+        protocol = Address.parse(url).protocol
+        for given, found in (options.virtual_options or {}).items():
+            if given == protocol and not url.startswith(opened.store.url):
+                return found
+        return (options.storage_options or {}) if protocol == own else {}
+
+    return of
+
+
+def _add_containers(opened: OpenedStore, config: Any) -> dict[str, str]:
+    """Give the config containers for the chunk files and for what virtual references may lead to; return their prefixes."""
+    own = base_of(opened.store.files.given, "absolute", None, "") + CHUNKS
+    return add_containers(config, [own, *opened.options.virtual_prefixes], _options_of(opened))
+
+
+def _created(storage: Any, target: Any, config: Any) -> Any:
+    """Return a new repository of icechunk, whose stored config has the containers. Raises ``InvalidInput`` if there is something."""
+    icechunk = library()
     try:
+        repository = icechunk.Repository.create(storage, config)
+    except icechunk.IcechunkError as exc:
+        if "clean" not in str(exc) and "exists" not in str(exc):
+            raise
+        raise InvalidInput(
+            f"there is something at {_shown(storage, target)} already, and a history is exported into a new repository only: give another "
+            "place, or remove what is there. An export that was interrupted leaves a part, with an empty branch main"
+        ) from exc
+    repository.save_config()
+    return repository
+
+
+def _shown(storage: Any, target: Any) -> str:
+    if isinstance(target, library().Storage):
+        return place_of(storage) or " ".join(str(storage).split())
+    return place_of(storage) or redacted(str(target))
+
+
+# -- snapshots ---------------------------------------------------------------------------------------------------------
+
+
+class _Export:
+    """One history on its way into a repository of icechunk."""
+
+    def __init__(self, opened: OpenedStore, moment: Moment, target: Any, work: str) -> None:
+        self._opened = opened
+        self._moment = moment
+        self._target = target
+        self._work = work
+        self._first = target.lookup_branch(FIRST_BRANCH)
+        """The snapshot that every repository of icechunk begins with, which holds nothing."""
+        self.ids: dict[str, str] = {}
+        self.references = 0
+        self.copied = 0
+        self.without_bytes = 0
+
+    def write(self, say: Progress) -> None:
+        """Write all snapshots, and then tags and branches."""
+        state = self._moment.state
+        self._target.create_branch(self._work, self._first)
         for number, snapshot in enumerate(state.snapshots.values()):  # parents come first
             say("exporting snapshots", number, len(state.snapshots))
-            base = first if snapshot.parent is None else ids[snapshot.parent]
-            target.reset_branch(_WORK, base)
-            ids[snapshot.id] = _write(opened, moment, snapshot, target, base, is_first=base == first)
-        _name(state, ids, target)
-    finally:
-        target.delete_branch(_WORK)
-    return ids
+            base = self._first if snapshot.parent is None else self.ids[snapshot.parent]
+            if self._target.lookup_branch(self._work) != base:
+                self._target.reset_branch(self._work, base)
+            self.ids[snapshot.id] = self._write(snapshot)
+        for name, ref in state.refs.items():
+            if ref.type == "tag":
+                self._target.create_tag(name, self.ids[ref.snapshot])
+            elif name != FIRST_BRANCH:
+                self._target.create_branch(name, self.ids[ref.snapshot])
+        self._target.delete_branch(self._work)
+        self._target.reset_branch(FIRST_BRANCH, self.ids[state.ref(FIRST_BRANCH, "branch").snapshot])
+        say("exporting snapshots", len(state.snapshots), len(state.snapshots))
+
+    def _write(self, snapshot: Snapshot) -> str:
+        """Write one snapshot onto its parent, the tip of the branch of work; return its id in the target."""
+        after = Session(self._opened, self._moment, snapshot)
+        if snapshot.parent is None:
+            changes = _all_of(after._core.nodes)
+        else:
+            before = Session(self._opened, self._moment, self._moment.state.snapshots[snapshot.parent])
+            changes = run_sync(_between(before._core, after._core))
+        session = self._target.writable_session(self._work)
+        written = write_changes(session, after.storage, changes, _REMEDY)
+        self.references += written.references
+        self.copied += written.inlined
+        self.without_bytes += written.without_bytes
+        message = str(snapshot.properties.get("message", ""))
+        metadata = _metadata(snapshot)
+        if session.has_uncommitted_changes:
+            return str(session.commit(message, metadata=metadata))
+        if "allow_empty" in signature(session.commit).parameters:
+            return str(session.commit(message, metadata=metadata, allow_empty=True))
+        rewrite_root(session)  # icechunk 1 has no commits without changes
+        return str(session.commit(message, metadata=metadata))
 
 
-def _write(opened: OpenedStore, moment: Moment, snapshot: Snapshot, target: Any, base: str, *, is_first: bool) -> str:
-    """Write one snapshot onto its parent; return its id in the target. ``is_first``: the parent is the first one of the target, which has
-    no nodes, and stands for an empty one here.
-    """
-    after = Session(opened, moment, snapshot)
-    nodes = after._core.nodes
-    if snapshot.parent is None and nodes.keys() == {""} and nodes[""].columns.attributes is None and nodes[""].attributes is None:
-        return base
-    if is_first or snapshot.parent is None:
-        groups = {path for path, node in nodes.items() if not node.is_array}
-        gone: set[str] = set()
-        arrays = nodes.keys() - groups
-    else:
-        changed = run_sync(diff(Session(opened, moment, moment.state.snapshots[snapshot.parent])._core, after._core))
-        gone, groups, arrays = _changed(changed, nodes)
-    session = target.writable_session(_WORK)
-    write_changes(session, after.storage, gone=gone, groups=groups, arrays=arrays)
-    if session.has_uncommitted_changes:
-        return str(session.commit(_message(snapshot), metadata=_metadata(snapshot)))
-    if "allow_empty" not in signature(session.commit).parameters:
-        return base  # icechunk 1 has no commits without changes
-    return str(session.commit(_message(snapshot), metadata=_metadata(snapshot), allow_empty=True))
+def _all_of(nodes: Mapping[str, Node]) -> SnapshotChanges:
+    """Return the changes that make all nodes of a snapshot, in an empty one."""
+    groups = frozenset(path for path, node in nodes.items() if not node.is_array)
+    return SnapshotChanges(groups=groups, arrays=frozenset(nodes) - groups)
 
 
-def _changed(found: Diff, nodes: Mapping[str, Any]) -> tuple[set[str], set[str], set[str]]:
-    """Return the paths that are gone, and those of groups and of arrays to be written anew."""
+async def _between(before: SessionCore, after: SessionCore) -> SnapshotChanges:
+    """Return what makes one snapshot out of another."""
+    found = await diff(before, after)
+    nodes = after.nodes
+    gone, written = _nodes_of(found, nodes)
+    same = {path for path in (*found.updated_arrays, *found.updated_chunks) if path not in written}
+    groups = {path for path in written if not nodes[path].is_array}
+    erased, put = {}, {}
+    for path in sorted(same):
+        changed = await _changed_chunks(before, after, path, found.updated_chunks.get(path, ()))
+        grids = [np.array(_grid(session.nodes[path]), dtype=np.uint64) for session in (before, after)]
+        is_there = (await after.places(nodes[path], changed)).exists & (changed < grids[1]).all(axis=1)
+        erased[path], put[path] = changed[~is_there & (changed < grids[0]).all(axis=1)], changed[is_there]
+    return SnapshotChanges(
+        gone=frozenset(gone),
+        groups=frozenset(groups),
+        arrays=frozenset(written - groups),
+        documents=frozenset(path for path in found.updated_arrays if path in same),
+        erased={path: coords for path, coords in erased.items() if len(coords)},
+        written={path: coords for path, coords in put.items() if len(coords)},
+    )
+
+
+def _nodes_of(found: Diff, nodes: Mapping[str, Node]) -> tuple[set[str], set[str]]:
+    """Return the paths that are gone, and those of nodes to be written anew, but for arrays that stay."""
     moved_from, moved_to = ({pair[number] for pair in found.moved_nodes} for number in (0, 1))
     gone = {*found.deleted_groups, *found.deleted_arrays, *moved_from}
-    written = {*found.new_groups, *found.new_arrays, *found.updated_groups, *found.updated_arrays, *moved_to, *found.updated_chunks}
+    written = {*found.new_groups, *found.new_arrays, *found.updated_groups, *moved_to}
     # What is below a path that goes, and stays in the snapshot, as a node of the same name does that was replaced, is written too.
-    written |= {path for path in nodes for lost in gone if path == lost or path.startswith(f"{lost}/")}
-    groups = {path for path in written if not nodes[path].is_array}
-    return gone, groups, written - groups
+    written |= {path for path in nodes for lost in gone if not lost or path == lost or path.startswith(f"{lost}/")}
+    return gone, written
 
 
-def _message(snapshot: Snapshot) -> str:
-    return str(snapshot.properties.get("message") or "") or f"snapshot {snapshot.id}"
+def _grid(node: Node) -> tuple[int, ...]:
+    document: JsonObject = node.document
+    chunk_shape = document["chunk_grid"]["configuration"]["chunk_shape"]
+    return tuple(-(-size // chunk) for size, chunk in zip(document["shape"], chunk_shape, strict=True))
+
+
+async def _changed_chunks(before: SessionCore, after: SessionCore, path: str, changed: Sequence[ChunkCoords]) -> Coords:
+    """Return the chunks of an array that stays, ``(n, ndim)``, which were changed, or are inside of its shape in one snapshot only.
+
+    The target never has chunks outside of a shape, which the repository may have: an array that grows again shows them again.
+    """
+    grids = [_grid(session.nodes[path]) for session in (before, after)]
+    found = [np.array(list(changed), dtype=np.uint64).reshape(len(changed), len(grids[0]))] if changed else []
+    if grids[0] != grids[1]:
+        for session, other in ((before, grids[1]), (after, grids[0])):
+            refs = await session.all_refs(session.nodes[path])
+            if refs is not None and len(refs):
+                found.append(refs.coords[(refs.coords >= np.array(other, dtype=np.uint64)).any(axis=1)])
+    if not found:
+        return np.zeros((0, len(grids[0])), dtype=np.uint64)
+    coords = np.concatenate(found)
+    return coords[:1] if not coords.shape[1] else np.unique(coords, axis=0)
+
+
+# -- metadata ----------------------------------------------------------------------------------------------------------
 
 
 def _metadata(snapshot: Snapshot) -> dict[str, Any]:
     own = snapshot.properties.get("metadata")
-    when = datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC).isoformat()
-    return {**(dict(own) if isinstance(own, Mapping) else {}), "shardstore.snapshot": snapshot.id, "shardstore.written_at": when}
+    when = datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC)
+    user = {str(name): storable(value) for name, value in own.items()} if isinstance(own, Mapping) else {}
+    return user | origin_metadata(snapshot.id, snapshot.parent, when)
 
 
-def _name(state: State, ids: Mapping[str, str], target: Any) -> None:
-    for name, ref in state.refs.items():
-        if ref.type == "tag":
-            target.create_tag(name, ids[ref.snapshot])
-        elif name == FIRST_BRANCH:
-            target.reset_branch(name, ids[ref.snapshot])
-        else:
-            target.create_branch(name, ids[ref.snapshot])
+def storable(value: Any) -> Any:
+    """Return a value of metadata as icechunk can keep it: it has no numbers beyond 64 bits, and none that are not finite, so these become
+    texts.
+    """
+    if isinstance(value, Mapping):
+        return {str(name): storable(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [storable(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, int) and not isinstance(value, bool) and not -(2**63) <= value < 2**64:
+        return str(value)
+    return value

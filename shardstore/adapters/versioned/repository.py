@@ -25,6 +25,7 @@ from shardstore.snapshots.versioned_store import COMMIT_TRIES, FIRST_BRANCH, Com
 from shardstore.storage.opening.open import open_storage
 
 if TYPE_CHECKING:
+    from shardstore.adapters.versioned.icechunk_export import IcechunkExport
     from shardstore.adapters.zarr.store import ShardedStore
     from shardstore.maintenance.packing.report import PackReport
     from shardstore.maintenance.pins import Pin
@@ -179,6 +180,54 @@ class Repository:
         except BaseException:
             made.destroy(yes=True)
             raise
+        return made
+
+    @classmethod
+    def import_icechunk(
+        cls,
+        source: Any,
+        url: Any,
+        *,
+        copy: bool = False,
+        source_url: str | None = None,
+        source_options: Mapping[str, Any] | None = None,
+        progress: Progress | None = None,
+        **options: Unpack[RepositoryArguments],
+    ) -> Repository:
+        """Make a repository of the whole history of one of Icechunk, by icechunk 2: all snapshots to which its branches and tags lead.
+
+        Snapshots keep their ids, messages, metadata and times; one that is not later than its parent gets the next millisecond. What
+        ``export_icechunk`` has written becomes what it was. Virtual chunks keep their targets, without the checksums, which Icechunk does
+        not tell. Of an array whose chunks are shards, the inner chunks become chunks. The repository is there when all of it is.
+
+        Args:
+            source: a folder, a URL of S3 or Google Cloud Storage, an ``icechunk.Storage``, or an open ``icechunk.Repository``.
+            url: where the files of the new one go.
+            copy: copy the bytes of the source's chunk files. By default virtual references lead to them: then nothing of the source may be
+                collected that this repository shows.
+            source_url: where the files of the source are, as ``s3://bucket/repo``, for an ``icechunk.Storage`` that is no local folder.
+            source_options: of a URL, as fsspec has them, to open the source. For reading chunks later, ``virtual_options`` count.
+            progress: called with what is being done, how much of it is done, and how much it is in all.
+            options: those of ``create``. The place of the source's chunk files is added to ``virtual_prefixes``; those of its virtual
+                references are to be given. Who opens the repository gives them too.
+
+        Raises:
+            InvalidInput: there is a repository already; nobody says where the source's files are; a virtual reference leads below no
+                authorised prefix; or a node, or a name of a branch or tag, is none that this can hold.
+            NotFound: there is no repository of Icechunk at the source.
+            Unsupported: icechunk is not installed, or is version 1, which does not say where chunks lie.
+            Corruption: the index of a shard is damaged.
+            StorageError: a request failed, or icechunk did. After all errors but the next there is no repository.
+            WriteOutcomeUnknown: an answer was lost, and nobody can tell whether the repository is there: look by ``Repository.exists``.
+        """
+        from shardstore.adapters.versioned.icechunk_import import chunks_of_source, import_history  # needs what few programs do
+
+        check_flags(copy=copy)
+        repository, place = chunks_of_source(source, source_options, source_url, copy=copy)
+        given = options.get("virtual_prefixes", ())
+        options["virtual_prefixes"] = [*given, *([place] if place is not None and place not in given else [])]
+        made = cls(RepositoryOptions(url, **options))
+        import_history(made._opened, repository, place, progress or _say_nothing)
         return made
 
     def destroy(self, *, yes: bool = False) -> None:
@@ -523,26 +572,40 @@ class Repository:
             )
         return report
 
-    def export_icechunk(self, target: Any, *, progress: Progress | None = None) -> dict[str, str]:
-        """Write the whole history into a new repository of Icechunk, without copying a chunk; return its ids of snapshots by those of this.
+    def export_icechunk(
+        self,
+        target: Any,
+        config: Any = None,
+        *,
+        target_options: Mapping[str, Any] | None = None,
+        progress: Progress | None = None,
+    ) -> IcechunkExport:
+        """Write the whole history into a new repository of Icechunk, 1.1 or 2, without copying a chunk.
 
-        Chunks become virtual references into the chunk files of this repository, and those that lie in manifests are stored in the target.
-        Chunk files never change, so the references have no checksums. As long as the target is used, nothing here may expire that it shows.
+        Every snapshot becomes a commit with its message and metadata; Icechunk gives it an id and a time of its own, and the metadata has
+        ours: ``shardstore.snapshot``, ``shardstore.parent`` and ``shardstore.written_at``. Branches and tags are made last: an export that
+        was interrupted shows an empty ``main``. Chunks become virtual references into the chunk files of this repository; those that lie in
+        manifests are stored in the target. Chunk files never change, so the references have no checksums; those to files elsewhere have
+        what is known of them here. As long as the target is used, nothing here may be collected that it shows. Numbers in metadata that are
+        not finite, or have more than 64 bits, become texts.
 
         Args:
-            target: an ``icechunk.Repository`` that is new, by ``icechunk.Repository.create``, with a virtual chunk container in its config
-                for the place of the chunk files here, and for whatever virtual references lead to; errors give the lines that add one.
+            target: a folder, a URL of S3 or Google Cloud Storage, or an ``icechunk.Storage``. Nothing may be there.
+            config: an ``icechunk.RepositoryConfig`` for the new repository; the virtual chunk containers that it lacks are added to it, for
+                the chunk files and for the ``virtual_prefixes`` with which this repository was opened. Give one for containers with options
+                of Icechunk's own.
+            target_options: of a URL, as fsspec has them: ``key``, ``secret``, ``endpoint_url``.
             progress: called with what is being done, how much of it is done, and how much it is in all.
 
         Raises:
-            InvalidInput: the target has a history already, or icechunk does not read the files, or they are in no container.
+            InvalidInput: there is something at the target, Icechunk cannot read the files, or takes no such name of a branch or tag.
             Unsupported: icechunk is not installed.
             Corruption: a structure or manifest is missing or damaged.
-            StorageError: icechunk failed. The target holds a part: remove it, and begin again.
+            StorageError: icechunk failed. After all errors but the first the target holds a part: remove it, and begin again.
         """
         from shardstore.adapters.versioned.icechunk_export import export  # needs what few programs do
 
-        return export(self._opened, target, progress or _say_nothing)
+        return export(self._opened, target, config, target_options, progress or _say_nothing)
 
     def _commit_upkeep(self, session: Session, request: CommitRequest) -> str:
         solver = BasicConflictSolver(on_chunk_conflict="theirs")

@@ -1,15 +1,21 @@
-"""Blocks of chunks: references to most chunks of a part of the grid, as columns in C order of that part."""
+"""Parts of an array's chunks: blocks, whose references are columns in C order of a part of the grid; and some chunks out of all."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 import numpy.typing as npt
 
+from shardstore.format.references.documents import DocumentFlavour, NodeDocuments
+from shardstore.format.references.parquet import ReferenceRows
+from shardstore.references.batches import ReferenceBatch, ReferencedArray, Shards, strides
+
 Numbers = npt.NDArray[np.int64]
+Coords = npt.NDArray[np.uint64]
+"""``(n, ndim)`` positions in the grid of an array's chunks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,3 +61,39 @@ def positions(grid: tuple[int, ...], chunks: Numbers) -> list[list[int]]:
         return [[] for _ in chunks]
     found: list[list[int]] = np.stack(np.unravel_index(chunks, grid), axis=-1).tolist() if len(chunks) else []
     return found
+
+
+class SomeChunks:
+    """An array of which only some chunks are referred to, those at ``coords``."""
+
+    def __init__(self, array: ReferencedArray, coords: Coords) -> None:
+        self._array = array
+        self._numbers = (coords.astype(np.int64) * strides(array.chunk_grid)).sum(axis=1, dtype=np.int64)
+        self.path = array.path
+
+    @property
+    def node(self) -> NodeDocuments:
+        return self._array.node
+
+    @property
+    def flavour(self) -> DocumentFlavour | None:
+        return self._array.flavour
+
+    @property
+    def chunk_grid(self) -> tuple[int, ...]:
+        return self._array.chunk_grid
+
+    @property
+    def shards(self) -> Shards | None:
+        return None
+
+    def window(self, start: int, most: int) -> range:
+        return self._array.window(start, most)
+
+    def batches(self, start: int, stop: int) -> Iterator[ReferenceBatch]:
+        for batch in self._array.batches(start, stop):
+            kept = np.flatnonzero(np.isin(batch.chunks, self._numbers))
+            rows = batch.rows
+            inline = {place: rows.inline[row] for place, row in enumerate(kept.tolist()) if row in rows.inline}
+            some = ReferenceRows(rows.targets, rows.target[kept], rows.offset[kept], rows.nbytes[kept], inline, rows.generations)
+            yield ReferenceBatch(batch.chunks[kept], some, batch.objects, batch.checks)

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, TypeVar, get_args
 
 from shardstore._sync import run_sync
 from shardstore.errors import Conflict, InvalidInput, StorageError
+from shardstore.format.snapshots.manifest import VirtualCheck
 from shardstore.references.batches import ReferredObject
 from shardstore.storage.base import UNKNOWN_NBYTES, ObjectInfo, Storage
 from shardstore.storage.inferred_versions import version_of
@@ -207,6 +208,17 @@ class SetChecksums:
             done = do(self._of_storage[number], [one for _, one in some], [objects[i].key for i, _ in some])
             found |= {i: value for (i, _), value in zip(some, done, strict=True)}
         return [found[i] for i in range(len(objects))]
+
+
+def checksum_of(url: str, check: VirtualCheck | None) -> Checksum:
+    """Return the checksum of an object by what somebody else noted of it; ``None`` if icechunk could not compare it, as versions of GCS."""
+    if check is None:
+        return None
+    if url.startswith("s3://") and (etag := _etag(check.etag)) is not None:
+        return etag
+    if check.last_modified is not None:
+        return datetime.fromtimestamp(check.last_modified + 1, UTC)  # it was rounded down
+    return _rounded_up(modified_ns(check.etag)) if check.etag is not None and url.startswith("file://") else None
 
 
 def _etag(token: str | None) -> str | None:

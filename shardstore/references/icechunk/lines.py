@@ -18,16 +18,21 @@ def location_of(text: str) -> str:
     return text.replace("%", "%25").replace("?", "%3F").replace("#", "%23")
 
 
-def container_lines(url: str, base: str) -> str:
-    """Return the lines that add a virtual chunk container for what begins with ``base``, or else for ``url``.
-
-    The prefix ends above a name that URLs encode: icechunk compares it with the encoded one.
+def prefix_of(base: str) -> str:
+    """Return the prefix of a virtual chunk container for what is below ``base``, which ends with ``/``; it ends above a name that URLs
+    encode, since icechunk compares it with the encoded one.
     """
-    text = base if base and url.startswith(base) else url.rpartition("/")[0] + "/"
-    head, _, rest = text.partition("://")
+    head, _, rest = base.partition("://")
     segments = rest.split("/")[:-1]
     whole = next((i for i, segment in enumerate(segments) if quote(segment, safe=_KEPT) != segment), len(segments))
-    prefix = f"{head}://" + "".join(f"{segment}/" for segment in segments[:whole])
+    return f"{head}://" + "".join(f"{segment}/" for segment in segments[:whole])
+
+
+def container_lines(url: str, base: str) -> str:
+    """Return the lines that add a virtual chunk container for what begins with ``base``, or else for ``url``."""
+    text = base if base and url.startswith(base) else url.rpartition("/")[0] + "/"
+    prefix = prefix_of(text)
+    head = prefix.partition("://")[0]
     store = {
         "file": f"icechunk.local_filesystem_store({prefix.removeprefix('file://')!r})",
         "s3": 'icechunk.s3_store(region="…")',
@@ -46,6 +51,13 @@ def container_lines(url: str, base: str) -> str:
     )
 
 
+def shown_local_path(storage: Any) -> str | None:
+    """Return the folder of a storage of local files, which icechunk tells by its text only; ``None`` for other storages."""
+    shown = repr(storage).strip()
+    found = next((match for pattern in _LOCAL if (match := pattern.fullmatch(shown))), None)
+    return None if found is None else found[1]
+
+
 def prefixes_of(config: Any, base: str) -> list[str]:
     """Return the prefixes of a config's virtual chunk containers that hold objects below ``base``."""
     containers = (config.virtual_chunk_containers or {}).values() if config is not None else ()
@@ -58,10 +70,9 @@ def opening_lines(library: Any, repository: Any, session: Any, base: str, branch
     prefixes = prefixes_of(session.config, base)
     is_repository = isinstance(repository, library.Repository)
     lines = ["import icechunk", "import zarr"]
-    shown = repr(repository.storage).strip() if is_repository else ""
-    found = next((match for pattern in _LOCAL if (match := pattern.fullmatch(shown))), None)
-    if found is not None:
-        lines.append(f"storage = icechunk.local_filesystem_storage({found[1]!r})")
+    local = shown_local_path(repository.storage) if is_repository else None
+    if local is not None:
+        lines.append(f"storage = icechunk.local_filesystem_storage({local!r})")
     else:
         lines.append("# storage: the one that the repository was opened with")
     if not is_repository:

@@ -12,8 +12,7 @@ A reference outside of the repository's virtual chunk containers is only *return
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +21,7 @@ import numpy.typing as npt
 
 from shardstore._sync import run_sync
 from shardstore.engine.options import check_flags
-from shardstore.errors import Conflict, InvalidInput, NotFound, StorageError, Unsupported
-from shardstore.extras import how_to_install
+from shardstore.errors import InvalidInput, NotFound
 from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.json_text import JsonObject, dumps, loads_object
 from shardstore.format.metadata_v3 import METADATA_NAME
@@ -31,7 +29,7 @@ from shardstore.format.references.parquet import MISSING, ReferenceRows
 from shardstore.format.store_keys import check_key, groups_above, join
 from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, ReferredObject, size_of
 from shardstore.references.choices import Choices, Described, Paths, base_of, check_patterns, chosen, described
-from shardstore.references.icechunk.blocks import Block, block_of, positions
+from shardstore.references.icechunk.blocks import Block, Coords, SomeChunks, block_of, positions
 from shardstore.references.icechunk.checksums import (
     Checksum,
     ChecksumChoice,
@@ -40,7 +38,10 @@ from shardstore.references.icechunk.checksums import (
     SetChecksums,
     StoreChecksums,
     check_choice,
+    checksum_of,
 )
+from shardstore.references.icechunk.library import get_bytes, is_major_2, put_bytes, translated
+from shardstore.references.icechunk.library import library as icechunk_library
 from shardstore.references.icechunk.lines import container_lines, location_of, opening_lines
 from shardstore.references.known import known_source
 from shardstore.references.opening import check_taken_as_they_are, open_set_source
@@ -123,7 +124,7 @@ def write_icechunk(
             had changes already, holds a part of the new ones.
     """
     check_flags(commit=commit, overwrite=overwrite)
-    library = _library()
+    library = icechunk_library()
     session, is_ours = _session(library, repository, branch, commit=commit)
     found, checksums = _opened(source, checksum, paths, base_url, inline_nbytes, on_error=on_error, options=storage_options)
     shown = described(found, "v3", only_v2_keys=False)
@@ -164,10 +165,33 @@ def write_icechunk(
     )
 
 
-def write_changes(session: Any, source: KnowsReferences, *, gone: Iterable[str], groups: Collection[str], arrays: Collection[str]) -> int:
-    """Make what has changed in a snapshot part of a session of icechunk, by virtual references; return how many there are.
+@dataclass(frozen=True, slots=True)
+class SnapshotChanges:
+    """The differences between two snapshots, as a session of icechunk is to carry them out; nodes are named by their paths."""
 
-    ``gone``: the paths of nodes that are removed first, with all below them. ``groups`` and ``arrays``: of nodes that are written anew.
+    gone: frozenset[str] = frozenset()
+    """Nodes that are removed first, with all below them."""
+    groups: frozenset[str] = frozenset()
+    """Groups that are written."""
+    arrays: frozenset[str] = frozenset()
+    """Arrays that are written with all of their chunks: new ones, or of which the older one is in ``gone``."""
+    documents: frozenset[str] = frozenset()
+    """Arrays that stay, and get another document."""
+    erased: Mapping[str, Coords] = field(default_factory=dict)
+    """Chunks of arrays that stay, ``(n, ndim)``, which are removed."""
+    written: Mapping[str, Coords] = field(default_factory=dict)
+    """Chunks of arrays that stay, ``(n, ndim)``, which are written."""
+
+    @property
+    def taken(self) -> frozenset[str]:
+        """The arrays of which anything is written."""
+        return self.arrays | self.documents | frozenset(self.written)
+
+
+def write_changes(session: Any, source: KnowsReferences, changes: SnapshotChanges, remedy: str) -> WrittenChanges:
+    """Make what has changed in a snapshot part of a session of icechunk, by virtual references; return how much that was.
+
+    ``remedy`` says what to do about an object that is in no virtual chunk container.
 
     Raises:
         InvalidInput: icechunk does not read the files of the snapshot, or they are in no virtual chunk container.
@@ -175,31 +199,43 @@ def write_changes(session: Any, source: KnowsReferences, *, gone: Iterable[str],
         Corruption: the snapshot cannot be read.
         StorageError: icechunk failed. The session holds a part.
     """
-    library = _library()
+    library = icechunk_library()
     base = base_of(source.stored_in, "absolute", None, "")
     _check_protocol(base)
-    found = known_source(source, base, arrays.__contains__)
-    documents = {path: node.v3 for path, node in found.groups.items() if path in groups and node.v3 is not None}
+    found = known_source(source, base, changes.taken.__contains__)
+    found.left_out.clear()
+    groups = {path: node.v3 for path, node in found.groups.items() if path in changes.groups and node.v3 is not None}
     found.groups.clear()
     tally = Tally(found.arrays, None, mixed_protocols=True)
-    target = _Target(library, session, NoChecksums(), tally, found)
+    target = _Target(library, session, NoChecksums(), tally, found, remedy)
+    shown = described(found, "v3", only_v2_keys=False).documents
+    documents = {path: by_name[METADATA_NAME] for path, by_name in shown.items() if path in changes.arrays | changes.documents}
     with translated(session.branch):
-        run_sync(target.replace_groups(gone, documents))
-        target.write_documents(described(found, "v3", only_v2_keys=False), "", overwrite=True)
+        run_sync(target.replace_nodes(changes, groups, documents))
         for number, array in enumerate(found.arrays):
-            target.write_array(number, array, array.path)
-    return tally.references
+            if array.path in changes.arrays:
+                target.write_array(number, array, array.path)
+            elif (coords := changes.written.get(array.path)) is not None:
+                target.write_array(number, SomeChunks(array, coords), array.path)
+    return WrittenChanges(tally.references, tally.inlined, target.without_bytes)
+
+
+def rewrite_root(session: Any) -> None:
+    """Write the document of the root as it is, so that there is something to commit."""
+
+    async def rewrite() -> None:
+        was = await get_bytes(session.store, METADATA_NAME)
+        assert was is not None  # every snapshot of a versioned store has a root
+        document = loads_object(was)
+        other = {"attributes": {**document.get("attributes", {}), "shardstore.rewritten": True}}
+        await put_bytes(session.store, METADATA_NAME, dumps(document | other))  # the same document would be no change
+        await put_bytes(session.store, METADATA_NAME, was)
+
+    with translated(session.branch):
+        run_sync(rewrite())
 
 
 # -- opening -------------------------------------------------------------------------------------------------------------
-
-
-def _library() -> Any:
-    try:
-        import icechunk
-    except ModuleNotFoundError as exc:
-        raise Unsupported(f"repositories of icechunk need icechunk: {how_to_install('icechunk')}") from exc
-    return icechunk
 
 
 def _session(library: Any, repository: Any, branch: str, *, commit: bool) -> tuple[Any, bool]:
@@ -271,18 +307,6 @@ def _checked_path(path: str) -> str:
     return check_key(path) if path != "" else path
 
 
-@contextmanager
-def translated(branch: str) -> Iterator[None]:
-    """Raise errors of icechunk as ours, in a block that commits to a branch. Raises ``Unsupported`` if icechunk is not installed."""
-    library = _library()
-    try:
-        yield
-    except library.ConflictError as exc:
-        raise Conflict(f"somebody else committed to branch {branch!r} first: nothing was committed. Start again") from exc
-    except library.IcechunkError as exc:
-        raise StorageError(f"icechunk: {exc}") from exc
-
-
 def _shown(library: Any, repository: Any) -> str:
     """Return what the repository is stored in, in one line."""
     return "a session of icechunk" if isinstance(repository, library.Session) else " ".join(str(repository.storage).split())
@@ -313,6 +337,18 @@ def _location(url: str) -> str:
 # -- writing -------------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class WrittenChanges:
+    """How much of a snapshot was written."""
+
+    references: int
+    """The chunks that were written, those that were copied too."""
+    inlined: int
+    """The chunks whose bytes were copied."""
+    without_bytes: int
+    """Chunks of no bytes, which icechunk does not store, and no codec can decode: they are read as fill values."""
+
+
 @dataclass(slots=True)
 class _Target:
     """The nodes and chunks of one session."""
@@ -322,6 +358,10 @@ class _Target:
     checksums: Checksums
     tally: Tally
     source: ReferenceSource
+    remedy: str = ""
+    """What to do about an object that is in no virtual chunk container; by default the lines that add one."""
+    without_bytes: int = 0
+    """Chunks of no bytes that icechunk does not store."""
     nbytes: int = 0
     """Bytes of documents and of chunks that were copied."""
     keys: set[str] = field(default_factory=set)
@@ -334,7 +374,7 @@ class _Target:
     @property
     def _takes_blocks(self) -> bool:
         """Return whether this is icechunk 2."""
-        return hasattr(self.library.IcechunkStore, "set_virtual_refs_arr")
+        return is_major_2(self.library)
 
     def write_documents(self, shown: Described, path: str, *, overwrite: bool) -> None:
         """Write the documents of all nodes below ``path``, and those of the groups above it that are missing.
@@ -347,12 +387,21 @@ class _Target:
             documents.setdefault(group, {"zarr_format": 3, "node_type": "group", "attributes": {}})
         run_sync(self._write_documents(documents, frozenset(groups_above(path)), overwrite=overwrite))
 
-    async def replace_groups(self, gone: Iterable[str], documents: Mapping[str, JsonObject]) -> None:
-        """Remove nodes with all below them, and write the documents of groups, whether they are there or not."""
-        for path in sorted(gone, key=len, reverse=True):
-            await self.session.store.delete_dir(path)
+    async def replace_nodes(self, changes: SnapshotChanges, groups: Mapping[str, JsonObject], arrays: Mapping[str, JsonObject]) -> None:
+        """Remove what is gone, and write the documents of these nodes, whether they are there or not."""
+        store = self.session.store
+        for path in sorted(changes.gone, key=len, reverse=True):
+            await store.delete_dir(path)
+        for path, coords in changes.erased.items():
+            await self._erase(path, coords.tolist())
+        documents = dict(groups) | {path: document | {"chunk_key_encoding": _KEY_ENCODING} for path, document in arrays.items()}
         for path in sorted(documents, key=lambda path: (path.count("/") + bool(path), path)):
             await self._put(join(path, METADATA_NAME), dumps(documents[path]))
+
+    async def _erase(self, path: str, coords: Iterable[Iterable[int]]) -> None:
+        """Remove chunks of an array, whether they are there or not."""
+        for one in coords:
+            await self.session.store.delete(join(path, _KEYS.encode(tuple(one))))
 
     async def _write_documents(self, documents: Mapping[str, JsonObject], above: frozenset[str], *, overwrite: bool) -> None:
         store = self.session.store
@@ -389,15 +438,11 @@ class _Target:
             await self._put(join(path, METADATA_NAME), dumps(document))
 
     async def _document(self, path: str) -> JsonObject | None:
-        from zarr.core.buffer import default_buffer_prototype  # comes with icechunk, and is slow to import
-
-        data = await self.session.store.get(join(path, METADATA_NAME), default_buffer_prototype())
-        return None if data is None else loads_object(data.to_bytes())
+        data = await get_bytes(self.session.store, join(path, METADATA_NAME))
+        return None if data is None else loads_object(data)
 
     async def _put(self, key: str, data: bytes) -> None:
-        from zarr.core.buffer import default_buffer_prototype
-
-        await self.session.store.set(key, default_buffer_prototype().buffer.from_bytes(data))
+        await put_bytes(self.session.store, key, data)
         self.nbytes += len(data)
 
     def write_array(self, number: int, array: ReferencedArray, path: str) -> None:
@@ -412,6 +457,8 @@ class _Target:
             self.tally.count(len(rows) - (len(rows.inline) - len(inline)), len(inline))
         self._flush(path)
         if empty:
+            self.without_bytes += len(empty)
+            run_sync(self._erase(path, positions(array.chunk_grid, np.array(empty))))  # older ones, of bytes
             key = _KEYS.encode(tuple(positions(array.chunk_grid, np.array(empty[:1]))[0]))
             self.source.left_out[join(path, key)] = (
                 f"{len(empty)} chunks of array {array.path!r} have no bytes, which icechunk does not store and no codec can decode: they "
@@ -444,6 +491,8 @@ class _Target:
             sizes = np.array([one.nbytes for one in objects], dtype=np.int64)
             lengths = np.where(whole, sizes[target], lengths)
         checksums = self.checksums.of(objects)
+        if batch.checks:
+            checksums = [checksum_of(url, check) for url, check in zip(urls, batch.checks, strict=True)]
         if self._takes_blocks and len(chunks) >= _BLOCK_REFERENCES and all(one == checksums[0] for one in checksums):
             block = block_of(grid, urls, chunks, target, offsets, lengths)
             if block is not None:
@@ -471,7 +520,8 @@ class _Target:
             raise self._outside(next(one.location for one in some if tuple(one.index) == tuple(refused[0])))
 
     def _outside(self, url: str) -> InvalidInput:
+        what_to_do = self.remedy or f"These lines add one:\n{container_lines(url, self.source.base_url)}"
         return InvalidInput(
-            f"icechunk refuses a reference to {url}: it is in no virtual chunk container of the repository's config. Nothing was written. "
-            f"These lines add one:\n{container_lines(url, self.source.base_url)}"
+            f"icechunk refuses a reference to {redacted(url)}: it is in no virtual chunk container of the repository's config. Nothing was "
+            f"written. {what_to_do}"
         )

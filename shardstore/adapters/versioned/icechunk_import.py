@@ -1,0 +1,408 @@
+"""The whole history of a repository of Icechunk as one of ours: chunks stay where they are, as virtual references, or are copied.
+
+Snapshots keep their ids and times; what an export of ours has written becomes again what it was, by what its metadata says. Each snapshot
+is compared with its parent as a whole: documents, and where chunks lie, but for arrays whose manifests both share. Nodes keep their
+identity through renames.
+
+::
+
+    a virtual chunk                     a virtual reference to the same bytes
+    a native chunk                      a virtual reference to Icechunk's chunk file, which never changes; or a copy
+    an inline chunk                     an inline chunk
+    a chunk that is a shard             its inner chunks, of which the array is then one, likewise
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+import numpy.typing as npt
+
+from shardstore._sync import run_sync
+from shardstore.adapters.versioned.opened import OpenedStore
+from shardstore.errors import InvalidInput, NotFound, ShardStoreError
+from shardstore.format.chunk_keys import ChunkKeyEncoding
+from shardstore.format.json_text import dumps, loads_object
+from shardstore.format.shard_index import ShardIndex
+from shardstore.format.snapshots.manifest import GONE as GONE_FILE
+from shardstore.format.snapshots.manifest import INLINE as INLINE_FILE
+from shardstore.format.snapshots.manifest import ChunkRefs
+from shardstore.format.snapshots.state import Ref, check_ref_name
+from shardstore.format.store_keys import join
+from shardstore.model.ranges import ByteRange
+from shardstore.references.icechunk.blocks import Coords
+from shardstore.references.icechunk.histories import (
+    INLINE,
+    NATIVE,
+    SourceChunks,
+    SourceHistory,
+    SourceNode,
+    SourceSnapshot,
+    chunk_of,
+    chunks_of,
+    document_of,
+    history_of,
+    nodes_of,
+    opened_source,
+)
+from shardstore.references.icechunk.inner_chunks import ShownArray, inner_chunks, shown_array
+from shardstore.references.icechunk.library import translated
+from shardstore.references.icechunk.origins import origin_in, without_origin
+from shardstore.references.icechunk.places import local_path
+from shardstore.snapshots.new_history import NewHistory
+from shardstore.snapshots.reachable import Progress
+from shardstore.snapshots.session import Session
+from shardstore.snapshots.versioned_store import FIRST_BRANCH
+from shardstore.storage.redaction import redacted
+
+_AT_ONCE = 32
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_CHUNKS = "chunks/"
+"""The folder of the chunk files in a repository of Icechunk."""
+_KEYS = ChunkKeyEncoding()
+"""Icechunk has no other."""
+
+
+def chunks_of_source(source: Any, options: Mapping[str, Any] | None, source_url: str | None, *, copy: bool) -> tuple[Any, str | None]:
+    """Return the repository of icechunk, and the URL of the folder of its chunk files; ``None`` if they are copied.
+
+    Raises:
+        InvalidInput: the source is none, or it is not known where its files are.
+        NotFound: there is none at the source.
+        Unsupported: icechunk is not installed, or does not say where chunks lie.
+    """
+    if copy and source_url is not None:
+        raise InvalidInput("source_url says where chunks are that stay, and copy=True copies them: give one of the two")
+    with translated(FIRST_BRANCH):
+        repository, place = opened_source(source, options or {})
+    if copy:
+        return repository, None
+    place = place if source_url is None else source_url
+    if place is None:
+        raise InvalidInput(
+            "icechunk does not say where the files of this repository are: give source_url, as s3://bucket/repo, or copy=True to copy its "
+            "chunks"
+        )
+    return repository, f"{place if '://' in place else f'file://{local_path(place)}'}".rstrip("/") + f"/{_CHUNKS}"
+
+
+def import_history(opened: OpenedStore, source: Any, chunks_url: str | None, say: Progress) -> None:
+    """Make a store of the history of a repository of icechunk. ``chunks_url``: the folder of its chunk files; ``None``: they are copied."""
+    with translated(FIRST_BRANCH):
+        history = history_of(source)
+        refs = _refs_of(history)
+        options = opened.options
+        new = NewHistory(opened.store, pack=options.pack, max_memory=options.max_memory)
+        run_sync(new.begin())
+        try:
+            ids = _Import(opened, source, chunks_url, new).write(history, say)
+            run_sync(new.publish({name: Ref(ids[ref.snapshot], ref.type) for name, ref in refs.items()}))
+        except BaseException:
+            run_sync(new.give_up())
+            raise
+
+
+def _refs_of(history: SourceHistory) -> dict[str, Ref]:
+    """Return the branches and tags, which point to snapshots of the source. Raises ``InvalidInput`` if a store cannot have them."""
+    if both := sorted(history.branches.keys() & history.tags.keys()):
+        raise InvalidInput(
+            f"{both[0]!r} is a branch and a tag of the repository of icechunk, and a versioned store has one of that name: make another "
+            "branch there, delete this one, and import again"
+        )
+    if FIRST_BRANCH not in history.branches:
+        raise InvalidInput(f"the repository of icechunk has no branch {FIRST_BRANCH!r}, which every versioned store has: make it there")
+    found = {name: Ref(snapshot, "branch") for name, snapshot in history.branches.items()}
+    found |= {name: Ref(snapshot, "tag") for name, snapshot in history.tags.items()}
+    for name in found:
+        check_ref_name(name)
+    return found
+
+
+@dataclass(slots=True)
+class _Pieces:
+    """References to chunks of one array, as they are collected."""
+
+    coords: list[Coords] = field(default_factory=list)
+    file: list[npt.NDArray[np.int32]] = field(default_factory=list)
+    offset: list[npt.NDArray[np.uint64]] = field(default_factory=list)
+    nbytes: list[npt.NDArray[np.uint64]] = field(default_factory=list)
+    files: dict[str, int] = field(default_factory=dict)
+    inline: dict[int, bytes] = field(default_factory=dict)
+    n: int = 0
+
+    def add(self, coords: Coords, file: Any, offset: Any, nbytes: Any) -> None:
+        n = len(coords)
+        self.coords.append(coords)
+        self.file.append(np.broadcast_to(np.asarray(file, dtype=np.int32), n))
+        self.offset.append(np.broadcast_to(np.asarray(offset, dtype=np.uint64), n))
+        self.nbytes.append(np.broadcast_to(np.asarray(nbytes, dtype=np.uint64), n))
+        self.n += n
+
+    def add_gone(self, coords: Coords) -> None:
+        self.add(coords, GONE_FILE, 0, 0)
+
+    def add_inline(self, coords: Coords, data: Sequence[bytes]) -> None:
+        self.inline |= {self.n + place: one for place, one in enumerate(data)}
+        self.add(coords, INLINE_FILE, 0, [len(one) for one in data])
+
+    def add_in_files(self, coords: Coords, urls: Iterable[str], offset: Any, nbytes: Any) -> None:
+        self.add(coords, [self.files.setdefault(url, len(self.files)) for url in urls], offset, nbytes)
+
+    def refs(self) -> ChunkRefs:
+        coords = np.concatenate(self.coords)
+        order = np.lexsort(coords.T[::-1]) if coords.shape[1] else np.arange(len(coords))
+        inline = {place: self.inline[row] for place, row in enumerate(order.tolist()) if row in self.inline} if self.inline else {}
+        file, offset, nbytes = np.concatenate(self.file), np.concatenate(self.offset), np.concatenate(self.nbytes)
+        return ChunkRefs(coords[order], file[order], offset[order], nbytes[order], list(self.files), inline)
+
+
+class _Import:
+    """One history on its way into a store that is not there yet."""
+
+    def __init__(self, opened: OpenedStore, source: Any, chunks_url: str | None, new: NewHistory) -> None:
+        self._opened = opened
+        self._source = source
+        self._chunks_url = chunks_url
+        self._new = new
+        self._has_looked = False
+        self._known_nodes: dict[str, dict[str, SourceNode]] = {}
+
+    def write(self, history: SourceHistory, say: Progress) -> dict[str, str]:
+        """Write all snapshots; return their ids by those of the source."""
+        ids: dict[str, str] = {}
+        roots = _roots(history)
+        snapshots = [one for one in history.snapshots if one.id not in roots]
+        for number, snapshot in enumerate(snapshots):
+            say("importing snapshots", number, len(snapshots))
+            ids[snapshot.id] = self._write(snapshot, None if snapshot.parent in roots else snapshot.parent, ids)
+        say("importing snapshots", len(snapshots), len(snapshots))
+        return ids
+
+    def _write(self, snapshot: SourceSnapshot, parent: str | None, ids: Mapping[str, str]) -> str:
+        origin = origin_in(snapshot.metadata)
+        is_ours = origin is not None and origin.snapshot not in self._new.snapshots
+        id_ = origin.snapshot if origin is not None and is_ours else snapshot.id
+        when = origin.written_at if origin is not None and is_ours else snapshot.written_at
+        metadata = without_origin(snapshot.metadata) if is_ours else snapshot.metadata
+        before = None if parent is None else self._at(parent)
+        run_sync(self._change(None if parent is None else ids[parent], before, self._at(snapshot.id)))
+        run_sync(self._new.add(id_, (when - _EPOCH) // timedelta(milliseconds=1), snapshot.message, metadata))
+        return id_
+
+    def _at(self, snapshot: str) -> _At:
+        if snapshot not in self._known_nodes:
+            while len(self._known_nodes) > 8:
+                del self._known_nodes[next(iter(self._known_nodes))]
+            self._known_nodes[snapshot] = run_sync(nodes_of(self._source, snapshot))
+        return _At(self._source.readonly_session(snapshot_id=snapshot).store, self._known_nodes[snapshot])
+
+    # -- nodes ---------------------------------------------------------------------------------------------------------
+
+    async def _change(self, parent: str | None, before: _At | None, after: _At) -> None:
+        """Bring a session on a snapshot of the new store from what its parent shows to what a snapshot shows."""
+        session = await self._new.session(parent)
+        was = {} if before is None else {node.id: node for node in before.nodes.values()}
+        documents = dict(zip(after.nodes, await _all(document_of(after.store, path) for path in after.nodes), strict=True))
+        kept: dict[str, SourceNode] = {}
+        """By path, arrays and groups as they were, of which what is there is changed."""
+        again: set[str] = set()
+        """Arrays whose chunks are to be looked at."""
+        shown: dict[str, ShownArray] = {}
+        for path, node in after.nodes.items():
+            old = was.get(node.id)
+            if node.is_array:
+                shown[path] = shown_array(loads_object(documents[path]), path)
+            if old is None or old.is_array != node.is_array:
+                again.add(path)
+            elif not node.is_array:
+                kept[path] = old
+            else:
+                assert before is not None
+                earlier = shown_array(loads_object(await document_of(before.store, old.path)), old.path)
+                if earlier.has_same_chunks(shown[path]):
+                    kept[path] = old
+                if path not in kept or old.manifests != node.manifests or earlier.chunk_grid != shown[path].chunk_grid:
+                    again.add(path)
+        session.rearrange({old.path: path for path, old in kept.items()} | _root_if_kept(session, after))
+        for path in sorted(after.nodes, key=lambda path: (path.count("/") + bool(path), path)):
+            await session.set_document(path, documents[path] if path not in shown else dumps(shown[path].document))
+        for path in sorted(again & shown.keys()):
+            await self._change_chunks(session, path, shown[path], after, before, kept.get(path))
+
+    # -- chunks --------------------------------------------------------------------------------------------------------
+
+    async def _change_chunks(
+        self, session: Session, path: str, shown: ShownArray, after: _At, before: _At | None, old: SourceNode | None
+    ) -> None:
+        ndim = len(shown.object_grid)
+        now = (await chunks_of(after.store, path, ndim)).inside(shown.object_grid)
+        pieces = _Pieces()
+        if before is not None and old is not None:
+            earlier = shown_array(loads_object(await document_of(before.store, old.path)), old.path)
+            new, gone = now.since((await chunks_of(before.store, old.path, ndim)).inside(earlier.object_grid))
+            pieces.add_gone(
+                gone if earlier.layout is None else inner_chunks(earlier.layout, gone, {}, np.zeros(len(gone), np.uint64)).coords
+            )
+            # A shard that stays shows other inner chunks in an array of another shape.
+            now = now if shown.layout is not None and earlier.chunk_grid != shown.chunk_grid else new
+        copied = now.kinds == NATIVE if self._chunks_url is None else np.zeros(len(now), dtype=np.bool_)
+        in_place = np.flatnonzero((now.kinds == NATIVE) & ~copied)
+        if len(in_place) and not self._has_looked:
+            await self._look(self._url(NATIVE, now.paths[in_place[0]]))
+        if shown.layout is None:
+            self._refer(pieces, now.rows(np.flatnonzero(~copied)))
+        else:
+            await self._refer_inside(pieces, shown, now.rows(np.flatnonzero(~copied)))
+        native = now.rows(np.flatnonzero(copied))
+        if shown.layout is not None and len(native):
+            pieces.add_gone(inner_chunks(shown.layout, native.coords, {}, native.lengths).coords)
+        if pieces.n:
+            session.set_refs(session.array(path), pieces.refs())
+        await self._copy(session, path, shown, after, native.coords)
+
+    def _refer(self, pieces: _Pieces, chunks: SourceChunks) -> None:
+        """Add references to whole chunks."""
+        is_inline = chunks.kinds == INLINE
+        inline = np.flatnonzero(is_inline)
+        pieces.add_inline(chunks.coords[inline], [chunks.inline[row] for row in inline.tolist()])
+        stored = np.flatnonzero(~is_inline)
+        urls = self._urls(chunks, stored)
+        pieces.add_in_files(chunks.coords[stored], urls, chunks.offsets[stored], chunks.lengths[stored])
+
+    async def _refer_inside(self, pieces: _Pieces, shown: ShownArray, shards: SourceChunks) -> None:
+        """Add references to what is inside of shards."""
+        assert shown.layout is not None
+        layout = shown.layout
+        inline = [row for row in range(len(shards)) if shards.kinds[row] == INLINE]
+        stored = np.flatnonzero(shards.kinds != INLINE)
+        urls = dict(zip(stored.tolist(), self._urls(shards, stored), strict=True))
+        indices = {row: _index_in(shown, shards.inline[row]) for row in inline}
+        indices |= await self._indices(shown, shards, urls)
+        found = inner_chunks(layout, shards.coords, indices, shards.lengths)
+        is_inline = np.isin(found.shard, inline)
+        rows = np.flatnonzero(found.exists & is_inline)
+        spans = zip(found.shard[rows].tolist(), found.offsets[rows].tolist(), found.lengths[rows].tolist(), strict=True)
+        pieces.add_inline(found.coords[rows], [shards.inline[shard][offset : offset + nbytes] for shard, offset, nbytes in spans])
+        rows = np.flatnonzero(found.exists & ~is_inline)
+        begins = shards.offsets[found.shard[rows]] + found.offsets[rows]
+        pieces.add_in_files(found.coords[rows], [urls[shard] for shard in found.shard[rows].tolist()], begins, found.lengths[rows])
+        pieces.add_gone(found.coords[~found.exists])
+
+    async def _indices(self, shown: ShownArray, shards: SourceChunks, urls: Mapping[int, str]) -> dict[int, ShardIndex]:
+        """Read the indices of shards that lie in files."""
+        assert shown.layout is not None
+        format_ = shown.layout.index_format
+        asked = []
+        for row, url in urls.items():
+            begin, end = int(shards.offsets[row]), int(shards.offsets[row] + shards.lengths[row])
+            at = begin if format_.location == "start" else max(begin, end - format_.nbytes)
+            asked.append((url, (ByteRange(at, min(end, at + format_.nbytes)),), None))
+        found: dict[int, ShardIndex] = {}
+        for row, answer in zip(urls, await self._opened.virtual.read(asked), strict=True):
+            if isinstance(answer, ShardStoreError):
+                raise answer
+            found[row] = format_.decode(bytes(answer[0]))
+        return found
+
+    async def _copy(self, session: Session, path: str, shown: ShownArray, after: _At, coords: Coords) -> None:
+        """Copy chunks of the source; of shards, what is inside of them."""
+        for start in range(0, len(coords), _AT_ONCE):
+            some = coords[start : start + _AT_ONCE]
+            data = await _all(chunk_of(after.store, join(path, _KEYS.encode(tuple(one)))) for one in some.tolist())
+            if shown.layout is None:
+                for one, value in zip(some.tolist(), data, strict=True):
+                    await session.write_chunk(session.array(path), tuple(one), value)
+                continue
+            nbytes = np.array([len(value) for value in data], dtype=np.uint64)
+            found = inner_chunks(shown.layout, some, {row: _index_in(shown, value) for row, value in enumerate(data)}, nbytes)
+            for row in np.flatnonzero(found.exists).tolist():
+                begin, length = int(found.offsets[row]), int(found.lengths[row])
+                value = data[found.shard[row]][begin : begin + length]
+                await session.write_chunk(session.array(path), tuple(found.coords[row].tolist()), value)
+
+    def _urls(self, chunks: SourceChunks, rows: npt.NDArray[np.intp]) -> list[str]:
+        """Return the URLs of chunks in these rows. Raises ``InvalidInput`` if one is below no authorised prefix."""
+        found: list[str] = []
+        known: dict[tuple[int, str], str] = {}
+        for kind, path in zip(chunks.kinds[rows].tolist(), chunks.paths[rows].tolist(), strict=True):
+            url = known.get((kind, path))
+            if url is None:
+                url = known[kind, path] = self._url(kind, path)
+            found.append(url)
+        return found
+
+    def _url(self, kind: int, path: str) -> str:
+        if kind == NATIVE:
+            assert self._chunks_url is not None
+            return f"{self._chunks_url}{path}"
+        url = path if path.startswith(("http://", "https://")) else unquote(path)
+        try:
+            self._opened.virtual.check_authorised(url)
+        except InvalidInput as exc:
+            raise InvalidInput(
+                f"virtual references of the repository of icechunk lead to {redacted(url)}, and may lead "
+                f"{', '.join(map(redacted, self._opened.virtual.prefixes)) or 'nowhere'}: if you trust it, give "
+                f"virtual_prefixes=['{redacted(url).rpartition('/')[0]}/'] (--virtual-prefix). There is no repository"
+            ) from exc
+        return url
+
+    async def _look(self, url: str) -> None:
+        """Look whether there is a chunk file where the source is said to be; of one, since all are in one folder."""
+        self._has_looked = True
+        try:
+            await self._opened.virtual.sizes([url])
+        except NotFound as exc:
+            raise InvalidInput(
+                f"{exc}: give source_url, where the files of the repository of icechunk are, or copy=True to copy its chunks"
+            ) from exc
+
+
+@dataclass(frozen=True, slots=True)
+class _At:
+    """A snapshot of the source: its zarr store, and its nodes by path."""
+
+    store: Any
+    nodes: Mapping[str, SourceNode]
+
+
+def _roots(history: SourceHistory) -> set[str]:
+    """Return the first snapshot of a repository of icechunk that an export has made, and which holds nothing, if nobody needs it: it
+    stands before the first one of the export.
+    """
+    named = {*history.branches.values(), *history.tags.values()}
+    found: set[str] = set()
+    for one in history.snapshots:
+        if not one.is_initial or one.id in named:
+            continue
+        origins = [origin_in(child.metadata) for child in history.snapshots if child.parent == one.id]
+        if origins and all(origin is not None and origin.parent is None for origin in origins):
+            found.add(one.id)
+    return found
+
+
+def _root_if_kept(session: Session, after: _At) -> dict[str, str]:
+    """Return that the root stays, if the source has none: a store always has one."""
+    root = session.nodes.get("")
+    return {"": ""} if "" not in after.nodes and root is not None and not root.is_array else {}
+
+
+def _index_in(shown: ShownArray, shard: bytes) -> ShardIndex:
+    assert shown.layout is not None
+    format_ = shown.layout.index_format
+    view = memoryview(shard)
+    return format_.decode(format_.slice_from(view, len(view)) if format_.location == "end" else view[: format_.nbytes])
+
+
+async def _all(coroutines: Iterable[Any]) -> list[bytes]:
+    """Return the results of coroutines, some at once."""
+    waiting = list(coroutines)
+    found: list[bytes] = []
+    for start in range(0, len(waiting), _AT_ONCE):
+        found += await asyncio.gather(*waiting[start : start + _AT_ONCE])
+    return found

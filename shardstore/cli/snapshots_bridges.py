@@ -1,0 +1,294 @@
+"""The commands of ``shardstore snapshots`` that carry whole histories into other formats, and back: ``export`` and ``import``.
+
+A form of export is a member of ``Form`` and a function in ``_EXPORTS``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Annotated, Any
+
+import typer
+
+from shardstore import references
+from shardstore._sync import run_sync
+from shardstore.adapters.versioned.repository import Repository
+from shardstore.adapters.versioned.session import Session
+from shardstore.cli.arguments import AsJson, PairOptions
+from shardstore.cli.output import complain, plural, print_json
+from shardstore.cli.pack import parse_policy
+from shardstore.cli.progress import Step, step_bar
+from shardstore.cli.target import pair_options, refuse_snapshot
+from shardstore.errors import InvalidInput
+from shardstore.format.metadata_v3 import is_array
+from shardstore.references.places import JSON_SUFFIXES
+from shardstore.snapshots.named import needing_pyarrow
+from shardstore.snapshots.reachable import Progress
+from shardstore.snapshots.versioned_store import FIRST_BRANCH
+from shardstore.storage.redaction import redacted
+
+
+class Form(Enum):
+    """What a versioned store can become."""
+
+    ICECHUNK = "icechunk"
+    ZARR = "zarr"
+    REFERENCES = "references"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What was asked for besides the format."""
+
+    ref: str | None
+    chunks_per_shard: Any
+    check: bool
+    dry_run: bool
+    target_options: Mapping[str, Any]
+
+    @property
+    def snapshot(self) -> str:
+        """The branch, tag or id of the snapshot that is meant."""
+        return FIRST_BRANCH if self.ref is None else self.ref
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What an export did: a line for people, and members of the JSON document."""
+
+    line: str
+    document: Mapping[str, Any]
+    warning: str = ""
+
+
+VirtualPrefix = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--virtual-prefix",
+        metavar="URL",
+        help="Below which chunks may be that lie elsewhere, with / at its end; may be repeated.",
+        show_default=False,
+    ),
+]
+
+
+def export(
+    *,
+    url: Annotated[str, typer.Argument(metavar="SRC", help="A versioned store: a path, URL or chain of URLs.", show_default=False)],
+    target: Annotated[str, typer.Argument(metavar="DST", help="A folder or URL at which there is nothing.", show_default=False)],
+    to: Annotated[Form, typer.Option("--to", help="The format that the store becomes.", show_default=False)],
+    ref: Annotated[
+        str | None,
+        typer.Option("--ref", metavar="REF", help="zarr, references: which snapshot, by branch, tag or id; main.", show_default=False),
+    ] = None,
+    shards: Annotated[
+        str | None,
+        typer.Option(
+            "--chunks-per-shard",
+            "-s",
+            metavar="N,N,…",
+            help="zarr: along each dimension, 'auto', 'none' or a JSON object, as of pack; auto.",
+            show_default=False,
+        ),
+    ] = None,
+    no_check: Annotated[bool, typer.Option("--no-check", help="zarr: do not compare the result with the snapshot.")] = False,
+    prefix: VirtualPrefix = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing: say what would be written.")] = False,
+    as_json: AsJson = False,
+    storage: PairOptions,
+) -> None:
+    """Write a versioned store in another format: icechunk with its whole history; zarr and references one snapshot.
+
+    icechunk: a repository of Icechunk with all snapshots, branches and tags, which xarray and other programs read. No chunk is copied:
+    virtual references lead into the chunk files of SRC, so nothing of SRC may be removed as long as DST is used. Messages and metadata are
+    kept, and the metadata of each commit has the id and the time of its snapshot. Branches and tags are made last: an export that was
+    interrupted shows an empty branch main.
+
+    zarr: an ordinary sharded hierarchy, which needs nothing of SRC. Chunk files that are whole shards are copied by the server, others are
+    packed, and the result is compared with the snapshot. Interrupted, the same command goes on where it was.
+
+    references: a set of references into the chunk files of SRC, in JSON if DST ends in .json, else in Parquet. No chunk is copied.
+
+    Examples:
+
+        shardstore snapshots export run.ice out.icechunk --to icechunk
+
+        shardstore snapshots export s3://bucket/run.ice s3://bucket/out --to icechunk
+
+        shardstore snapshots export s3://bucket/run.ice s3://bucket/out.zarr --to zarr --ref v1
+
+        shardstore snapshots export run.ice run.json --to references
+    """
+    of_zarr = {"-s": shards is not None, "--no-check": no_check}
+    refused = [name for name, is_given in of_zarr.items() if is_given and to is not Form.ZARR]
+    refused += ["--ref"] if ref is not None and to is Form.ICECHUNK else []
+    if refused:
+        raise InvalidInput(f"{refused[0]} means nothing with --to {to.value}")
+    given = storage.parsed()
+    refuse_snapshot(url, given)
+    of_source, of_target = (dict(options) for options in pair_options(url, target, given, storage.parsed_target()))
+    with needing_pyarrow("to look into a versioned store"):
+        repository = Repository.open(url, storage_options=of_source or None, virtual_prefixes=prefix or ())
+    with _progress() as say:
+        policy = "auto" if shards is None else parse_policy(shards)
+        asked = Asked(ref, policy, check=not no_check, dry_run=dry_run, target_options=of_target)
+        done = _EXPORTS[to](repository, target, asked, say)
+    if done.warning:
+        complain("warning", done.warning)
+    if as_json:
+        print_json({"to": to.value, **done.document})
+    else:
+        typer.echo(done.line)
+
+
+def import_(
+    *,
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A repository of Icechunk: a folder or URL.", show_default=False)],
+    url: Annotated[str, typer.Argument(metavar="DST", help="Where the versioned store goes.", show_default=False)],
+    copy: Annotated[bool, typer.Option("--copy", help="Copy the chunks of SRC, instead of referring to them.")] = False,
+    prefix: VirtualPrefix = None,
+    as_json: AsJson = False,
+    storage: PairOptions,
+) -> None:
+    """Make a versioned store of the whole history of a repository of Icechunk: snapshots, branches, tags, messages, metadata and times.
+
+    Chunks stay where they are, unless --copy is given: then nothing of SRC may be removed as long as DST is used, and who opens DST from
+    Python gives virtual_prefixes. It needs icechunk 2, and reads what icechunk 1 has written too. DST is there when all of it is.
+
+    Examples:
+
+        shardstore snapshots import theirs run.ice --copy
+
+        shardstore snapshots import s3://bucket/theirs s3://bucket/run.ice
+    """
+    given = storage.parsed()
+    of_source, of_target = (dict(options) for options in pair_options(source, url, given, storage.parsed_target()))
+    _silence_icechunk()
+    with needing_pyarrow("to make a versioned store"), _progress() as say:
+        made = Repository.import_icechunk(
+            source,
+            url,
+            copy=copy,
+            source_options=of_source,
+            storage_options=of_target or None,
+            virtual_prefixes=prefix or (),
+            progress=say,
+        )
+    branches, tags = len(made.list_branches()), len(made.list_tags())
+    tips = [made.lookup(name) for name in (*made.list_branches(), *made.list_tags())]
+    snapshots = len({one.id for tip in tips for one in made.ancestry(snapshot_id=tip)})
+    if as_json:
+        print_json(
+            {
+                "url": made.url,
+                "snapshot": made.lookup_branch(FIRST_BRANCH),
+                "snapshots": snapshots,
+                "branches": branches,
+                "tags": tags,
+                "virtual_prefixes": list(made.virtual_prefixes),
+            }
+        )
+        return
+    amounts = f"{plural(snapshots, 'snapshot')}, {_named(branches, tags)}"
+    typer.echo(f"made the versioned store {redacted(made.url)} of {redacted(source)}, with {amounts}")
+    if made.virtual_prefixes:
+        typer.echo(f"open it with virtual_prefixes={list(map(redacted, made.virtual_prefixes))}")
+
+
+COMMANDS: Mapping[str, Callable[..., None]] = {"export": export, "import": import_}
+"""The commands, by name."""
+
+
+# -- forms -------------------------------------------------------------------------------------------------------------
+
+
+def _to_icechunk(repository: Repository, target: str, asked: Asked, say: Progress) -> Exported:
+    if asked.dry_run:
+        branches, tags = repository.list_branches(), repository.list_tags()
+        snapshots = len({one.id for name in (*branches, *tags) for one in repository.ancestry(snapshot_id=repository.lookup(name))})
+        document = {"snapshots": snapshots, "branches": len(branches), "tags": len(tags), "dry_run": True}
+        named = f"{plural(snapshots, 'snapshot')}, {_named(len(branches), len(tags))}"
+        return Exported(f"would write {named} to {redacted(target)}", document)
+    _silence_icechunk()
+    done = repository.export_icechunk(target, target_options=asked.target_options, progress=say)
+    chunks = f"{plural(done.references, 'reference')}, {done.copied:,} of them copied"
+    line = f"wrote {plural(len(done.snapshots), 'snapshot')}, {_named(done.branches, done.tags)} to {redacted(done.location)}: {chunks}"
+    return Exported(
+        line,
+        {
+            "location": done.location,
+            "snapshots": dict(done.snapshots),
+            "branches": done.branches,
+            "tags": done.tags,
+            "references": done.references,
+            "copied": done.copied,
+            "without_bytes": done.without_bytes,
+            "virtual_prefixes": sorted(done.authorize_virtual_chunk_access),
+        },
+        f"{plural(done.without_bytes, 'chunk')} of no bytes were left out: icechunk does not store them" if done.without_bytes else "",
+    )
+
+
+def _to_zarr(repository: Repository, target: str, asked: Asked, say: Progress) -> Exported:
+    done = repository.export_zarr(
+        target,
+        asked.snapshot,
+        check=asked.check,
+        checked=lambda objects, _nbytes, total: say("comparing objects", objects, total),
+        chunks_per_shard=asked.chunks_per_shard,
+        dry_run=asked.dry_run,
+        target_options=dict(asked.target_options),
+        progress=lambda now: say(now.phase, now.objects, now.total_objects),
+    )
+    if asked.dry_run:
+        amount = f"{plural(done.objects_before, 'object')} of {asked.snapshot} would become about {plural(done.objects_after, 'object')}"
+        return Exported("\n".join([f"{amount} at {redacted(done.target)}", *done.notes]), done.to_json())
+    packed = f"{plural(done.chunks, 'chunk')} in {plural(done.done, 'object')}, {done.copied:,} of them copied as they are"
+    compared = "compared with the snapshot" if asked.check else "not compared"
+    return Exported(f"wrote {asked.snapshot} to {redacted(done.target)}: {packed}; {compared}", done.to_json())
+
+
+def _to_references(repository: Repository, target: str, asked: Asked, say: Progress) -> Exported:
+    session = repository.readonly_session(snapshot_id=repository.lookup(asked.snapshot))
+    if asked.dry_run:
+        amount = sum(len(run_sync(session.storage.known_references(path)).coords) for path in _arrays_of(session))
+        return Exported(f"would write {plural(amount, 'reference')} to {redacted(target)}", {"references": amount, "dry_run": True})
+    write = references.write_json if target.endswith(JSON_SUFFIXES) else references.write_parquet
+    done = write(
+        session.storage,
+        target,
+        target_options=dict(asked.target_options),
+        progress=lambda now: say("writing references", now.references, None),
+    )
+    return Exported(f"wrote {plural(done.references, 'reference')} to chunks of {asked.snapshot} to {redacted(target)}", asdict(done))
+
+
+def _arrays_of(session: Session) -> list[str]:
+    documents = run_sync(session.storage.known_documents())
+    return [path for path, document in documents.items() if is_array(document)]
+
+
+_EXPORTS: Mapping[Form, Callable[[Repository, str, Asked, Progress], Exported]] = {
+    Form.ICECHUNK: _to_icechunk,
+    Form.ZARR: _to_zarr,
+    Form.REFERENCES: _to_references,
+}
+
+
+def _silence_icechunk() -> None:
+    """Let icechunk print errors only: it warns of every local folder, on stdout in version 1."""
+    os.environ.setdefault("ICECHUNK_LOG", "error")  # read when it is imported
+
+
+def _named(branches: int, tags: int) -> str:
+    return f"{branches:,} {'branch' if branches == 1 else 'branches'} and {plural(tags, 'tag')}"
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    with step_bar() as bar:
+        yield lambda what, done, total: bar(Step(what, done, total, noun="snapshots"))

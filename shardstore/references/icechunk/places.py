@@ -1,0 +1,159 @@
+"""Places of repositories of icechunk, and of the objects that they refer to: from URLs, and from options as fsspec has them.
+
+Credentials go into storages and into what readers give, never into a config: that is stored in the repository.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from shardstore.errors import InvalidInput
+from shardstore.references.icechunk.library import library
+from shardstore.references.icechunk.lines import location_of, prefix_of, shown_local_path
+from shardstore.storage.redaction import redacted
+
+Options = Mapping[str, Any]
+OptionsOf = Callable[[str], Options]
+"""Returns the options for a URL."""
+
+_OF_S3 = frozenset({"key", "secret", "token", "anon", "endpoint_url", "client_kwargs", "requester_pays"})
+_OF_CLIENT = frozenset({"endpoint_url", "region_name"})
+_OF_GCS = frozenset({"token"})
+_WITH_AN_ENDPOINT = "us-east-1"  # servers that are not Amazon's have no regions, and take any
+
+
+def storage_at(target: Any, options: Options) -> Any:
+    """Return the ``icechunk.Storage`` at a folder or URL; one that is given is returned.
+
+    Raises:
+        InvalidInput: icechunk has no storage for such a URL, or not with these options.
+        Unsupported: icechunk is not installed.
+    """
+    icechunk = library()
+    if isinstance(target, icechunk.Storage):
+        if options:
+            raise InvalidInput("storage options go with a URL; an icechunk.Storage has its own")
+        return target
+    if not isinstance(target, str | os.PathLike):
+        raise InvalidInput(f"a repository of icechunk is a folder, a URL or an icechunk.Storage, not a {type(target).__name__}")
+    url = os.fsdecode(target) if isinstance(target, os.PathLike) else target
+    protocol, _, rest = url.partition("://")
+    if "://" not in url or protocol in ("file", "local"):
+        return icechunk.local_filesystem_storage(local_path(url))
+    bucket, _, prefix = rest.strip("/").partition("/")
+    if protocol in ("s3", "s3a"):
+        return icechunk.s3_storage(bucket=bucket, prefix=prefix or None, **_s3_place(url, options), **_s3_access(options))
+    if protocol in ("gs", "gcs"):
+        return icechunk.gcs_storage(bucket=bucket, prefix=prefix or None, **_gcs_access(url, options, strict=True))
+    raise InvalidInput(
+        f"{redacted(url)} is no place that is known of icechunk here: file, s3 and gs are. Give an icechunk.Storage for another one"
+    )
+
+
+def place_of(storage: Any) -> str | None:
+    """Return the URL of an ``icechunk.Storage``, if it is a folder of local files; nothing is known of others."""
+    path = shown_local_path(storage)
+    return None if path is None else f"file://{os.path.abspath(path)}"
+
+
+def local_path(url: str) -> str:
+    """Return the absolute path of a folder that is given as a path or as a ``file://`` URL."""
+    return os.path.abspath(url.removeprefix("local://").removeprefix("file://"))
+
+
+def add_containers(config: Any, bases: Iterable[str], options_of: OptionsOf) -> dict[str, str]:
+    """Give a config a virtual chunk container for each place that it has none for; return the prefix of each place's container.
+
+    Raises:
+        InvalidInput: icechunk does not read such a place, or not with these options.
+    """
+    icechunk = library()
+    found: dict[str, str] = {}
+    for base in bases:
+        there = [one.url_prefix for one in (config.virtual_chunk_containers or {}).values()]
+        prefix = next((one for one in there if location_of(base).startswith(one)), None)
+        if prefix is None:
+            prefix = prefix_of(base)
+            config.set_virtual_chunk_container(icechunk.VirtualChunkContainer(prefix, _store_at(icechunk, prefix, options_of(base))))
+        found[base] = prefix
+    return found
+
+
+def credentials_for(prefixes: Iterable[str], options_of: OptionsOf) -> dict[str, Any]:
+    """Return what readers give as ``authorize_virtual_chunk_access`` for these containers: the credentials of the options, else those of
+    the environment.
+    """
+    icechunk = library()
+    found: dict[str, Any] = {}
+    for prefix in prefixes:
+        protocol = prefix.partition("://")[0]
+        if protocol in ("s3", "s3a"):
+            found[prefix] = icechunk.s3_credentials(**_s3_access(options_of(prefix)))
+        elif protocol in ("gs", "gcs"):
+            found[prefix] = icechunk.gcs_credentials(**_gcs_access(prefix, options_of(prefix), strict=False))
+        else:  # icechunk 1 has neither
+            found[prefix] = getattr(icechunk.credentials, "LocalFileSystemAccess" if protocol == "file" else "HttpAccess", None)
+    return dict(icechunk.containers_credentials(found))
+
+
+def _store_at(icechunk: Any, prefix: str, options: Options) -> Any:
+    """Return the store of a virtual chunk container."""
+    protocol = prefix.partition("://")[0]
+    if protocol == "file":
+        return icechunk.local_filesystem_store(prefix.removeprefix("file://"))
+    if protocol == "s3":
+        place = _s3_place(prefix, options)
+        return icechunk.s3_store(**place, anonymous=bool(options.get("anon")), s3_compatible="endpoint_url" in place)
+    if protocol in ("gs", "gcs"):
+        return icechunk.gcs_store({})
+    if protocol in ("http", "https"):
+        return icechunk.http_store({"allow_http": "true"} if protocol == "http" else {})
+    raise InvalidInput(f"icechunk does not read objects at {redacted(prefix)}: it knows file, s3, gs, gcs, http, https")
+
+
+def _s3_place(url: str, options: Options) -> dict[str, Any]:
+    client = options.get("client_kwargs") or {}
+    _check_known(url, options, _OF_S3)
+    _check_known(url, client, _OF_CLIENT)
+    found: dict[str, Any] = {}
+    endpoint = options.get("endpoint_url") or client.get("endpoint_url")
+    if endpoint:
+        found |= {"endpoint_url": endpoint, "allow_http": str(endpoint).startswith("http:"), "force_path_style": True}
+    region = client.get("region_name") or (_WITH_AN_ENDPOINT if endpoint else None)
+    if region:
+        found["region"] = region
+    if options.get("requester_pays"):
+        found["requester_pays"] = True
+    return found
+
+
+def _s3_access(options: Options) -> dict[str, Any]:
+    if options.get("anon"):
+        return {"anonymous": True}
+    if options.get("key") and options.get("secret"):
+        names = {"access_key_id": "key", "secret_access_key": "secret", "session_token": "token"}
+        return {name: options[given] for name, given in names.items() if options.get(given)}
+    return {"from_env": True}
+
+
+def _gcs_access(url: str, options: Options, *, strict: bool) -> dict[str, Any]:
+    if strict:
+        _check_known(url, options, _OF_GCS)
+    token = options.get("token")
+    if token == "anon":
+        return {"anonymous": True}
+    if isinstance(token, str) and os.path.isfile(token):
+        return {"service_account_file": token}
+    if strict and token not in (None, "google_default"):
+        raise InvalidInput(f"the token for {redacted(url)} is none that icechunk takes: 'anon', a file, or none. Give an icechunk.Storage")
+    return {"from_env": True}
+
+
+def _check_known(url: str, options: Options, known: frozenset[str]) -> None:
+    if unknown := sorted(set(options) - known):
+        raise InvalidInput(
+            f"icechunk has no such option for {redacted(url)}: {unknown[0]!r}. These are understood here: {', '.join(sorted(known))}. For "
+            "others give an icechunk.Storage, and config= with virtual chunk containers of your own"
+        )

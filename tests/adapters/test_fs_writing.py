@@ -148,7 +148,8 @@ def with_chunks(place: Place, path: str) -> list[str]:
 def without_emptied(place: Place) -> list[str]:
     """All keys but those of shards without chunks, which object stores keep."""
     emptied = set(shards(place, "g/a")) - set(with_chunks(place, "g/a"))
-    return [key for key in place.objects.keys() if key not in emptied]
+    keys = place.objects.keys()
+    return [key for key in keys if key not in emptied]
 
 
 def test_rm(fs: ShardedFileSystem, place: Place) -> None:

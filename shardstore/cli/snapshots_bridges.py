@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Annotated, Any
+from uuid import uuid4
 
 import typer
 
@@ -151,6 +152,7 @@ def import_(
     url: Annotated[str, typer.Argument(metavar="DST", help="Where the versioned store goes.", show_default=False)],
     copy: Annotated[bool, typer.Option("--copy", help="Copy the chunks of SRC, instead of referring to them.")] = False,
     prefix: VirtualPrefix = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Make nothing: say what would be made.")] = False,
     as_json: AsJson = False,
     storage: PairOptions,
 ) -> None:
@@ -168,10 +170,15 @@ def import_(
     given = storage.parsed()
     of_source, of_target = (dict(options) for options in pair_options(source, url, given, storage.parsed_target()))
     _silence_icechunk()
+    place = url
+    if dry_run:  # made in memory
+        if Repository.exists(url, storage_options=of_target or None):
+            raise InvalidInput(f"there is a versioned store at {redacted(url)} already: choose another place. Nothing was changed")
+        place, copy, of_target = f"memory://shardstore-{uuid4().hex}", False, {}
     with needing_pyarrow("to make a versioned store"), _progress() as say:
         made = Repository.import_icechunk(
             source,
-            url,
+            place,
             copy=copy,
             source_options=of_source,
             storage_options=of_target or None,
@@ -181,22 +188,27 @@ def import_(
     branches, tags = len(made.list_branches()), len(made.list_tags())
     tips = [made.lookup(name) for name in (*made.list_branches(), *made.list_tags())]
     snapshots = len({one.id for tip in tips for one in made.ancestry(snapshot_id=tip)})
+    prefixes, snapshot, shown = list(made.virtual_prefixes), made.lookup_branch(FIRST_BRANCH), made.url
+    if dry_run:
+        made.destroy(yes=True)
+        shown = url
     if as_json:
         print_json(
             {
-                "url": made.url,
-                "snapshot": made.lookup_branch(FIRST_BRANCH),
+                "url": shown,
+                "dry_run": dry_run,
+                "snapshot": snapshot,
                 "snapshots": snapshots,
                 "branches": branches,
                 "tags": tags,
-                "virtual_prefixes": list(made.virtual_prefixes),
+                "virtual_prefixes": prefixes,
             }
         )
         return
     amounts = f"{plural(snapshots, 'snapshot')}, {_named(branches, tags)}"
-    typer.echo(f"made the versioned store {redacted(made.url)} of {redacted(source)}, with {amounts}")
-    if made.virtual_prefixes:
-        typer.echo(f"open it with virtual_prefixes={list(map(redacted, made.virtual_prefixes))}")
+    typer.echo(f"{'would make' if dry_run else 'made'} the versioned store {redacted(shown)} of {redacted(source)}, with {amounts}")
+    if prefixes and not dry_run:
+        typer.echo(f"open it with virtual_prefixes={list(map(redacted, prefixes))}")
 
 
 COMMANDS: Mapping[str, Callable[..., None]] = {"export": export, "import": import_}

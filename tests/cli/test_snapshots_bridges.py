@@ -96,6 +96,9 @@ def test_import_makes_the_same_history(repo: Repository, tmp_path: Path, copy: b
     succeed("snapshots", "export", repo.url, str(tmp_path / "out"), "--to", "icechunk")
     prefix = f"file://{tmp_path}/run.ice/c/"
     options = ["--virtual-prefix", prefix, *(["--copy"] if copy else [])]
+    (planned,) = succeed("snapshots", "import", str(tmp_path / "out"), str(tmp_path / "back.ice"), *options, "--dry-run").lines
+    assert planned == f"would make the versioned store {tmp_path}/back.ice of {tmp_path}/out, with 3 snapshots, 2 branches and 1 tag"
+    assert not (tmp_path / "back.ice").exists()
     first, second = succeed("snapshots", "import", str(tmp_path / "out"), str(tmp_path / "back.ice"), *options).lines
     assert first == f"made the versioned store file://{tmp_path}/back.ice of {tmp_path}/out, with 3 snapshots, 2 branches and 1 tag"
     prefixes = [prefix] if copy else [prefix, f"file://{tmp_path}/out/chunks/"]
@@ -107,6 +110,7 @@ def test_import_makes_the_same_history(repo: Repository, tmp_path: Path, copy: b
     again = succeed("snapshots", "import", str(tmp_path / "out"), str(tmp_path / "more.ice"), *options, "--json").json
     assert again == {
         "url": f"file://{tmp_path}/more.ice",
+        "dry_run": False,
         "snapshot": repo.lookup_branch("main"),
         "snapshots": 3,
         "branches": 2,

@@ -82,6 +82,22 @@ def test_snapshots_that_nothing_points_to_expire(repo: Repository) -> None:
             repo.readonly_session(snapshot_id=gone)
 
 
+def test_expiry_is_one_swap_and_touches_no_file(tmp_path: Path) -> None:
+    made, trace = traced_repository(tmp_path, pack=(4,))
+    session = made.writable_session()
+    create_array(session, "a", DATA, CHUNKS, compressors=None)
+    session.commit("array")
+    for value in range(5):
+        commit(made, value)
+    before = files_of(made)
+    trace.events.clear()
+    assert len(made.expire_snapshots(FUTURE).snapshots) == 6
+    changes = [(event.op, event.key) for event in trace.events if event.op not in ("read", "stat")]
+    assert [op for op, _ in changes] == ["write", "write"]
+    assert (changes[0][1][:2], changes[1][1]) == ("t/", "catalog.json")
+    assert files_of(made) == before
+
+
 def test_only_older_ones_expire(repo: Repository) -> None:
     infos = list(repo.ancestry())
     assert repo.expire_snapshots(infos[2].written_at).snapshots == {infos[3].id}  # a time is not older than itself

@@ -17,6 +17,7 @@ from typing import Any
 import icechunk
 import numpy as np
 import pytest
+import xarray
 import zarr
 
 from shardstore.adapters.versioned import icechunk_export
@@ -122,6 +123,24 @@ def test_every_snapshot_is_the_same(repo: Repository, tmp_path: Path) -> None:
     assert (done.branches, done.tags, done.without_bytes) == (2, 1, 0)
     copied = sum(path.stat().st_size for path in (tmp_path / "out/chunks").rglob("*")) if (tmp_path / "out/chunks").exists() else 0
     assert copied < 4096 < sum(path.stat().st_size for path in (tmp_path / "run.ice/c").iterdir())
+
+
+@pytest.mark.filterwarnings("ignore")  # of xarray, about what it will do in future
+def test_xarray_reads_every_snapshot(tmp_path: Path) -> None:
+    repo = Repository.create(tmp_path / "run.ice", pack=(2, 2))
+    for number in range(3):
+        with repo.transaction(message=f"{number}") as store:
+            data = xarray.Dataset({"t": (("y", "x"), DATA + number)}, coords={"x": np.arange(DATA.shape[1])}, attrs={"number": number})
+            data.to_zarr(store, mode="w", consolidated=False, encoding={"t": {"chunks": (16, 16)}})
+    done = repo.export_icechunk(tmp_path / "out")
+    target = opened(tmp_path / "out", done)
+    for ours, theirs in list(done.snapshots.items())[1:]:
+        with (
+            xarray.open_zarr(repo.readonly_session(snapshot_id=ours).store, consolidated=False) as wanted,
+            xarray.open_zarr(target.readonly_session(snapshot_id=theirs).store, consolidated=False) as found,
+        ):
+            xarray.testing.assert_identical(found.load(), wanted.load())
+            assert found.attrs["number"] == int(repo.lookup_snapshot(ours).message)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -19,8 +19,8 @@ from shardstore.snapshots.inspection import Amount
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.testing.trace import TraceStorage
 from tests.cli.running import succeed
-from tests.golden import golden_cases
-from tests.packing.sources import cases, expected
+from tests.golden import golden_cases, handmade_cases
+from tests.packing.sources import cases, expected, references
 from tests.packing.test_sources import v2_hierarchy
 from tests.snapshots.repositories import create_array, new_repository, read_array, run
 from tests.snapshots.whole import check_whole
@@ -253,6 +253,27 @@ def test_each_family_of_sharded_hierarchies_is_adopted(case: Any, tmp_path: Path
 @pytest.mark.parametrize("folder", cases("transformer2022"), ids=lambda folder: folder.name)
 def test_each_hierarchy_of_the_2022_draft_is_adopted(folder: Path, tmp_path: Path) -> None:
     adopted_with(folder / "store", tmp_path, expected(folder))
+
+
+@pytest.mark.parametrize("folder", [one for one in cases("kerchunk") if (one / "targets").is_dir()], ids=lambda folder: folder.name)
+def test_each_set_of_references_is_adopted(folder: Path, tmp_path: Path) -> None:
+    found = references(folder)
+    assert found is not None
+    made = Repository.adopt(f"reference::{found[1]['fo']}", tmp_path / "data.ice", virtual_prefixes=["memory://fx/", "memory:///fx/"])
+    for path, wanted in expected(folder).items():
+        np.testing.assert_array_equal(read_array(made.readonly_session(), path), wanted)
+    assert made.verify().is_sound
+
+
+def test_damaged_hierarchy_is_not_adopted_and_the_rest_of_it_is(tmp_path: Path) -> None:
+    damaged = [case for case in handmade_cases() if case.index_is_bad]
+    sound = next(case for case in handmade_cases() if not case.bad_chunks and case.values is not None)
+    with pytest.raises(Corruption):
+        Repository.adopt(sound.store, tmp_path / "data.ice")
+    assert not Repository.exists(tmp_path / "data.ice")
+    made = Repository.adopt(sound.store, tmp_path / "data.ice", paths={sound.path: "chunks", "*": None})
+    assert damaged
+    np.testing.assert_array_equal(read_array(made.readonly_session(), sound.path), sound.values)
 
 
 @pytest.mark.filterwarnings("ignore")

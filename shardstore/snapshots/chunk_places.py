@@ -35,19 +35,19 @@ class ArrayChanges:
     next_look: int = 0
     """How many ``chunks`` there are when they are looked at again."""
 
-    def fold(self, ndim: int) -> None:
-        """Keep chunks that are stored as references, which take a tenth of the memory, once there are enough of them."""
-        if len(self.chunks) < max(FOLDED_AT, self.next_look):
+    def fold(self, ndim: int, folded_at: int) -> None:
+        """Keep chunks that are stored as references, which take a tenth of the memory, once there are ``folded_at`` of them."""
+        if len(self.chunks) < max(folded_at, self.next_look):
             return
         stored = {coords: one for coords, one in self.chunks.items() if one is not None and one.file is not None and one.data is None}
-        self.next_look = len(self.chunks) + FOLDED_AT
+        self.next_look = len(self.chunks) + folded_at
         known = 0 if self.bulk is None else len(self.bulk.refs)
-        if len(stored) < max(FOLDED_AT, known // FOLDED_SHARE):
+        if len(stored) < max(folded_at, known // FOLDED_SHARE):
             return
         refs = refs_of_written(stored, ndim)
         self.bulk = KnownRefs(refs if self.bulk is None else merged(self.bulk.refs, refs))
         self.chunks = {coords: one for coords, one in self.chunks.items() if coords not in stored}
-        self.next_look = len(self.chunks) + FOLDED_AT
+        self.next_look = len(self.chunks) + folded_at
 
     def __bool__(self) -> bool:
         return bool(self.chunks) or self.bulk is not None

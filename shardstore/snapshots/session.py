@@ -28,7 +28,7 @@ from shardstore.format.store_keys import groups_above, join
 from shardstore.model.chunks import ChunkCoords
 from shardstore.plan.policy import ShardingPolicy
 from shardstore.snapshots.chunk_files import ChunkGatherer, Written
-from shardstore.snapshots.chunk_places import ABSENT, HELD, ArrayChanges, ChunkPlaces
+from shardstore.snapshots.chunk_places import ABSENT, FOLDED_AT, HELD, ArrayChanges, ChunkPlaces
 from shardstore.snapshots.files import KnownRefs, StoreFiles
 from shardstore.snapshots.read_set import ReadSet
 from shardstore.storage.opening.snapshot_place import HOW_TO_CHANGE
@@ -92,6 +92,8 @@ class Session:
         self.reads = ReadSet() if serializable else None
         """What was read, where that counts."""
         self.gatherer = ChunkGatherer(files, pack, max_memory)
+        self.folded_at = FOLDED_AT
+        """So many chunks of an array that are stored become references."""
         self.nodes: dict[str, Node] = dict(structure.nodes)
         self.changes: dict[int, ArrayChanges] = {}
         self.documents: dict[int, tuple[bytes, int]] = {}
@@ -443,7 +445,7 @@ class Session:
         changes = self.changes.setdefault(node.id, ArrayChanges())
         changes.chunks[coords] = chunk
         await self.gatherer.add(node, coords, chunk)
-        changes.fold(len(coords))
+        changes.fold(len(coords), self.folded_at)
         return chunk.serial
 
     def erase_chunk(self, node: Node, coords: ChunkCoords) -> None:

@@ -280,8 +280,8 @@ MUTANTS = (
     Mutant(
         "packing: what is about to be written is not announced",
         _PACK_RUN,
-        "            self._write_down(record.announce(announced))\n        try:",
-        "            pass\n        try:",
+        "            self._write_down(record.announce(announced))\n        kind",
+        "            pass\n        kind",
     ),
     Mutant(
         "packing: older results count as much as newer ones",

@@ -11,7 +11,7 @@ import pytest
 import zarr
 
 from shardstore.errors import StorageError
-from shardstore.snapshots import Repository, chunk_places
+from shardstore.snapshots import Repository
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.faults import Fail, Fault, FaultStorage
 from tests.snapshots.repositories import new_repository, read_array
@@ -77,11 +77,11 @@ def test_chunks_that_wait_are_stored_though_their_array_got_another_id_when_it_h
     np.testing.assert_array_equal(read_array(repo.readonly_session(), "a"), expected)
 
 
-def test_stored_chunks_become_references_and_change_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_chunks_become_references_and_change_as_before(tmp_path: Path) -> None:
     """Once there are many; others of the same array are written, erased and replaced before and after."""
-    monkeypatch.setattr(chunk_places, "FOLDED_AT", 8)
     repo = Repository.create(tmp_path / "repo", fsync=False, pack=(4,))
     session = repo.writable_session()
+    session._core.folded_at = 8
     data = np.arange(12800, dtype="<f8")
     array = zarr.create_array(session.store, name="a", shape=(12800,), chunks=(200,), dtype="<f8", compressors=None)
     for start in range(0, 12800, 800):  # a chunk file each

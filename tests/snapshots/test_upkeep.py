@@ -255,6 +255,7 @@ def test_each_hierarchy_of_the_2022_draft_is_adopted(folder: Path, tmp_path: Pat
     adopted_with(folder / "store", tmp_path, expected(folder))
 
 
+@pytest.mark.filterwarnings("ignore")  # of codecs that no specification knows
 @pytest.mark.parametrize("folder", [one for one in cases("kerchunk") if (one / "targets").is_dir()], ids=lambda folder: folder.name)
 def test_each_set_of_references_is_adopted(folder: Path, tmp_path: Path) -> None:
     found = references(folder)

@@ -293,6 +293,9 @@ def _print(report: PackReport, as_json: bool) -> None:
     if as_json:
         print_json(report.to_json())
         return
+    if not report.record:
+        _print_for_branch(report)
+        return
     table = Table("array", "chunk", "chunks per shard", "objects", "bytes", box=None, pad_edge=False, header_style="bold")
     for array in report.arrays:
         per_shard = "–" if array.chunks_per_shard is None else shape(array.chunks_per_shard)
@@ -317,13 +320,30 @@ def _print(report: PackReport, as_json: bool) -> None:
         )
         if report.copied:
             lines.append(f"{plural(report.copied, 'shard')} of them copied as they are, without reading them")
-        if report.record:
-            lines.append(f"the record of what is done is {report.record}: keep it to go on, or to renew {report.target}")
-        if report.snapshot_id is not None:
-            lines.append(f"{report.target} is at snapshot {report.snapshot_id}")
+        lines.append(f"the record of what is done is {report.record}: keep it to go on, or to renew {report.target}")
     lines += report.notes
     for line in lines:
         typer.echo(line)
+    _complain_of(report)
+    if not report.dry_run and not report.complete:
+        who = "other parts, or --only-failed" if report.part != "1/1" else "the same command"
+        complain("warning", f"{plural(report.missing, 'unit')} still to be done, by {who}: {report.target} cannot be opened yet")
+
+
+def _print_for_branch(report: PackReport) -> None:
+    """Print what became of a hierarchy that was to be part of a branch: how many objects its chunks are there is the store's affair."""
+    arrays = f"{plural(len(report.arrays), 'array')} in {plural(report.objects_before, 'object')} of {size(report.nbytes_before)}"
+    if report.snapshot_id is not None:
+        typer.echo(f"{plural(report.chunks, 'chunk')} of {arrays} moved; {report.target} is at snapshot {report.snapshot_id}")
+    else:
+        typer.echo(f"{arrays} {'would become part of' if report.dry_run else 'did not become part of'} {report.target}")
+        typer.echo("nothing was written" if report.dry_run else "nothing was committed: the same command begins anew")
+    for note in report.notes:
+        typer.echo(note)
+    _complain_of(report)
+
+
+def _complain_of(report: PackReport) -> None:
     outside = sum(array.outside for array in report.arrays)
     if outside:
         complain("warning", f"{plural(outside, 'object')} outside of the arrays' shapes, which no reader sees, left out")
@@ -331,7 +351,3 @@ def _print(report: PackReport, as_json: bool) -> None:
         complain("failed", f"{failure}: {failure.error}")
     if len(report.failed) > _SHOWN_FAILURES:
         complain("failed", f"{len(report.failed) - _SHOWN_FAILURES} more: --json names all")
-    if not report.dry_run and not report.complete:
-        who = "other parts, or --only-failed" if report.part != "1/1" else "the same command"
-        so = f"{report.target} cannot be opened yet" if report.record else f"nothing was committed to {report.target}"
-        complain("warning", f"{plural(report.missing, 'unit')} still to be done, by {who}: {so}")

@@ -152,8 +152,12 @@ def test_pack_into_branch(store: Repository, tmp_path: Path) -> None:
     lines = succeed("pack", str(tmp_path / "old.zarr"), f"{store.url}@main/old/a", "-m", "as it was").lines
     newest = next(store.ancestry())
     assert newest.message == "as it was"
-    assert f"{store.url}@main/old/a is at snapshot {newest.id}" in lines
-    assert not any("record" in line for line in lines)
+    amount = r"16 chunks of 1 array in 17 objects of [\d,]+ B moved"
+    assert len(lines) == 1
+    assert re.fullmatch(rf"{amount}; {re.escape(store.url)}@main/old/a is at snapshot {newest.id}", lines[0])
+    planned = succeed("pack", str(tmp_path / "old.zarr"), f"{store.url}@main/more", "--dry-run").lines
+    assert planned[0].endswith(f"would become part of {store.url}@main/more")
+    assert planned[1] == "nothing was written"
     refused = run("pack", str(tmp_path / "old.zarr"), f"{store.url}@main/old/a")
     assert refused.code == ExitCode.CONFLICT
     assert "there is something at" in refused.err

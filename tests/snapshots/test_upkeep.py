@@ -13,7 +13,7 @@ import pytest
 import zarr
 
 import shardstore
-from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, Unsupported
+from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, StorageError, Unsupported
 from shardstore.snapshots import ConflictDetector, Repository
 from shardstore.snapshots.inspection import Amount
 from shardstore.storage.local.storage import LocalStorage
@@ -27,6 +27,7 @@ from tests.snapshots.whole import check_whole
 
 pytestmark = pytest.mark.zarr
 
+FAST = {"connect_timeout": 1, "retries": {"max_attempts": 1}}
 DATA = np.repeat(np.arange(1, 17), 100)
 CHUNKS = (100,)
 
@@ -359,3 +360,32 @@ def test_an_adoption_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="there is a versioned store"):
         Repository.adopt(tmp_path / "data.zarr", tmp_path / "there.ice")
     assert Repository.exists(tmp_path / "there.ice")
+
+
+# -- options of other places -------------------------------------------------------------------------------------------
+
+
+def test_options_of_the_repository_count_for_other_places_of_its_protocol(s3_url: tuple[str, dict[str, Any]]) -> None:
+    url, options = s3_url
+    sharded(f"{url}/data.zarr", storage_options=options)
+    adopted = Repository.adopt(f"{url}/data.zarr", f"{url}/data.ice", storage_options=options)
+    np.testing.assert_array_equal(read_array(adopted.readonly_session(), "x/a"), DATA)
+    again = Repository.open(f"{url}/data.ice", storage_options=options, virtual_prefixes=adopted.virtual_prefixes)
+    np.testing.assert_array_equal(read_array(again.readonly_session(), "x/a"), DATA)
+    again.export_zarr(f"{url}/out.zarr")
+    assert shardstore.verify(f"{url}/out.zarr", storage_options=options).is_sound
+    session = again.writable_session()
+    assert session.set_virtual_hierarchy(f"{url}/data.zarr", "twice") == 16
+
+
+def test_other_options_than_those_of_the_repository_count_where_they_are_given(s3_url: tuple[str, dict[str, Any]]) -> None:
+    url, options = s3_url
+    sharded(f"{url}/data.zarr", storage_options=options)
+    other = {**options, "endpoint_url": "http://127.0.0.1:9"}  # where nobody listens
+    with pytest.raises(StorageError):
+        Repository.adopt(f"{url}/data.zarr", f"{url}/data.ice", storage_options=options, source_options={**other, "config_kwargs": FAST})
+    adopted = Repository.adopt(f"{url}/data.zarr", f"{url}/data.ice", storage_options=options)
+    wrong = {"s3": {**other, "config_kwargs": FAST}}
+    opened = Repository.open(f"{url}/data.ice", storage_options=options, virtual_prefixes=adopted.virtual_prefixes, virtual_options=wrong)
+    with pytest.raises(StorageError):
+        read_array(opened.readonly_session(), "x/a")

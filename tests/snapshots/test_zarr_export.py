@@ -170,7 +170,7 @@ def test_server_copies_shards_on_s3(s3_url: tuple[str, dict[str, Any]], monkeypa
         return await original(method, *given, **parameters)
 
     monkeypatch.setattr(fs, "_call_s3", call)
-    report = made.export_zarr(f"{url}/out.zarr", target_options=options, check=False)
+    report = made.export_zarr(f"{url}/out.zarr", check=False)
     assert report.copied == 6
     assert [method for method, _ in called].count("copy_object") == 6
     of_chunks = [parameters["Range"] for method, parameters in called if method == "get_object" and "/c/" in parameters["Key"]]

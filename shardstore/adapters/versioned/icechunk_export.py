@@ -128,14 +128,11 @@ def check_names(state: State) -> None:
 def _options_of(opened: OpenedStore) -> OptionsOf:
     """Return a function that returns the options of the place of a URL, as fsspec has them."""
     options = opened.options
-    own = Address.parse(opened.store.url).protocol
 
     def of(url: str) -> Mapping[str, Any]:
-        protocol = Address.parse(url).protocol
-        for given, found in (options.virtual_options or {}).items():
-            if given == protocol and not url.startswith(opened.store.url):
-                return found
-        return (options.storage_options or {}) if protocol == own else {}
+        if url.startswith(opened.store.url):
+            return options.storage_options or {}
+        return options.options_of_virtual.get(Address.parse(url).protocol, {})
 
     return of
 

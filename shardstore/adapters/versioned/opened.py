@@ -18,6 +18,7 @@ from shardstore.snapshots.session import MAX_MEMORY
 from shardstore.snapshots.versioned_store import VersionedStore
 from shardstore.snapshots.virtual_files import VirtualFiles
 from shardstore.storage.opening.open import open_storage
+from shardstore.storage.opening.options import options_of_another, protocol_of
 from shardstore.storage.opening.transports import Transport
 
 Schema = Literal["auto", "draft"]
@@ -39,6 +40,17 @@ class RepositoryOptions:
     manifest_cache_bytes: int = MANIFEST_CACHE_BYTES
     fsync: bool = True
     transport: Transport = "fsspec"
+
+    @property
+    def options_of_virtual(self) -> Mapping[str, Mapping[str, Any]]:
+        """The options of what virtual references lead to, by protocol; without any given, its own on the protocol of the repository."""
+        protocol = protocol_of(self.url)
+        own = {protocol: self.storage_options} if protocol and self.storage_options else {}
+        return own | dict(self.virtual_options or {})
+
+    def options_of(self, other: object, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        """Return the options of another place: the given ones, or else those of the repository, if both are on one protocol."""
+        return options_of_another(other, given, self.url, self.storage_options)
 
     def __post_init__(self) -> None:
         if self.schema not in ("auto", "draft"):
@@ -81,7 +93,7 @@ class OpenedStore:
         self.store = VersionedStore(
             files, catalog, check_store_name(name), draft=options.schema == "draft", writer=f"shardstore {__version__}"
         )
-        self.virtual = VirtualFiles(files.storage, options.virtual_prefixes, options.virtual_options)
+        self.virtual = VirtualFiles(files.storage, options.virtual_prefixes, options.options_of_virtual)
 
     def __reduce__(self) -> tuple[type[OpenedStore], tuple[RepositoryOptions]]:
         return type(self), (self.options,)

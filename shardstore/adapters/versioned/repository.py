@@ -23,6 +23,7 @@ from shardstore.snapshots.reachable import Progress
 from shardstore.snapshots.rewriting import Repacked, repack
 from shardstore.snapshots.versioned_store import COMMIT_TRIES, FIRST_BRANCH, CommitRequest, Moment, check_snapshot, snapshot_at, snapshot_of
 from shardstore.storage.opening.open import open_storage
+from shardstore.storage.opening.options import options_of_another
 
 if TYPE_CHECKING:
     from shardstore.adapters.versioned.icechunk_export import IcechunkExport
@@ -90,7 +91,7 @@ class Repository:
                 that number of dimensions, and ``None`` means one.
             storage_options: for the filesystem: credentials, endpoint, retries.
             virtual_prefixes: URLs, with ``/`` at the end, below which virtual references may lead.
-            virtual_options: storage options for what they lead to, by protocol.
+            virtual_options: storage options for what they lead to, by protocol; by default those of the repository for its own protocol.
             max_memory: bytes of chunks that a session holds before some are stored.
             manifest_cache_bytes: bytes of decoded manifests that are kept.
             fsync: make local files durable before they count.
@@ -160,7 +161,8 @@ class Repository:
             url: where the files of the repository go.
             message: of the commit.
             paths: by pattern of paths, the first that matches: ``None`` leaves an array out.
-            source_options: of the source's filesystem, for now; for reading later, ``virtual_options`` count.
+            source_options: of the source's filesystem, for now, by default ``storage_options`` if both are on one protocol; for reading
+                later, ``virtual_options`` count.
             progress: called with what is being done, how many chunks are referred to, and how many places for chunks there are in all.
             options: those of ``create``. The place of the source is added to ``virtual_prefixes``; who opens the repository gives it too.
 
@@ -169,6 +171,7 @@ class Repository:
             NotFound: there is no hierarchy at the source.
             Corruption: a shard or a document of the source is damaged.
         """
+        source_options = options_of_another(source, source_options, url, options.get("storage_options"))
         place = None if is_set(source) else open_storage(source, source_options).url.rstrip("/") + "/"
         given = options.get("virtual_prefixes", ())
         options["virtual_prefixes"] = [*given, *([place] if place is not None and place not in given else [])]
@@ -206,7 +209,8 @@ class Repository:
             copy: copy the bytes of the source's chunk files. By default virtual references lead to them: then nothing of the source may be
                 collected that this repository shows.
             source_url: where the files of the source are, as ``s3://bucket/repo``, for an ``icechunk.Storage`` that is no local folder.
-            source_options: of a URL, as fsspec has them, to open the source. For reading chunks later, ``virtual_options`` count.
+            source_options: of a URL, as fsspec has them, to open the source; by default ``storage_options`` if both are on one protocol.
+                For reading chunks later, ``virtual_options`` count.
             progress: called with what is being done, how much of it is done, and how much it is in all.
             options: those of ``create``. The place of the source's chunk files is added to ``virtual_prefixes``; those of its virtual
                 references are to be given. Who opens the repository gives them too.
@@ -223,6 +227,7 @@ class Repository:
         from shardstore.adapters.versioned.icechunk_import import chunks_of_source, import_history  # needs what few programs do
 
         check_flags(copy=copy)
+        source_options = options_of_another(source, source_options, url, options.get("storage_options"))
         repository, place = chunks_of_source(source, source_options, source_url, copy=copy)
         given = options.get("virtual_prefixes", ())
         options["virtual_prefixes"] = [*given, *([place] if place is not None and place not in given else [])]
@@ -547,7 +552,8 @@ class Repository:
             check: compare the result with the snapshot.
             checked: called with the numbers of objects and bytes that were compared, and of how many objects.
             options: those of ``pack`` that concern a target; ``chunks_per_shard`` is by default what this repository was opened with as
-                ``pack``, so that its chunk files are shards.
+                ``pack``, so that its chunk files are shards, and ``target_options`` the repository's ``storage_options``, if both are on
+                one protocol.
 
         Raises:
             NotFound: there is no such branch, tag or snapshot.
@@ -561,10 +567,11 @@ class Repository:
         check_flags(check=check)
         session = self.readonly_session(snapshot_id=self.lookup(ref))
         options.setdefault("chunks_per_shard", self._opened.options.pack)
+        options["target_options"] = self._opened.options.options_of(target, options.get("target_options"))
         report = pack(session.storage, target, **options)
         if not check or report.dry_run or not report.complete:
             return report
-        found = verify(target, against=session.storage, storage_options=options.get("target_options"), progress=checked)
+        found = verify(target, against=session.storage, storage_options=options["target_options"], progress=checked)
         if not found.is_sound:
             first = found.findings[0]
             raise Corruption(
@@ -594,7 +601,8 @@ class Repository:
             config: an ``icechunk.RepositoryConfig`` for the new repository; the virtual chunk containers that it lacks are added to it, for
                 the chunk files and for the ``virtual_prefixes`` with which this repository was opened. Give one for containers with options
                 of Icechunk's own.
-            target_options: of a URL, as fsspec has them: ``key``, ``secret``, ``endpoint_url``.
+            target_options: of a URL, as fsspec has them: ``key``, ``secret``, ``endpoint_url``; by default the repository's
+                ``storage_options``, if both are on one protocol.
             progress: called with what is being done, how much of it is done, and how much it is in all.
 
         Raises:
@@ -605,6 +613,7 @@ class Repository:
         """
         from shardstore.adapters.versioned.icechunk_export import export  # needs what few programs do
 
+        target_options = self._opened.options.options_of(target, target_options)
         return export(self._opened, target, config, target_options, progress or _say_nothing)
 
     def _commit_upkeep(self, session: Session, request: CommitRequest) -> str:

@@ -262,7 +262,8 @@ class Session:
             path: the group that it becomes; ``""`` is the root. Groups above it are made.
             paths: by pattern of paths, the first that matches: ``None`` leaves an array out.
             overwrite: replace nodes at the same paths, with all that is below them.
-            storage_options: of the source's filesystem. For reading later, ``virtual_options`` of the repository count.
+            storage_options: of the source's filesystem, by default those of the repository if both are on one protocol. For reading later,
+                ``virtual_options`` of the repository count.
             progress: called with what is being done, how many chunks are referred to, and how many places for chunks there are in all.
 
         Raises:
@@ -282,7 +283,7 @@ class Session:
             path.strip("/"),
             paths=paths,
             overwrite=overwrite,
-            storage_options=storage_options,
+            storage_options=self._opened.options.options_of(source, storage_options),
             progress=progress,
         )
 

@@ -13,13 +13,14 @@ from shardstore.errors import InvalidInput
 from shardstore.format.shard_index import IndexLocation
 from shardstore.maintenance.cluster import ExecutorLike
 from shardstore.maintenance.execution import WHOLE, Execution, Part
-from shardstore.maintenance.packing.places import open_branch, open_places, options_of_target
+from shardstore.maintenance.packing.places import open_branch, open_places
 from shardstore.maintenance.packing.report import PackReport, Progress
 from shardstore.maintenance.packing.run import PackingRun
 from shardstore.maintenance.packing.translation import Mode, Wanted
 from shardstore.maintenance.pins import Pin, check_none_held
 from shardstore.plan.commits import ChunkOrder
 from shardstore.plan.policy import ShardingPolicy
+from shardstore.storage.opening.options import options_of_another
 from shardstore.storage.opening.snapshot_urls import named_snapshot, refuse_to_change
 from shardstore.storage.redaction import redacted
 
@@ -220,7 +221,7 @@ def _run(
     given: PackKeywords,
 ) -> PackReport:
     options = _options(given)
-    target_options = options_of_target(source, target, options.storage_options, options.target_options)
+    target_options = options_of_another(target, options.target_options, source, options.storage_options)
     place = run_sync(named_snapshot(target, target_options))
     if place is not None and mode != "pack":
         refuse_to_change(place, "packing into")

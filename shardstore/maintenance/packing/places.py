@@ -27,6 +27,7 @@ from shardstore.storage.mapping import MappingStorage
 from shardstore.storage.opening.address import Address
 from shardstore.storage.opening.location import Location, location_of, why_not_apart
 from shardstore.storage.opening.open import open_storage
+from shardstore.storage.opening.options import protocol_of
 from shardstore.storage.opening.snapshot_place import NewHierarchy, SnapshotPlace
 from shardstore.storage.opening.snapshot_urls import named_snapshot
 from shardstore.storage.redaction import redacted
@@ -56,15 +57,6 @@ class Places:
     @property
     def shown_target(self) -> str:
         return redacted(self.stored_target.url)
-
-
-def options_of_target(
-    source: Any, target: Any, storage_options: dict[str, Any] | None, target_options: dict[str, Any] | None
-) -> dict[str, Any] | None:
-    """Return the options of the target's filesystem: without any of its own, those of a source with the same protocol."""
-    if target_options is None and storage_options and _protocol(source) == _protocol(target):
-        return storage_options
-    return target_options
 
 
 def open_branch(
@@ -189,10 +181,6 @@ def _is_mapping(source: Any) -> bool:
     return isinstance(source, Mapping) and not isinstance(source, FSMap)
 
 
-def _protocol(target: Any) -> str | None:
-    return Address.parse(target).protocol if isinstance(target, str) and target else None
-
-
 def _in_memory() -> Storage:
     """Return a storage of its own in memory, for the record of one run."""
     return GenericStorage(MemoryFileSystem(global_store=False, skip_instance_cache=True), "")
@@ -203,7 +191,7 @@ def _record(target: Any, record: Any, written: Storage, options: dict[str, Any] 
     it, or in memory, for this run, where it cannot be inside.
     """
     if record is not None:
-        takes_options = isinstance(record, str) and _protocol(record) == _protocol(target)
+        takes_options = isinstance(record, str) and protocol_of(record) == protocol_of(target)
         return open_storage(record, options if takes_options else None, fsync=fsync), ""
     if isinstance(written, LocalStorage):
         return LocalStorage(written.root + SUFFIX, fsync=fsync, locks=written.locks), ""

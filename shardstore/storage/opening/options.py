@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from fsspec.spec import AbstractFileSystem
 
 from shardstore.errors import InvalidInput
+from shardstore.storage.opening.address import Address
 from shardstore.storage.opening.kinds import kind_of_protocol
 from shardstore.storage.redaction import HARMLESS, redacted
 
@@ -41,6 +42,20 @@ def by_link(url: str, protocols: Sequence[str], options: Mapping[str, Any]) -> d
         given.update(nested)
     found[protocols[0]].update({name: value for name, value in options.items() if name not in found})
     return found
+
+
+def options_of_another(
+    other: object, given: Mapping[str, Any] | None, own: object, own_options: Mapping[str, Any] | None
+) -> dict[str, Any] | None:
+    """Return the options of another place than ``own``: those given, or without any those of ``own`` if both are URLs of one protocol."""
+    if given is None and own_options and protocol_of(other) == protocol_of(own):
+        return dict(own_options)
+    return None if given is None else dict(given)
+
+
+def protocol_of(target: object) -> str | None:
+    """Return the protocol of a URL, ``""`` of a path; ``None`` of what is no text."""
+    return Address.parse(target).protocol if isinstance(target, str) and target else None
 
 
 def own_option(

@@ -47,7 +47,7 @@ def _mtime(path: Path) -> int:
     return path.stat().st_mtime_ns
 
 
-def _memory(what: str) -> float:
+def memory_mib(what: str) -> float:
     """Return a line of what the system says of this process's memory, in MiB."""
     found = re.search(rf"^{what}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     assert found is not None
@@ -129,7 +129,7 @@ def set_million(side: str, place: Path, grid: tuple[int, ...]) -> Result:
     sides.set_references(side, session, "a", grid, refs, urls)
     was_set = clock.read()
     session.commit("references")
-    found = clock.read() | {"set_cpu": was_set["cpu"], "set_seconds": was_set["seconds"], "peak_mib": _memory("VmHWM")}
+    found = clock.read() | {"set_cpu": was_set["cpu"], "set_seconds": was_set["seconds"], "peak_mib": memory_mib("VmHWM")}
     found["nbytes"] = sum(path.stat().st_size for path in target.rglob("*") if path.parent.name in ("m", "manifests"))
     shutil.rmtree(target)
     return found
@@ -199,13 +199,13 @@ def _open_first(side: str, place: Path, prefix: str) -> Result:
     sides.import_everything(side)
     sides.first_chunk()  # numcodecs and all of zarr
     imported = set(sys.modules)
-    before = _memory("VmRSS")
+    before = memory_mib("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak is that of now
     clock = Clock()
     _first_chunk(opened(side, place, prefix))
     found = clock.read()
     late = [name for name in set(sys.modules) - imported if not name.startswith("encodings")]
-    return found | {"mib": _memory("VmHWM") - before, "late_imports": len(late)}
+    return found | {"mib": memory_mib("VmHWM") - before, "late_imports": len(late)}
 
 
 def open_million(side: str, place: Path) -> Result:

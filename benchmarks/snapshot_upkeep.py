@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shutil
 import statistics
 import subprocess
@@ -26,6 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 import snapshot_sides as sides
 from machine import machine, versions
+from snapshot_rows import memory_mib
 from snapshot_sides import OURS, PEER
 
 CHUNK = (8, 8, 8)
@@ -91,7 +91,7 @@ def collect(side: str, place: Path) -> dict[str, float]:
     """Collect the garbage; return times, memory, and what was removed."""
     sides.import_everything(side)
     repository = sides.opened(side, place)
-    before = _memory("VmRSS")
+    before = memory_mib("VmRSS")
 
     def collected(*, dry_run: bool) -> tuple[int, float, float]:
         cpu, wall = time.process_time(), time.perf_counter()
@@ -103,13 +103,7 @@ def collect(side: str, place: Path) -> dict[str, float]:
 
     _, looking, _ = collected(dry_run=True)
     removed, seconds, cpu = collected(dry_run=False)
-    return {"seconds": seconds, "cpu": cpu, "looking": looking, "mib": _memory("VmHWM") - before, "removed": removed}
-
-
-def _memory(what: str) -> float:
-    found = re.search(rf"^{what}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    assert found is not None
-    return int(found[1]) / 1024
+    return {"seconds": seconds, "cpu": cpu, "looking": looking, "mib": memory_mib("VmHWM") - before, "removed": removed}
 
 
 def in_process(name: str, *arguments: Any) -> dict[str, float]:

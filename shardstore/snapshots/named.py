@@ -23,6 +23,7 @@ from shardstore.snapshots.conflicts import ConflictDetector
 from shardstore.snapshots.files import StoreFiles
 from shardstore.snapshots.session import WHY_FLAGGED, Session
 from shardstore.snapshots.session_storage import SessionStorage
+from shardstore.snapshots.staging import insert, staging_session
 from shardstore.snapshots.versioned_store import COMMIT_TRIES, CommitRequest, Moment, VersionedStore, check_snapshot, snapshot_of
 from shardstore.snapshots.virtual_files import VirtualFiles
 from shardstore.storage.base import Found, Storage
@@ -155,10 +156,10 @@ class _BranchHierarchy(NewHierarchy):
 
     def __init__(self, store: VersionedStore, moment: Moment, session: Session, place: NamedSnapshot) -> None:
         self._store, self._moment, self._session, self._path = store, moment, session, place.path
-        self._sprout = session.sprout()
+        self._staged = staging_session(session)
         self.files = store.files.given
         limits = EngineOptions().read_limits(self.files.kind)
-        self.storage = SessionStorage(self._sprout, place.below(place.path).url, limits, VirtualFiles(self.files), None, store.state)
+        self.storage = SessionStorage(self._staged, place.below(place.path).url, limits, VirtualFiles(self.files), None, store.state)
         self.takes_place_of = self._there()
 
     def _there(self) -> str | None:
@@ -169,7 +170,7 @@ class _BranchHierarchy(NewHierarchy):
         return "1 node" if len(there) == 1 else f"{len(there)} nodes"
 
     async def commit(self, message: str) -> str:
-        self._session.graft(self._sprout, self._path)
+        insert(self._session, self._staged, self._path)
         return await self._store.commit(self._session, self._moment, CommitRequest(message, None, ConflictDetector(), COMMIT_TRIES))
 
 

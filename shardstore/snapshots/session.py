@@ -104,7 +104,8 @@ class Session:
         """Commits that may have been carried out, though nobody has heard of it."""
         self._pid = os.getpid()
         self._array_keys: dict[int, ArrayKeys] = {}
-        self._ids = {node.id for node in structure.nodes.values()}
+        self.ids = {node.id for node in structure.nodes.values()}
+        """The ids that nodes have or had in this session."""
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
@@ -156,9 +157,9 @@ class Session:
 
     def new_node_id(self) -> int:
         """Return an id that no node has, nor had in this session (D14)."""
-        while (found := int.from_bytes(self.files.random(4))) in self._ids:
+        while (found := int.from_bytes(self.files.random(4))) in self.ids:
             pass
-        self._ids.add(found)
+        self.ids.add(found)
         return found
 
     async def document(self, path: str) -> tuple[bytes, str] | None:
@@ -250,9 +251,10 @@ class Session:
     def make_root(self) -> None:
         """Make the root a group if somebody has deleted it: every snapshot has a root (D15)."""
         if "" not in self.nodes:
-            self._make_group("")
+            self.make_group("")
 
-    def _make_group(self, path: str) -> None:
+    def make_group(self, path: str) -> None:
+        """Make the node at a path a group without attributes."""
         self.nodes[path] = Node.of(self._group_id(path), path, {"zarr_format": 3, "node_type": "group"})
 
     def has_nodes_at(self, path: str) -> bool:
@@ -283,7 +285,7 @@ class Session:
             self.new_serial()
             for parent in groups_above(target):
                 if parent not in self.nodes:
-                    self._make_group(parent)
+                    self.make_group(parent)
         for path in moving:
             node = self.nodes.pop(path)
             self._find(node)
@@ -306,41 +308,6 @@ class Session:
     def _find(self, node: Node) -> None:
         if self.reads is not None:
             self.reads.find(node)
-
-    def sprout(self) -> Session:
-        """Return a session without nodes, for a hierarchy that ``graft`` makes part of this one, as a whole."""
-        sprout = Session(self.files, self.snapshot, replace(self.base, nodes={}), self.branch)
-        sprout.gatherer, sprout._ids = self.gatherer, self._ids
-        return sprout
-
-    def graft(self, sprout: Session, path: str) -> None:
-        """Put the hierarchy of a sprout at a path, in place of what is there. Groups above are made.
-
-        Raises:
-            InvalidInput: a node above is an array.
-        """
-        self.check_writable(f"writing {path!r}")
-        for parent in groups_above(path):
-            if (above := self.nodes.get(parent)) is not None and above.is_array:
-                raise InvalidInput(f"nothing can be put at {path!r}: {parent!r} is an array")
-        old = {one: node for one, node in self.nodes.items() if not path or f"{one}/".startswith(f"{path}/")}
-        for one in old:
-            self.remove_node(one)
-        for parent in groups_above(path):
-            if parent not in self.nodes:
-                self._make_group(parent)
-        for below, node in sprout.nodes.items():
-            at = join(path, below) if below else path
-            was = old.get(at)
-            is_kept = was is not None and not was.is_array and not node.is_array
-            new = self.nodes[at] = replace(node, path=at, id=was.id if was is not None and is_kept else node.id)
-            self.documents[new.id] = sprout.documents[node.id][0], self.new_serial()
-        for changes in sprout.changes.values():
-            for chunk in changes.chunks.values():
-                if chunk is not None:
-                    chunk.serial += self.serial  # no two versions of one key have the same
-        self.serial += sprout.serial
-        self.changes |= sprout.changes
 
     # -- keys ----------------------------------------------------------------------------------------------------------
 
@@ -507,7 +474,7 @@ class Session:
         self.new_serial()
         before = {node.id: node for node in self.nodes.values()}
         self.nodes, self._array_keys = other.nodes, {}
-        self._ids |= other._ids
+        self.ids |= other.ids
         nodes = {node.id: node for node in self.nodes.values()}
         self.changes = {one: changes for one, changes in self.changes.items() if one in nodes}
         for one, changes in other.changes.items():
@@ -553,7 +520,7 @@ class Session:
         before = {node.id: node for node in self.nodes.values()}
         self.base, self.nodes, self._array_keys = base, nodes, {}
         now = {node.id: node for node in nodes.values()}
-        self._ids |= now.keys()
+        self.ids |= now.keys()
         self.documents = {
             one: document
             for one, document in self.documents.items()

@@ -239,8 +239,8 @@ class ToldByRanges(Protocol):
 
 
 @runtime_checkable
-class TakesChosenKeys(Protocol):
-    """A storage that may not take every object at every time, and knows the place beside it."""
+class RestrictsKeys(Protocol):
+    """A storage that may refuse keys: an Icechunk session takes Zarr documents and chunks only, a zip file no second object of a name."""
 
     @property
     def keeps_records(self) -> bool:

@@ -60,5 +60,8 @@ class KnowsReferences(Protocol):
         ...
 
     async def file_with(self, keys: Sequence[str]) -> ChunksInFile | None:
-        """Return the file in ``stored_in`` in which all of some chunks of one array lie, for ever; ``None`` if there is none."""
+        """Return the one file in ``stored_in`` that holds all of these chunks of one array.
+
+        ``None`` if they lie in several files, or elsewhere, or may still be written again.
+        """
         ...

@@ -54,9 +54,9 @@ def filled(store: Any) -> Any:
 
 def check_values(store: Any) -> None:
     group = zarr.open_group(store, mode="r")
-    np.testing.assert_array_equal(group["a"][:], SMALL)  # type: ignore[index]
-    np.testing.assert_array_equal(group["g/b"][:50], np.arange(50))  # type: ignore[index]
-    np.testing.assert_array_equal(group["g/b"][50:], np.zeros(14))  # type: ignore[index]
+    np.testing.assert_array_equal(group["a"][:], SMALL)  # type: ignore[index]  # an array
+    np.testing.assert_array_equal(group["g/b"][:50], np.arange(50))  # type: ignore[index]  # an array
+    np.testing.assert_array_equal(group["g/b"][50:], np.zeros(14))  # type: ignore[index]  # an array
 
 
 def same_census(one: Any, other: Any) -> bool:
@@ -482,11 +482,11 @@ def test_a_snapshot_of_icechunk_is_static_and_a_session_is_not(repository: icech
     assert snapshot.capabilities.static
     assert first in snapshot.url
     infos = SyncStorage(snapshot).infos()
-    assert {info.generation for info in infos} == {SyncStorage(snapshot).stat("zarr.json").generation}  # type: ignore[union-attr]
+    assert {info.generation for info in infos} == {SyncStorage(snapshot).stat("zarr.json").generation}  # type: ignore[union-attr]  # it is there
     again = pickle.loads(pickle.dumps(snapshot))
     assert SyncStorage(again).infos() == infos
     other = repository.writable_session("main")
-    zarr.open_group(other.store)["a"][0, 0] = 5  # type: ignore[index]
+    zarr.open_group(other.store)["a"][0, 0] = 5  # type: ignore[index]  # an array
     other.commit("2")
     newer = SyncStorage(ZarrStorage(repository.readonly_session("main").store))
     old = infos[0].generation

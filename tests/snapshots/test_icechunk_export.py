@@ -317,7 +317,7 @@ def test_store_of_one_array_and_of_groups_that_come_and_go(tmp_path: Path) -> No
     for value, info in zip(values, list(repo.ancestry())[-2::-1], strict=True):
         store = target.readonly_session(snapshot_id=done.snapshots[info.id]).store
         if value is None:
-            np.testing.assert_array_equal(zarr.open_group(store, mode="r")["a"][...], DATA)  # type: ignore[index]
+            np.testing.assert_array_equal(zarr.open_group(store, mode="r")["a"][...], DATA)  # type: ignore[index]  # an array
         else:
             np.testing.assert_array_equal(zarr.open_array(store, mode="r")[...], value)
 

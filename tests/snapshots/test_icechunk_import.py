@@ -398,7 +398,7 @@ def test_inner_chunks_that_appear_with_a_larger_shape(tmp_path: Path, copy: bool
     session.commit("larger")
     repo = Repository.import_icechunk(source, tmp_path / "run.ice", copy=copy)
     check_same(repo, source)
-    assert zarr.open_array(repo.readonly_session().store, path="b", mode="r")[...].tolist()[18:] == [19, 20, 21, 22]  # type: ignore[union-attr]
+    assert zarr.open_array(repo.readonly_session().store, path="b", mode="r")[...].tolist()[18:] == [19, 20, 21, 22]  # type: ignore[union-attr]  # an array
 
 
 @needs_2

@@ -14,6 +14,7 @@ from shardstore.storage.copying import copy_between
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
+from tests.storage.test_s3 import Refusal
 
 S3Url = tuple[str, dict[str, Any]]
 GCSUrl = tuple[str, dict[str, Any]]
@@ -85,9 +86,7 @@ def test_s3_in_parts_between_prefixes(s3_url: S3Url) -> None:
 
     async def like_aws(method: str, *given: Any, **parameters: Any) -> Any:
         if method == "copy_object":
-            error = OSError("too large")
-            error.response = {"Error": {"Code": "InvalidRequest"}, "ResponseMetadata": {"HTTPStatusCode": 400}}  # type: ignore[attr-defined]
-            raise error
+            raise Refusal("InvalidRequest", 400)
         return await original(method, *given, **parameters)
 
     target.fs._call_s3 = like_aws

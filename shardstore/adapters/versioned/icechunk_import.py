@@ -214,6 +214,8 @@ class _Import:
         again: set[str] = set()
         """Arrays whose chunks are to be looked at."""
         shown: dict[str, ShownArray] = {}
+        earlier: dict[str, ShownArray] = {}
+        """By their paths now, arrays as the parent shows them."""
         for path, node in after.nodes.items():
             old = was.get(node.id)
             if node.is_array:
@@ -224,28 +226,28 @@ class _Import:
                 kept[path] = old
             else:
                 assert before is not None
-                earlier = shown_array(loads_object(await document_of(before.store, old.path)), old.path)
-                if earlier.has_same_chunks(shown[path]):
+                earlier[path] = shown_array(loads_object(await document_of(before.store, old.path)), old.path)
+                if earlier[path].has_same_chunks(shown[path]):
                     kept[path] = old
-                if path not in kept or old.manifests != node.manifests or earlier.chunk_grid != shown[path].chunk_grid:
+                if path not in kept or old.manifests != node.manifests or earlier[path].chunk_grid != shown[path].chunk_grid:
                     again.add(path)
         session.rearrange({old.path: path for path, old in kept.items()} | _root_if_kept(session, after))
         for path in sorted(after.nodes, key=lambda path: (path.count("/") + bool(path), path)):
             await session.set_document(path, documents[path] if path not in shown else dumps(shown[path].document))
         for path in sorted(again & shown.keys()):
-            await self._change_chunks(session, path, shown[path], after, before, kept.get(path))
+            old = kept.get(path)
+            was_there = None if before is None or old is None else _Was(before.store, old.path, earlier[path])
+            await self._change_chunks(session, path, shown[path], after, was_there)
 
     # -- chunks --------------------------------------------------------------------------------------------------------
 
-    async def _change_chunks(
-        self, session: Session, path: str, shown: ShownArray, after: _At, before: _At | None, old: SourceNode | None
-    ) -> None:
+    async def _change_chunks(self, session: Session, path: str, shown: ShownArray, after: _At, was: _Was | None) -> None:
         ndim = len(shown.object_grid)
         now = (await chunks_of(after.store, path, ndim)).inside(shown.object_grid)
         pieces = _Pieces()
-        if before is not None and old is not None:
-            earlier = shown_array(loads_object(await document_of(before.store, old.path)), old.path)
-            new, gone = now.since((await chunks_of(before.store, old.path, ndim)).inside(earlier.object_grid))
+        if was is not None:
+            earlier = was.shown
+            new, gone = now.since((await chunks_of(was.store, was.path, ndim)).inside(earlier.object_grid))
             pieces.add_gone(
                 gone if earlier.layout is None else inner_chunks(earlier.layout, gone, {}, np.zeros(len(gone), np.uint64)).coords
             )
@@ -369,6 +371,15 @@ class _At:
 
     store: Any
     nodes: Mapping[str, SourceNode]
+
+
+@dataclass(frozen=True, slots=True)
+class _Was:
+    """An array as the parent of a snapshot shows it: the parent's zarr store, its path there, and how it is shown."""
+
+    store: Any
+    path: str
+    shown: ShownArray
 
 
 def _roots(history: SourceHistory) -> set[str]:

@@ -10,11 +10,12 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from shardstore.errors import InvalidInput
+from shardstore.errors import InvalidInput, Unsupported
 from shardstore.format.draft2022.keys import data_key, unwritable_name
-from shardstore.format.metadata_v3 import METADATA_NAME
+from shardstore.format.metadata_v3 import METADATA_NAME, mentions_sharding
 from shardstore.format.store_keys import ancestors, check_key, join, metadata_key
 from shardstore.maintenance.packing.object_table import ObjectLayout
+from shardstore.maintenance.packing.report import some_of
 from shardstore.maintenance.packing.translation import TargetArray, TargetNodes
 from shardstore.storage.local.names import is_reserved
 from shardstore.storage.requests.outcomes import PROBE_PREFIX
@@ -164,3 +165,19 @@ def _most_path_bytes() -> int:
 def _longest_key(layout: ObjectLayout) -> str:
     """Return the key of the last object of an array, relative to the array."""
     return layout.key_encoding.encode(tuple(max(0, n - 1) for n in layout.object_grid))
+
+
+def check_for_branch(target: TargetNodes, others: Sequence[str], shown_source: str) -> None:
+    """Raise ``Unsupported`` if a source has what a versioned store cannot hold; ``others`` are keys of objects that are not Zarr's."""
+    nested = [path or "(root)" for path, one in target.arrays.items() if mentions_sharding(one.document.get("codecs"))]
+    passed = [f"{path or '(root)'} ({reason})" for path, reason in target.reasons.items()]
+    for found, what in (
+        (nested, "arrays with shards in shards"),
+        (passed, "arrays whose chunks cannot be taken out"),
+        ([repr(key) for key in others], "other objects than Zarr nodes and their chunks"),
+    ):
+        if found:
+            raise Unsupported(
+                f"{shown_source} has {what}: {some_of(found)}. A versioned store cannot hold them: leave them out by exclude. Nothing was "
+                "written"
+            )

@@ -18,7 +18,7 @@ from shardstore.maintenance.packing.record import INSIDE, SUFFIX, Record
 from shardstore.maintenance.storages import Place
 from shardstore.plan.policy import ShardingPolicy
 from shardstore.presented.view import View
-from shardstore.storage.base import Storage, TakesChosenKeys
+from shardstore.storage.base import RestrictsKeys, Storage
 from shardstore.storage.boundaries import check_own
 from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.local.storage import LocalStorage
@@ -195,7 +195,7 @@ def _record(target: Any, record: Any, written: Storage, options: dict[str, Any] 
         return open_storage(record, options if takes_options else None, fsync=fsync), ""
     if isinstance(written, LocalStorage):
         return LocalStorage(written.root + SUFFIX, fsync=fsync, locks=written.locks), ""
-    if isinstance(written, TakesChosenKeys):
+    if isinstance(written, RestrictsKeys):
         if not written.keeps_records:
             return _in_memory(), ""
         place = written.beside(SUFFIX)

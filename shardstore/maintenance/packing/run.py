@@ -22,15 +22,14 @@ from zlib import crc32
 import numpy as np
 
 from shardstore._sync import run_sync
-from shardstore.errors import Conflict, Incomplete, InvalidInput, NotFound, ShardStoreError, StorageError, Unsupported
+from shardstore.errors import Conflict, Incomplete, InvalidInput, NotFound, ShardStoreError, StorageError
 from shardstore.format.codecs import codec_configuration
 from shardstore.format.json_text import JsonObject, dumps
-from shardstore.format.metadata_v3 import mentions_sharding
 from shardstore.format.store_keys import ancestors, metadata_key
 from shardstore.maintenance.cluster import ExecutorLost
 from shardstore.maintenance.execution import WHOLE, Execution, Failure
 from shardstore.maintenance.packing.announced import Announced
-from shardstore.maintenance.packing.collisions import Names, PlannedKeys
+from shardstore.maintenance.packing.collisions import Names, PlannedKeys, check_for_branch
 from shardstore.maintenance.packing.documents import before_writing, kept_shards, write_documents
 from shardstore.maintenance.packing.estimate import (
     Need,
@@ -55,7 +54,7 @@ from shardstore.maintenance.packing.translation import Wanted, raise_refused, tr
 from shardstore.maintenance.packing.units import ArrayUnits, Unit, job_for
 from shardstore.maintenance.packing.writing import OthersJob, OthersUnit, UnitDone, can_be_read, do_unit
 from shardstore.plan.commits import ChunkOrder
-from shardstore.storage.base import TakesChosenKeys
+from shardstore.storage.base import RestrictsKeys
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.requests.outcomes import PROBE_PREFIX
 from shardstore.storage.room import is_full
@@ -136,7 +135,8 @@ class PackingRun:
         )
         raise_refused(self._target.refused | names.refused(self._target, [found.key for found in self._found_others]))
         self._check_reachable()
-        self._check_for_branch()
+        if self._places.hierarchy is not None:
+            check_for_branch(self._target, [found.key for found in self._found_others], self._places.shown_source)
         self._note_ome()
         if not self._target.documents:
             raise NotFound(
@@ -179,24 +179,6 @@ class PackingRun:
                 "again, or leave them out by exclude. Nothing was written"
             )
 
-    def _check_for_branch(self) -> None:
-        """Raise ``Unsupported`` if the target is a branch of a versioned store, and the source has what such a store cannot hold."""
-        if self._places.hierarchy is None:
-            return
-        nested = [path or "(root)" for path, one in self._target.arrays.items() if mentions_sharding(one.document.get("codecs"))]
-        passed = [f"{path or '(root)'} ({reason})" for path, reason in self._target.reasons.items()]
-        named = [repr(found.key) for found in self._found_others]
-        for found, what in (
-            (nested, "arrays with shards in shards"),
-            (passed, "arrays whose chunks cannot be taken out"),
-            (named, "other objects than Zarr nodes and their chunks"),
-        ):
-            if found:
-                raise Unsupported(
-                    f"{self._places.shown_source} has {what}: {some_of(found)}. A versioned store cannot hold them: leave them out by "
-                    "exclude. Nothing was written"
-                )
-
     def _unversioned(self) -> tuple[str | None, ...]:
         """Return the arrays, and ``None`` for other objects, that have a source object without a version."""
         arrays = (units.job.path for units in self._arrays if not units.is_versioned)
@@ -209,8 +191,17 @@ class PackingRun:
             self._target = with_ome_05(self._target, found)
             images = len(found.groups)
             self._notes.append(f"OME-Zarr 0.5: {images} {'group was' if images == 1 else 'groups were'} of 0.4")
-        elif self._wanted.mode == "pack" and not self._wanted.as_draft and (notice := ome_notice(found)) is not None:
+        elif (
+            (self._wanted.mode == "pack" or self._places.hierarchy is not None)
+            and not self._wanted.as_draft
+            and (notice := ome_notice(found)) is not None
+        ):
             self._notes.append(notice)
+
+    @property
+    def _is_packed(self) -> bool:
+        """True if chunks go into shards of final Zarr v3, or into a versioned store, which gathers them by itself."""
+        return (self._wanted.mode == "pack" or self._places.hierarchy is not None) and not self._wanted.as_draft
 
     def _other_units(self) -> Iterator[OthersUnit]:
         job = OthersJob(self._execution.run, self._places.source, self._places.target, self._max_memory)
@@ -293,7 +284,7 @@ class PackingRun:
         if not overwrite:
             self._write_down(record.announce(announced))
         kind = innermost(self._places.stored_target)
-        if self._places.hierarchy is not None or (isinstance(kind, TakesChosenKeys) and kind.chunks_need_documents):
+        if self._places.hierarchy is not None or (isinstance(kind, RestrictsKeys) and kind.chunks_need_documents):
             run_sync(write_documents(storage, self._documents))
         try:
             with suppress(ExecutorLost, _Full):  # the report names what failed, and how much is missing

@@ -287,9 +287,9 @@ async def _write_shard(unit: Unit, index_format: IndexFormat, slots: npt.NDArray
 
 
 async def _copied(unit: Unit, shard: _Shard, chunks: Chunks) -> Generation | None:
-    """Copy the shard, if the source keeps its chunks in a file that is the same to the byte; return ``None`` if not.
+    """Copy the shard from the source, if it is there already as a file, byte for byte; return ``None``, with nothing written, if not.
 
-    The chunks are known to be in the file. It is the shard if they lie in it as they would in that, and it ends as that does.
+    The file is this shard if it has the same chunks at the same places, and ends with the same index: only that is read.
     """
     source = innermost(unit.job.source.storage)
     if not isinstance(source, KnowsReferences) or not shard.after or unit.job.adds_checksums:

@@ -14,7 +14,7 @@ import stat as stat_modes
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import TypeVar
 
@@ -476,7 +476,7 @@ class LocalStorage:
             if path is not None:
                 by_directory.setdefault(path[: path.rindex(os.sep)], []).append(path)
         for directory, paths in by_directory.items():  # one thread each: the kernel changes a directory for one at a time
-            await self._write_hop(keys[0], "deleting", lambda directory=directory, paths=paths: self._rules.delete_all(directory, paths))  # type: ignore[misc]
+            await self._write_hop(keys[0], "deleting", partial(self._rules.delete_all, directory, paths))
 
     async def keep_seen(self, key: str) -> None:
         """Make durable what readers see at ``key`` now: the object, or that there is none; for a prefix, everything below it.

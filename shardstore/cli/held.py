@@ -46,11 +46,11 @@ class HeldOptions:
         found = [] if self.pins is None else _of_file(self.pins)
         for target in self.pins_of or ():
             same = Address.parse(target).protocol == Address.parse(url).protocol
-            found += _pins_of(target, url, options if same else None)
+            found += _pins_of(target, url, options if same else None, options)
         return found
 
 
-def _pins_of(target: str, url: str, options: Mapping[str, Any] | None) -> list[Pin]:
+def _pins_of(target: str, url: str, options: Mapping[str, Any] | None, of_store: Mapping[str, Any]) -> list[Pin]:
     # Only for those who give one.
     from shardstore.references.checking import pins
     from shardstore.storage.opening.open import open_storage
@@ -60,7 +60,7 @@ def _pins_of(target: str, url: str, options: Mapping[str, Any] | None) -> list[P
         return pins(target, store=url, target_options=options)
     from shardstore.adapters.versioned.repository import Repository
 
-    return Repository.open(target, storage_options=None if options is None else dict(options)).pins(url)
+    return Repository.open(target, storage_options=None if options is None else dict(options)).pins(url, storage_options=of_store)
 
 
 def _of_file(file: Path) -> list[Pin]:

@@ -17,7 +17,7 @@ from shardstore.format.draft2022.keys import canonical_key
 from shardstore.format.json_text import loads_object, same_text
 from shardstore.format.references.parquet import METADATA_NAME, decode_metadata, record_name
 from shardstore.format.references.pins import PinSection
-from shardstore.format.store_keys import join
+from shardstore.format.store_keys import join, metadata_key
 from shardstore.maintenance.pins import Pin, is_held
 from shardstore.references.batches import content, size_of
 from shardstore.references.choices import base_of, described
@@ -26,7 +26,7 @@ from shardstore.references.places import SetPlace, find_set, options_of_set, pin
 from shardstore.references.sets import PinsByUrl, reference_storage, set_source, store_of
 from shardstore.references.stores import StoredArray
 from shardstore.references.storing import ParquetForm, form_of
-from shardstore.storage.base import Failed, Found, document_read
+from shardstore.storage.base import Failed, Found, Storage, document_read
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.opening.reference_targets import LOCAL, canonical
 from shardstore.storage.references.storage import ReferenceStorage
@@ -99,15 +99,17 @@ def keys_in(store: Any) -> Callable[[str], str | None]:
     return lambda place: place.removeprefix(root) if place.startswith(root) else None
 
 
-def pins_by_url(objects: Iterable[tuple[str, str | None]], store: Any) -> list[Pin]:
+def pins_by_url(objects: Iterable[tuple[str, str | None]], store: Storage) -> list[Pin]:
     """Return the pins for a store of objects given by URL and token, ``None`` for any version; those elsewhere are left out.
 
     Raises:
-        StorageError: a request failed.
+        StorageError: the store cannot be asked whether it has the keys of the 2022 draft.
     """
     key_of = keys_in(store)
-    detected = DetectedStorage(open_storage(store), {})
-    run_sync(detected.settled())
+    detected = DetectedStorage(store, {})
+    (root,) = run_sync(detected.read([document_read(metadata_key(""))]))  # which shows the format too
+    if isinstance(root, Failed):
+        raise root.error
     found: set[Pin] = set()
     for url, token in objects:
         key = key_of(_place_of(url))

@@ -372,6 +372,7 @@ def test_options_of_the_repository_count_for_other_places_of_its_protocol(s3_url
     np.testing.assert_array_equal(read_array(adopted.readonly_session(), "x/a"), DATA)
     again = Repository.open(f"{url}/data.ice", storage_options=options, virtual_prefixes=adopted.virtual_prefixes)
     np.testing.assert_array_equal(read_array(again.readonly_session(), "x/a"), DATA)
+    assert [pin.key for pin in again.pins(f"{url}/data.zarr")] == [f"x/a/c/{shard}" for shard in range(4)]
     again.export_zarr(f"{url}/out.zarr")
     assert shardstore.verify(f"{url}/out.zarr", storage_options=options).is_sound
     session = again.writable_session()
@@ -385,6 +386,8 @@ def test_other_options_than_those_of_the_repository_count_where_they_are_given(s
     with pytest.raises(StorageError):
         Repository.adopt(f"{url}/data.zarr", f"{url}/data.ice", storage_options=options, source_options={**other, "config_kwargs": FAST})
     adopted = Repository.adopt(f"{url}/data.zarr", f"{url}/data.ice", storage_options=options)
+    with pytest.raises(StorageError):
+        adopted.pins(f"{url}/data.zarr", storage_options={**other, "config_kwargs": FAST})
     wrong = {"s3": {**other, "config_kwargs": FAST}}
     opened = Repository.open(f"{url}/data.ice", storage_options=options, virtual_prefixes=adopted.virtual_prefixes, virtual_options=wrong)
     with pytest.raises(StorageError):

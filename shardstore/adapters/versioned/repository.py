@@ -513,21 +513,24 @@ class Repository:
         """
         return run_sync(check(self._store, progress or _say_nothing))
 
-    def pins(self, store: Any, *, progress: Progress | None = None) -> list[Pin]:
+    def pins(self, store: Any, *, storage_options: Mapping[str, Any] | None = None, progress: Progress | None = None) -> list[Pin]:
         """Return the objects of another store to which any snapshot refers by virtual references, for ``compact``, ``repair`` and ``pack``
         there, which leave these as they are; where the version of an object is known, in that version.
 
         Args:
             store: what ``shardstore.open`` takes, such as the hierarchy that was adopted.
+            storage_options: of the store, by default the repository's own, if both are on one protocol.
             progress: called with what is being done, how much of it is done, and how much it is in all or ``None``.
 
         Raises:
             InvalidInput: no snapshot refers to anything in the store.
             Corruption: a structure or manifest is missing or damaged.
+            StorageError: the store cannot be asked which format it has.
         """
         from shardstore.references.checking import pins_by_url  # needs what few programs do
 
-        found = pins_by_url(run_sync(virtual_files(self._store, progress or _say_nothing)), store)
+        opened = open_storage(store, self._opened.options.options_of(store, storage_options))
+        found = pins_by_url(run_sync(virtual_files(self._store, progress or _say_nothing)), opened)
         if not found:
             raise InvalidInput(f"no snapshot of {self.url} refers to anything in {store}: name the store that virtual references lead to")
         return found

@@ -38,7 +38,7 @@ class ShownArray:
 
     def has_same_chunks(self, other: ShownArray) -> bool:
         """Return whether the chunks of icechunk have the same coordinates, and what is inside of them is arranged in the same way."""
-        mine, theirs = ({**one.document, "chunk_grid": one.document["chunk_grid"]} for one in (self, other))
+        mine, theirs = self.document, other.document
         if len(mine["shape"]) != len(theirs["shape"]) or mine["chunk_grid"] != theirs["chunk_grid"]:
             return False
         formats = [None if one.layout is None else one.layout.index_format for one in (self, other)]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import multiprocessing.connection
 import os
 import random
+import threading
 import time
 from typing import Any
 
@@ -25,8 +28,21 @@ def create(url: str) -> None:
             zarr.create_array(store, name=path, shape=(CHUNKS * CHUNK,), chunks=(CHUNK,), dtype="i8", compressors=None)
 
 
+def end_with_parent() -> None:
+    """Let this process end when the one that started it ends, also by a kill: nobody else would stop it, and it would fill the disk."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def commit_for_ever(url: str, acknowledged: str, first: int) -> None:
     """Write one value after the other into all chunks, and note each in a file once it is committed."""
+    end_with_parent()
     rng = random.Random(first)
     repo = Repository.open(url, fsync=False, pack=rng.choice([None, "auto", (2,)]), max_memory=rng.choice([1, 3000, 1 << 20]))
     with open(acknowledged, "ab", buffering=0) as file:
@@ -40,6 +56,7 @@ def commit_for_ever(url: str, acknowledged: str, first: int) -> None:
 
 def commit_beside_collections(url: str, acknowledged: str, first: int, clock_is_off_by: float) -> None:
     """Likewise, with another clock; a session whose files a collection has taken is given up, and the value committed by another one."""
+    end_with_parent()
     rng = random.Random(first)
     repo = Repository.open(url, fsync=False, pack=rng.choice([None, (2,)]), max_memory=rng.choice([1, 1 << 20]))
     repo._store.clock = lambda: time.time() + clock_is_off_by

@@ -33,7 +33,7 @@ from shardstore.format.snapshots.garbage import NO_GARBAGE, Garbage, encode_garb
 from shardstore.format.snapshots.state import LastCollection, State
 from shardstore.snapshots.fence import garbage_list
 from shardstore.snapshots.reachable import FOLDERS, Listed, Progress, Reachable, are_among, list_files
-from shardstore.snapshots.versioned_store import FIRST_BRANCH, VersionedStore
+from shardstore.snapshots.versioned_store import FIRST_BRANCH, Moment, VersionedStore
 
 _REMOVED_AT_ONCE = 10_000
 
@@ -114,9 +114,13 @@ async def collect(store: VersionedStore, grace_ms: int, say: Progress, *, dry_ru
     """
     if not dry_run:
         await _end_removal(store, say)
-    moment = await store.now()
     reachable = Reachable(store.files, say)
-    await reachable.add(moment.state.snapshots.values())
+
+    async def read(moment: Moment) -> Moment:
+        await reachable.add(moment.state.snapshots.values())
+        return moment
+
+    moment = await store.of_current(read)
     listed = {folder: await list_files(store.files.storage, folder, say) for folder in FOLDERS}
     now_ms = int(store.clock() * 1000)
     found = Collected()
@@ -134,7 +138,7 @@ async def collect(store: VersionedStore, grace_ms: int, say: Progress, *, dry_ru
         return whole
 
     if dry_run:
-        await look(moment.state)
+        await store.of_current(lambda moment: look(moment.state), moment.pointer)
         return found
 
     async def change(state: State) -> State:
@@ -157,10 +161,16 @@ async def collect(store: VersionedStore, grace_ms: int, say: Progress, *, dry_ru
 
 async def _end_removal(store: VersionedStore, say: Progress) -> None:
     """Remove what the last collection has doomed, if that has not been done, and say so in the state."""
-    last = (await store.now()).state.collection
-    if last is None or not last.is_removing:
+
+    async def read(moment: Moment) -> tuple[LastCollection | None, npt.NDArray[np.bytes_]]:
+        last = moment.state.collection
+        if last is None or not last.is_removing:
+            return None, NO_GARBAGE.keys
+        return last, (await garbage_list(store.files, last.garbage)).doomed_keys
+
+    last, keys = await store.of_current(read)
+    if last is None:
         return
-    keys = (await garbage_list(store.files, last.garbage)).doomed_keys
     # Local files have a faster way for names that are never given again.
     delete = getattr(store.files.given, "delete_for_good", store.files.storage.delete_many)
     for start in range(0, len(keys), _REMOVED_AT_ONCE):

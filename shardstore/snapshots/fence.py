@@ -25,7 +25,7 @@ LOOKS_AT_ONCE = 32
 
 
 async def garbage_list(files: StoreFiles, location: str) -> Garbage:
-    """Return a list of garbage. Raises ``Corruption`` if it is not there."""
+    """Return a list of garbage. Raises ``MissingFile`` if it is not there: a later collection may have removed it."""
     return decode_garbage(await files.whole(location))
 
 

@@ -15,7 +15,16 @@ import numpy.typing as npt
 from shardstore.errors import Corruption, NotFound, StorageError, WriteOutcomeUnknown
 from shardstore.format.snapshots.attributes import decode_attributes
 from shardstore.format.snapshots.chunk_coords import CoordSearch
-from shardstore.format.snapshots.file_names import ATTRIBUTES, ID_NBYTES, MANIFESTS, STATES, STRUCTURES, RandomBytes, encode_id
+from shardstore.format.snapshots.file_names import (
+    ATTRIBUTES,
+    ID_NBYTES,
+    MANIFESTS,
+    STRUCTURES,
+    RandomBytes,
+    encode_id,
+    generation_of_garbage_list,
+    generation_of_state,
+)
 from shardstore.format.snapshots.manifest import ChunkRefs, in_a_row
 from shardstore.format.snapshots.manifest_groups import (
     ManifestGroups,
@@ -55,7 +64,7 @@ _STATES_KEPT = 4
 
 
 class MissingFile(Corruption):
-    """A file that a snapshot needs is not there: somebody has removed it, or the snapshot has expired."""
+    """A file that a snapshot, or a collection, needs is not there: somebody has removed it, or the state that names it is a past one."""
 
 
 class Lru(Generic[T]):
@@ -282,7 +291,7 @@ class StoreFiles:
             reading.exception()  # seen, though all may have given up
 
     async def whole(self, key: str) -> memoryview:
-        """Return the bytes of a file. Raises ``Corruption`` if it is missing."""
+        """Return the bytes of a file. Raises ``MissingFile``, and ``NotFound`` for a state, if it is missing."""
         (data,) = await self._ranges(key, [EVERYTHING])
         return data
 
@@ -299,9 +308,10 @@ class StoreFiles:
             return outcome.buffers
         if isinstance(outcome, Changed):
             raise Corruption(f"{key!r} in {self.url} was changed while it was read, which no file of a versioned store ever is")
-        if key.startswith(STATES):
+        if generation_of_state(key) is not None:
             raise NotFound(f"the state file {key!r} is not in {self.url}: the store is elsewhere than its catalog says, or was removed")
-        raise MissingFile(f"{key!r} is not in {self.url}, though a snapshot needs it: somebody has removed it; restore the file")
+        what = "a snapshot" if generation_of_garbage_list(key) is None else "the next garbage collection"
+        raise MissingFile(f"{key!r} is not in {self.url}, though {what} needs it: somebody has removed it; restore the file")
 
     # -- writing -------------------------------------------------------------------------------------------------------
 

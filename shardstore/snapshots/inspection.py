@@ -17,6 +17,7 @@ from shardstore.errors import Corruption
 from shardstore.format.snapshots.file_names import ATTRIBUTES, CHUNKS, MANIFESTS, STRUCTURES, encode_ids
 from shardstore.format.snapshots.manifest import INLINE, ChunkRefs
 from shardstore.format.snapshots.manifest_groups import decode_rows, manifest_rows
+from shardstore.format.snapshots.state import State
 from shardstore.format.snapshots.structure import ManifestFile, ManifestPart, Structure
 from shardstore.snapshots.files import StoreFiles
 from shardstore.snapshots.levels import levels_of
@@ -87,7 +88,10 @@ class StoreStats:
 
 async def stats(store: VersionedStore, say: Progress) -> StoreStats:
     """Return how much a store has. Raises ``Corruption`` if a structure or a manifest is missing or damaged."""
-    state = (await store.now()).state
+    return await store.of_current(lambda moment: _stats(store, moment.state, say))
+
+
+async def _stats(store: VersionedStore, state: State, say: Progress) -> StoreStats:
     reachable = Reachable(store.files, say)
     await reachable.add(state.snapshots.values())
     listed = {folder: await list_files(store.files.storage, folder, say) for folder in FOLDERS}
@@ -120,8 +124,12 @@ async def virtual_files(store: VersionedStore, say: Progress) -> set[tuple[str, 
     Raises:
         Corruption: a structure or manifest is missing or damaged.
     """
+    return await store.of_current(lambda moment: _virtual_files(store, moment.state, say))
+
+
+async def _virtual_files(store: VersionedStore, state: State, say: Progress) -> set[tuple[str, str | None]]:
     reachable = Reachable(store.files, say)
-    await reachable.add((await store.now()).state.snapshots.values())
+    await reachable.add(state.snapshots.values())
     found: set[tuple[str, str | None]] = set()
     bound = Bound(READ_AT_ONCE)
 
@@ -141,7 +149,18 @@ async def check(store: VersionedStore, say: Progress) -> Checked:
 
     Files of others, to which virtual references lead, are not looked at.
     """
-    state = (await store.now()).state
+    while True:
+        state = (await store.now()).state
+        found = await _check(store, state, say)
+        if not found.findings:
+            return found
+        # What has expired meanwhile may have been collected: then all is looked at again.
+        expired = state.snapshots.keys() - (await store.now()).state.snapshots.keys()
+        if not any(expired.issuperset(finding.snapshots) for finding in found.findings):
+            return found
+
+
+async def _check(store: VersionedStore, state: State, say: Progress) -> Checked:
     found = Checked(snapshots=len(state.snapshots))
     needed_by: dict[str, list[str]] = {}
     for snapshot in state.snapshots.values():

@@ -79,17 +79,20 @@ def _store(storage: Storage) -> VersionedStore:
 
 
 async def _in_store(name: SnapshotName, store: VersionedStore, pointer: Pointer, pinned: Pinned | None) -> NamedSnapshot:
-    state = (await store.moment(pointer)).state
-    if pinned is None:
-        snapshot, ref, path = _cut(state, name.rest, store.url)
-    else:
-        if not f"{name.rest}/".startswith(f"{pinned.ref}/"):
-            raise NotFound(f"{store.url} is to show what {pinned.ref!r} was, and {name.rest!r} is asked for")
-        check_snapshot(state, pinned.snapshot_id)
-        snapshot, ref, path = state.snapshots[pinned.snapshot_id], pinned.ref, name.rest[len(pinned.ref) + 1 :]
-    with needing_pyarrow(f"{store.url} is a versioned store, and to read one"):
-        structure = await store.files.structure(snapshot.structure)
-    return NamedSnapshot(name, Pinned(ref, snapshot.id), path, store.url, snapshot, structure)
+    async def read(moment: Moment) -> NamedSnapshot:
+        state = moment.state
+        if pinned is None:
+            snapshot, ref, path = _cut(state, name.rest, store.url)
+        else:
+            if not f"{name.rest}/".startswith(f"{pinned.ref}/"):
+                raise NotFound(f"{store.url} is to show what {pinned.ref!r} was, and {name.rest!r} is asked for")
+            check_snapshot(state, pinned.snapshot_id)
+            snapshot, ref, path = state.snapshots[pinned.snapshot_id], pinned.ref, name.rest[len(pinned.ref) + 1 :]
+        with needing_pyarrow(f"{store.url} is a versioned store, and to read one"):
+            structure = await store.files.structure(snapshot.structure)
+        return NamedSnapshot(name, Pinned(ref, snapshot.id), path, store.url, snapshot, structure)
+
+    return await store.of_current(read, pointer)
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)

@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from shardstore.engine.contention import Contention, Turn
 from shardstore.engine.writing.writer import uninterrupted
@@ -28,6 +28,8 @@ from shardstore.storage.requests.bound import Bound
 from shardstore.storage.wrappers import Counters
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 FIRST_BRANCH = "main"
 FIRST_MESSAGE = "Repository initialized"
@@ -107,36 +109,58 @@ class VersionedStore:
 
     # -- states --------------------------------------------------------------------------------------------------------
 
-    async def now(self) -> Moment:
-        """Return the current state.
+    async def now(self, pointer: Pointer | None = None) -> Moment:
+        """Return the current state. ``pointer``: what the catalog has just said, if it has been asked.
 
         Raises:
             NotFound: there is no such store.
             Corruption: the state is not what the catalog says.
         """
-        pointer = await self.catalog.get(self.name)
-        if pointer is None:
-            raise NotFound(f"there is no versioned store {self._place}: make one by Repository.create, or `shardstore snapshots init`")
-        return await self.moment(pointer)
+        gone: Pointer | None = None
+        while True:
+            pointer = pointer or await self.catalog.get(self.name)
+            if pointer is None:
+                raise NotFound(f"there is no versioned store {self._place}: make one by Repository.create, or `shardstore snapshots init`")
+            try:
+                return await self._moment(pointer)
+            except NotFound:
+                if pointer == gone:
+                    raise
+            gone, pointer = pointer, None  # others may have replaced the state since, and collected it
+
+    async def of_current(self, work: Callable[[Moment], Awaitable[T]], pointer: Pointer | None = None) -> T:
+        """Return what ``work`` makes of the current state; of what is current then, if a file is missing and the state has been replaced
+        meanwhile: what had expired by then may have been collected. Raises as ``now`` does, and what ``work`` raises.
+        """
+        moment = await self.now(pointer)
+        while True:
+            try:
+                return await work(moment)
+            except MissingFile as exc:
+                moment = await self._since(moment, exc)
+
+    async def _since(self, moment: Moment, missing: MissingFile) -> Moment:
+        """Return the state by which others have replaced ``moment``, of which a file is missing. Raises that if they have not."""
+        now = await self.now()
+        if now.pointer == moment.pointer:
+            raise missing
+        return now
 
     async def opened(self, choose: Callable[[State], Snapshot]) -> tuple[Moment, Snapshot]:
         """Return the current state and the snapshot that ``choose`` takes from it, whose structure has been read. Raises what it raises."""
-        while True:
-            moment = await self.now()
+
+        async def read(moment: Moment) -> tuple[Moment, Snapshot]:
             snapshot = choose(moment.state)
-            try:
-                await self.files.structure(snapshot.structure)
-            except MissingFile:
-                if (await self.now()).pointer == moment.pointer:
-                    raise
-                continue  # it may have expired since
+            await self.files.structure(snapshot.structure)
             return moment, snapshot
+
+        return await self.of_current(read)
 
     async def state(self) -> State:
         """Return the current state. Raises as ``now``."""
         return (await self.now()).state
 
-    async def moment(self, pointer: Pointer) -> Moment:
+    async def _moment(self, pointer: Pointer) -> Moment:
         """Return the state that a pointer of the catalog leads to. Raises as ``now``."""
         state = await self.files.state(pointer.location, pointer.store_id)
         if state.generation != pointer.generation:
@@ -216,7 +240,11 @@ class VersionedStore:
             await turn.start()
         moment = await self.now() if begin is None else begin
         while True:
-            state = await change(moment.state)
+            try:
+                state = await change(moment.state)
+            except MissingFile as exc:
+                moment = await self._since(moment, exc)
+                continue
             if state is moment.state:
                 return moment
             state = state.made_from(moment.pointer.location)
@@ -399,17 +427,13 @@ class VersionedStore:
     async def rebase(self, session: Session, solver: ConflictDetector) -> Moment:
         """Bring a session onto the tip of its branch; return the state. Raises ``ConflictError``."""
         async with session.still("it is being rebased"):
-            while True:
-                moment = await self.now()
-                if session.carried_out(moment.state.snapshots) is not None:  # the next commit says so
-                    return moment
-                try:
+
+            async def onto(moment: Moment) -> Moment:
+                if session.carried_out(moment.state.snapshots) is None:  # else the next commit says so
                     await rebase(session, moment.state, solver, self.url)
-                except MissingFile:
-                    if (await self.now()).pointer == moment.pointer:
-                        raise
-                    continue  # what others have committed may have expired since
                 return moment
+
+            return await self.of_current(onto)
 
     async def _commit_once(self, session: Session, begin: Moment | None, request: CommitRequest, turn: Turn) -> str:
         branch = session.branch

@@ -8,15 +8,22 @@ after the table is there. A process that ends meanwhile is aborted, since by the
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
+from shardstore.errors import Corruption
+
 if TYPE_CHECKING:  # an extra
     import pyarrow as pa
+
+_SEAL_NBYTES = 4
+_TAIL_NBYTES = 8
 
 Missing = npt.NDArray[np.bool_] | None
 """Which of ``(n,)`` values are null; ``None``: none."""
@@ -80,6 +87,31 @@ def read_parquet(data: bytes | memoryview, columns: Sequence[str] | None = None)
     import pyarrow.parquet as pq
 
     return pq.ParquetFile(pa.BufferReader(data)).read(columns=None if columns is None else list(columns), use_threads=False)
+
+
+def sealed(data: bytes) -> bytes:
+    """Return a file of Parquet with the crc32c of all its other bytes in it.
+
+    ::
+
+        | PAR1 | pages | crc32c: uint32, little-endian | footer | nbytes of the footer: uint32 | PAR1 |
+
+    Readers of Parquet find the footer from the end, and pages by their offsets from the start: none looks between them.
+    """
+    (nbytes,) = struct.unpack_from("<I", data, len(data) - _TAIL_NBYTES)
+    at = len(data) - _TAIL_NBYTES - nbytes
+    return data[:at] + struct.pack("<I", google_crc32c.value(data)) + data[at:]
+
+
+def read_sealed(data: bytes | memoryview, columns: Sequence[str] | None = None) -> pa.Table:
+    """Return the rows of a file that was ``sealed``, as ``read_parquet`` does. Raises ``Corruption`` too, if its checksum is wrong."""
+    whole = bytes(data)
+    if len(whole) >= _TAIL_NBYTES:
+        (nbytes,) = struct.unpack_from("<I", whole, len(whole) - _TAIL_NBYTES)
+        at = len(whole) - _TAIL_NBYTES - nbytes - _SEAL_NBYTES
+        if at >= 0 and google_crc32c.value(whole[:at] + whole[at + _SEAL_NBYTES :]) == struct.unpack_from("<I", whole, at)[0]:
+            return read_parquet(whole, columns)
+    raise Corruption(f"its {len(whole)} bytes are not those that were written: their checksum is wrong")
 
 
 def _validity(missing: Missing) -> pa.Buffer | None:

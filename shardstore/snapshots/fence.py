@@ -26,7 +26,7 @@ LOOKS_AT_ONCE = 32
 
 async def garbage_list(files: StoreFiles, location: str) -> Garbage:
     """Return a list of garbage. Raises ``MissingFile`` if it is not there: a later collection may have removed it."""
-    return decode_garbage(await files.whole(location))
+    return files.content_of(location, decode_garbage, await files.whole(location))
 
 
 async def check_not_collected(session: Session, state: State, planned: Iterable[str]) -> None:

@@ -156,7 +156,7 @@ class StoreFiles:
         """
         state = self._states.get(location)
         if state is None:
-            state = self._states.put(location, decode_state(await self.whole(location)))
+            state = self._states.put(location, self.content_of(location, decode_state, await self.whole(location)))
         if state.id != store_id:
             raise Corruption(
                 f"{location!r} in {self.url} is a state of the store {state.id}, and the catalog says that this is {store_id}: "
@@ -172,7 +172,7 @@ class StoreFiles:
         key = STRUCTURES + name
 
         async def read() -> Structure:
-            return self.keep_structure(name, _in_file(key, decode_structure, await self.whole(key)))
+            return self.keep_structure(name, self.content_of(key, decode_structure, await self.whole(key)))
 
         return await self._once(key, read)
 
@@ -183,7 +183,7 @@ class StoreFiles:
             key = ATTRIBUTES + name
 
             async def read() -> list[bytes]:
-                return self._attributes.put(name, _in_file(key, decode_attributes, await self.whole(key)))
+                return self._attributes.put(name, self.content_of(key, decode_attributes, await self.whole(key)))
 
             rows = await self._once(key, read)
         if row >= len(rows):
@@ -203,7 +203,7 @@ class StoreFiles:
             known = await self._all(file, ndims)
             return [] if array not in known else _found(known[array], np.arange(len(coords)), coords)
         groups = (await self._groups(file)).with_chunks(array, coords)
-        decoded = await self._decoded(file, list(groups), ndims)
+        decoded = await self.decoded(file, list(groups), ndims)
         found: list[tuple[KnownRefs, npt.NDArray[np.intp], npt.NDArray[np.intp]]] = []
         for number, known in zip(groups, decoded, strict=True):
             if array in known:
@@ -216,7 +216,7 @@ class StoreFiles:
             known = [await self._all(file, {array: ndim})]
         else:
             groups = await self._groups(file)
-            known = await self._decoded(file, groups.of_array(array), {array: ndim})
+            known = await self.decoded(file, groups.of_array(array), {array: ndim})
         return in_a_row([one[array].refs for one in known if array in one], ndim)
 
     async def chunk_ids_of(self, file: ManifestFile) -> list[bytes]:
@@ -259,7 +259,7 @@ class StoreFiles:
         groups = ManifestGroups.decode(file, end)
         return self._footers.put(file.name, groups, groups.nbytes)
 
-    async def _decoded(self, file: ManifestFile, numbers: Sequence[int], ndims: Mapping[int, int]) -> list[Mapping[int, KnownRefs]]:
+    async def decoded(self, file: ManifestFile, numbers: Sequence[int], ndims: Mapping[int, int]) -> list[Mapping[int, KnownRefs]]:
         """Return the references of groups of a manifest, all that are not known by one round of requests."""
         groups = await self._groups(file)
         (array,) = ndims
@@ -289,6 +289,13 @@ class StoreFiles:
         del self._on_their_way[key]
         if not reading.cancelled():
             reading.exception()  # seen, though all may have given up
+
+    def content_of(self, key: str, decode: Callable[[memoryview], T], data: memoryview) -> T:
+        """Return what a file holds. Raises ``Corruption``, with its key, if ``decode`` does."""
+        try:
+            return decode(data)
+        except Corruption as exc:
+            raise Corruption(f"{key!r} in {self.url} is damaged: {exc}. Restore the file") from exc
 
     async def whole(self, key: str) -> memoryview:
         """Return the bytes of a file. Raises ``MissingFile``, and ``NotFound`` for a state, if it is missing."""
@@ -349,10 +356,3 @@ def _found(known: KnownRefs, numbers: npt.NDArray[np.intp], coords: npt.NDArray[
     rows = known.find(coords[numbers])
     is_there = rows >= 0
     return [(known, numbers[is_there], rows[is_there])] if is_there.any() else []
-
-
-def _in_file(key: str, decode: Any, data: memoryview) -> Any:
-    try:
-        return decode(data)
-    except Corruption as exc:
-        raise Corruption(f"{key!r}: {exc}") from exc

@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 from shardstore.errors import Corruption, InvalidInput
-from shardstore.format.snapshots.attributes import encode_attributes
+from shardstore.format.arrow_tables import sealed
+from shardstore.format.snapshots.attributes import decode_attributes, encode_attributes
+from shardstore.format.snapshots.garbage import Garbage, decode_garbage, encode_garbage
 from shardstore.format.snapshots.manifest import ChunkRefs, encode_manifest
 from shardstore.format.snapshots.structure import (
     AttributesPlace,
@@ -107,7 +109,7 @@ def changed(**members: Any) -> bytes:
     rows[-1] |= members
     file = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), file)
-    return bytes(file.getvalue())
+    return sealed(bytes(file.getvalue()))
 
 
 PART = {"manifest_id": 0, "row": 0, "extent": [[0, 4]], "flags": None}
@@ -117,8 +119,9 @@ PLACE = {"attrs_file": "A", "row": 0, "flags": None}
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "no structure file"),
-        (b"PAR1", "no structure file"),
+        (b"", "checksum is wrong"),
+        (b"PAR1", "checksum is wrong"),
+        (sealed(b"PAR1" + bytes(8) + b"PAR1"), "no structure file"),
         (changed(path="x"), "path 'x'"),
         (changed(path="/x/"), "path '/x/'"),
         (changed(path="/"), "two nodes"),
@@ -182,3 +185,33 @@ print([name for name in sys.modules if "dataset" in name])
 """
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False, env=dict(os.environ))
     assert done.stdout == "[]\n", done.stderr
+
+
+# -- checksums -----------------------------------------------------------------------------------------------------------
+
+SEALED: dict[str, tuple[bytes, Any]] = {
+    "structure": (encode_structure(NODES, {"new": [9]}), decode_structure),
+    "attributes": (encode_attributes([b'{"a": 1}', b"{}" * 100]), decode_attributes),
+    "garbage": (encode_garbage(Garbage(np.array([b"c/1", b"m/2"]), np.array([5, 6]), np.array([True, False]))), decode_garbage),
+}
+
+
+@pytest.mark.parametrize("kind", SEALED)
+def test_no_flipped_bit_is_taken_for_content(kind: str) -> None:
+    data, decode = SEALED[kind]
+    decode(data)
+    for number in range(8 * len(data)):
+        damaged = bytearray(data)
+        damaged[number // 8] ^= 1 << number % 8
+        with pytest.raises(Corruption, match="checksum is wrong"):
+            decode(bytes(damaged))
+    for length in range(len(data)):
+        with pytest.raises(Corruption, match="checksum is wrong"):
+            decode(data[:length])
+
+
+@pytest.mark.parametrize("kind", SEALED)
+def test_readers_of_parquet_read_what_has_a_checksum(kind: str) -> None:
+    data, _ = SEALED[kind]
+    assert pq.read_table(pa.BufferReader(data)).num_rows > 0
+    assert pq.read_metadata(pa.BufferReader(data)).num_rows > 0

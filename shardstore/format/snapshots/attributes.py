@@ -4,6 +4,8 @@
 
     attrs     binary, a row for each node that has such: JSON in UTF-8. Structures refer to a row by its number
 
+The file has a checksum, as ``arrow_tables.sealed`` says.
+
 Specification: Icechunk draft, "Attributes Files", which says no more than that there are some.
 """
 
@@ -13,7 +15,7 @@ import io
 from collections.abc import Sequence
 
 from shardstore.errors import Corruption
-from shardstore.format.arrow_tables import column, read_parquet
+from shardstore.format.arrow_tables import column, read_sealed, sealed
 
 MOST_INLINE_NBYTES = 16 << 10
 """Attributes up to this stay in the structure file."""
@@ -27,7 +29,7 @@ def encode_attributes(rows: Sequence[bytes]) -> bytes:
     schema = pa.schema([pa.field("attrs", pa.binary(), nullable=False)])
     file = io.BytesIO()
     pq.write_table(pa.Table.from_arrays([column(pa.binary(), rows)], schema=schema), file, compression="zstd", use_dictionary=False)
-    return file.getvalue()
+    return sealed(file.getvalue())
 
 
 def decode_attributes(data: bytes | memoryview) -> list[bytes]:
@@ -35,7 +37,7 @@ def decode_attributes(data: bytes | memoryview) -> list[bytes]:
     import pyarrow as pa  # an extra
 
     try:
-        rows: list[bytes | None] = read_parquet(data, ["attrs"])["attrs"].to_pylist()
+        rows: list[bytes | None] = read_sealed(data, ["attrs"])["attrs"].to_pylist()
     except (pa.ArrowException, OSError, ValueError, KeyError) as exc:
         raise Corruption(f"this is no file of attributes: {type(exc).__name__}: {exc}") from exc
     if any(row is None for row in rows):

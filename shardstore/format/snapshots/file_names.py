@@ -69,6 +69,13 @@ def generation_of_garbage_list(key: str) -> int | None:
     return None if matched is None else int(matched[1])
 
 
+def is_own_name(folder: str, name: str) -> bool:
+    """Return whether a versioned store gives such names to files in one of its folders."""
+    if folder == STATES:
+        return generation_of_state(STATES + name) is not None or generation_of_garbage_list(STATES + name) is not None
+    return is_id(name)
+
+
 def decode_id(name: str) -> bytes:
     """Return the id that a name stands for. Raises ``Corruption`` if it is no name of one."""
     number = 0

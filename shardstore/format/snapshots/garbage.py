@@ -5,6 +5,8 @@
     key      utf8, ascending     relative to the root of the store
     since    int64               milliseconds since the epoch, by the collector's clock: when a collection first found nothing that refers
     doomed   uint8               1: the collection that wrote the list removes it
+
+The file has a checksum, as ``arrow_tables.sealed`` says.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore.errors import Corruption
-from shardstore.format.arrow_tables import bytes_column, numbers_column, read_parquet
+from shardstore.format.arrow_tables import bytes_column, numbers_column, read_sealed, sealed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,7 +69,7 @@ def encode_garbage(garbage: Garbage) -> bytes:
     schema = pa.schema([pa.field(name, kind, nullable=False) for name, kind in kinds.items()])
     file = io.BytesIO()
     pq.write_table(pa.Table.from_arrays(columns, schema=schema), file, compression="zstd", use_dictionary=["since", "doomed"])
-    return file.getvalue()
+    return sealed(file.getvalue())
 
 
 def decode_garbage(data: bytes | memoryview) -> Garbage:
@@ -75,7 +77,7 @@ def decode_garbage(data: bytes | memoryview) -> Garbage:
     import pyarrow as pa  # an extra
 
     try:
-        table = read_parquet(data, ["key", "since", "doomed"])
+        table = read_sealed(data, ["key", "since", "doomed"])
         batches = table.to_batches(max_chunksize=_AT_ONCE)
         keys = _together([np.array([key.encode() for key in one["key"].to_pylist()], dtype=np.bytes_) for one in batches], "S1")
         since, doomed = (_together([np.array(one[name].to_pylist(), dtype="i8") for one in batches], "i8") for name in ("since", "doomed"))

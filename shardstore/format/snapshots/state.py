@@ -7,7 +7,8 @@
     {"snapshot-id": "1CZ3…", "parent-snapshot-id": null, "timestamp-ms": 1764000000000, "structure-file": "Q2W3…",
      "properties": {"message": "day 1", …}},
     …],
-     "refs": {"main": {"name": "main", "snapshot-id": "1CZ3…", "type": "branch"}, …}}
+     "refs": {"main": {"name": "main", "snapshot-id": "1CZ3…", "type": "branch"}, …},
+     "shardstore.crc32c": "9b2c01fe"}                                                   of all bytes before this member
 
 Members that are not known here are kept. ``shardstore.previous`` names the states before, ``shardstore.collection`` the last garbage
 collection. Specification: Icechunk draft, "State File", with D37 and D38.
@@ -16,9 +17,12 @@ collection. Specification: Icechunk draft, "State File", with D37 and D38.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+
+import google_crc32c
 
 from shardstore.errors import Corruption, InvalidInput, NotFound
 from shardstore.format.json_text import dumps_line
@@ -38,7 +42,10 @@ KEEPS_VALUES = "shardstore.keeps_values"
 
 RefType = Literal["branch", "tag"]
 
-_MEMBERS = ("id", "generation", "store_root", "snapshots", "refs")
+_CHECKSUM = "shardstore.crc32c"
+_SEAL = re.compile(rb',"shardstore\.crc32c":"([0-9a-f]{8})"\}\n\Z')
+_SEAL_NBYTES = 64
+_MEMBERS = ("id", "generation", "store_root", "snapshots", "refs", _CHECKSUM)
 _TYPES: tuple[RefType, ...] = ("branch", "tag")
 
 
@@ -147,7 +154,7 @@ class State:
     def ancestry(self, snapshot: str) -> Iterator[Snapshot]:
         """Yield a snapshot and its active ancestors, the newest first. Raises ``NotFound`` if there is no such snapshot."""
         if snapshot not in self.snapshots:
-            raise NotFound(f"there is no snapshot {snapshot!r}: it may have been expired, or is that of another store")
+            raise NotFound(f"there is no snapshot {snapshot!r}: it has expired, or is of another store")
         at: str | None = snapshot
         while at is not None:
             found = self.snapshots[at]
@@ -197,7 +204,8 @@ def encode_state(state: State) -> bytes:
     refs = {name: {"name": name, "snapshot-id": ref.snapshot, "type": ref.type} for name, ref in state.refs.items()}
     after = dumps_line({"refs": refs, **state.others})
     snapshots = ",\n".join(one.text() for one in state.snapshots.values())
-    return f'{before[:-1]},"snapshots":[\n{snapshots}],\n{after[1:]}\n'.encode()
+    body = f'{before[:-1]},"snapshots":[\n{snapshots}],\n{after[1:-1]}'.encode()
+    return body + f',"{_CHECKSUM}":"{google_crc32c.value(body):08x}"}}\n'.encode()
 
 
 def decode_state(data: bytes | memoryview) -> State:
@@ -206,8 +214,12 @@ def decode_state(data: bytes | memoryview) -> State:
     Raises:
         Corruption: they are none, or contradict themselves.
     """
+    whole = bytes(data)
+    seal = _SEAL.search(whole, max(0, len(whole) - _SEAL_NBYTES))
+    if seal is not None and int(seal[1], 16) != google_crc32c.value(whole[: seal.start()]):
+        raise Corruption(f"the {len(whole)} bytes of the state file are not those that were written: their checksum is wrong")
     try:
-        found = json.loads(bytes(data))
+        found = json.loads(whole)
         snapshots = [_snapshot(one) for one in found["snapshots"]]
         refs = {name: _ref(name, one) for name, one in (found.get("refs") or {}).items()}
         state = State(

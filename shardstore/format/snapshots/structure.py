@@ -20,6 +20,8 @@
 
 ``flags`` are null; where they are not, a file can be read, and not be the base of a commit (D21). Specification: Icechunk draft,
 "Structure Files".
+
+The file has a checksum, as ``arrow_tables.sealed`` says.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from shardstore.errors import Corruption, InvalidInput
-from shardstore.format.arrow_tables import column, read_parquet
+from shardstore.format.arrow_tables import column, read_sealed, sealed
 from shardstore.format.json_text import JsonObject
 from shardstore.format.snapshots.node_columns import NodeColumns, to_columns, to_document
 
@@ -205,7 +207,7 @@ def encode_structure(nodes: Iterable[Node], changes: Mapping[str, Any], *, draft
     arrays |= _document_columns(documents, schema.remove_metadata())
     rows = pa.Table.from_arrays([arrays[member.name] for member in schema], schema=schema)
     pq.write_table(rows, file, write_statistics=False, **compression)
-    return file.getvalue()
+    return sealed(file.getvalue())
 
 
 class _Documents(tuple[NodeColumns, ...]):
@@ -249,7 +251,7 @@ def decode_structure(data: bytes | memoryview) -> Structure:
     import pyarrow as pa  # an extra
 
     try:
-        table = read_parquet(data)
+        table = read_sealed(data)
         metadata = table.schema.metadata or {}
         files = {one["id"]: _manifest_file(one) for one in json.loads(metadata.get(_MANIFESTS, b"[]"))}
         changes = json.loads(metadata.get(_CHANGES, b"{}"))

@@ -24,6 +24,7 @@ class ForkState:
     documents: dict[int, tuple[bytes, int]]
     serial: int
     reads: ReadSet | None
+    began: int
 
 
 async def fork_state(session: Session) -> ForkState:
@@ -31,10 +32,12 @@ async def fork_state(session: Session) -> ForkState:
     assert session.branch is not None
     async with session.still("it is being pickled"):
         await session.gatherer.store(session.gatherer.plan())
-    return ForkState(session.snapshot, session.branch, session.nodes, session.changes, session.documents, session.serial, session.reads)
+    return ForkState(
+        session.snapshot, session.branch, session.nodes, session.changes, session.documents, session.serial, session.reads, session.began
+    )
 
 
 def restore(session: Session, state: ForkState) -> None:
     """Make a new session on the same snapshot the fork that has travelled."""
     session.nodes, session.changes, session.documents = dict(state.nodes), state.changes, state.documents
-    session.serial, session.reads = state.serial, state.reads
+    session.serial, session.reads, session.began = state.serial, state.reads, state.began

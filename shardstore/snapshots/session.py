@@ -472,6 +472,7 @@ class Session:
     def take_over(self, other: Session) -> None:
         """Copy all changes of a fork into this session. The nodes of the fork have already been combined with those of this session."""
         self.new_serial()
+        self.began = min(self.began, other.began)  # its chunk files may be as old, and garbage to a collection since then
         before = {node.id: node for node in self.nodes.values()}
         self.nodes, self._array_keys = other.nodes, {}
         self.ids |= other.ids

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from concurrent.futures import ProcessPoolExecutor
+from datetime import UTC, datetime, timedelta
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import zarr
 
-from shardstore.errors import InvalidInput, ReadOnly
+from shardstore.errors import Conflict, InvalidInput, ReadOnly
 from shardstore.snapshots import ConflictDetector, ConflictError, ForkSession, Repository
 from tests.snapshots.repositories import create_array, new_repository, read_array
 
@@ -148,3 +149,21 @@ def test_what_forks_read_counts_too(repo: Repository) -> None:
     other.commit("theirs")
     with pytest.raises(ConflictError, match="were read"):
         session.commit("ours", rebase_with=ConflictDetector())
+
+
+def test_fork_whose_files_were_collected_is_not_committed_by_a_newer_session(repo: Repository) -> None:
+    """The coordinator was started again: its new session began after the collection, the fork long before."""
+    fork = travelled(write_rows(repo.writable_session().fork(), 0, DATA))
+    assert repo.garbage_collect(timedelta()).removed["c/"] > 0
+    session = repo.writable_session()
+    session.merge(fork)
+    with pytest.raises(Conflict, match="were removed"):
+        session.commit("too late")
+    assert Repository.open(repo.url).verify().is_sound
+
+
+def test_fork_of_a_session_that_began_after_the_collection_looks_for_nothing(repo: Repository) -> None:
+    repo.expire_snapshots(datetime(2200, 1, 1, tzinfo=UTC))
+    repo.garbage_collect(timedelta())
+    session = repo.writable_session()
+    assert session.fork()._core.began == travelled(session.fork())._core.began == session._core.began > 0

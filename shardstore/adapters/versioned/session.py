@@ -190,7 +190,9 @@ class Session:
         core.check_writable("a fork")
         if core.is_changed:
             raise InvalidInput(f"{self!r} has changes, which a fork would not know of: commit them first, or discard them")
-        return ForkSession(self._opened, None, core.snapshot, branch=core.branch, serializable=core.reads is not None)
+        fork = ForkSession(self._opened, None, core.snapshot, branch=core.branch, serializable=core.reads is not None)
+        fork._core.began = core.began
+        return fork
 
     def merge(self, *forks: ForkSession) -> None:
         """Make what was changed in forks of this session part of it, one after the other. Of a chunk that several have changed, the last

@@ -173,8 +173,11 @@ class _BranchHierarchy(NewHierarchy):
         return "1 node" if len(there) == 1 else f"{len(there)} nodes"
 
     async def commit(self, message: str) -> str:
-        insert(self._session, self._staged, self._path)
-        return await self._store.commit(self._session, self._moment, CommitRequest(message, None, ConflictDetector(), COMMIT_TRIES))
+        replaces = self.takes_place_of is not None
+        insert(self._session, self._staged, self._path, replaces=replaces)
+        # In place of the whole hierarchy, whatever others have committed meanwhile is in the way.
+        solver = None if replaces and not self._path else ConflictDetector()
+        return await self._store.commit(self._session, self._moment, CommitRequest(message, None, solver, COMMIT_TRIES))
 
 
 def _below(structure: Structure, root: str) -> Structure:

@@ -18,10 +18,11 @@ def staging_session(session: Session) -> Session:
     return staged
 
 
-def insert(session: Session, staged: Session, path: str) -> None:
+def insert(session: Session, staged: Session, path: str, *, replaces: bool) -> None:
     """Put a staged hierarchy at a path of its session, in place of what is there. Groups above the path are made.
 
-    A group that takes the place of a group keeps its id: who writes into that group meanwhile is not contradicted.
+    With ``replaces`` all that is there is another node from then on, but the root: whoever changes any of it meanwhile contradicts that.
+    Without it, a group that takes the place of a group keeps its id, and whoever writes into that group meanwhile is not contradicted.
 
     Raises:
         InvalidInput: a node above the path is an array. Nothing was changed.
@@ -40,7 +41,7 @@ def insert(session: Session, staged: Session, path: str) -> None:
     for below, node in staged.nodes.items():
         at = join(path, below) if below else path
         was = old.get(at)
-        is_kept = was is not None and not was.is_array and not node.is_array
+        is_kept = was is not None and not was.is_array and not node.is_array and (not replaces or not at)
         new = session.nodes[at] = replace(node, path=at, id=was.id if was is not None and is_kept else node.id)
         session.documents[new.id] = staged.documents[node.id][0], session.new_serial()
     for changes in staged.changes.values():

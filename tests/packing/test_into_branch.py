@@ -274,3 +274,43 @@ def test_v2(place: Path, tmp_path: Path) -> None:
 
 def values_at(place: Path, path: str) -> Any:
     return zarr.open_array(Repository.open(place).readonly_session().store, path=path.rstrip("/"), mode="r")[...]
+
+
+@pytest.mark.parametrize("path", ["late", ""])
+@pytest.mark.parametrize("what", ["attributes", "array", "both"])
+def test_overwriting_what_others_change_meanwhile_is_a_conflict(place: Path, source: Path, path: str, what: str) -> None:
+    """What is committed is theirs or ours, never a mixture."""
+    repository = Repository.open(place)
+    with repository.transaction(message="there") as store:
+        zarr.create_group(store, path="late", attributes={"who": "they"})
+        zarr.create_array(store, name="late/old", data=np.arange(3))
+    before = ""
+
+    def theirs(progress: Any) -> None:
+        nonlocal before
+        if progress.phase == "finishing":
+            with repository.transaction(message="meanwhile") as store:
+                if what != "array":
+                    zarr.open_group(store, path="late").attrs["u"] = 1
+                if what != "attributes":
+                    zarr.create_array(store, name="late/theirs" if path or what == "both" else "beside", data=np.arange(3))
+            before = repository.lookup_branch("main")
+
+    with pytest.raises(Conflict):
+        shardstore.pack(str(source), f"{place}@main/{path}".rstrip("/"), overwrite=True, progress=theirs)
+    assert repository.lookup_branch("main") == before
+
+
+def test_overwriting_one_path_beside_changes_of_others_is_merged(place: Path, source: Path) -> None:
+    repository = Repository.open(place)
+    with repository.transaction(message="there") as store:
+        zarr.create_array(store, name="late/old", data=np.arange(3))
+
+    def theirs(progress: Any) -> None:
+        if progress.phase == "finishing":
+            with repository.transaction(message="meanwhile") as store:
+                zarr.create_array(store, name="beside", data=np.arange(3))
+
+    shardstore.pack(str(source), f"{place}@main/late", overwrite=True, progress=theirs)
+    assert sorted(of(place).keys()) == ["beside", "late"]
+    assert sorted(of(place, "late").keys()) == ["b", "deep"]

@@ -22,13 +22,15 @@ What the classes of stores do differently is asked for, or gone around, here:
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import TypeVar
 
+from fsspec.spec import AbstractFileSystem
 from zarr.abc.store import RangeByteRequest, Store
 from zarr.core.buffer import cpu
 from zarr.core.sync import _get_loop as zarr_loop
-from zarr.storage import LocalStore, MemoryStore, StorePath
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, StorePath
 
 from shardstore._sync import run_async
 from shardstore.adapters.zarr_store_classes import (
@@ -124,6 +126,19 @@ class ZarrStorage(ReadsAndWrites):
         if not isinstance(self.store, LocalStore):
             return None
         return ZarrStorage(LocalStore(f"{self.store.root}{suffix}", read_only=self.store.read_only))
+
+    @property
+    def place(self) -> object | None:
+        """The same place as a target of ``open_storage`` that has a URL; ``None`` if there is none."""
+        if isinstance(self._inner, LocalStore):
+            return os.path.join(self._inner.root, self.path) if self.path else str(self._inner.root)
+        if isinstance(self._inner, FsspecStore):
+            fs = getattr(self._inner.fs, "sync_fs", self._inner.fs)  # zarr wraps those that are not asynchronous
+            if isinstance(getattr(fs, "fs", None), AbstractFileSystem):
+                return None  # a link of a chain, such as a cache: what a path means there nobody else knows
+            options = {name: value for name, value in fs.storage_options.items() if name not in ("asynchronous", "loop")}
+            return type(fs)(*fs.storage_args, **options), "/".join(filter(None, (self._inner.path, self.path)))
+        return None
 
     @property
     def chunks_need_documents(self) -> bool:

@@ -26,7 +26,7 @@ from shardstore.cli.progress import Step, step_bar
 from shardstore.cli.target import pair_options, refuse_snapshot
 from shardstore.errors import InvalidInput
 from shardstore.format.metadata_v3 import is_array
-from shardstore.references.places import JSON_SUFFIXES
+from shardstore.references.places import JSON_SUFFIXES, open_set
 from shardstore.snapshots.named import needing_pyarrow
 from shardstore.snapshots.reachable import Progress
 from shardstore.snapshots.versioned_store import FIRST_BRANCH
@@ -266,6 +266,12 @@ def _to_zarr(repository: Repository, target: str, asked: Asked, say: Progress) -
 
 def _to_references(repository: Repository, target: str, asked: Asked, say: Progress) -> Exported:
     session = repository.readonly_session(snapshot_id=repository.lookup(asked.snapshot))
+    place = open_set(target, asked.target_options, is_directory=not target.endswith(JSON_SUFFIXES))
+    if run_sync(place.storage.stat(place.main_key)) is not None:
+        raise InvalidInput(
+            f"there is something at {place.shown} already: choose another place, or replace a set of references by `shardstore refs write "
+            "--overwrite`. Nothing was written"
+        )
     if asked.dry_run:
         amount = sum(len(run_sync(session.storage.known_references(path)).coords) for path in _arrays_of(session))
         return Exported(f"would write {plural(amount, 'reference')} to {redacted(target)}", {"references": amount, "dry_run": True})

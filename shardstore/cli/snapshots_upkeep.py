@@ -292,19 +292,26 @@ def _duration(name: str, text: str) -> timedelta:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
     if found is None or (found[2] not in _UNITS and float(found[1])):
         raise InvalidInput(f"{name} {text!r} is no duration: give a number and a unit, such as 12h, 7d or 8w")
-    return timedelta(seconds=float(found[1]) * _UNITS.get(found[2], 1))
+    try:
+        return timedelta(seconds=float(found[1]) * _UNITS.get(found[2], 1))
+    except OverflowError as exc:
+        raise InvalidInput(f"{name} {text!r} is longer than a time can be: give a shorter one, such as 7d") from exc
 
 
 def _time_before(text: str) -> datetime:
     """Return the time that a text means: a duration before now, or a time with its zone. Raises ``InvalidInput``."""
     if re.match(r"\d+(\.\d+)?\s*[a-z]*$", text.strip().lower()):
-        return datetime.now(UTC) - _duration("--older-than", text)
+        try:
+            return datetime.now(UTC) - _duration("--older-than", text)
+        except OverflowError as exc:
+            raise InvalidInput(f"--older-than {text!r} is before all times: give a shorter one, such as 30d") from exc
     try:
         found = datetime.fromisoformat(text)
     except ValueError as exc:
         raise InvalidInput(f"--older-than {text!r} is neither a duration, such as 30d, nor a time, such as 2026-01-31T00:00:00Z") from exc
     if found.tzinfo is None:
-        raise InvalidInput(f"--older-than {text!r} has no time zone: write it as {text}Z, or with +01:00")
+        midnight = "" if "T" in text or " " in text else "T00:00:00"
+        raise InvalidInput(f"--older-than {text!r} has no time zone: write it as {text}{midnight}Z, or with +01:00")
     return found
 
 

@@ -1,6 +1,7 @@
 """Snapshots of versioned stores as sources of sets: they know where their chunks lie, so nothing is looked for.
 
-The references lead to chunk files, which never change, and to whatever virtual references lead to. A set is not whole any more once the
+The references lead to chunk files, which never change, and to whatever virtual references lead to, pinned by the ETags that the snapshot
+has of it. A set is not whole any more once the
 snapshot has expired and its files were collected: tag the snapshot.
 """
 
@@ -19,6 +20,7 @@ from shardstore.format.references.documents import DocumentFlavour, NodeDocument
 from shardstore.format.references.parquet import MISSING, MOST_CHUNKS, ReferenceRows
 from shardstore.format.references.pins import object_url
 from shardstore.references.batches import ReferenceBatch, ReferenceSource, strides
+from shardstore.references.sets import PinsByUrl
 from shardstore.storage.known_references import KnownReferences, KnowsReferences
 
 
@@ -27,7 +29,7 @@ class KnownArray:
 
     shards = None
 
-    def __init__(self, storage: KnowsReferences, base: str, path: str, node: NodeDocuments, grid: tuple[int, ...]) -> None:
+    def __init__(self, storage: KnowsReferences, base: str, path: str, node: NodeDocuments, grid: tuple[int, ...], pins: PinsByUrl) -> None:
         self.path = path
         self.node = node
         self.flavour: DocumentFlavour | None = None
@@ -36,6 +38,7 @@ class KnownArray:
         self._place = path
         """The path in the snapshot, which stays when the array gets another one."""
         self._base = base
+        self._pins = pins
         self._known: tuple[KnownReferences, npt.NDArray[np.intp], npt.NDArray[np.int64]] | None = None
 
     def _read(self) -> tuple[KnownReferences, npt.NDArray[np.intp], npt.NDArray[np.int64]]:
@@ -62,6 +65,13 @@ class KnownArray:
         numbers_of_files = [number for number in used.tolist() if number >= 0]
         files = [found.files[number] for number in numbers_of_files]
         urls = [file if "://" in file else object_url(self._base, file) for file in files]
+        generations: dict[str, str] = {}
+        for number, url in zip(numbers_of_files, urls, strict=True):
+            if "://" in found.files[number]:  # chunk files never change
+                check = found.checks.get(number)
+                self._pins.note(url, None if check is None else check.etag)
+                if check is not None and check.etag is not None:
+                    generations[url] = check.etag
         is_inline = found.target[rows] < 0
         ninline = int((used < 0).sum())
         yield ReferenceBatch(
@@ -72,6 +82,7 @@ class KnownArray:
                 np.where(is_inline, 0, found.offset[rows]),
                 np.where(is_inline, 0, found.nbytes[rows]),
                 {place: found.inline[int(rows[place])] for place in np.flatnonzero(is_inline).tolist()},
+                generations,
             ),
             checks=[found.checks.get(number) for number in numbers_of_files] if found.checks else (),
         )
@@ -84,7 +95,8 @@ def known_source(storage: KnowsReferences, base: str, choose: Callable[[str], bo
         NotFound: it has no nodes.
         Corruption: it cannot be read.
     """
-    source = ReferenceSource(storage.url, {}, [], is_pinned=False)
+    pins = PinsByUrl()
+    source = ReferenceSource(storage.url, {}, [], pins=pins)
     documents = run_sync(storage.known_documents())
     if not documents:
         raise NotFound(f"there is no Zarr hierarchy at {storage.url}")
@@ -102,6 +114,6 @@ def known_source(storage: KnowsReferences, base: str, choose: Callable[[str], bo
             if prod(grid) > MOST_CHUNKS:
                 source.impossible[path] = f"its grid has more than {MOST_CHUNKS} chunks"
             else:
-                source.arrays.append(KnownArray(storage, base, path, node, grid))
+                source.arrays.append(KnownArray(storage, base, path, node, grid, pins))
     source.arrays.sort(key=lambda array: array.path)
     return source

@@ -18,6 +18,7 @@ from shardstore.storage.gcs.storage import GCSStorage
 from shardstore.storage.known_references import KnowsReferences
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.opening.snapshot_urls import named_snapshot
+from shardstore.storage.opening.zarr_stores import StandsForPlace
 from shardstore.storage.references.storage import ReferenceStorage
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.storage.wrappers import innermost
@@ -46,14 +47,14 @@ def open_source(
         check_apart(references, place)
         found.is_pinned = pins
         return found
-    snapshot = run_sync(named_snapshot(source, options))
-    storage = open_storage(source if snapshot is None else snapshot.below(snapshot.path), dict(options or {}) or None)
+    storage = open_hierarchy(source, options)
     if isinstance(known := innermost(storage), KnowsReferences):
         check_taken_as_they_are(choices)
         check_apart(known.stored_in, place)
         base = base_of(known.stored_in, choices.urls, choices.base_url, place.directory)
         found = known_source(known, base, lambda path: chosen(choices, path) is not None)
         check_patterns(choices, found.array_paths())
+        found.is_pinned = pins
         return found
     check_apart(storage, place)
     base = base_of(storage, choices.urls, choices.base_url, place.directory)
@@ -64,6 +65,25 @@ def open_source(
     if choices.urls == "versioned":
         found.suffix_of = _suffixes(storage)
     return found
+
+
+def open_hierarchy(source: Any, options: Mapping[str, Any] | None) -> Storage:
+    """Open a hierarchy, or a snapshot of a versioned store, to whose objects references can lead.
+
+    Raises:
+        InvalidInput: it is a store of zarr's that no URL names, so that nobody else can read what lies in it.
+        ShardStoreError: it cannot be opened.
+    """
+    snapshot = run_sync(named_snapshot(source, options))
+    storage = open_storage(source if snapshot is None else snapshot.below(snapshot.path), dict(options or {}) or None)
+    if not isinstance(of_zarr := innermost(storage), StandsForPlace):
+        return storage
+    if of_zarr.place is None:
+        raise InvalidInput(
+            f"no reference can lead into {storage.url}: what lies there is reached only through an object of this process. Give the URL "
+            "of a hierarchy, or copy this one to a place that has a URL"
+        )
+    return open_storage(of_zarr.place)
 
 
 def open_set_source(source: Any, choices: Choices, options: Mapping[str, Any] | None) -> tuple[ReferenceStorage, ReferenceSource]:

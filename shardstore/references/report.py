@@ -132,6 +132,8 @@ class Opening:
     """True if URLs name versions of objects."""
     is_root_array: bool = False
     """True if all of the set is one array, at the root."""
+    is_pinned: bool = True
+    """True if no bytes are read of objects that have changed since."""
 
 
 def how_to_open(opening: Opening) -> str:
@@ -146,7 +148,7 @@ def how_to_open(opening: Opening) -> str:
     place = json.dumps(f"reference::{opening.target}", ensure_ascii=False)
     needs = ": with the package zstandard, for fsspec" if target.endswith('.zst"') else ""
     lines = [
-        "# shardstore: lazy, and no bytes of shards that were rewritten since",
+        f"# shardstore: lazy{', and no bytes of objects that were rewritten since' if opening.is_pinned else ''}",
         f'{node} = zarr.{opens}(shardstore.open({place}{_own_options(opening)}), mode="r")',
         f"# zarr 3{needs}",
         f'{node} = zarr.{opens}("reference://", mode="r", zarr_format={zarr_format}{flat}, storage_options={options})',

@@ -120,6 +120,7 @@ def put(
                 remote_needs_options=has_options and choices.base_url is None and protocol not in SYNCHRONOUS,
                 target_needs_options=place.has_options and place.url.partition("://")[0] not in SYNCHRONOUS,
                 is_versioned=choices.urls == "versioned",
+                is_pinned=_is_all_pinned(source),
                 is_root_array=[array.path for array in source.arrays] == [""],
             )
         ),

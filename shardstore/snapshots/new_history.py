@@ -17,7 +17,7 @@ from shardstore.format.snapshots.file_names import CHUNKS, encode_id
 from shardstore.format.snapshots.state import Ref, Snapshot
 from shardstore.format.snapshots.structure import Structure
 from shardstore.plan.policy import ShardingPolicy
-from shardstore.snapshots.commit import plan_commit, properties, store_commit
+from shardstore.snapshots.commit import plan_commit, properties, store_all, store_commit
 from shardstore.snapshots.session import MAX_MEMORY, Session
 from shardstore.snapshots.versioned_store import History, Moment, VersionedStore
 
@@ -43,6 +43,15 @@ class NewHistory:
         """Raise ``InvalidInput`` if there is a store already."""
         await self._store.check_new()
 
+    async def first(self) -> Snapshot:
+        """Store the snapshot with which every store begins that is not imported, of nothing but the root group (D11)."""
+        history = self._store.first()
+        self._keys.update(file.key for file in history.files)
+        await store_all(self._store.files, history.files)
+        self.snapshots |= history.snapshots
+        (made,) = history.snapshots.values()
+        return made
+
     async def session(self, parent: str | None) -> Session:
         """Return a session on a snapshot; on nothing, if ``parent`` is ``None``. It ends with ``add``."""
         at = _NONE if parent is None else self.snapshots[parent]
@@ -50,7 +59,7 @@ class NewHistory:
         self._session = Session(self._store.files, at, structure, "", pack=self._pack, max_memory=self._max_memory)
         return self._session
 
-    async def add(self, id_: str, timestamp_ms: int, message: str, metadata: Mapping[str, Any]) -> Snapshot:
+    async def add(self, id_: str, timestamp_ms: int, message: str, metadata: Mapping[str, Any] | None) -> Snapshot:
         """Store what the session holds as a snapshot. Its time is later than that of its parent, whatever ``timestamp_ms`` says (D7)."""
         session, store = self._session, self._store
         assert session is not None

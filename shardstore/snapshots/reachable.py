@@ -26,9 +26,7 @@ from shardstore.format.snapshots.file_names import (
     STATES,
     STRUCTURES,
     encode_ids,
-    generation_of_garbage_list,
-    generation_of_state,
-    is_id,
+    is_own_name,
 )
 from shardstore.format.snapshots.state import Snapshot
 from shardstore.format.snapshots.structure import ManifestFile, Structure
@@ -126,7 +124,6 @@ class Listed:
 
 async def list_files(storage: Storage, folder: str, say: Progress) -> Listed:
     """Return the files in one of the ``FOLDERS``."""
-    is_known = _is_state if folder == STATES else is_id
     names: list[npt.NDArray[np.bytes_]] = []
     sizes: list[npt.NDArray[np.int64]] = []
     piece: list[tuple[str, int]] = []
@@ -140,7 +137,7 @@ async def list_files(storage: Storage, folder: str, say: Progress) -> Listed:
     async for info in storage.list(folder):
         name = info.key[len(folder) :]
         total += 1
-        if not is_known(name):
+        if not is_own_name(folder, name):
             unknown += 1
             continue
         piece.append((name, info.nbytes))
@@ -151,10 +148,6 @@ async def list_files(storage: Storage, folder: str, say: Progress) -> Listed:
     found, nbytes = np.concatenate(names), np.concatenate(sizes)
     order = np.argsort(found)
     return Listed(found[order], nbytes[order], unknown)
-
-
-def _is_state(name: str) -> bool:
-    return generation_of_state(STATES + name) is not None or generation_of_garbage_list(STATES + name) is not None
 
 
 def are_among(names: npt.NDArray[np.bytes_], others: npt.NDArray[np.bytes_]) -> npt.NDArray[np.bool_]:

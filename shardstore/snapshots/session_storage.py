@@ -16,19 +16,19 @@ from shardstore.engine.reading.chunk_parts import MOST_OBJECT_BYTES, MOST_OBJECT
 from shardstore.errors import Corruption, InvalidInput, NotFound, ReadOnly, ShardStoreError
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.snapshots.file_names import CHUNKS, encode_id
-from shardstore.format.snapshots.manifest import GONE, INLINE, in_a_row
+from shardstore.format.snapshots.manifest import GONE, INLINE, VirtualCheck, in_a_row
 from shardstore.format.snapshots.state import State
 from shardstore.format.store_keys import groups_above, metadata_path
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.coalescing import ReadLimits, coalesce_all
 from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration, Unconditional
-from shardstore.model.ranges import BytesLike, cut, resolve
+from shardstore.model.ranges import ByteRange, BytesLike, cut, resolve
 from shardstore.snapshots.chunk_places import ABSENT as NO_PLACE
 from shardstore.snapshots.chunk_places import HELD, ChunkPlaces, file_name, token_in_file, token_of_inline, token_of_written
 from shardstore.snapshots.files import MissingFile
 from shardstore.snapshots.session import ArrayKeys, Session
 from shardstore.snapshots.session_listing import document_info, list_directory, list_keys
-from shardstore.snapshots.virtual_files import VirtualFiles
+from shardstore.snapshots.virtual_files import Asked, VirtualFiles
 from shardstore.storage.base import (
     ABSENT,
     CHANGED,
@@ -42,7 +42,8 @@ from shardstore.storage.base import (
     Storage,
 )
 from shardstore.storage.fallbacks import ReadsAndWrites, check_directory
-from shardstore.storage.known_references import ChunksInFile, KnownReferences
+from shardstore.storage.known_references import ChunksInFile, FileFault, KnownReferences
+from shardstore.storage.redaction import redacted
 from shardstore.storage.requests.body import joined
 from shardstore.storage.requests.conditions import check_deletion
 from shardstore.storage.wrappers import Counters
@@ -50,6 +51,7 @@ from shardstore.storage.wrappers import Counters
 T = TypeVar("T")
 
 _WITHOUT_REQUESTS = (HELD, INLINE)
+_FILES_AT_ONCE = 64
 _UNCHANGED = object()
 
 
@@ -345,6 +347,32 @@ class SessionStorage(ReadsAndWrites):
             refs.inline,
             refs.checks,
         )
+
+    async def file_faults(self, path: str) -> AsyncIterator[FileFault]:
+        seen: dict[tuple[bytes | str, VirtualCheck | None], int] = {}
+        for node in list(self.session.nodes.values()):
+            if not node.is_array or not f"{node.path}/".startswith(f"{path}/" if path else ""):
+                continue
+            refs = await self.session.all_refs(node)
+            if refs is None:
+                continue
+            in_files = refs.file > INLINE
+            ends = np.zeros(len(refs.files), dtype=np.uint64)
+            np.maximum.at(ends, refs.file[in_files], (refs.offset + refs.nbytes)[in_files])
+            asked: list[Asked] = []
+            for number in np.flatnonzero(ends).tolist():
+                file, check, end = refs.files[number], refs.checks.get(number), int(ends[number])
+                if seen.get((file, check), 0) < end:
+                    seen[file, check] = end
+                    asked.append((file, (ByteRange(end - 1, end),), check))
+            for start in range(0, len(asked), _FILES_AT_ONCE):
+                some = asked[start : start + _FILES_AT_ONCE]
+                for (file, (last,), _), answer in zip(some, await self._virtual.read(some), strict=True):
+                    name = CHUNKS + file_name(file) if isinstance(file, bytes) else redacted(file)
+                    if isinstance(answer, ShardStoreError):
+                        yield FileFault(node.path, name, answer)
+                    elif not len(answer[0]):
+                        yield FileFault(node.path, name, Corruption(f"it is shorter than {last.end} bytes, which chunks say that it has"))
 
     async def file_with(self, keys: Sequence[str]) -> ChunksInFile | None:
         if self.session.branch is not None or (places := await self._places_of_all(keys)) is None:

@@ -14,9 +14,11 @@ from shardstore.engine.contention import Contention, Turn
 from shardstore.engine.writing.writer import uninterrupted
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError, StorageError, WriteOutcomeUnknown
 from shardstore.format.json_text import JsonObject
-from shardstore.format.snapshots.file_names import ATTRIBUTES, CHUNKS, MANIFESTS, STATES, STRUCTURES, new_state_name
+from shardstore.format.metadata_v3 import METADATA_NAME
+from shardstore.format.snapshots.file_names import ATTRIBUTES, CHUNKS, MANIFESTS, STATES, STRUCTURES, is_id, is_own_name, new_state_name
 from shardstore.format.snapshots.state import MOST_PREVIOUS, Ref, Snapshot, State, check_ref_name, encode_state
 from shardstore.format.snapshots.structure import Node, encode_structure
+from shardstore.format.v2.keys import ARRAY_NAME, GROUP_NAME
 from shardstore.snapshots.catalog import DEFAULT_NAME, Catalog, Pointer, PointerMoved
 from shardstore.snapshots.commit import NewFile, plan_commit, properties, store_all, store_commit
 from shardstore.snapshots.conflicts import ConflictDetector, ConflictError
@@ -24,6 +26,7 @@ from shardstore.snapshots.fence import check_not_collected
 from shardstore.snapshots.files import MissingFile, StoreFiles
 from shardstore.snapshots.rebase import conflicts_with, expired, rebase
 from shardstore.snapshots.session import Attempt, Session
+from shardstore.storage.base import Found, Read
 from shardstore.storage.requests.bound import Bound
 from shardstore.storage.wrappers import Counters
 
@@ -34,6 +37,7 @@ T = TypeVar("T")
 FIRST_BRANCH = "main"
 FIRST_MESSAGE = "Repository initialized"
 
+_HIERARCHY = (METADATA_NAME, GROUP_NAME, ARRAY_NAME)
 _ROOT: JsonObject = {"zarr_format": 3, "node_type": "group", "attributes": {}}
 _SWAPS = 1000
 _REMOVED_AT_ONCE = 10_000
@@ -172,7 +176,13 @@ class VersionedStore:
         return Moment(pointer, state)
 
     async def check_new(self) -> None:
-        """Raise ``InvalidInput`` if there is a store already."""
+        """Raise ``InvalidInput`` if there is a store already, or a Zarr hierarchy, whose files would lie among those of the store."""
+        looks = await self.files.storage.read([Read(key, ()) for key in _HIERARCHY])
+        if (there := next((key for key, look in zip(_HIERARCHY, looks, strict=True) if isinstance(look, Found)), None)) is not None:
+            raise InvalidInput(
+                f"there is a Zarr hierarchy at {self.url}, with {there!r}, and a versioned store needs a place of its own: give another "
+                "one. To put the hierarchy under versions, adopt it into that"
+            )
         await self.files.storage.probe()
         if await self.catalog.get(self.name) is not None:
             raise self._exists()
@@ -185,7 +195,7 @@ class VersionedStore:
         """
         await self.check_new()
         if history is None:
-            history = self._first()
+            history = self.first()
         state = State(str(uuid.UUID(bytes=self.files.random(16), version=4)), 0, self.url, history.snapshots, history.refs)
         location = new_state_name(0, self.files.random)
         await store_all(self.files, [*history.files, NewFile(location, encode_state(state))])
@@ -197,7 +207,7 @@ class VersionedStore:
             pointer = Pointer(location, 0, state.id)  # carried out, and others have gone on from it
         return Moment(pointer, state)
 
-    def _first(self) -> History:
+    def first(self) -> History:
         """Return the history of a new store."""
         structure = self.files.new_name()
         snapshot = Snapshot(self.files.new_name(), None, self._now_ms(None), structure, properties(FIRST_MESSAGE, None, self.writer))
@@ -214,12 +224,15 @@ class VersionedStore:
         return f"at {self.url}" if self.name == DEFAULT_NAME else f"{self.name!r} in the catalog {self.catalog.url}"
 
     async def destroy(self) -> None:
-        """Remove the pointer, and then all files (D32); whoever reads meanwhile gets errors. Raises ``NotFound`` if there is no store."""
+        """Remove the pointer, and then all files (D32), but none that has a name which this store does not give; whoever reads meanwhile
+        gets errors. Raises ``NotFound`` if there is no store.
+        """
         moment = await self.now()
         await self.catalog.delete(self.name, moment.pointer)
         storage = self.files.storage
         for folder in (STATES, STRUCTURES, ATTRIBUTES, MANIFESTS, CHUNKS):
-            keys = [info.key async for info in storage.list(folder)]
+            # Other names are not of this store: an array of the user's may be called c.
+            keys = [info.key async for info in storage.list(folder) if is_own_name(folder, info.key[len(folder) :])]
             for start in range(0, len(keys), _REMOVED_AT_ONCE):
                 await storage.delete_many(keys[start : start + _REMOVED_AT_ONCE])
 
@@ -505,7 +518,7 @@ def _is_tip(session: Session, state: State) -> bool:
 def check_snapshot(state: State, snapshot: str) -> None:
     """Raise ``NotFound`` if there is no such snapshot."""
     if snapshot not in state.snapshots:
-        raise NotFound(f"there is no snapshot {snapshot!r}: it may have been expired, or is that of another store")
+        raise NotFound(f"there is no snapshot {snapshot!r}: it has expired, or is of another store")
 
 
 def snapshot_of(state: State, ref: str) -> Snapshot:
@@ -515,7 +528,8 @@ def snapshot_of(state: State, ref: str) -> Snapshot:
     if (found := state.snapshots.get(ref)) is not None:
         return found
     there = ", ".join(f"{known.type} {name!r}" for name, known in sorted(state.refs.items())[:_SHOWN_REFS])
-    raise NotFound(f"{ref!r} is no branch, tag or snapshot: there are {there}, and {len(state.snapshots)} snapshots")
+    gone = "; a snapshot of that id has expired, or is of another store" if is_id(ref) else ""
+    raise NotFound(f"{ref!r} is no branch, tag or snapshot: there are {there}, and {len(state.snapshots)} snapshots{gone}")
 
 
 def snapshot_at(state: State, ancestry: Iterator[Snapshot], milliseconds: int) -> Snapshot:

@@ -88,7 +88,7 @@ class VirtualFiles:
             place = redacted(url).rpartition("/")[0]
             raise InvalidInput(
                 f"virtual references of {self._storage.url} lead to {redacted(url)}, and may lead {allowed}: if you trust the repository, "
-                f"open it with virtual_prefixes=['{place}/'], by Repository.open"
+                f"open it with virtual_prefixes=['{place}/'], or of what lies above, by Repository.open; commands take --virtual-prefix"
             )
 
     def _read_of(self, file: bytes | str, ranges: tuple[ByteRange, ...], check: VirtualCheck | None) -> tuple[Storage, Read]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from shardstore.errors import ShardStoreError
 from shardstore.format.json_text import JsonObject
 from shardstore.format.snapshots.manifest import VirtualCheck
 from shardstore.storage.base import Storage
@@ -39,6 +40,16 @@ class ChunksInFile(NamedTuple):
     """``(n,)``: the first byte of each chunk."""
 
 
+class FileFault(NamedTuple):
+    """A file that cannot give the chunks which are said to lie in it."""
+
+    path: str
+    """An array that has such chunks."""
+    file: str
+    """The key of the file in the storage that the files are in, or its URL, without credentials."""
+    error: ShardStoreError
+
+
 @runtime_checkable
 class KnowsReferences(Protocol):
     """A storage that knows them."""
@@ -57,6 +68,12 @@ class KnowsReferences(Protocol):
 
     async def known_references(self, path: str) -> KnownReferences:
         """Return where the chunks of an array lie. Raises ``ShardStoreError`` if that cannot be read."""
+        ...
+
+    def file_faults(self, path: str) -> AsyncIterator[FileFault]:
+        """Look at each file to which references of the arrays at and below ``path`` lead, by one request: it has to be there, unchanged and
+        long enough. One to which nothing may lead is ``InvalidInput``.
+        """
         ...
 
     async def file_with(self, keys: Sequence[str]) -> ChunksInFile | None:

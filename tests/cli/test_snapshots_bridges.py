@@ -161,6 +161,9 @@ def test_export_to_references(repo: Repository, tmp_path: Path, name: str) -> No
     arguments = ["snapshots", "export", repo.url, str(tmp_path / name), "--to", "references", "--ref", "side"]
     assert succeed(*arguments, "--dry-run").lines == [f"would write 16 references to {tmp_path / name}"]
     assert succeed(*arguments).lines == [f"wrote 16 references to chunks of side to {tmp_path / name}"]
+    for again in (run(*arguments, "--dry-run"), run(*arguments)):
+        assert again.code == ExitCode.INVALID
+        assert "there is something at" in again.error
     store = shardstore.open(f"reference::{tmp_path / name}", read_only=True)
     np.testing.assert_array_equal(zarr.open_array(store, path="a", mode="r")[...], DATA)
 

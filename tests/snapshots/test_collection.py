@@ -78,7 +78,7 @@ def test_snapshots_that_nothing_points_to_expire(repo: Repository) -> None:
     assert files_of(repo) == before
     assert repo.expire_snapshots(FUTURE).snapshots == frozenset()
     for gone in (ids[1], ids[3]):
-        with pytest.raises(NotFound, match="it may have been expired"):
+        with pytest.raises(NotFound, match="it has expired"):
             repo.readonly_session(snapshot_id=gone)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from shardstore._sync import run_sync
 from shardstore.adapters.versioned.opened import OpenedStore, RepositoryArguments, RepositoryOptions
 from shardstore.adapters.versioned.session import Session
+from shardstore.adapters.versioned.virtual_hierarchy import adopt_hierarchy, place_of_objects
 from shardstore.engine.options import check_flags
 from shardstore.errors import Corruption, InvalidInput, NotFound
 from shardstore.format.snapshots.state import Snapshot, State
@@ -153,8 +154,9 @@ class Repository:
         """Make a repository whose first commit is a hierarchy that exists, without copying a chunk: from then on it has a history.
 
         The chunks stay where they are, as virtual references to the shards of the hierarchy, or to its chunks. An object that is replaced
-        there is a ``Conflict`` when it is read, never other bytes; so leave the hierarchy as it is, and write through the repository. By
-        ``compact``, ``repair`` and ``pack --overwrite`` it is left alone where they are given ``--pins-of``.
+        there is a ``Conflict`` when it is read, never other bytes (on local disks, unless its size is the same and somebody has set its
+        time of modification back); so leave the hierarchy as it is, and write through the repository. By ``compact``, ``repair`` and
+        ``pack --overwrite`` it is left alone where they are given ``--pins-of``.
 
         Args:
             source: a Zarr hierarchy, sharded or not, or a set of references by a URL that begins with ``reference::``.
@@ -172,17 +174,11 @@ class Repository:
             Corruption: a shard or a document of the source is damaged.
         """
         source_options = options_of_another(source, source_options, url, options.get("storage_options"))
-        place = None if is_set(source) else open_storage(source, source_options).url.rstrip("/") + "/"
+        place = None if is_set(source) else place_of_objects(source, source_options)
         given = options.get("virtual_prefixes", ())
         options["virtual_prefixes"] = [*given, *([place] if place is not None and place not in given else [])]
-        made = cls.create(url, **options)
-        try:
-            session = made.writable_session()
-            session.set_virtual_hierarchy(source, paths=paths, overwrite=True, storage_options=source_options, progress=progress)
-            session.commit(message)
-        except BaseException:
-            made.destroy(yes=True)
-            raise
+        made = cls(RepositoryOptions(url, **options))
+        adopt_hierarchy(made._opened, source, message, paths=paths, source_options=source_options, progress=progress)
         return made
 
     @classmethod
@@ -509,7 +505,8 @@ class Repository:
         """Check that each file that a snapshot needs is there and is what it should be, and that all references lie inside of their files.
 
         Structures, manifests and attributes are read and their checksums compared; chunk files are listed. The bytes of chunks are not
-        read: ``shardstore verify URL@REF`` does that for one snapshot. Nor are files of others, to which virtual references lead.
+        read: ``shardstore verify URL@REF --deep`` does that for one snapshot. Nor are files of others looked at, to which virtual
+        references lead: ``shardstore verify URL@REF`` does that.
         """
         return run_sync(check(self._store, progress or _say_nothing))
 

@@ -11,24 +11,67 @@ from typing import Any
 import numpy as np
 
 from shardstore._sync import run_sync
+from shardstore.adapters.versioned.opened import OpenedStore
 from shardstore.engine.options import check_flags
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.format.json_text import JsonObject, dumps
 from shardstore.format.metadata_v3 import METADATA_NAME, mentions_sharding
 from shardstore.format.references.parquet import MISSING
 from shardstore.format.snapshots.manifest import ChunkRefs, VirtualCheck
+from shardstore.format.snapshots.state import Ref
 from shardstore.format.store_keys import check_key, groups_above, join
 from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, size_of
 from shardstore.references.choices import Choices, Paths, base_of, check_patterns, chosen, described
-from shardstore.references.opening import open_set_source
+from shardstore.references.known import known_source
+from shardstore.references.opening import open_hierarchy, open_set_source
 from shardstore.references.sets import is_set
 from shardstore.references.stores import store_source
+from shardstore.snapshots.new_history import NewHistory
 from shardstore.snapshots.reachable import Progress
 from shardstore.snapshots.session import Session
+from shardstore.snapshots.versioned_store import FIRST_BRANCH
 from shardstore.snapshots.virtual_files import VirtualFiles
-from shardstore.storage.opening.open import open_storage
+from shardstore.storage.known_references import KnowsReferences
+from shardstore.storage.opening.location import location_of
+from shardstore.storage.wrappers import innermost
 
 _GROUP: JsonObject = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+
+
+def place_of_objects(source: Any, options: Mapping[str, Any] | None) -> str:
+    """Return the URL, with ``/`` at the end, below which the objects of a hierarchy lie, or the chunk files of a snapshot."""
+    storage = open_hierarchy(source, options)
+    known = innermost(storage)
+    return (known.stored_in if isinstance(known, KnowsReferences) else storage).url.rstrip("/") + "/"
+
+
+def adopt_hierarchy(
+    opened: OpenedStore,
+    source: Any,
+    message: str,
+    *,
+    paths: Paths | None,
+    source_options: Mapping[str, Any] | None,
+    progress: Progress | None,
+) -> None:
+    """Make a store whose first commit refers to all chunks of a source; see ``Repository.adopt``. It is there when all of it is."""
+    store, options = opened.store, opened.options
+    if not is_set(source) and location_of(open_hierarchy(source, source_options)).overlaps(location_of(store.files.given)):
+        raise InvalidInput(
+            f"the hierarchy and {store.url} overlap: one is the other, or lies in it. Give the repository a place of its own; nothing was "
+            "changed"
+        )
+    new = NewHistory(store, pack=options.pack, max_memory=options.max_memory)
+    run_sync(new.begin())
+    try:
+        first = run_sync(new.first())
+        session = run_sync(new.session(first.id))
+        refer_to(session, opened.virtual, source, "", paths=paths, overwrite=True, storage_options=source_options, progress=progress)
+        made = run_sync(new.add(store.files.new_name(), int(store.clock() * 1000), message, None))
+        run_sync(new.publish({FIRST_BRANCH: Ref(made.id, "branch")}))
+    except BaseException:
+        run_sync(new.give_up())
+        raise
 
 
 def refer_to(
@@ -80,8 +123,11 @@ def refer_to(
 def _opened(source: Any, choices: Choices, options: Mapping[str, Any] | None) -> ReferenceSource:
     if is_set(source):
         return open_set_source(source, choices, options)[1]
-    storage = open_storage(source, dict(options or {}) or None)
-    found = store_source(storage, base_of(storage, "absolute", None, ""), lambda path: chosen(choices, path))
+    storage = open_hierarchy(source, options)
+    if isinstance(known := innermost(storage), KnowsReferences):
+        found = known_source(known, base_of(known.stored_in, "absolute", None, ""), lambda path: chosen(choices, path) is not None)
+    else:
+        found = store_source(storage, base_of(storage, "absolute", None, ""), lambda path: chosen(choices, path))
     check_patterns(choices, found.array_paths())
     return found
 

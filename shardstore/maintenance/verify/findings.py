@@ -23,6 +23,7 @@ ErrorKind = Literal[
     "surplus",
     "misplaced",
     "tail",
+    "file",
 ]
 NoteKind = Literal[
     "unknown",
@@ -59,6 +60,7 @@ ERRORS: Mapping[str, str] = {
     "surplus": "it was written after the other copy was made, or should not be there",
     "misplaced": "restore both objects from a copy: one of them lies at the place of the other",
     "tail": "the next write there removes it, or shardstore repair",
+    "file": "restore the file from a copy, or write the chunks again that lie in it",
 }
 """Kinds of errors, each with the advice for it."""
 

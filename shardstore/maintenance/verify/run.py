@@ -15,7 +15,7 @@ from itertools import islice
 
 from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
-from shardstore.errors import NotFound, ShardStoreError
+from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError
 from shardstore.format.store_keys import ancestors
 from shardstore.maintenance.array_plans import ArrayPlan
 from shardstore.maintenance.census.file import Census, Unread
@@ -33,7 +33,9 @@ from shardstore.maintenance.verify.objects import ListedObject, Verified, Verify
 from shardstore.maintenance.walk import Located, Walk, gathered
 from shardstore.model.chunks import ChunkCoords
 from shardstore.storage.base import ObjectInfo
+from shardstore.storage.known_references import FileFault, KnowsReferences
 from shardstore.storage.leftovers import Leftover, leftovers_of
+from shardstore.storage.wrappers import innermost
 from shardstore.stored.detect import is_draft
 
 Progress = Callable[[int, int, int | None], None]
@@ -185,6 +187,7 @@ class _Verification:
         if self._against is not None:
             self._compare_with_copy(self._against)
         self._note_unread(Unread(key, NotFound(f"there is no object {key!r}")) for key in self._execution.unmet())
+        run_sync(self._check_files())
         run_sync(self._confirm_strays())
         run_sync(self._confirm_leftovers(left))
         return self._report()
@@ -278,6 +281,25 @@ class _Verification:
             self._note_unread((Unread(key, error),))
 
         compare_with_copy(self._engine, self._walk.path, copy.engine, copy.path, self._execution, self._add, done, failed)
+
+    async def _check_files(self) -> None:
+        """Look at the files of a snapshot, of which no key is an object of its own."""
+        storage = innermost(self._engine.storage)
+        if not isinstance(storage, KnowsReferences):
+            return
+        elsewhere: dict[str, list[FileFault]] = {}
+        async for fault in storage.file_faults(self._walk.path):
+            if not self._execution.takes(fault.file):
+                continue
+            if isinstance(fault.error, InvalidInput):
+                elsewhere.setdefault(fault.path, []).append(fault)
+            elif isinstance(fault.error, Corruption | Conflict):
+                self._add(Finding("file", fault.path, fault.file, str(fault.error)))
+            else:
+                self._note_unread((Unread(fault.file, fault.error),))
+        for path, faults in elsewhere.items():
+            more = f", and {len(faults) - 1} others" if len(faults) > 1 else ""
+            self._add(Finding("not-checked", path, "", f"{faults[0].file}{more}: {faults[0].error}"))
 
     # -- what belongs to nothing -----------------------------------------------------------------------------------------
 

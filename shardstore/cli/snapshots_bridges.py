@@ -170,8 +170,8 @@ def import_(
     given = storage.parsed()
     of_source, of_target = (dict(options) for options in pair_options(source, url, given, storage.parsed_target()))
     _silence_icechunk()
-    place = url
-    if dry_run:  # made in memory
+    place, asked_copy = url, copy
+    if dry_run:  # made in memory, by reference
         if Repository.exists(url, storage_options=of_target or None):
             raise InvalidInput(f"there is a versioned store at {redacted(url)} already: choose another place. Nothing was changed")
         place, copy, of_target = f"memory://shardstore-{uuid4().hex}", False, {}
@@ -191,7 +191,7 @@ def import_(
     prefixes, snapshot, shown = list(made.virtual_prefixes), made.lookup_branch(FIRST_BRANCH), made.url
     if dry_run:
         made.destroy(yes=True)
-        shown = url
+        shown, prefixes = url, list(prefix or ()) if asked_copy else prefixes
     if as_json:
         print_json(
             {
@@ -219,14 +219,12 @@ COMMANDS: Mapping[str, Callable[..., None]] = {"export": export, "import": impor
 
 
 def _to_icechunk(repository: Repository, target: str, asked: Asked, say: Progress) -> Exported:
-    if asked.dry_run:
-        branches, tags = repository.list_branches(), repository.list_tags()
-        snapshots = len({one.id for name in (*branches, *tags) for one in repository.ancestry(snapshot_id=repository.lookup(name))})
-        document = {"snapshots": snapshots, "branches": len(branches), "tags": len(tags), "dry_run": True}
-        named = f"{plural(snapshots, 'snapshot')}, {_named(len(branches), len(tags))}"
-        return Exported(f"would write {named} to {redacted(target)}", document)
     _silence_icechunk()
-    done = repository.export_icechunk(target, target_options=asked.target_options, progress=say)
+    done = repository.export_icechunk(target, target_options=asked.target_options, progress=say, dry_run=asked.dry_run)
+    if asked.dry_run:
+        document = {"snapshots": len(done.snapshots), "branches": done.branches, "tags": done.tags, "dry_run": True}
+        named = f"{plural(len(done.snapshots), 'snapshot')}, {_named(done.branches, done.tags)}"
+        return Exported(f"would write {named} to {redacted(done.location)}", document)
     chunks = f"{plural(done.references, 'reference')}, {done.copied:,} of them copied"
     line = f"wrote {plural(len(done.snapshots), 'snapshot')}, {_named(done.branches, done.tags)} to {redacted(done.location)}: {chunks}"
     return Exported(
@@ -239,9 +237,13 @@ def _to_icechunk(repository: Repository, target: str, asked: Asked, say: Progres
             "references": done.references,
             "copied": done.copied,
             "without_bytes": done.without_bytes,
+            "texts": done.texts,
             "virtual_prefixes": sorted(done.authorize_virtual_chunk_access),
         },
-        f"{plural(done.without_bytes, 'chunk')} of no bytes were left out: icechunk does not store them" if done.without_bytes else "",
+        "; ".join(
+            [f"{plural(done.without_bytes, 'chunk')} of no bytes were left out: icechunk does not store them"] * bool(done.without_bytes)
+            + [f"numbers that are not finite became texts in the attributes of {plural(done.texts, 'node')}"] * bool(done.texts)
+        ),
     )
 
 

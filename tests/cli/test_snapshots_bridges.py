@@ -69,6 +69,7 @@ def test_export_prints_nothing_but_json(repo: Repository, tmp_path: Path) -> Non
         "references": 17,
         "copied": 0,
         "without_bytes": 0,
+        "texts": 0,
         "virtual_prefixes": [f"file://{tmp_path}/run.ice/c/"],
     }
 
@@ -185,7 +186,7 @@ def test_options_of_other_forms_are_refused(repo: Repository, tmp_path: Path, gi
 
 def test_export_to_icechunk_can_be_tried(repo: Repository, tmp_path: Path) -> None:
     said = succeed("snapshots", "export", repo.url, str(tmp_path / "out"), "--to", "icechunk", "--dry-run").lines
-    assert said == [f"would write 3 snapshots, 2 branches and 1 tag to {tmp_path / 'out'}"]
+    assert said == [f"would write 3 snapshots, 2 branches and 1 tag to file://{tmp_path}/out"]
     assert not (tmp_path / "out").exists()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import math
 import os
 import random
 import shutil
@@ -21,6 +23,7 @@ import xarray
 import zarr
 
 from shardstore.adapters.versioned import icechunk_export
+from shardstore.adapters.versioned.opened import OpenedStore, RepositoryOptions
 from shardstore.errors import InvalidInput
 from shardstore.format.json_text import dumps
 from shardstore.snapshots import IcechunkExport, Repository
@@ -98,9 +101,9 @@ def repo(tmp_path: Path) -> Repository:
 
 
 def test_every_snapshot_is_the_same(repo: Repository, tmp_path: Path) -> None:
-    said: list[tuple[int, int | None]] = []
-    done = repo.export_icechunk(tmp_path / "out", progress=lambda what, number, total: said.append((number, total)))
-    assert said == [(number, 9) for number in range(10)]
+    said: list[tuple[str, int, int | None]] = []
+    done = repo.export_icechunk(tmp_path / "out", progress=lambda *one: said.append(one))
+    assert [one[1:] for one in said if one[0] == "exporting snapshots"] == [(number, 9) for number in range(10)]
     target = opened(tmp_path / "out", done)
     assert len(done.snapshots) == len(set(done.snapshots.values())) == 9
     for ours, theirs in done.snapshots.items():
@@ -216,7 +219,7 @@ def test_export_that_was_killed_is_refused_as_a_target(repo: Repository, tmp_pat
         "import os, signal, sys\n"
         "from shardstore.snapshots import Repository\n"
         "def say(what, done, total):\n"
-        "    if done == 5: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    if (what, done) == ('exporting snapshots', 5): os.kill(os.getpid(), signal.SIGKILL)\n"
         "Repository.open(sys.argv[1]).export_icechunk(sys.argv[2], progress=say)\n"
     )
     killed = subprocess.run([sys.executable, "-c", program, repo.url, str(tmp_path / "out")], check=False, capture_output=True)
@@ -345,8 +348,83 @@ def test_virtual_chunks_go_on_as_such_with_their_checksums(tmp_path: Path) -> No
 def test_virtual_chunks_outside_of_what_is_authorised_are_refused(tmp_path: Path) -> None:
     zarr.create_array(tmp_path / "old.zarr", data=DATA, chunks=(16, 16), compressors=None)
     Repository.adopt(tmp_path / "old.zarr", tmp_path / "run.ice")
-    with pytest.raises(InvalidInput, match=r"in no virtual chunk container.*virtual_prefixes=\['…/'\]"):
-        Repository.open(tmp_path / "run.ice").export_icechunk(tmp_path / "out")
+    for dry_run in (True, False):
+        with pytest.raises(
+            InvalidInput, match=r"no virtual chunk container: open .*virtual_prefixes=\['file://.*/old.zarr/c/0/'\]"
+        ) as refused:
+            Repository.open(tmp_path / "run.ice").export_icechunk(tmp_path / "out", dry_run=dry_run)
+        assert not (tmp_path / "out").exists()
+    assert "--virtual-prefix" in str(refused.value)
+    prefix = f"file://{tmp_path}/old.zarr/"
+    Repository.open(tmp_path / "run.ice", virtual_prefixes=[prefix]).export_icechunk(tmp_path / "out")
+
+
+@pytest.mark.parametrize("value", [math.nan, [1, math.inf], {"deep": {"er": -math.inf}}], ids=repr)
+def test_attributes_that_icechunk_cannot_keep_become_texts(tmp_path: Path, value: Any) -> None:
+    repo = Repository.create(tmp_path / "run.ice")
+    with repo.transaction(message="array") as store:
+        group = zarr.open_group(store, mode="a")
+        group.attrs.update({"v": value, "n": 1.5})
+        group.create_array("a", shape=(4,), chunks=(2,), dtype="f8", fill_value=math.nan, attributes={"v": value})[:2] = 3
+        group.create_array("b", shape=(4,), chunks=(2,), dtype="f8", attributes={"n": 1.5})
+    done = repo.export_icechunk(tmp_path / "out")
+    assert done.texts == 2
+    found = zarr.open_group(opened(tmp_path / "out", done).readonly_session("main").store, mode="r")
+    texts = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+    wanted = json.loads(json.dumps(value), parse_constant=lambda text: texts.get(text, text))
+    assert found.attrs.asdict() == {"v": wanted, "n": 1.5}
+    array = found["a"]
+    assert isinstance(array, zarr.Array)
+    assert array.attrs.asdict() == {"v": wanted}
+    np.testing.assert_array_equal(array[...], [3, 3, math.nan, math.nan])
+
+
+def test_trial_writes_nothing_and_refuses_what_the_export_refuses(repo: Repository, tmp_path: Path) -> None:
+    tried = repo.export_icechunk(tmp_path / "out", dry_run=True)
+    assert not (tmp_path / "out").exists()
+    done = repo.export_icechunk(tmp_path / "out")
+    assert (len(tried.snapshots), tried.branches, tried.tags) == (len(done.snapshots), done.branches, done.tags)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/mine").write_bytes(b"mine")
+    (tmp_path / "file").write_bytes(b"mine")
+    for target in (tmp_path / "out", tmp_path / "full", "memory://x", tmp_path / "file", tmp_path / "file/below", "", "s3://"):
+        for dry_run in (True, False):
+            with pytest.raises(InvalidInput):
+                repo.export_icechunk(target, dry_run=dry_run)
+    assert (tmp_path / "full/mine").read_bytes() == (tmp_path / "file").read_bytes() == b"mine"
+
+
+def test_home_is_expanded_as_everywhere(repo: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    for number, target in enumerate(("~/0", "file://~/1")):
+        assert repo.export_icechunk(target).location == f"file://{tmp_path}/home/{number}"
+        assert (tmp_path / "home" / str(number)).is_dir()
+    assert not (tmp_path / "~").exists()
+
+
+def test_config_of_the_caller_stays_as_it_is(repo: Repository, tmp_path: Path) -> None:
+    config = icechunk.RepositoryConfig.default()
+    config.inline_chunk_threshold_bytes = 77
+    done = repo.export_icechunk(tmp_path / "out", config)
+    assert not config.virtual_chunk_containers
+    assert opened(tmp_path / "out", done).config.inline_chunk_threshold_bytes == 77
+
+
+@pytest.mark.parametrize(
+    "given", [{"config": {}}, {"target_options": 5}, {"target_options": {"nonsense": 1}}, {"dry_run": 1}], ids=lambda given: str(given)
+)
+def test_arguments_of_wrong_types_are_refused(repo: Repository, tmp_path: Path, given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput):
+        repo.export_icechunk(tmp_path / "out", **given)
+    assert not (tmp_path / "out").exists()
+
+
+def test_options_of_the_repository_are_not_those_of_a_neighbour() -> None:
+    own, other = {"key": "own", "secret": "s"}, {"key": "other", "secret": "s"}
+    place = OpenedStore(RepositoryOptions("s3://b/run", storage_options=own, virtual_options={"s3": other}))
+    options_of = icechunk_export._options_of(place)
+    assert [options_of(url) for url in ("s3://b/run/c/", "s3://b/run", "s3://b/run-data/")] == [own, own, other]
 
 
 def test_metadata_that_icechunk_cannot_keep_become_texts(tmp_path: Path) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import shutil
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,16 @@ import s3fs
 import zarr
 
 from shardstore.errors import Corruption, InvalidInput, NotFound, StorageError, Unsupported, WriteOutcomeUnknown
+from shardstore.format.snapshots.state import Ref
 from shardstore.snapshots import Repository
+from shardstore.snapshots.new_history import NewHistory
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.faults import DropReply, Fail, Fault, FaultStorage
 from shardstore.testing.storage_suite import SyncStorage
 from tests import golden
+from tests.cli.running import succeed
 from tests.snapshots.icechunk_histories import IS_2, change, contents, history, new_icechunk, set_document, write_key
+from tests.snapshots.repositories import run
 
 pytestmark = [pytest.mark.zarr, pytest.mark.filterwarnings("ignore")]
 needs_2 = pytest.mark.skipif(not IS_2, reason="icechunk 1 does not say where its chunks lie")
@@ -515,3 +520,164 @@ def test_import_whose_last_answer_is_lost_keeps_all_files(source: Any, tmp_path:
     assert storage.struck
     found = Repository.open(inner, virtual_prefixes=[*given["virtual_prefixes"], f"file://{tmp_path}/theirs/chunks/"])
     check_same(found, source)
+
+
+@needs_2
+@pytest.mark.parametrize("other", [(1024, 1024), (0, 512)], ids=["another offset", "another length"])
+def test_virtual_chunk_that_gets_another_place_in_the_same_file(tmp_path: Path, other: tuple[int, int]) -> None:
+    data = np.arange(512, dtype="<i4")
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/file").write_bytes(data.tobytes())
+    prefix = f"file://{tmp_path}/raw/"
+    source = new_icechunk(tmp_path / "theirs", prefix)
+    for number, (offset, length) in enumerate(((0, 1024), other)):
+        session = source.writable_session("main")
+        if not number:
+            zarr.create_array(session.store, name="v", shape=(256,), chunks=(256,), dtype="i4", compressors=None, filters=None)
+        elif length < 1024:  # half as long: of half as many elements
+            set_document(session, "v", shape=[128], chunk_grid={"name": "regular", "configuration": {"chunk_shape": [128]}})
+        assert not session.store.set_virtual_refs("v", [icechunk.VirtualChunkSpec([0], f"{prefix}file", offset, length)])
+        session.commit(str(number))
+    repo = Repository.import_icechunk(source, tmp_path / "run.ice", virtual_prefixes=[prefix])
+    check_same(repo, source)
+
+
+@needs_2
+@pytest.mark.parametrize("copy", [False, True])
+def test_array_that_loses_its_shards_and_keeps_the_bytes_of_some_chunks(tmp_path: Path, copy: bool) -> None:
+    """The same bytes of a chunk are a shard before, and elements after."""
+    source = new_icechunk(tmp_path / "theirs")
+    session = source.writable_session("main")
+    zarr.create_array(session.store, name="a", data=np.arange(1, 513), chunks=(64,), shards=(128,), compressors=None, fill_value=0)
+    session.commit("shards")
+    session = source.writable_session("main")
+    size = 1024 + 36  # chunks and index of a shard
+    grid = {"name": "regular", "configuration": {"chunk_shape": [size]}}
+    set_document(session, "a", codecs=[{"name": "bytes"}], shape=[4 * size], data_type="uint8", chunk_grid=grid)
+    session.commit("bytes")
+    repo = Repository.import_icechunk(source, tmp_path / "run.ice", copy=copy)
+    check_same(repo, source)
+
+
+@needs_2
+@pytest.mark.parametrize("copy", [False, True])
+def test_damaged_index_of_a_shard_is_told(tmp_path: Path, copy: bool) -> None:
+    source = new_icechunk(tmp_path / "theirs")
+    session = source.writable_session("main")
+    codec = zarr.codecs.ShardingCodec(chunk_shape=(64,), codecs=[zarr.codecs.BytesCodec()], index_codecs=[zarr.codecs.BytesCodec()])
+    array = zarr.create(store=session.store, path="a", shape=(128,), chunks=(128,), dtype="i8", zarr_format=3, codecs=[codec])
+    array[...] = np.arange(128)
+    shard = bytearray(np.arange(128).tobytes() + np.array([0, 512, 512, 512], dtype="<u8").tobytes())
+    shard[-8:] = (5000).to_bytes(8, "little")
+    write_key(session, "a/c/0", bytes(shard))
+    session.commit("damaged")
+    with pytest.raises(Corruption):
+        Repository.import_icechunk(source, tmp_path / "run.ice", copy=copy)
+    assert not Repository.exists(tmp_path / "run.ice")
+
+
+@needs_2
+def test_export_that_icechunk_has_expired_is_imported(tmp_path: Path) -> None:
+    repo = Repository.create(tmp_path / "run.ice")
+    for number in range(4):
+        with repo.transaction(message=str(number)) as store:
+            zarr.create_array(store, name=f"a{number}", data=DATA, chunks=(16, 16))
+    done = repo.export_icechunk(tmp_path / "out")
+    storage = icechunk.local_filesystem_storage(str(tmp_path / "out"))
+    target = icechunk.Repository.open(storage, authorize_virtual_chunk_access=done.authorize_virtual_chunk_access)
+    target.expire_snapshots(datetime.now(UTC) + timedelta(days=1))
+    target.garbage_collect(datetime.now(UTC) + timedelta(days=1))
+    again = Repository.import_icechunk(target, tmp_path / "again", source_url=str(tmp_path / "out"), virtual_prefixes=prefixes_of(done))
+    tip = repo.lookup_branch("main")
+    assert again.lookup_branch("main") == tip
+    assert contents(again.readonly_session()) == contents(repo.readonly_session())
+
+
+def prefixes_of(done: Any) -> list[str]:
+    return list(done.authorize_virtual_chunk_access)
+
+
+@needs_2
+def test_times_ascend_though_commits_are_of_one_millisecond() -> None:
+    new = NewHistory(Repository.create(MemoryStorage("times-that-are-equal"))._store)
+    run(new.session(None))
+    run(_with_root(new))
+    made = [run(new.add("A", 5, "", None))]
+    for name in "BC":
+        run(new.session(made[-1].id))
+        made.append(run(new.add(name, 5, "", None)))
+    assert [one.timestamp_ms for one in made] == [5, 6, 7]
+
+
+async def _with_root(new: NewHistory) -> None:
+    assert new._session is not None
+    new._session.make_group("")
+
+
+@needs_2
+def test_nothing_is_removed_once_the_store_may_be_there(tmp_path: Path) -> None:
+    """Whatever the answer to the last request was."""
+    storage = MemoryStorage(str(tmp_path))
+    made = Repository.create(storage)
+    new = NewHistory(made._store)
+    first = run(new.first())
+    assert SyncStorage(storage).get(f"s/{first.structure}") is not None
+    with pytest.raises(InvalidInput, match="already"):
+        run(new.publish({"main": Ref(first.id, "branch")}))
+    run(new.give_up())
+    assert SyncStorage(storage).get(f"s/{first.structure}") is not None
+    begun = NewHistory(made._store)
+    other = run(begun.first())
+    run(begun.give_up())
+    assert SyncStorage(storage).get(f"s/{other.structure}") is None
+
+
+@needs_2
+def test_source_with_options_of_its_own_and_a_target_elsewhere(s3_url: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
+    """The options that open the source are those of its chunks too, and a trial asks for no others."""
+    url, options = s3_url
+    bucket, _, prefix = url.removeprefix("s3://").partition("/")
+    place: dict[str, Any] = {"endpoint_url": options["endpoint_url"], "allow_http": True, "force_path_style": True, "region": "us-east-1"}
+    storage = icechunk.s3_storage(bucket=bucket, prefix=f"{prefix}/theirs", access_key_id="test", secret_access_key="test", **place)
+    session = icechunk.Repository.create(storage).writable_session("main")
+    zarr.create_array(session.store, name="b", data=DATA, chunks=(16, 16), compressors=None)
+    zarr.create_array(session.store, name="c", data=DATA, chunks=(16, 16), shards=(32, 32), compressors=None)
+    session.commit("native")
+    for number, given in enumerate(({"source_options": options}, {"source_options": options, "virtual_options": {"http": {}}})):
+        repo = Repository.import_icechunk(f"{url}/theirs", tmp_path / f"{number}.ice", **given)
+        for path in "bc":
+            np.testing.assert_array_equal(zarr.open_array(repo.readonly_session().store, path=path, mode="r")[...], DATA)
+    words = json.dumps(options)
+    for more in ([], ["--copy"]):
+        said = succeed(
+            "snapshots", "import", f"{url}/theirs", str(tmp_path / "c.ice"), "--storage-options", words, "--dry-run", "--json", *more
+        )
+        assert said.json["snapshots"] == 2
+        assert bool(said.json["virtual_prefixes"]) is not bool(more)
+    assert not (tmp_path / "c.ice").exists()
+
+
+@needs_2
+def test_shards_in_shards_are_told_with_their_snapshot(tmp_path: Path) -> None:
+    source = new_icechunk(tmp_path / "theirs")
+    session = source.writable_session("main")
+    inner = zarr.codecs.ShardingCodec(chunk_shape=(2,), codecs=[zarr.codecs.BytesCodec()])
+    outer = zarr.codecs.ShardingCodec(chunk_shape=(4,), codecs=[inner])
+    zarr.create(store=session.store, path="n", shape=(16,), chunks=(8,), dtype="f8", zarr_format=3, codecs=[outer])
+    snapshot = session.commit("nested")
+    session = source.writable_session("main")
+    zarr.create_array(session.store, name="n", data=np.arange(16), chunks=(4,), overwrite=True)
+    session.commit("anew")
+    with pytest.raises(InvalidInput, match=rf"snapshot {snapshot} of .* cannot be imported: .*shards inside of shards.*expire_snapshots"):
+        Repository.import_icechunk(source, tmp_path / "run.ice")
+    source.expire_snapshots(datetime.now(UTC) + timedelta(days=1))
+    Repository.import_icechunk(source, tmp_path / "run.ice")
+
+
+@pytest.mark.parametrize(
+    "given", [{"source_options": 3}, {"source_url": 5}, {"virtual_prefixes": None}, {"virtual_prefixes": "file:///x/"}]
+)
+def test_arguments_of_wrong_types_are_refused(tmp_path: Path, given: dict[str, Any]) -> None:
+    new_icechunk(tmp_path / "theirs")
+    with pytest.raises((InvalidInput, Unsupported)):
+        Repository.import_icechunk(str(tmp_path / "theirs"), tmp_path / "run.ice", **given)

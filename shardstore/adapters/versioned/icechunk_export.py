@@ -13,9 +13,9 @@ last: tags, branches, and behind all of them ``main``. So an export that was int
 from __future__ import annotations
 
 import itertools
-import math
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from inspect import signature
 from typing import Any
@@ -34,23 +34,22 @@ from shardstore.model.chunks import ChunkCoords
 from shardstore.references.choices import base_of
 from shardstore.references.icechunk.blocks import Coords
 from shardstore.references.icechunk.library import library, translated
+from shardstore.references.icechunk.lines import location_of
 from shardstore.references.icechunk.origins import origin_metadata
 from shardstore.references.icechunk.places import OptionsOf, add_containers, credentials_for, place_of, storage_at
-from shardstore.references.icechunk.writing import SnapshotChanges, rewrite_root, write_changes
+from shardstore.references.icechunk.writing import SnapshotChanges, rewrite_root, storable, write_changes
 from shardstore.snapshots.diffs import Diff, diff
+from shardstore.snapshots.inspection import virtual_files
 from shardstore.snapshots.reachable import Progress
 from shardstore.snapshots.session import Session as SessionCore
 from shardstore.snapshots.versioned_store import FIRST_BRANCH, Moment
+from shardstore.storage.base import Storage
 from shardstore.storage.opening.address import Address
+from shardstore.storage.opening.open import open_storage
 from shardstore.storage.redaction import redacted
 
 _WORK = "shardstore-export"
 """The branch on which snapshots are written, or the beginning of its name; it is removed."""
-
-_REMEDY = (
-    "Open the repository with virtual_prefixes=['…/'] for the place of such objects, by Repository.open, so that a container is made for "
-    "it; or give config= with one"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,33 +70,56 @@ class IcechunkExport:
     """Chunks of no bytes, which Icechunk does not store, and no codec can decode: they are read as fill values."""
     authorize_virtual_chunk_access: dict[str, Any] = field(repr=False)
     """What readers give to ``icechunk.Repository.open``: credentials by place of the chunk files."""
+    texts: int = 0
+    """Nodes, over all snapshots, with attributes that are not finite numbers, which Icechunk cannot hold: they have become texts."""
 
     def __repr__(self) -> str:
         counts = f"{len(self.snapshots)} snapshots, {self.branches} branches, {self.tags} tags, {self.references:,} references"
         return f"<IcechunkExport to {self.location!r}: {counts}>"
 
 
-def export(opened: OpenedStore, target: Any, config: Any, target_options: Mapping[str, Any] | None, say: Progress) -> IcechunkExport:
+def export(
+    opened: OpenedStore, target: Any, config: Any, target_options: Mapping[str, Any] | None, say: Progress, *, dry_run: bool = False
+) -> IcechunkExport:
     """Write the history into a new repository of icechunk; see ``Repository.export_icechunk``."""
+    icechunk = library()
     moment = run_sync(opened.store.now())
     storage = storage_at(target, target_options or {})
+    if config is not None and not isinstance(config, icechunk.RepositoryConfig):
+        raise InvalidInput(f"config is an icechunk.RepositoryConfig, not a {type(config).__name__}")
+    config = icechunk.RepositoryConfig.default() if config is None else icechunk.RepositoryConfig.default().merge(config)  # a copy
     check_names(moment.state)
-    config = library().RepositoryConfig.default() if config is None else config
     with translated(_WORK):
         access = credentials_for(_add_containers(opened, config).values(), _options_of(opened))
+        _check_containers(opened, config, say)
+        _check_nothing_there(storage, target, target_options)
+        if dry_run:
+            return _tried(moment.state, _shown(storage, target), access)
         repository = _created(storage, target, config)
         work = next(name for number in itertools.count() if (name := f"{_WORK}{number or ''}") not in moment.state.refs)
         exported = _Export(opened, moment, repository, work)
         exported.write(say)
-    types = [ref.type for ref in moment.state.refs.values()]
-    return IcechunkExport(
-        location=_shown(storage, target),
+    return replace(
+        _tried(moment.state, _shown(storage, target), access),
         snapshots=exported.ids,
-        branches=types.count("branch"),
-        tags=types.count("tag"),
         references=exported.references,
         copied=exported.copied,
         without_bytes=exported.without_bytes,
+        texts=exported.texts,
+    )
+
+
+def _tried(state: State, location: str, access: dict[str, Any]) -> IcechunkExport:
+    """Return what a history is, of which nothing has been written."""
+    types = [ref.type for ref in state.refs.values()]
+    return IcechunkExport(
+        location=location,
+        snapshots=dict.fromkeys(state.snapshots, ""),
+        branches=types.count("branch"),
+        tags=types.count("tag"),
+        references=0,
+        copied=0,
+        without_bytes=0,
         authorize_virtual_chunk_access=access,
     )
 
@@ -130,7 +152,7 @@ def _options_of(opened: OpenedStore) -> OptionsOf:
     options = opened.options
 
     def of(url: str) -> Mapping[str, Any]:
-        if url.startswith(opened.store.url):
+        if f"{url.rstrip('/')}/".startswith(f"{opened.store.url.rstrip('/')}/"):
             return options.storage_options or {}
         return options.options_of_virtual.get(Address.parse(url).protocol, {})
 
@@ -143,6 +165,42 @@ def _add_containers(opened: OpenedStore, config: Any) -> dict[str, str]:
     return add_containers(config, [own, *opened.options.virtual_prefixes], _options_of(opened))
 
 
+def _check_containers(opened: OpenedStore, config: Any, say: Progress) -> None:
+    """Raise ``InvalidInput`` if the config has no container for an object elsewhere to which a snapshot refers."""
+    prefixes = tuple(one.url_prefix for one in (config.virtual_chunk_containers or {}).values())
+    outside = sorted(url for url, _ in run_sync(virtual_files(opened.store, say)) if not location_of(url).startswith(prefixes))
+    if outside:
+        place = redacted(outside[0]).rpartition("/")[0]
+        raise InvalidInput(
+            f"snapshots refer to {len(outside)} objects elsewhere, such as {redacted(outside[0])}, for which the repository of icechunk "
+            f"would have no virtual chunk container: open this one with virtual_prefixes=['{place}/'], or of what lies above (the command "
+            "takes --virtual-prefix), or give config= with a container. Nothing was written"
+        )
+
+
+def _check_nothing_there(storage: Any, target: Any, options: Mapping[str, Any] | None) -> None:
+    """Raise ``InvalidInput`` if there is something at the target."""
+    if isinstance(target, library().Storage):
+        is_there = library().Repository.exists(storage)
+    else:  # without icechunk, which would make the folder
+        is_there = run_sync(_has_any(open_storage(os.path.expanduser(os.fspath(target)), dict(options or {}) or None)))
+    if is_there:
+        raise _something_there(storage, target)
+
+
+async def _has_any(storage: Storage) -> bool:
+    async for _ in storage.list(""):
+        return True
+    return False
+
+
+def _something_there(storage: Any, target: Any) -> InvalidInput:
+    return InvalidInput(
+        f"there is something at {_shown(storage, target)} already, and a history is exported into a new repository only: give another "
+        "place, or remove what is there. An export that was interrupted leaves a part, with an empty branch main"
+    )
+
+
 def _created(storage: Any, target: Any, config: Any) -> Any:
     """Return a new repository of icechunk, whose stored config has the containers. Raises ``InvalidInput`` if there is something."""
     icechunk = library()
@@ -151,10 +209,7 @@ def _created(storage: Any, target: Any, config: Any) -> Any:
     except icechunk.IcechunkError as exc:
         if "clean" not in str(exc) and "exists" not in str(exc):
             raise
-        raise InvalidInput(
-            f"there is something at {_shown(storage, target)} already, and a history is exported into a new repository only: give another "
-            "place, or remove what is there. An export that was interrupted leaves a part, with an empty branch main"
-        ) from exc
+        raise _something_there(storage, target) from exc
     repository.save_config()
     return repository
 
@@ -182,6 +237,7 @@ class _Export:
         self.references = 0
         self.copied = 0
         self.without_bytes = 0
+        self.texts = 0
 
     def write(self, say: Progress) -> None:
         """Write all snapshots, and then tags and branches."""
@@ -211,10 +267,11 @@ class _Export:
             before = Session(self._opened, self._moment, self._moment.state.snapshots[snapshot.parent])
             changes = run_sync(_between(before._core, after._core))
         session = self._target.writable_session(self._work)
-        written = write_changes(session, after.storage, changes, _REMEDY)
+        written = write_changes(session, after.storage, changes)
         self.references += written.references
         self.copied += written.inlined
         self.without_bytes += written.without_bytes
+        self.texts += written.texts
         message = str(snapshot.properties.get("message", ""))
         metadata = _metadata(snapshot)
         if session.has_uncommitted_changes:
@@ -296,18 +353,3 @@ def _metadata(snapshot: Snapshot) -> dict[str, Any]:
     when = datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC)
     user = {str(name): storable(value) for name, value in own.items()} if isinstance(own, Mapping) else {}
     return user | origin_metadata(snapshot.id, snapshot.parent, when)
-
-
-def storable(value: Any) -> Any:
-    """Return a value of metadata as icechunk can keep it: it has no numbers beyond 64 bits, and none that are not finite, so these become
-    texts.
-    """
-    if isinstance(value, Mapping):
-        return {str(name): storable(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [storable(one) for one in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, int) and not isinstance(value, bool) and not -(2**63) <= value < 2**64:
-        return str(value)
-    return value

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from shardstore._sync import run_sync
 from shardstore.adapters.versioned.opened import OpenedStore
-from shardstore.errors import InvalidInput, NotFound, ShardStoreError
+from shardstore.errors import InvalidInput, NotFound, ShardStoreError, Unsupported
 from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.json_text import dumps, loads_object
 from shardstore.format.shard_index import ShardIndex
@@ -77,6 +77,8 @@ def chunks_of_source(source: Any, options: Mapping[str, Any] | None, source_url:
         NotFound: there is none at the source.
         Unsupported: icechunk is not installed, or does not say where chunks lie.
     """
+    if source_url is not None and not isinstance(source_url, str):
+        raise InvalidInput(f"source_url is the URL of a folder, not a {type(source_url).__name__}")
     if copy and source_url is not None:
         raise InvalidInput("source_url says where chunks are that stay, and copy=True copies them: give one of the two")
     with translated(FIRST_BRANCH):
@@ -119,8 +121,14 @@ def _refs_of(history: SourceHistory) -> dict[str, Ref]:
         raise InvalidInput(f"the repository of icechunk has no branch {FIRST_BRANCH!r}, which every versioned store has: make it there")
     found = {name: Ref(snapshot, "branch") for name, snapshot in history.branches.items()}
     found |= {name: Ref(snapshot, "tag") for name, snapshot in history.tags.items()}
-    for name in found:
-        check_ref_name(name)
+    for name, ref in found.items():
+        try:
+            check_ref_name(name)
+        except InvalidInput as exc:
+            raise InvalidInput(
+                f"the {ref.type} {name!r} of the repository of icechunk cannot be imported: {exc}. Make one of another name there, delete "
+                "this one, and import again"
+            ) from exc
     return found
 
 
@@ -191,7 +199,13 @@ class _Import:
         when = origin.written_at if origin is not None and is_ours else snapshot.written_at
         metadata = without_origin(snapshot.metadata) if is_ours else snapshot.metadata
         before = None if parent is None else self._at(parent)
-        run_sync(self._change(None if parent is None else ids[parent], before, self._at(snapshot.id)))
+        try:
+            run_sync(self._change(None if parent is None else ids[parent], before, self._at(snapshot.id)))
+        except (InvalidInput, Unsupported) as exc:
+            raise type(exc)(
+                f"snapshot {snapshot.id} of {snapshot.written_at:%Y-%m-%d %H:%M} cannot be imported: {exc}. If it is an old one, let it "
+                "expire in Icechunk (expire_snapshots), and import again"
+            ) from exc
         run_sync(self._new.add(id_, (when - _EPOCH) // timedelta(milliseconds=1), snapshot.message, metadata))
         return id_
 

@@ -53,6 +53,7 @@ class RepositoryOptions:
         return options_of_another(other, given, self.url, self.storage_options)
 
     def __post_init__(self) -> None:
+        check_prefixes(self.virtual_prefixes)
         if self.schema not in ("auto", "draft"):
             raise InvalidInput(f"schema {self.schema!r} is neither 'auto' nor 'draft'")
         validate_policy(self.pack)
@@ -60,6 +61,12 @@ class RepositoryOptions:
             value: object = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InvalidInput(f"{name} {value!r} is not a whole number of at least 1")
+
+
+def check_prefixes(prefixes: object) -> None:
+    """Raise ``InvalidInput`` if virtual prefixes are no sequence of texts."""
+    if isinstance(prefixes, str) or not isinstance(prefixes, Sequence):
+        raise InvalidInput(f"virtual_prefixes are several URLs, in a list, not a {type(prefixes).__name__}")
 
 
 class RepositoryArguments(TypedDict, total=False):

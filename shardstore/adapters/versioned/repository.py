@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from shardstore._sync import run_sync
-from shardstore.adapters.versioned.opened import OpenedStore, RepositoryArguments, RepositoryOptions
+from shardstore.adapters.versioned.opened import OpenedStore, RepositoryArguments, RepositoryOptions, check_prefixes
 from shardstore.adapters.versioned.session import Session
 from shardstore.adapters.versioned.virtual_hierarchy import adopt_hierarchy, place_of_objects
 from shardstore.engine.options import check_flags
@@ -24,7 +24,7 @@ from shardstore.snapshots.reachable import Progress
 from shardstore.snapshots.rewriting import Repacked, repack
 from shardstore.snapshots.versioned_store import COMMIT_TRIES, FIRST_BRANCH, CommitRequest, Moment, check_snapshot, snapshot_at, snapshot_of
 from shardstore.storage.opening.open import open_storage
-from shardstore.storage.opening.options import options_of_another
+from shardstore.storage.opening.options import options_of_another, protocol_of
 
 if TYPE_CHECKING:
     from shardstore.adapters.versioned.icechunk_export import IcechunkExport
@@ -175,8 +175,7 @@ class Repository:
         """
         source_options = options_of_another(source, source_options, url, options.get("storage_options"))
         place = None if is_set(source) else place_of_objects(source, source_options)
-        given = options.get("virtual_prefixes", ())
-        options["virtual_prefixes"] = [*given, *([place] if place is not None and place not in given else [])]
+        options["virtual_prefixes"] = _with_place(options.get("virtual_prefixes", ()), place)
         made = cls(RepositoryOptions(url, **options))
         adopt_hierarchy(made._opened, source, message, paths=paths, source_options=source_options, progress=progress)
         return made
@@ -196,8 +195,10 @@ class Repository:
         """Make a repository of the whole history of one of Icechunk, by icechunk 2: all snapshots to which its branches and tags lead.
 
         Snapshots keep their ids, messages, metadata and times; one that is not later than its parent gets the next millisecond. What
-        ``export_icechunk`` has written becomes what it was. Virtual chunks keep their targets, without the checksums, which Icechunk does
-        not tell. Of an array whose chunks are shards, the inner chunks become chunks. The repository is there when all of it is.
+        ``export_icechunk`` has written becomes what it was, but for what Icechunk does not keep: key encodings of chunks, and numbers that
+        became texts. A commit of it that was amended with the same metadata counts as what it was. Virtual chunks keep their targets,
+        without the checksums, which Icechunk does not tell. Of an array whose chunks are shards, the inner chunks become chunks. The
+        repository is there when all of it is.
 
         Args:
             source: a folder, a URL of S3 or Google Cloud Storage, an ``icechunk.Storage``, or an open ``icechunk.Repository``.
@@ -205,8 +206,9 @@ class Repository:
             copy: copy the bytes of the source's chunk files. By default virtual references lead to them: then nothing of the source may be
                 collected that this repository shows.
             source_url: where the files of the source are, as ``s3://bucket/repo``, for an ``icechunk.Storage`` that is no local folder.
-            source_options: of a URL, as fsspec has them, to open the source; by default ``storage_options`` if both are on one protocol.
-                For reading chunks later, ``virtual_options`` count.
+            source_options: of a URL, as fsspec has them, to open the source, and for its chunk files, unless ``virtual_options`` has
+                others; by default ``storage_options`` if both are on one protocol. Who opens the repository gives them as
+                ``virtual_options``.
             progress: called with what is being done, how much of it is done, and how much it is in all.
             options: those of ``create``. The place of the source's chunk files is added to ``virtual_prefixes``; those of its virtual
                 references are to be given. Who opens the repository gives them too.
@@ -223,10 +225,13 @@ class Repository:
         from shardstore.adapters.versioned.icechunk_import import chunks_of_source, import_history  # needs what few programs do
 
         check_flags(copy=copy)
+        if source_options is not None and not isinstance(source_options, Mapping):
+            raise InvalidInput(f"source_options are a mapping from names to values, not a {type(source_options).__name__}")
         source_options = options_of_another(source, source_options, url, options.get("storage_options"))
         repository, place = chunks_of_source(source, source_options, source_url, copy=copy)
-        given = options.get("virtual_prefixes", ())
-        options["virtual_prefixes"] = [*given, *([place] if place is not None and place not in given else [])]
+        options["virtual_prefixes"] = _with_place(options.get("virtual_prefixes", ()), place)
+        if place is not None and source_options:  # the same for its chunk files, unless others are given
+            options["virtual_options"] = {protocol_of(place): source_options, **(options.get("virtual_options") or {})}
         made = cls(RepositoryOptions(url, **options))
         import_history(made._opened, repository, place, progress or _say_nothing)
         return made
@@ -586,6 +591,7 @@ class Repository:
         *,
         target_options: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
+        dry_run: bool = False,
     ) -> IcechunkExport:
         """Write the whole history into a new repository of Icechunk, 1.1 or 2, without copying a chunk.
 
@@ -593,17 +599,18 @@ class Repository:
         ours: ``shardstore.snapshot``, ``shardstore.parent`` and ``shardstore.written_at``. Branches and tags are made last: an export that
         was interrupted shows an empty ``main``. Chunks become virtual references into the chunk files of this repository; those that lie in
         manifests are stored in the target. Chunk files never change, so the references have no checksums; those to files elsewhere have
-        what is known of them here. As long as the target is used, nothing here may be collected that it shows. Numbers in metadata that are
-        not finite, or have more than 64 bits, become texts.
+        what is known of them here. As long as the target is used, nothing here may be collected that it shows. Numbers in the metadata of
+        commits and in attributes that are not finite, or have more than 64 bits, become texts, since Icechunk cannot hold them.
 
         Args:
             target: a folder, a URL of S3 or Google Cloud Storage, or an ``icechunk.Storage``. Nothing may be there.
-            config: an ``icechunk.RepositoryConfig`` for the new repository; the virtual chunk containers that it lacks are added to it, for
-                the chunk files and for the ``virtual_prefixes`` with which this repository was opened. Give one for containers with options
+            config: an ``icechunk.RepositoryConfig`` for the new repository; a copy gets the virtual chunk containers that it lacks, for the
+                chunk files and for the ``virtual_prefixes`` with which this repository was opened. Give one for containers with options
                 of Icechunk's own.
             target_options: of a URL, as fsspec has them: ``key``, ``secret``, ``endpoint_url``; by default the repository's
                 ``storage_options``, if both are on one protocol.
             progress: called with what is being done, how much of it is done, and how much it is in all.
+            dry_run: check what can be checked, and write nothing: the snapshots of what is returned have no ids there.
 
         Raises:
             InvalidInput: there is something at the target, Icechunk cannot read the files, or takes no such name of a branch or tag.
@@ -613,12 +620,21 @@ class Repository:
         """
         from shardstore.adapters.versioned.icechunk_export import export  # needs what few programs do
 
+        check_flags(dry_run=dry_run)
+        if target_options is not None and not isinstance(target_options, Mapping):
+            raise InvalidInput(f"target_options are a mapping from names to values, not a {type(target_options).__name__}")
         target_options = self._opened.options.options_of(target, target_options)
-        return export(self._opened, target, config, target_options, progress or _say_nothing)
+        return export(self._opened, target, config, target_options, progress or _say_nothing, dry_run=dry_run)
 
     def _commit_upkeep(self, session: Session, request: CommitRequest) -> str:
         solver = BasicConflictSolver(on_chunk_conflict="theirs")
         return run_sync(self._store.commit(session._core, session._moment, replace(request, solver=solver, tries=COMMIT_TRIES)))
+
+
+def _with_place(prefixes: Sequence[str], place: str | None) -> Sequence[str]:
+    """Return virtual prefixes, and a place behind them if it is not among them. Raises ``InvalidInput`` if they are none."""
+    check_prefixes(prefixes)
+    return prefixes if place is None or place in prefixes else [*prefixes, place]
 
 
 def _say_nothing(_what: str, _done: int, _total: int | None) -> None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from shardstore.errors import InvalidInput
 from shardstore.references.icechunk.library import library
 from shardstore.references.icechunk.lines import location_of, prefix_of, shown_local_path
-from shardstore.storage.redaction import redacted
+from shardstore.storage.redaction import HARMLESS, redacted
 
 Options = Mapping[str, Any]
 OptionsOf = Callable[[str], Options]
@@ -39,9 +40,17 @@ def storage_at(target: Any, options: Options) -> Any:
     if not isinstance(target, str | os.PathLike):
         raise InvalidInput(f"a repository of icechunk is a folder, a URL or an icechunk.Storage, not a {type(target).__name__}")
     url = os.fsdecode(target) if isinstance(target, os.PathLike) else target
+    check_options("storage options", options)
     protocol, _, rest = url.partition("://")
+    if not (rest if "://" in url else url):
+        raise InvalidInput(f"{url!r} names no place for a repository of icechunk: give a folder or a URL")
     if "://" not in url or protocol in ("file", "local"):
-        return icechunk.local_filesystem_storage(local_path(url))
+        _check_known(url, {name: value for name, value in options.items() if name not in HARMLESS}, frozenset())
+        path = local_path(url)
+        above = next(part for part in (path, *map(str, Path(path).parents)) if os.path.lexists(part))
+        if not os.path.isdir(above):
+            raise InvalidInput(f"{above} is a file, so there can be no repository of icechunk at {path}: give a folder")
+        return icechunk.local_filesystem_storage(path)
     bucket, _, prefix = rest.strip("/").partition("/")
     if protocol in ("s3", "s3a"):
         return icechunk.s3_storage(bucket=bucket, prefix=prefix or None, **_s3_place(url, options), **_s3_access(options))
@@ -52,6 +61,12 @@ def storage_at(target: Any, options: Options) -> Any:
     )
 
 
+def check_options(what: str, options: object) -> None:
+    """Raise ``InvalidInput`` if options are no mapping."""
+    if not isinstance(options, Mapping):
+        raise InvalidInput(f"{what} are a mapping from names to values, not a {type(options).__name__}")
+
+
 def place_of(storage: Any) -> str | None:
     """Return the URL of an ``icechunk.Storage``, if it is a folder of local files; nothing is known of others."""
     path = shown_local_path(storage)
@@ -60,7 +75,7 @@ def place_of(storage: Any) -> str | None:
 
 def local_path(url: str) -> str:
     """Return the absolute path of a folder that is given as a path or as a ``file://`` URL."""
-    return os.path.abspath(url.removeprefix("local://").removeprefix("file://"))
+    return os.path.abspath(os.path.expanduser(url.removeprefix("local://").removeprefix("file://")))
 
 
 def add_containers(config: Any, bases: Iterable[str], options_of: OptionsOf) -> dict[str, str]:

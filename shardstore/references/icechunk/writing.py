@@ -12,6 +12,7 @@ A reference outside of the repository's virtual chunk containers is only *return
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from shardstore._sync import run_sync
 from shardstore.engine.options import check_flags
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.format.chunk_keys import ChunkKeyEncoding
-from shardstore.format.json_text import JsonObject, dumps, loads_object
+from shardstore.format.json_text import JsonObject, NumberText, dumps, loads_object
 from shardstore.format.metadata_v3 import METADATA_NAME
 from shardstore.format.references.parquet import MISSING, ReferenceRows
 from shardstore.format.store_keys import check_key, groups_above, join
@@ -188,10 +189,8 @@ class SnapshotChanges:
         return self.arrays | self.documents | frozenset(self.written)
 
 
-def write_changes(session: Any, source: KnowsReferences, changes: SnapshotChanges, remedy: str) -> WrittenChanges:
+def write_changes(session: Any, source: KnowsReferences, changes: SnapshotChanges) -> WrittenChanges:
     """Make what has changed in a snapshot part of a session of icechunk, by virtual references; return how much that was.
-
-    ``remedy`` says what to do about an object that is in no virtual chunk container.
 
     Raises:
         InvalidInput: icechunk does not read the files of the snapshot, or they are in no virtual chunk container.
@@ -207,7 +206,7 @@ def write_changes(session: Any, source: KnowsReferences, changes: SnapshotChange
     groups = {path: node.v3 for path, node in found.groups.items() if path in changes.groups and node.v3 is not None}
     found.groups.clear()
     tally = Tally(found.arrays, None, mixed_protocols=True)
-    target = _Target(library, session, NoChecksums(), tally, found, remedy)
+    target = _Target(library, session, NoChecksums(), tally, found)
     shown = described(found, "v3", only_v2_keys=False).documents
     documents = {path: by_name[METADATA_NAME] for path, by_name in shown.items() if path in changes.arrays | changes.documents}
     with translated(session.branch):
@@ -217,7 +216,7 @@ def write_changes(session: Any, source: KnowsReferences, changes: SnapshotChange
                 target.write_array(number, array, array.path)
             elif (coords := changes.written.get(array.path)) is not None:
                 target.write_array(number, SomeChunks(array, coords), array.path)
-    return WrittenChanges(tally.references, tally.inlined, target.without_bytes)
+    return WrittenChanges(tally.references, tally.inlined, target.without_bytes, target.texts)
 
 
 def rewrite_root(session: Any) -> None:
@@ -347,6 +346,25 @@ class WrittenChanges:
     """The chunks whose bytes were copied."""
     without_bytes: int
     """Chunks of no bytes, which icechunk does not store, and no codec can decode: they are read as fill values."""
+    texts: int
+    """Nodes with attributes that have become texts."""
+
+
+def storable(value: Any) -> Any:
+    """Return a value of metadata as icechunk can keep it: it has no numbers beyond 64 bits, and none that are not finite, so these become
+    texts.
+    """
+    if isinstance(value, Mapping):
+        return {str(name): storable(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [storable(one) for one in value]
+    if isinstance(value, NumberText) and not math.isfinite(float(value.text)):  # 1e400 too
+        return value.text
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, int) and not isinstance(value, bool) and not -(2**63) <= value < 2**64:
+        return str(value)
+    return value
 
 
 @dataclass(slots=True)
@@ -358,8 +376,8 @@ class _Target:
     checksums: Checksums
     tally: Tally
     source: ReferenceSource
-    remedy: str = ""
-    """What to do about an object that is in no virtual chunk container; by default the lines that add one."""
+    texts: int = 0
+    """Nodes with attributes that have become texts."""
     without_bytes: int = 0
     """Chunks of no bytes that icechunk does not store."""
     nbytes: int = 0
@@ -396,6 +414,10 @@ class _Target:
             await self._erase(path, coords.tolist())
         documents = dict(groups) | {path: document | {"chunk_key_encoding": _KEY_ENCODING} for path, document in arrays.items()}
         for path in sorted(documents, key=lambda path: (path.count("/") + bool(path), path)):
+            attributes = documents[path].get("attributes")
+            if (kept := storable(attributes)) != attributes:
+                documents[path] = documents[path] | {"attributes": kept}
+                self.texts += 1
             await self._put(join(path, METADATA_NAME), dumps(documents[path]))
 
     async def _erase(self, path: str, coords: Iterable[Iterable[int]]) -> None:
@@ -520,8 +542,7 @@ class _Target:
             raise self._outside(next(one.location for one in some if tuple(one.index) == tuple(refused[0])))
 
     def _outside(self, url: str) -> InvalidInput:
-        what_to_do = self.remedy or f"These lines add one:\n{container_lines(url, self.source.base_url)}"
         return InvalidInput(
             f"icechunk refuses a reference to {redacted(url)}: it is in no virtual chunk container of the repository's config. Nothing was "
-            f"written. {what_to_do}"
+            f"written. These lines add one:\n{container_lines(url, self.source.base_url)}"
         )

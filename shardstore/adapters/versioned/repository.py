@@ -24,7 +24,7 @@ from shardstore.snapshots.reachable import Progress
 from shardstore.snapshots.rewriting import Repacked, repack
 from shardstore.snapshots.versioned_store import COMMIT_TRIES, FIRST_BRANCH, CommitRequest, Moment, check_snapshot, snapshot_at, snapshot_of
 from shardstore.storage.opening.open import open_storage
-from shardstore.storage.opening.options import options_of_another, protocol_of
+from shardstore.storage.opening.options import options_of_another
 
 if TYPE_CHECKING:
     from shardstore.adapters.versioned.icechunk_export import IcechunkExport
@@ -231,7 +231,7 @@ class Repository:
         repository, place = chunks_of_source(source, source_options, source_url, copy=copy)
         options["virtual_prefixes"] = _with_place(options.get("virtual_prefixes", ()), place)
         if place is not None and source_options:  # the same for its chunk files, unless others are given
-            options["virtual_options"] = {protocol_of(place): source_options, **(options.get("virtual_options") or {})}
+            options["virtual_options"] = {place.partition("://")[0]: source_options, **(options.get("virtual_options") or {})}
         made = cls(RepositoryOptions(url, **options))
         import_history(made._opened, repository, place, progress or _say_nothing)
         return made

@@ -332,7 +332,11 @@ def main() -> int:
     given = parser.parse_args()
     if given.one:
         name, side, place, *more = json.loads(given.one)
-        print(json.dumps(collect(side, Path(place)) if name == "collect" else make(side, Path(place), *more) or {}))
+        if name == "collect":
+            print(json.dumps(collect(side, Path(place))))
+        else:
+            make(side, Path(place), *more)
+            print("{}")
         return 0
     with tempfile.TemporaryDirectory(dir=given.directory) as folder:
         days = year(Path(folder) / "year", given.commits)

@@ -643,7 +643,8 @@ def test_source_with_options_of_its_own_and_a_target_elsewhere(s3_url: tuple[str
     zarr.create_array(session.store, name="b", data=DATA, chunks=(16, 16), compressors=None)
     zarr.create_array(session.store, name="c", data=DATA, chunks=(16, 16), shards=(32, 32), compressors=None)
     session.commit("native")
-    for number, given in enumerate(({"source_options": options}, {"source_options": options, "virtual_options": {"http": {}}})):
+    ways: list[dict[str, Any]] = [{"source_options": options}, {"source_options": options, "virtual_options": {"http": {}}}]
+    for number, given in enumerate(ways):
         repo = Repository.import_icechunk(f"{url}/theirs", tmp_path / f"{number}.ice", **given)
         for path in "bc":
             np.testing.assert_array_equal(zarr.open_array(repo.readonly_session().store, path=path, mode="r")[...], DATA)

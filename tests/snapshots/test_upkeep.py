@@ -326,7 +326,7 @@ def test_shards_that_any_snapshot_refers_to_are_left_alone_where_they_are(tmp_pa
     pins = repo.pins(tmp_path / "data.zarr")
     assert [pin.key for pin in pins] == [f"x/a/c/{shard}" for shard in range(4)]
     assert all(pin.generation for pin in pins)
-    bounds = {"dead_ratio": 0.01, "dead_bytes": 1}
+    bounds: dict[str, Any] = {"dead_ratio": 0.01, "dead_bytes": 1}
     assert sorted(shardstore.compact(tmp_path / "data.zarr", pins=pins, **bounds).pinned.first) == ["x/a/c/0", "x/a/c/1"]
     again = Repository.open(tmp_path / "data.ice", virtual_prefixes=repo.virtual_prefixes)
     np.testing.assert_array_equal(read_array(again.readonly_session(snapshot_id=adopted), "x/a"), was)

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from shardstore.maintenance.repair.run import repair
     from shardstore.plan.commits import Strategy
     from shardstore.plan.policy import ShardingPolicy
+    from shardstore.server.running import serve
 
 __version__ = "0.1.0"
 
@@ -71,6 +72,7 @@ __all__ = [
     "references",
     "repair",
     "reshard",
+    "serve",
     "snapshots",
     "unpack",
     "verify",
@@ -89,6 +91,7 @@ _LAZY = {
     "repair": "shardstore.maintenance.repair.run",
     "census": "shardstore.adapters.tools.verification",
     "verify": "shardstore.adapters.tools.verification",
+    "serve": "shardstore.server",
 }
 
 

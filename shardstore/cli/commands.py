@@ -90,6 +90,9 @@ COMMANDS: Mapping[str, Listed] = {
         "Make versioned stores, show and change their history, and keep them well.",
         is_group=True,
     ),
+    "serve": Listed(
+        "shardstore.cli.serve", "serve", "Serve a store over HTTP for reading, chunk by chunk, to browsers, viewers and clients of S3."
+    ),
     "repair": Listed("shardstore.cli.repair", "repair", "Say what would be done about damaged shards, and with --yes do it."),
 }
 

@@ -1,0 +1,132 @@
+"""``shardstore serve``: serves a store over HTTP for reading."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import webbrowser
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from shardstore import server
+from shardstore.cli.arguments import StorageOptions
+from shardstore.cli.output import complain
+from shardstore.errors import InvalidInput, NotFound
+
+_HERE = ("127.0.0.1", "::1", "localhost")
+_SECRETS = ("key", "secret", "token", "password", "connection_string", "account_key", "sas_token")
+
+
+def serve(
+    *,
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="A path, URL or chain of URLs: of a store, or a snapshot, URL@REF.", show_default=False)
+    ],
+    host: Annotated[str, typer.Option("--host", help="The address to listen at. By default only this machine can connect.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="0: any that is free.", min=0, max=65535)] = 8080,
+    cors: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cors", metavar="ORIGIN", help="Web pages that may read: https://viewer.example, or '*'; may be repeated.", show_default=False
+        ),
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", metavar="FILE", help="A file with the token that requests need.", show_default=False)
+    ] = None,
+    token_env: Annotated[
+        str | None, typer.Option("--token-env", metavar="NAME", help="The variable that has the token.", show_default=False)
+    ] = None,
+    no_token: Annotated[
+        bool, typer.Option("--no-token", help="Let anybody read who reaches --host, though the storage needs credentials.")
+    ] = False,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option("--allow-host", metavar="NAME", help="Another name of this server; may be repeated.", show_default=False),
+    ] = None,
+    max_age: Annotated[
+        int, typer.Option("--max-age", metavar="SECONDS", help="Clients may keep a value so long without asking.", min=0)
+    ] = 0,
+    in_flight: Annotated[int, typer.Option("--in-flight", help="Requests that are carried out at once.", min=1)] = 256,
+    no_stored: Annotated[bool, typer.Option("--no-stored", help="Do not show the stored objects.")] = False,
+    no_listing: Annotated[bool, typer.Option("--no-listing", help="Do not list directories and buckets.")] = False,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the front page in a browser.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Say what goes wrong while values are read.")] = False,
+    storage: StorageOptions,
+) -> None:
+    """Serve a store over HTTP for reading, chunk by chunk, to browsers, viewers and clients of S3.
+
+    /zarr3/ shows Zarr v3 and /zarr2/ Zarr v2, both chunk by chunk, and /stored/ the objects as they are stored. The three are buckets of an
+    S3 endpoint too. Nothing can be written. Ctrl-C ends it: what is under way has ten seconds, and a second Ctrl-C breaks it off.
+
+    Examples:
+
+        shardstore serve data.zarr
+
+        shardstore serve s3://bucket/data.zarr --cors https://viewer.example
+
+        shardstore serve run.ice@main --host 0.0.0.0 --token-file token
+    """
+    options = storage.parsed()
+    token = _token(token_file, token_env)
+    is_open = host not in _HERE and token is None
+    if is_open and not no_token and (secret := next((name for name in _SECRETS if name in options), None)) is not None:
+        raise InvalidInput(
+            f"everybody who reaches {host} could read with your {secret!r}: give --token-file or --token-env, or say --no-token"
+        )
+    if verbose:
+        logging.basicConfig(level=logging.INFO, format="%(message)s")
+    ended = threading.Event()
+    serving = server.serve(
+        url,
+        host=host,
+        port=port,
+        hosts=allow_host or (),
+        storage_options=options,
+        cors=cors or (),
+        token=token,
+        max_age=max_age,
+        in_flight=in_flight,
+        stored=not no_stored,
+        listing=not no_listing,
+    )
+    with serving:
+        _stop_on_signals(serving, ended)
+        if is_open:
+            complain("warning", f"everybody who reaches {host} can read: --token-file or --token-env asks for a token")
+        typer.echo(f"serving {serving.application.served.url} at {serving.url}")
+        sys.stdout.flush()
+        if open_browser:
+            webbrowser.open(serving.url)
+        while not serving.wait(0.5):  # in short turns, so that signals are noticed
+            pass
+
+
+def _stop_on_signals(serving: server.Serving, ended: threading.Event) -> None:
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        serving.stop(at_once=ended.is_set())
+        ended.set()
+
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, stop)
+
+
+def _token(file: Path | None, variable: str | None) -> str | None:
+    """Return the token that a file or a variable has. Raises ``InvalidInput`` or ``NotFound``."""
+    if file is not None and variable is not None:
+        raise InvalidInput("give --token-file or --token-env, not both")
+    if file is not None:
+        try:
+            return file.read_text().strip()
+        except OSError as exc:
+            raise NotFound(f"the token cannot be read from {file}: {exc.strerror}") from exc
+    if variable is not None:
+        if (token := os.environ.get(variable)) is None:
+            raise NotFound(f"there is no variable {variable!r} in the environment")
+        return token
+    return None

@@ -1,0 +1,381 @@
+"""The ASGI application: which request goes where, and what is said in error.
+
+::
+
+    /           the front page                  /zarr3/…  /zarr2/…  /stored/…    values and directories, and buckets of S3
+    /healthz    "ok"
+
+Requests for values go by a plain ASGI callable, since routing costs more than reading a small chunk. Everything else is Starlette's, and
+others can mount the application like any of its kind. All work is done on fsspec's IO loop, on whatever loop the server runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from shardstore._sync import run_async
+from shardstore.errors import AccessDenied, Conflict, Corruption, InvalidInput, NotFound, ShardStoreError, StorageError, Unsupported
+from shardstore.format.store_keys import check_directory, check_key
+from shardstore.server import s3_answers
+from shardstore.server.access import Access
+from shardstore.server.buckets import Bucket, Moved, Served, open_served
+from shardstore.server.front_page import FRONT_HEADERS, front_page
+from shardstore.server.listings import LISTING_HEADERS, Listings, as_html, as_json, page_of
+from shardstore.server.load import MOST_IN_FLIGHT, Busy, Load
+from shardstore.server.values import PIECE_NBYTES, Answer, Asked, Headers, Refusal, answer
+from shardstore.storage.redaction import redacted
+
+logger = logging.getLogger(__name__)
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+CROWDED = 32
+"""While more values than these are under way, they go in smaller pieces."""
+CROWDED_PIECE_NBYTES = 2**20
+_SENT_AT_ONCE = 256 * 2**10
+"""Bytes that are handed to the server at once: it copies what the client does not take."""
+_PATIENCE_SECONDS = 1.0
+"""Until then nobody looks whether the client is still there."""
+
+_NOSNIFF: Headers = [(b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer")]
+
+
+class Application(Starlette):
+    """A store, served for reading."""
+
+    def __init__(self, served: Served, access: Access, *, max_age: int, in_flight: int, listing: bool, piece_nbytes: int) -> None:
+        super().__init__(routes=[Route("/", self._front, methods=["GET"]), Route("/healthz", _healthy, methods=["GET"])])
+        self.served = served
+        self.load = Load(in_flight)
+        self._access = access
+        self._cache_control = b"no-cache" if not max_age else b"max-age=%d" % max_age
+        self._listings = Listings() if listing else None
+        self._piece_nbytes = piece_nbytes
+        self._started = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}.000Z"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await super().__call__(scope, receive, send)
+            return
+        try:
+            await self._answer(scope, receive, send)
+        except _Gone:
+            return
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+        always = [*_NOSNIFF, *self._access.headers(headers.get(b"origin"))]
+        if headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers:
+            always.append((b"connection", b"close"))  # whatever the body is, it is not read
+        try:
+            self._access.check_host(headers)
+            if scope["method"] == "OPTIONS":
+                await _send(send, Answer(204, [*_NOSNIFF, *self._access.preflight(headers)]))
+                return
+            if scope["method"] not in ("GET", "HEAD"):
+                raise Refusal(405, "this server is for reading", [(b"allow", b"GET, HEAD, OPTIONS")])
+            if path != "/healthz":
+                self._access.check_token(headers, scope["query_string"])
+            name, slash, rest = path[1:].partition("/")
+            if (bucket := self.served.buckets.get(name)) is not None:
+                await self.load.enter()
+                try:
+                    try:
+                        found = await _until_gone(run_async(self._of_bucket(bucket, rest, bool(slash), scope, headers)), receive)
+                    except Exception as exc:  # noqa: BLE001  # every error has an answer
+                        found = self._refused(exc, path, headers)
+                    found.headers.extend(always)
+                    await _send_answer(send, receive, found, is_head=scope["method"] == "HEAD")
+                finally:
+                    self.load.leave()  # not before all is sent: until then it is in memory
+                return
+            if name in self.served.absent:
+                raise Refusal(404, f"there is no /{name}/: {self.served.absent[name]}")
+            if name in ("", "healthz") and not rest:
+                if name == "" and _is_of_s3(headers, scope["query_string"]):
+                    found = Answer(200, [(b"content-type", b"application/xml")], s3_answers.buckets(self.served.buckets))
+                else:
+                    await super().__call__(scope, receive, _adding(send, always))
+                    return
+            else:
+                raise Refusal(404, f"there is nothing at {path!r}: there are {', '.join(f'/{one}/' for one in self.served.buckets)}")
+        except (Refusal, Busy) as exc:
+            found = self._refused(exc, path, headers)
+        found.headers.extend(always)
+        await _send_answer(send, receive, found, is_head=scope["method"] == "HEAD")
+
+    # -- buckets ---------------------------------------------------------------------------------------------------------
+
+    async def _of_bucket(self, bucket: Bucket, rest: str, slash: bool, scope: Scope, headers: Mapping[bytes, bytes]) -> Answer:
+        query: bytes = scope["query_string"]
+        parameters = s3_answers.parameters_of(query) if query else {}
+        is_head = scope["method"] == "HEAD"
+        if rest and not rest.endswith("/"):
+            if parameters:
+                s3_answers.check_object(parameters)
+            asked = Asked(
+                is_head,
+                _text(headers, b"if-match"),
+                _text(headers, b"if-none-match"),
+                _text(headers, b"if-range"),
+                _text(headers, b"range"),
+            )
+            piece = self._piece_nbytes if self.load.running <= CROWDED else min(self._piece_nbytes, CROWDED_PIECE_NBYTES)
+            return await answer(bucket, check_key(rest), asked, self._cache_control, piece)
+        if not rest and (s3_answers.is_of_bucket(parameters) or _is_signed(headers)):
+            if is_head:
+                return Answer(200, [(b"content-length", b"0")])
+            if self._listings is None:
+                raise Refusal(403, "this server does not list")
+            body = await s3_answers.bucket_answer(bucket, self._listings, parameters, self._started)
+            return Answer(200, [(b"content-type", b"application/xml"), (b"content-length", b"%d" % len(body))], body)
+        if not rest and not slash:
+            return Answer(307, [(b"location", f"{scope.get('root_path', '')}/{bucket.name}/".encode()), (b"content-length", b"0")])
+        return await self._directory(bucket, rest, parameters, headers)
+
+    async def _directory(self, bucket: Bucket, prefix: str, parameters: Mapping[str, str], headers: Mapping[bytes, bytes]) -> Answer:
+        if self._listings is None:
+            raise NotFound("this server does not list")
+        if "//" in f"/{prefix}":
+            raise InvalidInput(f"{prefix!r} has an empty segment")
+        page = await page_of(self._listings, bucket, check_directory(prefix), parameters.get("after", ""))
+        if prefix and not page.entries and not parameters.get("after"):
+            raise NotFound(f"there is nothing below {prefix!r}")
+        if parameters.get("format") == "json" or b"application/json" in headers.get(b"accept", b""):
+            body, kind = as_json(page), b"application/json"
+        else:
+            body, kind = as_html(page, f"/{bucket.name}/{prefix}"), b"text/html; charset=utf-8"
+        return Answer(200, [*LISTING_HEADERS, (b"content-type", kind), (b"content-length", b"%d" % len(body)), (b"vary", b"Accept")], body)
+
+    # -- the page --------------------------------------------------------------------------------------------------------
+
+    async def _front(self, request: Request) -> Response:
+        body = front_page(self.served, str(request.base_url), has_token=self._access.token is not None)
+        return Response(body, headers={name.decode(): value.decode() for name, value in FRONT_HEADERS})
+
+    # -- errors ----------------------------------------------------------------------------------------------------------
+
+    def _refused(self, exc: Exception, path: str, headers: Mapping[bytes, bytes]) -> Answer:
+        status, more = _status_of(exc)
+        message = redacted(str(exc))
+        if status >= 500 and status != 503:
+            logger.warning("%s: %s", path, message, exc_info=not isinstance(exc, ShardStoreError))
+        if isinstance(exc, Busy):
+            message = "too many requests are under way: come again"
+        elif isinstance(exc, Moved):
+            message = f"{path!r} kept changing while it was read: come again"
+        elif not isinstance(exc, ShardStoreError | Refusal):
+            message = "an error that shardstore does not expect: the server's log has it"
+        if b"application/json" in headers.get(b"accept", b""):
+            body, kind = as_json_error(status, message, path), b"application/json"
+        else:
+            body, kind = s3_answers.error(status, message, path), b"application/xml"
+        lines = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), (b"cache-control", b"no-cache")]
+        return Answer(status, [*lines, *more], body)
+
+
+def as_json_error(status: int, message: str, path: str) -> bytes:
+    """Return the body of an error for programs."""
+    return json.dumps({"status": status, "error": message, "path": path}).encode()
+
+
+def _status_of(exc: Exception) -> tuple[int, Headers]:
+    again: Headers = [(b"retry-after", b"1")]
+    match exc:
+        case Refusal():
+            return exc.status, exc.headers
+        case Busy() | Moved() | Conflict():
+            return 503, again
+        case NotFound():
+            return 404, []
+        case InvalidInput():
+            return 400, []
+        case Corruption():
+            return 500, []
+        case Unsupported():
+            return 501, []
+        case AccessDenied():
+            return 502, []  # not 403: it is not the client who may not
+        case StorageError():
+            return (504 if _timed_out(exc) else 502), []
+    return 500, []
+
+
+def _timed_out(exc: BaseException | None) -> bool:
+    while exc is not None:
+        if isinstance(exc, TimeoutError):
+            return True
+        exc = exc.__cause__
+    return False
+
+
+# -- sending -------------------------------------------------------------------------------------------------------------
+
+
+class _Gone(BaseException):
+    """The client has gone away: nobody is to be answered."""
+
+
+async def _until_gone(work: Coroutine[object, object, Answer], receive: Receive) -> Answer:
+    """Return what is worked out; if the client goes away before, that is cancelled. Raises ``_Gone``."""
+    me = asyncio.current_task()
+    assert me is not None
+    watch = _Watch(receive, me)
+    timer = asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, watch.start)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if watch.has_cancelled:
+            raise _Gone from None
+        raise
+    finally:
+        timer.cancel()
+        watch.stop()
+
+
+class _Watch:
+    """Cancels a task when the client goes away."""
+
+    def __init__(self, receive: Receive, task: asyncio.Task[Any]) -> None:
+        self._receive = receive
+        self._task = task
+        self._watching: asyncio.Task[None] | None = None
+        self.has_cancelled = False
+
+    def start(self) -> None:
+        self._watching = asyncio.ensure_future(self._watch())
+
+    async def _watch(self) -> None:
+        await _disconnected(self._receive)
+        self.has_cancelled = True
+        self._task.cancel()
+
+    def stop(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _send(send: Send, found: Answer) -> None:
+    await send({"type": "http.response.start", "status": found.status, "headers": found.headers})
+    await send({"type": "http.response.body", "body": bytes(found.body)})
+
+
+async def _send_answer(send: Send, receive: Receive, found: Answer, *, is_head: bool) -> None:
+    await send({"type": "http.response.start", "status": found.status, "headers": found.headers})
+    if is_head or (found.rest is None and len(found.body) <= _SENT_AT_ONCE):
+        await send({"type": "http.response.body", "body": b"" if is_head else found.body})
+        return
+    gone = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await _in_pieces(send, memoryview(found.body), gone)
+        while found.rest is not None and (piece := await run_async(_next(found.rest))) is not None:
+            await _in_pieces(send, memoryview(piece), gone)
+        await send({"type": "http.response.body", "body": b""})
+    except _Gone:
+        pass
+    finally:
+        gone.cancel()
+        if found.rest is not None:
+            await run_async(found.rest.aclose())  # type: ignore[attr-defined]  # it is a generator
+
+
+async def _in_pieces(send: Send, data: memoryview, gone: asyncio.Future[None]) -> None:
+    for start in range(0, len(data), _SENT_AT_ONCE):
+        if gone.done():
+            raise _Gone
+        await send({"type": "http.response.body", "body": data[start : start + _SENT_AT_ONCE], "more_body": True})
+
+
+async def _next(rest: Any) -> Any:
+    return await anext(rest, None)
+
+
+def _adding(send: Send, headers: Headers) -> Send:
+    """Return a ``send`` that adds headers to the response."""
+
+    async def adding(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], *headers]
+        await send(message)
+
+    return adding
+
+
+def _text(headers: Mapping[bytes, bytes], name: bytes) -> str | None:
+    value = headers.get(name)
+    return None if value is None else value.decode("latin-1")
+
+
+def _is_signed(headers: Mapping[bytes, bytes]) -> bool:
+    return headers.get(b"authorization", b"").startswith(b"AWS4-") or b"x-amz-content-sha256" in headers
+
+
+def _is_of_s3(headers: Mapping[bytes, bytes], query: bytes) -> bool:
+    return _is_signed(headers) or b"x-id=ListBuckets" in query
+
+
+async def _healthy(_request: Request) -> Response:
+    return PlainTextResponse("ok")
+
+
+def application(
+    url: Any,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    cors: Sequence[str] = (),
+    token: str | None = None,
+    hosts: Sequence[str] | None = None,
+    max_age: int = 0,
+    in_flight: int = MOST_IN_FLIGHT,
+    stored: bool = True,
+    listing: bool = True,
+    piece_nbytes: int = PIECE_NBYTES,
+) -> Application:
+    """Return an ASGI application that serves a store for reading, to run by any server of ASGI or to mount in another application.
+
+    Args:
+        url: what ``shardstore.open`` takes: a store, or one snapshot of a versioned one, ``URL@ref``.
+        storage_options: for the filesystem: credentials, endpoint, retries.
+        cors: origins of web pages that may read, as ``https://viewer.example``; ``"*"`` for all.
+        token: what a request has to have: in ``Authorization: Bearer``, as ``?token=``, or as the access key id of a client of S3.
+        hosts: names that ``Host`` may have; ``None``: any.
+        max_age: seconds for which clients may keep a value without asking; 0: they ask each time, and are told if it has not changed.
+        in_flight: requests that are carried out at once; as many more wait, and the rest are answered 503.
+        stored: show the stored objects too, below ``/stored/``.
+        listing: list directories and buckets.
+        piece_nbytes: a longer value is read in pieces of this length.
+
+    Raises:
+        InvalidInput: an argument cannot be right.
+        NotFound, StorageError, Unsupported: the store cannot be opened.
+    """
+    numbers: list[tuple[str, object, int]] = [("max_age", max_age, 0), ("in_flight", in_flight, 1), ("piece_nbytes", piece_nbytes, 1)]
+    for name, value, least in numbers:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InvalidInput(f"{name} {value!r} is not a whole number of at least {least}")
+    return Application(
+        open_served(url, storage_options, stored=stored),
+        Access.of(hosts, cors, token),
+        max_age=max_age,
+        in_flight=in_flight,
+        listing=listing,
+        piece_nbytes=piece_nbytes,
+    )

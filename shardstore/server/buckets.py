@@ -1,0 +1,224 @@
+"""The views of a store that are served, by their first path segment, which is also the name of an S3 bucket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Protocol
+
+from shardstore.adapters.handle import Handle
+from shardstore.engine.keyed_store import TickBatch
+from shardstore.errors import ShardStoreError
+from shardstore.model.generation import Generation
+from shardstore.presented.flavours import flavour_of
+from shardstore.presented.view import PresentedFlavour, View
+from shardstore.storage.base import UNKNOWN_NBYTES, Absent, Failed, Found, ObjectInfo, Read, ReadOutcome, Storage
+from shardstore.storage.inferred_versions import is_unversioned
+from shardstore.storage.opening.snapshot_place import SnapshotPlace
+from shardstore.stored.detect import DetectedStorage
+
+_MOST_ETAGS = 10_000
+_ATTEMPTS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The direct children of a directory: full keys with sizes in bytes (``None``: not known yet), and full prefixes ending in ``/``; each
+    in ascending order.
+    """
+
+    values: tuple[tuple[str, int | None], ...]
+    prefixes: tuple[str, ...]
+
+
+class Source(Protocol):
+    """Where the values of a bucket come from."""
+
+    async def read(self, reads: Sequence[Read]) -> Sequence[ReadOutcome]:
+        """Read as ``Storage.read`` does."""
+        ...
+
+    async def list_dir(self, prefix: str, *, exact: bool) -> Listed:
+        """List a directory; unless ``exact``, prefixes of chunks that do not exist may be among the others."""
+        ...
+
+    async def list_below(self, prefix: str, most: int) -> Listed | None:
+        """Return all keys below a directory, however deep, as ``values``; ``None`` if they are more than so many."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PresentedSource:
+    """The values of an engine, or of a view of it."""
+
+    store: Any  # Presented; both have these methods
+
+    async def read(self, reads: Sequence[Read]) -> Sequence[ReadOutcome]:
+        found: list[ReadOutcome] = await self.store.read_versions(reads)
+        return found
+
+    async def list_dir(self, prefix: str, *, exact: bool) -> Listed:
+        listed = await self.store.list_dir(prefix, approximate=not exact)
+        return Listed(tuple(sorted((value.key, value.nbytes) for value in listed.values)), tuple(sorted(listed.prefixes)))
+
+    async def list_below(self, prefix: str, most: int) -> Listed | None:
+        found: list[tuple[str, int | None]] = []
+        async for batch in self.store.list_batches(prefix):
+            found += zip(batch.keys, batch.nbytes, strict=True)
+            if len(found) > most:
+                return None
+        return Listed(tuple(sorted(found)), ())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredSource:
+    """The objects of a storage as they lie."""
+
+    storage: Storage
+
+    async def read(self, reads: Sequence[Read]) -> Sequence[ReadOutcome]:
+        return await self.storage.read(reads)
+
+    async def list_dir(self, prefix: str, *, exact: bool) -> Listed:
+        listed = await self.storage.list_dir(prefix)
+        return Listed(tuple(sorted(map(_told, listed.objects))), tuple(sorted(listed.prefixes)))
+
+    async def list_below(self, prefix: str, most: int) -> Listed | None:
+        found: list[tuple[str, int | None]] = []
+        async for info in self.storage.list(prefix):
+            found.append(_told(info))
+            if len(found) > most:
+                return None
+        return Listed(tuple(sorted(found)), ())
+
+
+def _told(info: ObjectInfo) -> tuple[str, int | None]:
+    return info.key, None if info.nbytes == UNKNOWN_NBYTES else info.nbytes
+
+
+class Moved(Exception):
+    """A value kept changing while it was read."""
+
+
+class Bucket:
+    """One view of a store. Reads that arrive in the same tick of the loop are carried out together."""
+
+    def __init__(self, name: str, words: str, source: Source, storage: Storage) -> None:
+        """``storage`` is what lies below; the versions that it gives decide whether values have entity tags."""
+        self.name = name
+        self.words = words
+        """What it shows, for people."""
+        self._source = source
+        self._storage = storage
+        self._reads: TickBatch[Read, ReadOutcome] = TickBatch(self._run)
+        self._generations: dict[str, Generation] = {}
+
+    def __repr__(self) -> str:
+        return f"Bucket({self.name!r})"
+
+    async def _run(self, reads: Sequence[Read]) -> Sequence[ReadOutcome]:
+        return await self._source.read(reads)
+
+    async def read(self, read: Read) -> ReadOutcome:
+        """Read one value, whose key has been checked.
+
+        Raises:
+            ShardStoreError: it could not be read.
+        """
+        outcome = await self._reads.submit(read)
+        if isinstance(outcome, Failed):
+            raise outcome.error
+        return outcome
+
+    async def look(self, key: str) -> Found | None:
+        """Return version and size of a value, without its bytes; ``None`` if there is none. Raises as ``read``."""
+        for _ in range(_ATTEMPTS):
+            outcome = await self.read(Read(key, ()))
+            if isinstance(outcome, Found):
+                return outcome
+            if isinstance(outcome, Absent):
+                return None
+        raise Moved(key)
+
+    async def list_dir(self, prefix: str, *, exact: bool) -> Listed:
+        """List the directory ``prefix``, which is ``""`` or ends with ``/``; see ``Source.list_dir``."""
+        return await self._source.list_dir(prefix, exact=exact)
+
+    async def list_below(self, prefix: str, most: int) -> Listed | None:
+        """List all below a directory, if it is not too much; see ``Source.list_below``."""
+        return await self._source.list_below(prefix, most)
+
+    async def sizes(self, keys: Sequence[str]) -> Mapping[str, int]:
+        """Return the sizes of values in bytes; those that do not exist, or cannot be shown, are left out."""
+
+        async def one(key: str) -> Found | None:
+            try:
+                return await self.look(key)
+            except (ShardStoreError, Moved):
+                return None
+
+        found = await asyncio.gather(*map(one, keys))
+        return {key: value.nbytes for key, value in zip(keys, found, strict=True) if value is not None}
+
+    def etag(self, generation: Generation) -> str | None:
+        """Return the strong entity tag of a version of a value: equal in every process, and it tells nothing of the storage. ``None`` if
+        equal versions do not promise equal bytes.
+        """
+        if not self._storage.capabilities.pinned_reads or is_unversioned(generation):
+            return None
+        token = generation.token.encode(errors="surrogatepass")
+        etag = f'"{blake2b(token, digest_size=12, person=self.name.encode()).hexdigest()}"'
+        self._generations.pop(etag, None)  # the last that were used are kept
+        self._generations[etag] = generation
+        if len(self._generations) > _MOST_ETAGS:
+            del self._generations[next(iter(self._generations))]
+        return etag
+
+    def generation(self, etag: str) -> Generation | None:
+        """Return the version that an entity tag was made for, if this process has made it lately."""
+        return self._generations.get(etag)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A store as it is served."""
+
+    handle: Handle
+    buckets: Mapping[str, Bucket]
+    absent: Mapping[str, str] = field(default_factory=dict)
+    """Why buckets are not there, by name."""
+    snapshot: SnapshotPlace | None = None
+
+    @property
+    def url(self) -> str:
+        """The URL of the store, without credentials."""
+        return self.handle.url
+
+
+def open_served(url: Any, storage_options: Mapping[str, Any] | None, *, stored: bool = True) -> Served:
+    """Open a store, or a snapshot of a versioned one, for reading; not on the IO loop. ``stored``: show the stored objects too.
+
+    Raises:
+        InvalidInput, NotFound, StorageError, Unsupported: it cannot be opened.
+    """
+    handle = Handle.find(url, dict(storage_options or {}) or None, {})
+    engine = handle.engine.canonical
+    flavour = flavour_of("v2")
+    assert isinstance(flavour, PresentedFlavour)
+    buckets = [
+        Bucket("zarr3", "Zarr v3, chunk by chunk", PresentedSource(engine), engine.storage),
+        Bucket("zarr2", "Zarr v2, chunk by chunk", PresentedSource(View(engine, flavour)), engine.storage),
+    ]
+    absent: dict[str, str] = {}
+    target = handle.recipe.target
+    snapshot = target if isinstance(target, SnapshotPlace) else None
+    if snapshot is not None:
+        absent["stored"] = "the chunks of a snapshot lie in the chunk files of its versioned store: serve that to read them as they lie"
+    elif not stored:
+        absent["stored"] = "the server does not show it"
+    else:
+        storage = engine.storage.inner if isinstance(engine.storage, DetectedStorage) else engine.storage
+        buckets.append(Bucket("stored", "the objects as they are stored: shards are shards", StoredSource(storage), storage))
+    return Served(handle, {bucket.name: bucket for bucket in buckets}, absent, snapshot)

@@ -1,0 +1,156 @@
+"""Listings of a bucket, in the order of keys, page by page; as HTML, JSON, and for ``s3_answers``.
+
+A page goes on where the last one ended, by the name of its last key, and nothing is kept for a client. But directories that were listed
+for the page before are remembered for a little while, so that many pages of a large directory take one pass over it, not one each.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from html import escape
+from typing import Literal
+from urllib.parse import quote
+
+from shardstore.server.buckets import Bucket, Listed
+
+PAGE = 10_000
+"""Names on a page of HTML or JSON."""
+
+_KEPT_NAMES = 500_000
+_WHOLE_NAMES = 10_000
+"""All below a directory is listed at once if it has no more names."""
+_KEPT_SECONDS = 30.0
+_CSP = "default-src 'none'; style-src 'unsafe-inline'"
+LISTING_HEADERS = [(b"content-security-policy", _CSP.encode()), (b"cache-control", b"no-cache")]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A key with its size in bytes (``None``: not known yet), or a prefix that ends with ``/``."""
+
+    name: str
+    nbytes: int | None = None
+    is_prefix: bool = False
+
+
+_How = Literal["exact", "possible", "below"]
+
+
+def _names_of(listed: Listed | None) -> int:
+    return 1 if listed is None else 1 + len(listed.values) + len(listed.prefixes)
+
+
+class Listings:
+    """The listings of a server's buckets."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._kept: OrderedDict[tuple[str, str, _How], tuple[float, Listed | None]] = OrderedDict()
+        self._names = 0
+
+    async def _listed(self, bucket: Bucket, prefix: str, how: _How, *, goes_on: bool) -> Listed | None:
+        """List one directory; if a client ``goes_on`` with a listing, perhaps as it was for the page before."""
+        place = bucket.name, prefix, how
+        kept = self._kept.get(place)
+        if goes_on and kept is not None and self._clock() - kept[0] < _KEPT_SECONDS:
+            return kept[1]
+        if how == "below":
+            listed = await bucket.list_below(prefix, _WHOLE_NAMES)
+        else:
+            listed = await bucket.list_dir(prefix, exact=how == "exact")
+        self._forget(place)
+        if (names := _names_of(listed)) <= _KEPT_NAMES:
+            self._kept[place] = self._clock(), listed
+            self._names += names
+            while self._names > _KEPT_NAMES:
+                self._forget(next(iter(self._kept)))
+        return listed
+
+    def _forget(self, place: tuple[str, str, _How]) -> None:
+        if (kept := self._kept.pop(place, None)) is not None:
+            self._names -= _names_of(kept[1])
+
+    async def below(self, bucket: Bucket, prefix: str, after: str = "", *, goes_on: bool = False) -> AsyncIterator[Entry]:
+        """Yield all keys that start with ``prefix`` and come after ``after``, in ascending order of their UTF-8.
+
+        Few keys are listed at once; many directory by directory, so that a page does not list the whole store.
+        """
+        above = prefix[: prefix.rfind("/") + 1]
+        if (listed := await self._listed(bucket, above, "below", goes_on=goes_on)) is not None:
+            for key, nbytes in listed.values:
+                if key > after and key.startswith(prefix):
+                    yield Entry(key, nbytes)
+            return
+        async for entry in self.at(bucket, prefix, after, exact=False, goes_on=goes_on):
+            if not entry.is_prefix:
+                yield entry
+                continue
+            async for inside in self.below(bucket, entry.name, after, goes_on=goes_on):
+                yield inside
+
+    async def at(self, bucket: Bucket, prefix: str, after: str = "", *, exact: bool = True, goes_on: bool = False) -> AsyncIterator[Entry]:
+        """Yield the keys and the prefixes up to the next ``/`` that start with ``prefix``, and that have keys after ``after``."""
+        above = prefix[: prefix.rfind("/") + 1]
+        listed = await self._listed(bucket, above, "exact" if exact else "possible", goes_on=goes_on)
+        assert listed is not None
+        entries = [Entry(key, nbytes) for key, nbytes in listed.values if key > after and key.startswith(prefix)]
+        entries += [
+            Entry(name, is_prefix=True) for name in listed.prefixes if name.startswith(prefix) and (name > after or after.startswith(name))
+        ]
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            yield entry
+
+
+# -- pages for people and programs ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page of a directory; ``more`` is the name to go on after, ``None`` on the last one."""
+
+    prefix: str
+    entries: list[Entry]
+    more: str | None
+
+
+async def page_of(listings: Listings, bucket: Bucket, prefix: str, after: str, most: int = PAGE) -> Page:
+    """Return a page of the directory ``prefix``. Directories of chunks may be among it that have none."""
+    entries: list[Entry] = []
+    async for entry in listings.at(bucket, prefix, after, exact=False, goes_on=bool(after)):
+        if entry.is_prefix and entry.name <= after:
+            continue
+        if len(entries) == most:
+            return Page(prefix, entries, entries[-1].name)
+        entries.append(entry)
+    return Page(prefix, entries, None)
+
+
+def as_json(page: Page) -> bytes:
+    """Return a page as JSON: names relative to the directory, sizes in bytes or null."""
+    n = len(page.prefix)
+    document = {
+        "prefixes": [entry.name[n:] for entry in page.entries if entry.is_prefix],
+        "values": [{"name": entry.name[n:], "nbytes": entry.nbytes} for entry in page.entries if not entry.is_prefix],
+        "after": page.more,
+    }
+    return json.dumps(document).encode()
+
+
+def as_html(page: Page, title: str) -> bytes:
+    """Return a page as HTML, with relative links."""
+    n = len(page.prefix)
+    rows = ['<li><a href="../">../</a></li>']
+    for entry in page.entries:
+        name = entry.name[n:]
+        size = "" if entry.nbytes is None else f" <small>{entry.nbytes:,} B</small>"
+        rows.append(f'<li><a href="./{quote(name)}">{escape(name)}</a>{size}</li>')
+    more = "" if page.more is None else f'<p><a href="?after={quote(page.more, safe="")}">more</a></p>'
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="color-scheme" content="light dark">'
+        f"<title>{escape(title)}</title><style>body{{font:16px/1.5 system-ui,sans-serif;margin:2rem}}</style>"
+        f"<h1>{escape(title)}</h1><ul>{''.join(rows)}</ul>{more}</html>"
+    ).encode()

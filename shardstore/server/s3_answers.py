@@ -1,0 +1,194 @@
+"""The read operations of S3 on buckets, in its XML: listings, where a bucket is, and errors. Objects are answered by ``values``.
+
+Specification: Amazon S3 API, ``ListObjectsV2``, ``ListObjects``, ``ListBuckets``, ``HeadBucket``, ``GetBucketLocation``, error responses.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from urllib.parse import parse_qsl, quote
+from xml.sax.saxutils import escape
+
+from shardstore.format.store_keys import check_prefix
+from shardstore.server.buckets import Bucket
+from shardstore.server.listings import Entry, Listings
+from shardstore.server.values import Refusal
+
+MOST_KEYS = 1000
+
+_XMLNS = "http://s3.amazonaws.com/doc/2006-03-01/"
+_HEAD = '<?xml version="1.0" encoding="UTF-8"?>\n'
+_CODES = {
+    400: "InvalidArgument",
+    401: "AccessDenied",
+    403: "InvalidAccessKeyId",
+    404: "NoSuchKey",
+    405: "MethodNotAllowed",
+    412: "PreconditionFailed",
+    416: "InvalidRange",
+    421: "InvalidRequest",
+    431: "RequestHeaderSectionTooLarge",
+    500: "InternalError",
+    501: "NotImplemented",
+    502: "ServiceUnavailable",
+    503: "SlowDown",
+    504: "ServiceUnavailable",
+}
+_LISTS = frozenset({"list-type", "prefix", "delimiter", "marker", "max-keys", "continuation-token", "start-after", "encoding-type"})
+_MEANINGLESS = frozenset({"x-id", "fetch-owner", "token", "allow-unordered"})
+_SIGNING = "x-amz-"
+_NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+_OF_OBJECTS = frozenset({"response-content-type", "response-content-disposition", "response-cache-control", "partNumber"})
+
+
+def parameters_of(query: bytes) -> dict[str, str]:
+    """Return the parameters of a query, decoded once; of one that is given twice, the last."""
+    return dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True, errors="strict")) if query else {}
+
+
+def is_of_bucket(parameters: Mapping[str, str]) -> bool:
+    """Return whether a request for a bucket is an operation of S3 on it, by its query."""
+    return any(name not in _MEANINGLESS and name != "after" and name != "format" for name in parameters)
+
+
+def check_object(parameters: Mapping[str, str]) -> None:
+    """Raise ``Refusal`` if a request for an object asks for more than its bytes: for its tags, an older version and so on."""
+    for name in parameters:
+        if name not in _MEANINGLESS and name not in _OF_OBJECTS and not name.lower().startswith(_SIGNING):
+            raise Refusal(501, f"the operation {name!r} of S3 is not there: this server reads objects and lists them")
+    if parameters.get("partNumber", "1") != "1":
+        raise Refusal(416, "objects have one part here")
+
+
+def error(status: int, message: str, resource: str) -> bytes:
+    """Return the body of an error."""
+    code = _CODES.get(status, HTTPStatus(status).phrase.replace(" ", ""))
+    body = f"<Code>{code}</Code><Message>{escape(_printable(message))}</Message><Resource>{escape(_printable(resource))}</Resource>"
+    return f"{_HEAD}<Error>{body}</Error>".encode(errors="replace")
+
+
+def buckets(names: Iterable[str]) -> bytes:
+    """Answer ``ListBuckets``."""
+    listed = "".join(f"<Bucket><Name>{name}</Name><CreationDate>1970-01-01T00:00:00.000Z</CreationDate></Bucket>" for name in names)
+    return f'{_HEAD}<ListAllMyBucketsResult xmlns="{_XMLNS}"><Buckets>{listed}</Buckets></ListAllMyBucketsResult>'.encode()
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What a listing asks for."""
+
+    prefix: str
+    delimiter: str
+    most: int
+    after: str
+    token: str | None
+    encodes: bool
+    is_v2: bool
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> _Asked:
+        is_v2 = given.get("list-type") == "2"
+        delimiter = given.get("delimiter", "")
+        if delimiter not in ("", "/"):
+            raise Refusal(501, f"keys are divided at '/' only, not at {delimiter!r}")
+        if given.get("encoding-type", "url") != "url":
+            raise Refusal(400, "encoding-type is 'url', or not given")
+        most = given.get("max-keys", "")
+        if most and not (most.isascii() and most.isdecimal()):
+            raise Refusal(400, f"max-keys {most!r} is no number")
+        token = given.get("continuation-token") if is_v2 else given.get("marker")
+        after = given.get("start-after", "") if is_v2 else token or ""
+        if is_v2 and token is not None:
+            after = _decoded(token)
+        return cls(
+            given.get("prefix", ""), delimiter, min(int(most or MOST_KEYS), MOST_KEYS), after, token, "encoding-type" in given, is_v2
+        )
+
+
+def _decoded(token: str) -> str:
+    try:
+        return base64.b64decode(token, altchars=b"-_", validate=True).decode()
+    except (binascii.Error, ValueError) as exc:
+        raise Refusal(400, "continuation-token is none of this server's") from exc
+
+
+async def bucket_answer(bucket: Bucket, listings: Listings, parameters: Mapping[str, str], started: str) -> bytes:
+    """Answer an operation on a bucket. ``started``: when all objects are said to have been stored last.
+
+    Raises:
+        Refusal: it is none that reads, or has a parameter that cannot be right.
+        ShardStoreError: the bucket cannot be listed.
+    """
+    if "location" in parameters:
+        return f'{_HEAD}<LocationConstraint xmlns="{_XMLNS}"></LocationConstraint>'.encode()
+    unknown = [name for name in parameters if name not in _LISTS and name not in _MEANINGLESS and not name.lower().startswith(_SIGNING)]
+    if unknown:
+        raise Refusal(501, f"the operation {unknown[0]!r} of S3 is not there: this server reads objects and lists them")
+    asked = _Asked.of(parameters)
+    check_prefix(asked.prefix)
+    found, is_truncated = await _entries(bucket, listings, asked)
+    unsized = [entry.name for entry in found if not entry.is_prefix and entry.nbytes is None]
+    sizes = await bucket.sizes(unsized) if unsized else {}
+    return _listing(bucket.name, asked, found, sizes, is_truncated, started)
+
+
+async def _entries(bucket: Bucket, listings: Listings, asked: _Asked) -> tuple[list[Entry], bool]:
+    goes_on = asked.token is not None
+    if not asked.most:
+        return [], False
+    list_ = listings.at if asked.delimiter else listings.below
+    entries: list[Entry] = []
+    walk = list_(bucket, asked.prefix, asked.after, goes_on=goes_on)
+    try:
+        async for entry in walk:
+            if goes_on and entry.is_prefix and entry.name <= asked.after:
+                continue  # it was on the page before
+            if len(entries) == asked.most:
+                return entries, True
+            entries.append(entry)
+    finally:
+        await walk.aclose()  # type: ignore[attr-defined]  # it is a generator
+    return entries, False
+
+
+def _listing(name: str, asked: _Asked, found: list[Entry], sizes: Mapping[str, int], is_truncated: bool, started: str) -> bytes:
+    def text(value: str) -> str:
+        return escape(quote(value, safe="/~") if asked.encodes else _printable(value))
+
+    parts = [f"<Name>{name}</Name><Prefix>{text(asked.prefix)}</Prefix><MaxKeys>{asked.most}</MaxKeys>"]
+    parts.append(f"<IsTruncated>{'true' if is_truncated else 'false'}</IsTruncated>")
+    if asked.delimiter:
+        parts.append(f"<Delimiter>{text(asked.delimiter)}</Delimiter>")
+    if asked.encodes:
+        parts.append("<EncodingType>url</EncodingType>")
+    last = found[-1].name if found else ""
+    if asked.is_v2:
+        parts.append(f"<KeyCount>{len(found)}</KeyCount>")
+        if is_truncated:
+            token = base64.b64encode(last.encode(), altchars=b"-_").decode()
+            parts.append(f"<NextContinuationToken>{token}</NextContinuationToken>")
+    else:
+        parts.append(f"<Marker>{text(asked.after)}</Marker>")
+        if is_truncated:
+            parts.append(f"<NextMarker>{text(last)}</NextMarker>")
+    for entry in found:
+        if entry.is_prefix:
+            parts.append(f"<CommonPrefixes><Prefix>{text(entry.name)}</Prefix></CommonPrefixes>")
+            continue
+        nbytes = entry.nbytes if entry.nbytes is not None else sizes.get(entry.name)
+        if nbytes is not None:  # else it is gone, or cannot be shown
+            storage = "<StorageClass>STANDARD</StorageClass>"
+            parts.append(
+                f"<Contents><Key>{text(entry.name)}</Key><LastModified>{started}</LastModified><Size>{nbytes}</Size>{storage}</Contents>"
+            )
+    return f'{_HEAD}<ListBucketResult xmlns="{_XMLNS}">{"".join(parts)}</ListBucketResult>'.encode()
+
+
+def _printable(text: str) -> str:
+    """Return a text without the characters that XML cannot hold."""
+    return _NOT_XML.sub("\ufffd", text)

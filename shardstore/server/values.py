@@ -1,0 +1,261 @@
+"""Answers for the value of one key: ranges and preconditions, one version in each response, in pieces where it is long.
+
+::
+
+    If-Match        read that version only; else 412        If-Range       read that version, or all of what is there now
+    If-None-Match   look at the version first; 304          Range          206, 416
+
+Specification: RFC 9110, sections 13 and 14.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+
+from shardstore.errors import NotFound
+from shardstore.format.v2.keys import is_document
+from shardstore.model.generation import Generation
+from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, BytesLike, ByteSuffix
+from shardstore.server.buckets import Bucket, Moved
+from shardstore.server.http_rules import if_range, parse_entity_tags, parse_range, satisfied
+from shardstore.storage.base import UNKNOWN_NBYTES, Absent, Found, Read
+
+PIECE_NBYTES = 8 * 2**20
+"""A longer value is read and sent in pieces of this length."""
+
+_ATTEMPTS = 10
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Refusal(Exception):
+    """The request is answered by an error, with this status, message and further headers."""
+
+    def __init__(self, status: int, message: str, headers: Headers | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = headers or []
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request asks for: the texts of its headers, ``None`` where there is none."""
+
+    is_head: bool = False
+    if_match: str | None = None
+    if_none_match: str | None = None
+    if_range: str | None = None
+    range: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A response: all of its body, or the first piece, behind which others follow."""
+
+    status: int
+    headers: Headers
+    body: BytesLike = b""
+    rest: AsyncIterator[BytesLike] | None = None
+
+
+class _Again(Exception):
+    """The version that was looked at is gone: decide anew what is to be sent."""
+
+
+async def answer(bucket: Bucket, key: str, asked: Asked, cache_control: bytes, piece_nbytes: int = PIECE_NBYTES) -> Answer:
+    """Answer GET, or HEAD, of a key that has been checked.
+
+    Raises:
+        NotFound: there is no such value.
+        Refusal: a precondition does not hold (412), or the range cannot be satisfied (416).
+        Moved: it kept changing meanwhile.
+        ShardStoreError: it could not be read.
+    """
+    for _ in range(_ATTEMPTS):
+        try:
+            return await _Attempt(bucket, key, asked, cache_control, piece_nbytes).answer()
+        except _Again:
+            continue
+    raise Moved(key)
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One decision about a request. ``pinned``: the version that is sent; ``is_asked_for`` if the client has asked for no other."""
+
+    bucket: Bucket
+    key: str
+    asked: Asked
+    cache_control: bytes
+    piece_nbytes: int
+    pinned: Generation | None = None
+    is_asked_for: bool = False
+
+    async def answer(self) -> Answer:
+        asked = self.asked
+        if asked.if_match is not None:
+            await self._match(asked.if_match)
+        if asked.if_none_match is not None and (unchanged := await self._not_modified(asked.if_none_match)) is not None:
+            return unchanged
+        request = None if asked.is_head or asked.range is None else parse_range(asked.range)
+        if request is not None and asked.if_range is not None and not await self._in_range_of(asked.if_range):
+            request = None
+        if asked.is_head:
+            found = await self._found(())
+            return Answer(200, self._headers(found.generation, found.nbytes))
+        return await self._send(request)
+
+    # -- preconditions -------------------------------------------------------------------------------------------------
+
+    def _failed(self) -> Refusal:
+        return Refusal(412, f"{self.key!r} is not the version that the request asks for: ask again without If-Match")
+
+    async def _match(self, text: str) -> None:
+        tags = parse_entity_tags(text)
+        if tags.any:
+            return
+        self.is_asked_for = True
+        if tags.only is not None and (known := self.bucket.generation(tags.only)) is not None:
+            self.pinned = known
+            return
+        found = await self.bucket.look(self.key)
+        if found is None or not tags.match_strongly(self.bucket.etag(found.generation)):
+            raise self._failed()
+        self.pinned = found.generation
+
+    async def _not_modified(self, text: str) -> Answer | None:
+        found = await self.bucket.look(self.key)
+        if found is None:
+            raise self._absent()
+        if self.pinned is not None and found.generation != self.pinned:
+            raise self._failed()
+        etag = self.bucket.etag(found.generation)
+        if parse_entity_tags(text).match_weakly(etag):
+            return Answer(304, [*self._etag(found.generation), (b"cache-control", self.cache_control)])
+        self.pinned = found.generation
+        return None
+
+    async def _in_range_of(self, text: str) -> bool:
+        """Return whether the range is to be sent: ``If-Range`` names the version that is there, which is pinned then."""
+        etag = if_range(text)
+        if etag is None:
+            return False
+        found = await self.bucket.look(self.key)
+        if found is None:
+            raise self._absent()
+        if self.bucket.etag(found.generation) != etag:
+            return False
+        if self.pinned is not None and found.generation != self.pinned:
+            raise self._failed() if self.is_asked_for else _Again
+        self.pinned = found.generation
+        return True
+
+    def _absent(self) -> Exception:
+        if self.asked.if_match is not None:
+            return self._failed()
+        return NotFound(f"there is no {self.key!r}")
+
+    # -- what is sent --------------------------------------------------------------------------------------------------
+
+    async def _found(self, ranges: tuple[ByteRequest, ...]) -> Found:
+        outcome = await self.bucket.read(Read(self.key, ranges, self.pinned))
+        if isinstance(outcome, Found):
+            return outcome
+        if isinstance(outcome, Absent):
+            raise self._absent()
+        raise self._failed() if self.is_asked_for else _Again
+
+    async def _send(self, request: ByteRequest | None) -> Answer:
+        if isinstance(request, ByteSuffix) and request.nbytes > self.piece_nbytes:
+            found = await self._found(())
+            self.pinned = found.generation
+            request = ByteRange(max(0, found.nbytes - request.nbytes), found.nbytes)
+        found = await self._found((self._first_piece(request),))
+        if found.nbytes == UNKNOWN_NBYTES:  # a storage that does not tell it of a part
+            self.pinned = found.generation
+            found = await self._found((EVERYTHING,))
+            found = replace(found, nbytes=len(found.buffers[0]))
+            return self._whole_in_memory(request, found)
+        inside = self._inside(request, found.nbytes)
+        (piece,) = found.buffers
+        if len(piece) != min(inside.end - inside.start, self.piece_nbytes):
+            raise _Again
+        rest = None
+        if inside.start + len(piece) < inside.end:
+            rest = self._pieces(found.generation, inside.start + len(piece), inside.end)
+        return self._answer(request, found, inside, piece, rest)
+
+    def _first_piece(self, request: ByteRequest | None) -> ByteRequest:
+        most = self.piece_nbytes
+        match request:
+            case ByteRange(start, end):
+                return ByteRange(start, min(end, start + most))
+            case ByteOffset(start):
+                return ByteRange(start, start + most)
+            case ByteSuffix():
+                return request
+            case None:
+                return ByteRange(0, most)
+
+    def _inside(self, request: ByteRequest | None, nbytes: int) -> ByteRange:
+        if request is None or _is_of_nothing(request, nbytes):
+            return ByteRange(0, nbytes)
+        inside = satisfied(request, nbytes)
+        if inside is None:
+            message = f"{self.key!r} has {nbytes} bytes, and the range that is asked for has none of them"
+            raise Refusal(416, message, [(b"content-range", b"bytes */%d" % nbytes)])
+        return inside
+
+    def _whole_in_memory(self, request: ByteRequest | None, found: Found) -> Answer:
+        inside = self._inside(request, found.nbytes)
+        return self._answer(request, found, inside, found.buffers[0][inside.start : inside.end], None)
+
+    def _answer(
+        self, request: ByteRequest | None, found: Found, inside: ByteRange, piece: memoryview, rest: AsyncIterator[BytesLike] | None
+    ) -> Answer:
+        headers = self._headers(found.generation, inside.end - inside.start)
+        if request is None or _is_of_nothing(request, found.nbytes):
+            return Answer(200, headers, piece, rest)
+        headers.append((b"content-range", b"bytes %d-%d/%d" % (inside.start, inside.end - 1, found.nbytes)))
+        return Answer(206, headers, piece, rest)
+
+    async def _pieces(self, generation: Generation, start: int, end: int) -> AsyncIterator[BytesLike]:
+        """Yield the rest of one version, the next piece being read while one is sent. Raises ``Moved`` if it is gone."""
+
+        async def read(at: int) -> memoryview:
+            wanted = ByteRange(at, min(end, at + self.piece_nbytes))
+            outcome = await self.bucket.read(Read(self.key, (wanted,), generation))
+            if not isinstance(outcome, Found) or len(outcome.buffers[0]) != wanted.end - wanted.start:
+                raise Moved(self.key)
+            return outcome.buffers[0]
+
+        reading = asyncio.ensure_future(read(start))
+        try:
+            for at in range(start, end, self.piece_nbytes):
+                piece = await reading
+                following = at + self.piece_nbytes
+                if following < end:
+                    reading = asyncio.ensure_future(read(following))
+                yield piece
+        finally:
+            reading.cancel()
+
+    def _etag(self, generation: Generation) -> Headers:
+        etag = self.bucket.etag(generation)
+        return [] if etag is None else [(b"etag", etag.encode())]
+
+    def _headers(self, generation: Generation, nbytes: int) -> Headers:
+        return [
+            (b"content-type", b"application/json" if is_document(self.key) else b"application/octet-stream"),
+            (b"content-length", b"%d" % nbytes),
+            (b"accept-ranges", b"bytes"),
+            (b"cache-control", self.cache_control),
+            *self._etag(generation),
+        ]
+
+
+def _is_of_nothing(request: ByteRequest, nbytes: int) -> bool:
+    """Return whether a suffix of an empty value is asked for, which is the empty value, and no range can say so."""
+    return not nbytes and isinstance(request, ByteSuffix) and request.nbytes > 0

@@ -1,0 +1,183 @@
+"""The S3 endpoint: listings page by page, and errors in S3's XML."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import zarr
+
+import shardstore
+from shardstore._sync import run_sync
+from shardstore.server import serve
+from shardstore.server.buckets import open_served
+from shardstore.server.listings import Listings
+from tests.server.conftest import DATA, Client, connected, reading
+
+pytestmark = pytest.mark.zarr
+
+NS = {"s3": "http://s3.amazonaws.com/doc/2006-03-01/"}
+
+
+def listed(http: Any, bucket: str, **parameters: Any) -> tuple[list[tuple[str, int]], list[str]]:
+    """All keys with their sizes, and common prefixes, over all pages."""
+    keys: list[tuple[str, int]] = []
+    prefixes: list[str] = []
+    given = {"list-type": "2", **{name.replace("_", "-"): value for name, value in parameters.items()}}
+    for _ in range(2000):
+        root = ElementTree.fromstring(http.get(bucket, params=given).raise_for_status().content)
+        found = root.findall("s3:Contents", NS)
+        keys += [(one.findtext("s3:Key", "", NS), int(one.findtext("s3:Size", "", NS))) for one in found]
+        prefixes += [one.text or "" for one in root.findall("s3:CommonPrefixes/s3:Prefix", NS)]
+        assert len(found) <= int(root.findtext("s3:MaxKeys", "", NS))
+        if root.findtext("s3:IsTruncated", "", NS) == "false":
+            return keys, prefixes
+        given["continuation-token"] = root.findtext("s3:NextContinuationToken", "", NS)
+    raise AssertionError("it has no end")
+
+
+@pytest.mark.parametrize("bucket", ["zarr3", "zarr2", "stored"])
+@pytest.mark.parametrize("most", [1, 7, 1000])
+def test_keys_are_listed_in_order_and_once(client: Client, store: Path, bucket: str, most: int) -> None:
+    wanted = {
+        "zarr3": lambda: reading(store),
+        "zarr2": lambda: dict(shardstore.get_mapper(str(store), read_only=True, present="v2")),
+        "stored": lambda: {str(path.relative_to(store)): path.read_bytes() for path in store.rglob("*") if path.is_file()},
+    }[bucket]()
+    keys, prefixes = listed(client.http, bucket, max_keys=most)
+    assert keys == sorted((key, len(data)) for key, data in wanted.items())
+    assert prefixes == []
+
+
+@pytest.mark.parametrize("bucket", ["zarr3", "stored"])
+@pytest.mark.parametrize("prefix", ["", "ct/", "ct/c/", "ct/c/1", "ct/c/0/", "deep/pl", "notes/", "nothing/", "zarr.json", "ct"])
+@pytest.mark.parametrize("most", [1, 3, 1000])
+def test_prefixes_and_delimiters(client: Client, store: Path, bucket: str, prefix: str, most: int) -> None:
+    everything = [key for key, _ in listed(client.http, bucket)[0]]
+    inside = [key for key in everything if key.startswith(prefix)]
+    assert [key for key, _ in listed(client.http, bucket, prefix=prefix, max_keys=most)[0]] == inside
+    keys, prefixes = listed(client.http, bucket, prefix=prefix, delimiter="/", max_keys=most)
+    cut = {prefix + key[len(prefix) :].partition("/")[0] + "/" for key in inside if "/" in key[len(prefix) :]}
+    assert prefixes == sorted(cut)
+    assert [key for key, _ in keys] == [key for key in inside if "/" not in key[len(prefix) :]]
+
+
+def test_listing_from_any_key_on(client: Client) -> None:
+    everything = [key for key, _ in listed(client.http, "zarr3")[0]]
+    rng = random.Random(0)
+    for after in [*rng.sample(everything, 10), "ct/c/1/", "ct", "a", "zzz", "ct/c/0/0/0~"]:
+        assert [key for key, _ in listed(client.http, "zarr3", start_after=after)[0]] == [key for key in everything if key > after]
+
+
+def test_version_1_of_listings(client: Client) -> None:
+    everything = [key for key, _ in listed(client.http, "stored")[0]]
+    found: list[str] = []
+    marker = ""
+    while True:
+        root = ElementTree.fromstring(client.http.get("stored", params={"prefix": "", "marker": marker, "max-keys": "3"}).content)
+        found += [one.text or "" for one in root.findall("s3:Contents/s3:Key", NS)]
+        if root.findtext("s3:IsTruncated", "", NS) == "false":
+            break
+        marker = root.findtext("s3:NextMarker", "", NS)
+    assert found == everything
+
+
+@pytest.mark.parametrize("bucket", ["zarr3", "zarr2", "stored"])
+@pytest.mark.parametrize("whole", [False, True])
+def test_pages_of_a_listing_take_one_pass(tmp_path: Path, bucket: str, whole: bool) -> None:
+    zarr.create_array(tmp_path / "s", name="ct", data=DATA, chunks=(4, 4, 8), shards=(32, 32, 8))
+    with serve(tmp_path / "s", port=0) as serving, connected(serving) as http:
+        wanted = listed(http, bucket)[0]
+        served = serving.application.served.buckets[bucket]
+        listings = Counted(served, whole=whole)
+        served._source = listings
+        assert listed(http, bucket, max_keys=10)[0] == wanted
+        directories = {key[: key.rfind("/") + 1] for key, _ in wanted} | {"", "ct/", "ct/c/"}
+        assert len(listings.asked) == len(set(listings.asked))  # none twice
+        assert len(listings.asked) <= (1 if whole else 3 * len(directories))
+
+
+class Counted:
+    """A source that notes what is listed, and, unless ``whole``, always has too much to be listed at once."""
+
+    def __init__(self, bucket: Any, *, whole: bool) -> None:
+        self._source = bucket._source
+        self._whole = whole
+        self.read = self._source.read
+        self.asked: list[tuple[str, str]] = []
+
+    async def list_dir(self, prefix: str, *, exact: bool) -> Any:
+        self.asked.append(("directory", prefix))
+        return await self._source.list_dir(prefix, exact=exact)
+
+    async def list_below(self, prefix: str, most: int) -> Any:
+        self.asked.append(("below", prefix))
+        return await self._source.list_below(prefix, most) if self._whole else None
+
+
+@pytest.mark.parametrize("bucket", ["zarr3", "zarr2", "stored"])
+def test_large_directories_are_listed_in_the_same_order(client: Client, bucket: str) -> None:
+    served = client.serving.application.served.buckets[bucket]
+    wanted = {prefix: listed(client.http, bucket, prefix=prefix, max_keys=9) for prefix in ("", "ct/c/1", "ct/", "deep/", "ct/c/0/0")}
+    served._source = Counted(served, whole=False)
+    for prefix, found in wanted.items():
+        assert listed(client.http, bucket, prefix=prefix, max_keys=4) == found
+        for after in [key for key, _ in found[0]][::7]:
+            assert listed(client.http, bucket, prefix=prefix, start_after=after)[0] == [one for one in found[0] if one[0] > after]
+
+
+def test_other_operations(client: Client) -> None:
+    assert b"LocationConstraint" in client.get("zarr3?location").content
+    assert client.get("zarr3?list-type=2", "HEAD").status_code == 200
+    assert client.get("zarr3", "HEAD", x_amz_content_sha256="UNSIGNED-PAYLOAD").status_code == 200
+    buckets = client.get("", authorization="AWS4-HMAC-SHA256 Credential=a/b").content
+    assert [f"<Name>{name}</Name>".encode() in buckets for name in ("zarr3", "zarr2", "stored")] == [True] * 3
+    for path in (
+        "zarr3?acl",
+        "zarr3?uploads",
+        "zarr3?versioning",
+        "zarr3/ct/c/0/0/0?tagging",
+        "zarr3/ct/zarr.json?versionId=1",
+        "zarr3?list-type=2&delimiter=x",
+    ):
+        assert client.get(path).status_code == 501, path
+    for path in ("zarr3?list-type=2&max-keys=x", "zarr3?list-type=2&continuation-token=%21", "zarr3?list-type=2&prefix=../x"):
+        assert client.get(path).status_code == 400, path
+    missing = client.get("zarr3/nothing")
+    assert b"<Code>NoSuchKey</Code>" in missing.content
+    assert client.get("zarr3/ct/zarr.json?x-id=GetObject").status_code == 200
+
+
+def test_names_that_xml_and_urls_encode(tmp_path: Path) -> None:
+    zarr.create_group(tmp_path / "s")
+    names = ["a&b<c>", "ä ö", "%41", "a+b", "q?#"]
+    for name in names:
+        (tmp_path / "s" / name).write_bytes(b"x")
+    with serve(tmp_path / "s", port=0) as serving, connected(serving) as http:
+        assert [key for key, _ in listed(http, "stored")[0]] == sorted([*names, "zarr.json"])
+        text = http.get("stored?list-type=2&encoding-type=url").text
+        assert "%2541" in text
+        assert "a%26b%3Cc%3E" in text
+
+
+def test_listings_are_remembered_for_the_next_page_only_and_not_for_long(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    for number in range(4):
+        (tmp_path / "s" / str(number)).touch()
+    now = [0.0]
+    bucket = open_served(tmp_path / "s", None).buckets["stored"]
+    listings = Listings(lambda: now[0])
+
+    async def names(after: str, goes_on: bool) -> list[str]:
+        return [entry.name async for entry in listings.below(bucket, "", after, goes_on=goes_on)]
+
+    assert run_sync(names("", False)) == ["0", "1", "2", "3"]
+    (tmp_path / "s/9").touch()
+    assert run_sync(names("1", True)) == ["2", "3"]  # as it was for the page before
+    assert run_sync(names("1", False)) == ["2", "3", "9"]
+    (tmp_path / "s/99").touch()
+    now[0] += 60
+    assert run_sync(names("1", True)) == ["2", "3", "9", "99"]

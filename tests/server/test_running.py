@@ -58,7 +58,9 @@ def raw(serving: Any, request: bytes, seconds: float = 10.0) -> bytes:
 @pytest.mark.parametrize("answers", [ANSWERS, pytest.param(100_000, marks=[pytest.mark.exhaustive, pytest.mark.timeout(3600)])])
 def test_no_answer_mixes_versions(tmp_path: Path, answers: int) -> None:
     """Each value of the array is one number, and another one with each commit; two halves of a chunk are fetched with ``If-Match``."""
-    zarr.create_array(tmp_path / "s", shape=(64, 64), chunks=(16, 16), shards=(64, 64), dtype="u4", compressors=None, fill_value=9)
+    zarr.create_array(
+        tmp_path / "s", shape=(64, 64), chunks=(16, 16), shards=(64, 64), dtype="u4", compressors=None, fill_value=0
+    )  # never written
     array = zarr.open_array(shardstore.open(str(tmp_path / "s"), fsync=False), mode="r+")
     array[...] = 1
     stop = threading.Event()

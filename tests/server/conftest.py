@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,9 +32,15 @@ def make_store(place: Path) -> Path:
     return place
 
 
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("made") / "data.zarr")
+
+
 @pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return make_store(tmp_path / "data.zarr")
+def store(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made, tmp_path / "data.zarr")
+    return tmp_path / "data.zarr"
 
 
 @dataclass
@@ -52,8 +59,16 @@ def connected(serving: Serving) -> httpx.Client:
     return httpx.Client(base_url=serving.url, trust_env=False, timeout=60)
 
 
+@pytest.fixture(scope="session")
+def client(made: Path) -> Iterator[Client]:
+    """For tests that change neither the store nor the server."""
+    with serve(made, port=0) as serving, connected(serving) as http:
+        yield Client(serving, http)
+
+
 @pytest.fixture
-def client(store: Path) -> Iterator[Client]:
+def own(store: Path) -> Iterator[Client]:
+    """A server of ``store``, for tests that change either."""
     with serve(store, port=0) as serving, connected(serving) as http:
         yield Client(serving, http)
 

@@ -11,8 +11,6 @@ from shardstore.errors import InvalidInput, StorageError
 from shardstore.server import serve
 from tests.server.conftest import Client, connected
 
-pytestmark = pytest.mark.zarr
-
 CHUNK = "zarr3/ct/c/0/0/0"
 
 

@@ -27,8 +27,6 @@ from shardstore._sync import run_sync
 from shardstore.server import application, serve
 from tests.server.conftest import Client, connected, reading
 
-pytestmark = pytest.mark.zarr
-
 CHUNK = "zarr3/ct/c/0/0/0"
 ANSWERS = int(os.environ.get("SHARDSTORE_ANSWERS", "2000"))
 
@@ -210,7 +208,7 @@ def test_headers_without_end_are_refused(client: Client) -> None:
     assert client.get(CHUNK).status_code == 200
 
 
-def test_escapes_of_all_kinds(client: Client, store: Path) -> None:
+def test_escapes_of_all_kinds(own: Client, store: Path) -> None:
     (store.parent / "secret").write_bytes(b"secret")
     rng = random.Random(0)
     parts = [
@@ -235,7 +233,7 @@ def test_escapes_of_all_kinds(client: Client, store: Path) -> None:
     for _ in range(300):
         path = "".join(f"/{rng.choice(parts)}" for _ in range(rng.randrange(1, 6)))
         bucket = rng.choice(["zarr3", "zarr2", "stored"])
-        found = raw_get(client, f"/{bucket}{path}")
+        found = raw_get(own, f"/{bucket}{path}")
         assert b"secret\r\n" not in found
         assert not found.endswith(b"secret")
         assert found.startswith((b"HTTP/1.1 40", b"HTTP/1.1 30", b"HTTP/1.1 200")), path
@@ -315,8 +313,8 @@ def test_second_signal_breaks_off_what_is_under_way(tmp_path: Path) -> None:
             assert process.wait(8) == 0
 
 
-def test_bodies_do_not_wait_for_acknowledgements_of_headers(client: Client) -> None:
+def test_bodies_do_not_wait_for_acknowledgements_of_headers(own: Client) -> None:
     """They are sent one after the other: with Nagle's algorithm each answer took 40 ms."""
-    assert client.get(CHUNK).status_code == 200
-    (connection,) = client.serving._server.server_state.connections
+    assert own.get(CHUNK).status_code == 200
+    (connection,) = own.serving._server.server_state.connections
     assert connection.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

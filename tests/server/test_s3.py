@@ -17,8 +17,6 @@ from shardstore.server.buckets import open_served
 from shardstore.server.listings import Listings
 from tests.server.conftest import DATA, Client, connected, reading
 
-pytestmark = pytest.mark.zarr
-
 NS = {"s3": "http://s3.amazonaws.com/doc/2006-03-01/"}
 
 
@@ -40,7 +38,7 @@ def listed(http: Any, bucket: str, **parameters: Any) -> tuple[list[tuple[str, i
 
 
 @pytest.mark.parametrize("bucket", ["zarr3", "zarr2", "stored"])
-@pytest.mark.parametrize("most", [1, 7, 1000])
+@pytest.mark.parametrize("most", [pytest.param(1, marks=pytest.mark.slow), 7, 1000])
 def test_keys_are_listed_in_order_and_once(client: Client, store: Path, bucket: str, most: int) -> None:
     wanted = {
         "zarr3": lambda: reading(store),
@@ -54,7 +52,7 @@ def test_keys_are_listed_in_order_and_once(client: Client, store: Path, bucket: 
 
 @pytest.mark.parametrize("bucket", ["zarr3", "stored"])
 @pytest.mark.parametrize("prefix", ["", "ct/", "ct/c/", "ct/c/1", "ct/c/0/", "deep/pl", "notes/", "nothing/", "zarr.json", "ct"])
-@pytest.mark.parametrize("most", [1, 3, 1000])
+@pytest.mark.parametrize("most", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(1000, marks=pytest.mark.slow)])
 def test_prefixes_and_delimiters(client: Client, store: Path, bucket: str, prefix: str, most: int) -> None:
     everything = [key for key, _ in listed(client.http, bucket)[0]]
     inside = [key for key in everything if key.startswith(prefix)]
@@ -119,14 +117,14 @@ class Counted:
 
 
 @pytest.mark.parametrize("bucket", ["zarr3", "zarr2", "stored"])
-def test_large_directories_are_listed_in_the_same_order(client: Client, bucket: str) -> None:
-    served = client.serving.application.served.buckets[bucket]
-    wanted = {prefix: listed(client.http, bucket, prefix=prefix, max_keys=9) for prefix in ("", "ct/c/1", "ct/", "deep/", "ct/c/0/0")}
+def test_large_directories_are_listed_in_the_same_order(own: Client, bucket: str) -> None:
+    served = own.serving.application.served.buckets[bucket]
+    wanted = {prefix: listed(own.http, bucket, prefix=prefix, max_keys=9) for prefix in ("", "ct/c/1", "ct/", "deep/", "ct/c/0/0")}
     served._source = Counted(served, whole=False)
     for prefix, found in wanted.items():
-        assert listed(client.http, bucket, prefix=prefix, max_keys=4) == found
+        assert listed(own.http, bucket, prefix=prefix, max_keys=4) == found
         for after in [key for key, _ in found[0]][::7]:
-            assert listed(client.http, bucket, prefix=prefix, start_after=after)[0] == [one for one in found[0] if one[0] > after]
+            assert listed(own.http, bucket, prefix=prefix, start_after=after)[0] == [one for one in found[0] if one[0] > after]
 
 
 def test_other_operations(client: Client) -> None:

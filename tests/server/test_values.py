@@ -105,8 +105,8 @@ def test_preconditions(client: Client, store: Path) -> None:
         assert client.get("zarr3/ct/c/7/7/0", **{header: "*"}).status_code == (412 if header == "if_match" else 404)
 
 
-def test_entity_tags_are_those_of_other_processes_and_tell_nothing(client: Client, store: Path) -> None:
-    etags = [client.get(path).headers["etag"] for path in (CHUNK, "zarr2/ct/0/0/0", "zarr3/ct/c/0/1/0")]
+def test_entity_tags_are_those_of_other_processes_and_tell_nothing(own: Client, store: Path) -> None:
+    etags = [own.get(path).headers["etag"] for path in (CHUNK, "zarr2/ct/0/0/0", "zarr3/ct/c/0/1/0")]
     assert len(set(etags)) == 3
     with serve(store, port=0) as other, connected(other) as http:
         assert http.get(CHUNK).headers["etag"] == etags[0]
@@ -116,19 +116,19 @@ def test_entity_tags_are_those_of_other_processes_and_tell_nothing(client: Clien
     assert all(str(store.stat().st_ino) not in etag for etag in etags)
 
 
-def test_version_that_is_gone(client: Client, store: Path) -> None:
+def test_version_that_is_gone(own: Client, store: Path) -> None:
     array = zarr.open_array(shardstore.open(str(store)), path="ct", mode="r+")
-    etag = client.get(CHUNK).headers["etag"]
+    etag = own.get(CHUNK).headers["etag"]
     array[:8, :8] = 7
-    changed = client.get(CHUNK, if_match=etag)
+    changed = own.get(CHUNK, if_match=etag)
     assert changed.status_code == 412
-    now = client.get(CHUNK, if_range=etag, range="bytes=0-3")
+    now = own.get(CHUNK, if_range=etag, range="bytes=0-3")
     assert now.status_code == 200
     assert now.headers["etag"] != etag
-    assert client.get(CHUNK, if_none_match=etag).status_code == 200
+    assert own.get(CHUNK, if_none_match=etag).status_code == 200
     array[:8, :8] = 0
-    assert client.get(CHUNK).status_code == 404
-    assert client.get(CHUNK, if_match=now.headers["etag"]).status_code == 412
+    assert own.get(CHUNK).status_code == 404
+    assert own.get(CHUNK, if_match=now.headers["etag"]).status_code == 412
 
 
 def test_cache_control_and_types_are_said(store: Path) -> None:
@@ -339,20 +339,20 @@ def test_snapshot_is_served(tmp_path: Path) -> None:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
-def test_what_the_storage_says_is_said_with_its_status(client: Client, error: Exception, status: int, code: str) -> None:
+def test_what_the_storage_says_is_said_with_its_status(own: Client, error: Exception, status: int, code: str) -> None:
     async def fails(_read: object) -> object:
         raise error
 
-    client.serving.application.served.buckets["zarr3"].read = fails  # type: ignore[assignment, method-assign]
-    found = client.get(CHUNK)
+    own.serving.application.served.buckets["zarr3"].read = fails  # type: ignore[assignment, method-assign]
+    found = own.get(CHUNK)
     assert found.status_code == status
     assert f"<Code>{code}</Code>" in found.text
     if isinstance(error, ValueError) and not isinstance(error, InvalidInput):
         assert "password" not in found.text
     else:
         assert str(error) in found.text
-    assert client.get(CHUNK, "HEAD").status_code == status
+    assert own.get(CHUNK, "HEAD").status_code == status
     timed_out = StorageError("nothing was heard")
     timed_out.__cause__ = TimeoutError()
     error = timed_out
-    assert client.get(CHUNK).status_code == 504
+    assert own.get(CHUNK).status_code == 504

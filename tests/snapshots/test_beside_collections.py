@@ -92,9 +92,21 @@ def interrupted_collection(repo: Repository) -> None:
     store.files.storage.delete_many = whole  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("times", [2, pytest.param(10, marks=pytest.mark.slow)], ids=["twice", "until states are forgotten"])
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_somebody_else_collects_at_every_request(tmp_path: Path, operation: str, times: int) -> None:
+def test_somebody_else_collects_at_every_request(tmp_path: Path, operation: str) -> None:
+    beside_collections(tmp_path, operation, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "operation",
+    [one if one in ("commit", "read", "collect") else pytest.param(one, marks=pytest.mark.exhaustive) for one in OPERATIONS],
+)
+def test_somebody_else_collects_until_states_are_forgotten(tmp_path: Path, operation: str) -> None:
+    beside_collections(tmp_path, operation, 10)
+
+
+def beside_collections(tmp_path: Path, operation: str, times: int) -> None:
     made = MemoryStorage(f"{tmp_path}/history")
     make_history(made)
     interrupted_collection(Repository.open(made))

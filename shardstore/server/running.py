@@ -137,7 +137,15 @@ class Serving:
     def stop(self, *, at_once: bool = False) -> None:
         """Take no more requests, and let what is under way end within ten seconds; or break it off ``at_once``. Does not wait."""
         self._server.should_exit = True
-        self._server.force_exit = self._server.force_exit or at_once
+        if at_once:
+            self._server.force_exit = True
+            get_loop().call_soon_threadsafe(self._break_off)
+
+    def _break_off(self) -> None:
+        """Close all connections: from Python 3.12 on, a server waits for them."""
+        for connection in list(self._server.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until the server has ended, at most so many seconds; return whether it has."""

@@ -12,7 +12,7 @@ from rich.text import Text
 from shardstore._sync import run_sync
 from shardstore.cli.arguments import AsJson, StorageOptions
 from shardstore.cli.info import no_v3
-from shardstore.cli.output import columns_of_screen, complain, count, plural, print_json, shape, show, size
+from shardstore.cli.output import columns_of_screen, complain, print_json, show
 from shardstore.cli.progress import progress_bar
 from shardstore.cli.target import resolve
 from shardstore.engine.options import EngineOptions
@@ -22,6 +22,7 @@ from shardstore.format.shard_index import IndexCodecs
 from shardstore.format.store_keys import join
 from shardstore.maintenance.survey.run import ArraySurvey, survey
 from shardstore.model.coalescing import ReadLimits
+from shardstore.model.words import count, plural, shape, size
 from shardstore.plan.advice import Access, Advice, ArrayFacts, Candidate, ChunksPerShard, box, excess, parse_access
 from shardstore.plan.advice import advise as advised
 

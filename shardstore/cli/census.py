@@ -15,7 +15,7 @@ from shardstore.adapters.tools.verification import picture_saver
 from shardstore.cli.arguments import AsJson, StorageOptions, Url
 from shardstore.cli.execution import WorkOptions, check_writable
 from shardstore.cli.failures import ExitCode, exit_code, message
-from shardstore.cli.output import complain, count, has_colours, plural, print_json, shape, show, size
+from shardstore.cli.output import complain, has_colours, print_json, show
 from shardstore.cli.progress import Step, step_bar
 from shardstore.cli.target import resolve
 from shardstore.errors import InvalidInput
@@ -23,6 +23,7 @@ from shardstore.maintenance.census.density import density
 from shardstore.maintenance.census.file import ArrayCensus, Census
 from shardstore.maintenance.census.run import take_census
 from shardstore.maintenance.execution import Execution
+from shardstore.model.words import count, plural, shape, size
 
 _AXES = re.compile(r"([0-9]{1,2}),([0-9]{1,2})")
 

@@ -9,12 +9,13 @@ import typer
 from shardstore.cli.arguments import AsJson, StorageOptions, Url
 from shardstore.cli.execution import ReplaceOptions, end_with, shard_step
 from shardstore.cli.held import HeldOptions
-from shardstore.cli.output import complain, plural, print_json, size
+from shardstore.cli.output import complain, print_json
 from shardstore.cli.progress import step_bar
 from shardstore.cli.target import Target, resolve
 from shardstore.errors import InvalidInput
 from shardstore.maintenance.compact import CompactReport
 from shardstore.maintenance.compact import compact as compact_store
+from shardstore.model.words import plural, size
 
 _ACTIONS = {"looking": "looking at indices", "working": "compacting"}
 

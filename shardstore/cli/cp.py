@@ -10,10 +10,11 @@ import typer
 from shardstore._sync import run_sync
 from shardstore.cli.arguments import AsJson, Overwrite, PairOptions
 from shardstore.cli.consequences import check_overwritable, warn_of_missing_group, warn_of_stale
-from shardstore.cli.output import plural, print_json
+from shardstore.cli.output import print_json
 from shardstore.cli.progress import progress_bar
 from shardstore.cli.target import Target, pair_options, resolve_pair
 from shardstore.engine.moving import copy_nodes, move_between
+from shardstore.model.words import plural
 
 Destination = Annotated[str, typer.Argument(metavar="DST", help="Its new place, not the directory to put it into.", show_default=False)]
 

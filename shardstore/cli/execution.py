@@ -18,12 +18,13 @@ from typing import Annotated, Any, Protocol
 import typer
 
 from shardstore.cli.failures import ExitCode, exit_code, message
-from shardstore.cli.output import complain, plural
+from shardstore.cli.output import complain
 from shardstore.cli.progress import Step
 from shardstore.errors import InvalidInput, StorageError, Unsupported
 from shardstore.maintenance.cluster import ExecutorLike
 from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY
 from shardstore.maintenance.shard_work import FailedShard, Listed, ShardProgress
+from shardstore.model.words import plural
 from shardstore.storage.local.rules import check_locks
 
 Workers = Annotated[int | None, typer.Option("--workers", metavar="N", help="Tasks at work at once.", show_default=False)]

@@ -19,12 +19,13 @@ from rich.text import Text
 from shardstore._sync import run_sync
 from shardstore.cli.arguments import AsJson, StorageOptions
 from shardstore.cli.failures import ExitCode
-from shardstore.cli.output import alike, complain, count, plural, print_json, shape, show, show_others, size, wrapped
+from shardstore.cli.output import alike, complain, print_json, show, show_others, wrapped
 from shardstore.cli.progress import progress_bar
 from shardstore.cli.target import Target, resolve
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.maintenance.survey.run import ArraySurvey, Survey, Usage, survey
 from shardstore.model.capabilities import Capabilities
+from shardstore.model.words import count, plural, shape, size
 from shardstore.storage.opening.kinds import kind_named
 from shardstore.storage.opening.snapshot_urls import holds_versioned_store
 from shardstore.stored.detect import is_draft

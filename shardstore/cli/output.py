@@ -12,6 +12,8 @@ from typing import Any, TextIO, TypeVar
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from shardstore.model.words import count, plural
+
 T = TypeVar("T")
 
 _NO_TERMINAL_WIDTH = 100_000  # columns: into a file or a pipe nothing is wrapped or cut
@@ -23,8 +25,6 @@ _KEYS_SHOWN = 8  # of the others; --json has more
 
 # Checksums and numbers are of one finding: what is said around them is the same for all.
 _OF_ONE = re.compile(r"\b[0-9a-f]{8}\b|\d+")
-
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def _console(file: TextIO) -> Console:
@@ -101,32 +101,6 @@ class JsonList:
 
     def end(self) -> None:
         sys.stdout.write("\n]\n" if self._count else "[]\n")
-
-
-def size(nbytes: float) -> str:
-    """Return bytes as text for people: ``1.5 MiB``."""
-    value, unit = float(nbytes), 0
-    while abs(value) >= 1023.95 and unit < len(_UNITS) - 1:
-        value /= 1024
-        unit += 1
-    return f"{value:.0f} B" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
-
-
-def count(number: float) -> str:
-    """Return a number as text with thousands separated; with one decimal if it is small and not whole."""
-    return f"{number:,.0f}" if number >= 100 or number == int(number) else f"{number:,.1f}"
-
-
-def plural(number: int, noun: str, nouns: str | None = None) -> str:
-    """Return a number with its noun: ``1 object``, ``2 objects``."""
-    return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
-
-
-def shape(sizes: tuple[int, ...] | None) -> str:
-    """Return a shape as text: ``64 × 64``, or ``?`` if it is not known."""
-    if sizes is None:
-        return "?"
-    return " × ".join(map(str, sizes)) if sizes else "0-d"
 
 
 def alike(items: Iterable[T], says: Callable[[T], str], apart: Callable[[T], Hashable] = lambda item: None) -> list[tuple[T, list[T]]]:

@@ -14,12 +14,13 @@ from shardstore._sync import run_sync
 from shardstore.cli.arguments import AsJson, PairOptions
 from shardstore.cli.execution import MaxMemory, PartOption, Retries, Scheduler, Workers, cluster, interruptible, parse_bytes
 from shardstore.cli.held import HeldOptions
-from shardstore.cli.output import complain, count, plural, print_json, shape, show, size
+from shardstore.cli.output import complain, print_json, show
 from shardstore.cli.progress import Step, step_bar
 from shardstore.cli.target import pair_options
 from shardstore.errors import Incomplete, InvalidInput
 from shardstore.maintenance.packing.pack import DEFAULT_MAX_MEMORY, pack, reshard, unpack
 from shardstore.maintenance.packing.report import PackReport, Progress
+from shardstore.model.words import count, plural, shape, size
 from shardstore.storage.opening.snapshot_urls import may_name_snapshot, named_snapshot
 
 _SHOWN_FAILURES = 10

@@ -13,7 +13,8 @@ from typing import Protocol
 from rich.cells import cell_len
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from shardstore.cli.output import size, stderr_console
+from shardstore.cli.output import stderr_console
+from shardstore.model.words import size
 
 _SECONDS_A_LINE = 10.0
 _LEAST_BAR, _MOST_BAR = 10, 40  # columns

@@ -14,10 +14,11 @@ from shardstore import references
 from shardstore.cli.arguments import AsJson, PairOptions, StorageOptions
 from shardstore.cli.execution import interruptible
 from shardstore.cli.failures import ExitCode
-from shardstore.cli.output import complain, plural, print_json, shape, size
+from shardstore.cli.output import complain, print_json
 from shardstore.cli.progress import Step, step_bar
 from shardstore.cli.target import pair_options
 from shardstore.errors import InvalidInput
+from shardstore.model.words import plural, shape, size
 from shardstore.references.checking import CheckReport
 from shardstore.references.choices import Flavour
 from shardstore.references.places import JSON_SUFFIXES

@@ -9,11 +9,12 @@ import typer
 from shardstore.cli.arguments import AsJson, StorageOptions, Url
 from shardstore.cli.execution import ReplaceOptions, end_with, shard_step
 from shardstore.cli.held import HeldOptions
-from shardstore.cli.output import complain, plural, print_json
+from shardstore.cli.output import complain, print_json
 from shardstore.cli.progress import step_bar
 from shardstore.cli.target import Target, resolve
 from shardstore.maintenance.repair.run import Finding, RepairReport
 from shardstore.maintenance.repair.run import repair as repair_store
+from shardstore.model.words import plural
 
 _ACTIONS = {"looking": "looking at indices", "working": "repairing"}
 _MOST_SHOWN = 20  # chunks by name, of one shard

@@ -10,13 +10,14 @@ import typer
 from shardstore._sync import run_sync
 from shardstore.cli.arguments import AsJson, StorageOptions, Url
 from shardstore.cli.consequences import warn_of_stale
-from shardstore.cli.output import plural, print_json, size
+from shardstore.cli.output import print_json
 from shardstore.cli.questions import ask
 from shardstore.cli.target import Target, resolve
 from shardstore.engine.actions import ERASE
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.format.store_keys import ancestors, join, metadata_path
 from shardstore.maintenance.survey.run import V2_DOCUMENTS
+from shardstore.model.words import plural, size
 from shardstore.presented.flavours import Presented
 from shardstore.storage.boundaries import check_no_links, check_no_mounts, check_own
 

@@ -18,11 +18,12 @@ from shardstore._sync import run_sync
 from shardstore.adapters.versioned.repository import Repository, SnapshotInfo
 from shardstore.cli import snapshots_bridges, snapshots_upkeep
 from shardstore.cli.arguments import AsJson, StorageOptions, StoreUrl
-from shardstore.cli.output import plural, print_json, show
+from shardstore.cli.output import print_json, show
 from shardstore.cli.questions import ask
 from shardstore.cli.target import refuse_snapshot, snapshot_in
 from shardstore.errors import InvalidInput
 from shardstore.format.snapshots.state import RefType, State
+from shardstore.model.words import plural
 from shardstore.snapshots.diffs import Diff
 from shardstore.snapshots.named import current_state, needing_pyarrow
 from shardstore.snapshots.versioned_store import FIRST_BRANCH, snapshot_of

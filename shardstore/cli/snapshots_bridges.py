@@ -20,12 +20,13 @@ from shardstore._sync import run_sync
 from shardstore.adapters.versioned.repository import Repository
 from shardstore.adapters.versioned.session import Session
 from shardstore.cli.arguments import AsJson, PairOptions
-from shardstore.cli.output import complain, plural, print_json
+from shardstore.cli.output import complain, print_json
 from shardstore.cli.pack import parse_policy
 from shardstore.cli.progress import Step, step_bar
 from shardstore.cli.target import pair_options, refuse_snapshot
 from shardstore.errors import InvalidInput
 from shardstore.format.metadata_v3 import is_array
+from shardstore.model.words import plural
 from shardstore.references.places import JSON_SUFFIXES, open_set
 from shardstore.snapshots.named import needing_pyarrow
 from shardstore.snapshots.reachable import Progress

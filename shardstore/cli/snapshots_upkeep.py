@@ -15,12 +15,13 @@ import typer
 from shardstore.adapters.versioned.repository import Repository
 from shardstore.cli.arguments import AsJson, StorageOptions, StoreUrl
 from shardstore.cli.failures import ExitCode
-from shardstore.cli.output import complain, plural, print_json, size
+from shardstore.cli.output import complain, print_json
 from shardstore.cli.pack import Shards, parse_policy
 from shardstore.cli.progress import Step, step_bar
 from shardstore.cli.questions import ask
 from shardstore.cli.target import pair_options, refuse_snapshot
 from shardstore.errors import InvalidInput
+from shardstore.model.words import plural, size
 from shardstore.snapshots.collect import Expired
 from shardstore.snapshots.inspection import Checked, StoreStats
 from shardstore.snapshots.named import needing_pyarrow

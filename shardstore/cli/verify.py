@@ -15,7 +15,7 @@ from shardstore.adapters.tools.verification import decoder
 from shardstore.cli.arguments import AgainstOptionsJson, AsJson, StorageOptions, Url, other_options
 from shardstore.cli.execution import WorkOptions
 from shardstore.cli.failures import ExitCode, exit_code
-from shardstore.cli.output import alike, complain, count, plural, print_json, show, show_others, size, wrapped
+from shardstore.cli.output import alike, complain, print_json, show, show_others, wrapped
 from shardstore.cli.progress import Step, step_bar
 from shardstore.cli.target import pair_options, resolve
 from shardstore.maintenance.census.file import merged, read_census
@@ -23,6 +23,7 @@ from shardstore.maintenance.execution import Execution
 from shardstore.maintenance.verify.detectable import Detectable
 from shardstore.maintenance.verify.findings import Finding
 from shardstore.maintenance.verify.run import ArrayVerified, Copy, VerifyReport, verify_engine
+from shardstore.model.words import count, plural, size
 
 _ARRAYS_NAMED = 8
 

@@ -9,8 +9,8 @@ import pytest
 import zarr
 
 import shardstore
-from shardstore.cli.output import count, size
 from shardstore.model.coalescing import ReadLimits
+from shardstore.model.words import count, size
 from shardstore.plan.advice import ArrayFacts, advise, parse_access
 from tests.cli.running import Place, run, succeed
 

@@ -27,7 +27,6 @@ from shardstore.cli.app import app
 from shardstore.cli.arguments import storage_options
 from shardstore.cli.commands import COMMANDS
 from shardstore.cli.failures import MEANINGS, ExitCode, exit_code, first_error, message
-from shardstore.cli.output import count, plural, size
 from shardstore.cli.progress import progress_bar, said_if_slow
 from shardstore.errors import (
     AccessDenied,
@@ -42,6 +41,7 @@ from shardstore.errors import (
     Unsupported,
     WriteOutcomeUnknown,
 )
+from shardstore.model.words import count, plural, size
 from shardstore.storage.base import ConditionFailed
 from shardstore.storage.s3.client import S3Client, translated
 from tests.cli.running import PLAIN, Place, make_store, options_of, run, spawn, succeed

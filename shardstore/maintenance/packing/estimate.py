@@ -20,6 +20,7 @@ from shardstore.maintenance.packing.record import Finished, UnitName
 from shardstore.maintenance.packing.report import Requests
 from shardstore.maintenance.packing.units import ArrayUnits
 from shardstore.maintenance.packing.writing import OthersUnit
+from shardstore.model.words import size
 from shardstore.storage.base import Storage
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.room import Room, room_at
@@ -29,7 +30,6 @@ _KEYS_A_PAGE = 1000
 _PUT_BYTES = 64 << 20  # objects above this are uploaded in parts
 _PART_BYTES = 8 << 20
 _REQUEST_BYTES = 16 << 20
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def estimated_objects(units: ArrayUnits) -> int:
@@ -151,21 +151,12 @@ def check_room(room: Room, need: Need, old_nbytes: int = 0) -> None:
         NoSpace: the need is larger than the room.
     """
     nbytes, free = need.on(room), room.nbytes
-    old = f"What is there, {shown(old_nbytes)}, stays until all else is written: erase it first, " if old_nbytes else "Make room, "
+    old = f"What is there, {size(old_nbytes)}, stays until all else is written: erase it first, " if old_nbytes else "Make room, "
     regardless = (
         f"{old}or choose another target; where the file system compresses what is written, or the estimate is wrong, go on by "
         "check_space=False (--no-space-check). Nothing was written"
     )
     if nbytes > free:
-        raise NoSpace(f"about {shown(nbytes)} are to be written, and {shown(free)} are free in {room.path}. {regardless}")
+        raise NoSpace(f"about {size(nbytes)} are to be written, and {size(free)} are free in {room.path}. {regardless}")
     if room.files is not None and need.files > room.files:
         raise NoSpace(f"about {need.files:,} files are to be made, and {room.path} can hold {room.files:,} more. {regardless}")
-
-
-def shown(nbytes: float) -> str:
-    """Return a size as text, such as ``1.5 GiB``."""
-    for unit in _UNITS[:-1]:
-        if nbytes < 1023.95:
-            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.1f} {_UNITS[-1]}"

@@ -39,7 +39,6 @@ from shardstore.maintenance.packing.estimate import (
     estimated_requests,
     needed,
     room_of,
-    shown,
 )
 from shardstore.maintenance.packing.finished import TargetObjects, intact_units, list_target
 from shardstore.maintenance.packing.leaving import Candidates, check_foreign, foreign, look_at, remove, superseded
@@ -53,6 +52,7 @@ from shardstore.maintenance.packing.report import ArrayReport, FailedUnit, PackR
 from shardstore.maintenance.packing.translation import Wanted, raise_refused, translate
 from shardstore.maintenance.packing.units import ArrayUnits, Unit, job_for
 from shardstore.maintenance.packing.writing import OthersJob, OthersUnit, UnitDone, can_be_read, do_unit
+from shardstore.model.words import size
 from shardstore.plan.commits import ChunkOrder
 from shardstore.storage.base import RestrictsKeys
 from shardstore.storage.local.storage import LocalStorage
@@ -561,7 +561,7 @@ class PackingRun:
             self._intact = {}
             nbytes = self._need({}).on(room)
             fits = "" if nbytes <= room.nbytes else ": it does not fit"
-            notes.append(f"about {shown(nbytes)} are needed, and {shown(room.nbytes)} are free in {room.path}{fits}")
+            notes.append(f"about {size(nbytes)} are needed, and {size(room.nbytes)} are free in {room.path}{fits}")
         return PackReport(
             mode=self._wanted.mode,
             source=self._places.shown_source,

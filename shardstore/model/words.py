@@ -1,0 +1,31 @@
+"""Numbers, bytes and shapes as texts for people."""
+
+from __future__ import annotations
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def size(nbytes: float) -> str:
+    """Return bytes as text for people: ``1.5 MiB``."""
+    value, unit = float(nbytes), 0
+    while abs(value) >= 1023.95 and unit < len(_UNITS) - 1:
+        value /= 1024
+        unit += 1
+    return f"{value:.0f} B" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
+
+
+def count(number: float) -> str:
+    """Return a number as text with thousands separated; with one decimal if it is small and not whole."""
+    return f"{number:,.0f}" if number >= 100 or number == int(number) else f"{number:,.1f}"
+
+
+def plural(number: int, noun: str, nouns: str | None = None) -> str:
+    """Return a number with its noun: ``1 object``, ``2 objects``."""
+    return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
+
+
+def shape(sizes: tuple[int, ...] | None) -> str:
+    """Return a shape as text: ``64 × 64``, or ``?`` if it is not known."""
+    if sizes is None:
+        return "?"
+    return " × ".join(map(str, sizes)) if sizes else "0-d"

@@ -11,22 +11,21 @@ from rich.text import Text
 
 from shardstore._sync import run_sync
 from shardstore.cli.arguments import AsJson, StorageOptions
-from shardstore.cli.info import no_v3
 from shardstore.cli.output import columns_of_screen, complain, print_json, show
 from shardstore.cli.progress import progress_bar
 from shardstore.cli.target import resolve
 from shardstore.engine.options import EngineOptions
-from shardstore.errors import InvalidInput, NotFound, Unsupported
+from shardstore.errors import InvalidInput, NotFound
 from shardstore.format.metadata_v3 import item_nbytes
-from shardstore.format.shard_index import IndexCodecs
 from shardstore.format.store_keys import join
 from shardstore.maintenance.survey.run import ArraySurvey, survey
 from shardstore.model.coalescing import ReadLimits
 from shardstore.model.words import count, plural, shape, size
 from shardstore.plan.advice import Access, Advice, ArrayFacts, Candidate, ChunksPerShard, box, excess, parse_access
 from shardstore.plan.advice import advise as advised
+from shardstore.reports.rules import advisable
+from shardstore.reports.words import no_v3
 
-_ASSUMED_ITEM_NBYTES = 16  # of strings and other types without a fixed size
 _DEFAULT_KIND = "s3"
 _TOO_MUCH = 100  # times what is wanted: then no shard shape helps
 _GAP = 2  # blanks between columns
@@ -86,7 +85,7 @@ def advise(
         if (nothing := no_v3(found)) is not None:
             raise NotFound(f"{target.shown(path)}: {nothing}")
         surveyed = _only(found.arrays, path)
-        facts, present = _facts(surveyed), surveyed.chunks_per_shard
+        facts, present = advisable(surveyed), surveyed.chunks_per_shard
         limits = target.engine.options.read_limits(kind or target.engine.storage.kind)
     if not facts.shape:
         accesses = [Access(())]  # whatever was asked for: there is one element, and it is read whole
@@ -117,18 +116,6 @@ def _only(arrays: tuple[ArraySurvey, ...], path: str) -> ArraySurvey:
         raise NotFound(f"there is no array at {path!r}: shardstore info shows the arrays of a store")
     names = ", ".join(array.path for array in arrays[:10])
     raise InvalidInput(f"{repr(path) if path else 'the store'} has {len(arrays)} arrays ({names}): choose one by --array, or by the URL")
-
-
-def _facts(array: ArraySurvey) -> ArrayFacts:
-    if array.shape is None or array.chunk_shape is None or (array.usage is not None and array.usage.possible_chunks is None):
-        raise Unsupported(f"the chunks of array {array.path!r} cannot be told, so none of it could be sharded: {array.reason}")
-    item = array.item_nbytes or _ASSUMED_ITEM_NBYTES
-    decoded = item
-    for n in array.chunk_shape:
-        decoded *= n
-    usage = array.usage
-    mean = round(usage.chunk_nbytes / usage.chunks) if usage is not None and usage.chunks else decoded
-    return ArrayFacts(array.shape, array.chunk_shape, item, max(1, mean), IndexCodecs("little", array.index_checksum is not False))
 
 
 def _facts_without_data(array_shape: str | None, chunks: str | None, dtype: str | None) -> ArrayFacts:

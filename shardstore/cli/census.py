@@ -19,7 +19,6 @@ from shardstore.cli.output import complain, has_colours, print_json, show
 from shardstore.cli.progress import Step, step_bar
 from shardstore.cli.target import resolve
 from shardstore.errors import InvalidInput
-from shardstore.maintenance.census.density import density
 from shardstore.maintenance.census.file import ArrayCensus, Census
 from shardstore.maintenance.census.run import take_census
 from shardstore.maintenance.execution import Execution
@@ -144,7 +143,7 @@ def _show(taken: Census, draw: bool, axes: tuple[int, int] | None) -> None:
 def _picture(array: ArrayCensus, axes: tuple[int, int] | None) -> list[Text]:
     """Return lines of cells, framed; a cell is brighter the more of its chunks exist."""
     colours = has_colours()
-    cells = density(array, _LINES * (2 if colours else 1), _COLUMNS, axes).cells
+    cells = array.density(_LINES * (2 if colours else 1), _COLUMNS, axes).cells
     rows = cells.tolist()
     width = len(rows[0]) if rows else 0
     if not width:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import platform
 import sys
-from dataclasses import asdict
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from rich.console import Group
@@ -23,47 +22,16 @@ from shardstore.cli.output import alike, complain, print_json, show, show_others
 from shardstore.cli.progress import progress_bar
 from shardstore.cli.target import Target, resolve
 from shardstore.errors import InvalidInput, NotFound
-from shardstore.maintenance.survey.run import ArraySurvey, Survey, Usage, survey
-from shardstore.model.capabilities import Capabilities
-from shardstore.model.words import count, plural, shape, size
-from shardstore.storage.opening.kinds import kind_named
+from shardstore.maintenance.survey.run import ArraySurvey, Survey, survey
+from shardstore.model.words import plural, shape, size
+from shardstore.reports.facts import StorageFacts, storage_facts, store_document
+from shardstore.reports.words import Stored, abilities, array_rows, no_v3, presented_as, stored_as, writers
 from shardstore.storage.opening.snapshot_urls import holds_versioned_store
-from shardstore.stored.detect import is_draft
-
-_SNAPSHOT = "snapshot"  # the kind of storage
-
-_Stored = Literal["v3", "2022 draft"]
-# By what is stored: what it can be presented as, and the option in words.
-_PRESENTABLE: dict[_Stored, dict[str, str]] = {
-    "v3": {"v2": "Zarr v2"},
-    "2022 draft": {"v2": "Zarr v2", "draft": "the draft itself"},
-}
 
 _PACKAGES = (
     *("shardstore", "zarr", "numpy", "fsspec", "s3fs", "gcsfs", "aiohttp", "google-crc32c"),
     *("xarray", "dask", "typer", "rich"),
 )
-
-_CAPABILITIES = {
-    "read": {
-        "pinned_reads": "one version of an object",
-        "guarded_reads": "an array's metadata in the same step as its chunks",
-        "static": "without another look, since nothing changes in it",
-    },
-    "write": {
-        "create_if_absent": "only where nothing is",
-        "compare_and_swap": "only over the version that was read",
-        "conditional_delete": "and delete only the version that was read",
-    },
-    "copy": {
-        "compose": "ranges of an object into its new version",
-        "appends_in_place": "nothing where it only appends",
-    },
-    "promise": {
-        "durable": "that what was acknowledged survives the loss of power",
-        "across_machines": "all this between the writers of all machines that reach it",
-    },
-}
 
 
 def info(
@@ -108,21 +76,15 @@ def info(
         target = resolve(url, storage.parsed())
         found = _survey(target, fast)
         engine = target.engine
-        capabilities = run_sync(engine.storage.probe()) if probe else engine.storage.capabilities
-        kind = kind_named(engine.storage.kind)
-        is_known = probe or kind is None or not kind.is_probed or capabilities.atomic_commits
+        facts = storage_facts(engine, target.snapshot, run_sync(engine.storage.probe()) if probe else None)
         damaged = found.damaged_objects > 0
-        stored: _Stored = "2022 draft" if is_draft(engine.storage) else "v3"
-        flavour = {"stored": stored, "presented": engine.options.present.name, "presentable": ["v3", *_PRESENTABLE[stored]]}
-        document |= _document(found, engine.storage.kind, capabilities, is_known) | {"flavour": flavour}
-        if target.snapshot is not None:
-            document["snapshot"] = {"ref": target.snapshot.pinned.ref, "id": target.snapshot.pinned.snapshot_id}
+        document |= store_document(found, facts)
         if not as_json:
-            _show(str(target.address), found, engine.storage.kind, capabilities, is_known)
+            _show(str(target.address), found, facts)
             if target.snapshot is not None:
                 show(wrapped("snapshot ", target.snapshot.described, "bold"))
             if found.arrays or found.groups:
-                show(_flavours(stored))
+                show(_flavours(facts.stored))
             elif run_sync(holds_versioned_store(engine.storage)):
                 show(wrapped("", f"a versioned store: name a snapshot, such as {target.address}@main; shardstore snapshots log shows them"))
     if as_json:
@@ -137,17 +99,6 @@ def info(
         raise typer.Exit(ExitCode.CORRUPT)
 
 
-def no_v3(found: Survey) -> str | None:
-    """Return the message for a place without any node of Zarr v3, or ``None``."""
-    if found.arrays or found.groups or found.unreadable:
-        return None
-    if found.v2_documents:
-        names = sorted({key.rpartition("/")[2] for key in found.v2_documents}, reverse=True)
-        return f"Zarr v2 ({', '.join(names)}): passes through as it is; shards are of Zarr v3"
-    unseen = "" if found.objects is not None else " (without --fast all is looked at)"
-    return f"no Zarr here: no zarr.json, .zgroup or .zarray was found{unseen}"
-
-
 def _survey(target: Target, fast: bool) -> Survey:
     with progress_bar("looking", "objects") as bar:
         found = run_sync(survey(target.engine.canonical, target.path, indices=not fast, progress=bar, shown=str(target.address)))
@@ -156,40 +107,17 @@ def _survey(target: Target, fast: bool) -> Survey:
     return found
 
 
-# -- for programs ------------------------------------------------------------------------------------------------------
-
-
-def _document(found: Survey, kind: str, capabilities: Capabilities, is_known: bool) -> dict[str, Any]:
-    document = asdict(found)
-    for array, surveyed in zip(document["arrays"], found.arrays, strict=True):
-        array["stored"] = {"shape": array.pop("stored_shape"), "codecs": array.pop("stored_codecs")}
-        array["presented"] = {"chunk_shape": array.pop("chunk_shape"), "codecs": array.pop("codecs")}
-        array["passes_through"] = None if surveyed.is_sharded else array["reason"]
-        del array["reason"]
-    safe = capabilities.atomic_commits
-    writers = ("safe" if capabilities.across_machines else "safe on one machine") if safe else "one a shard" if is_known else "unknown"
-    return document | {
-        "damaged_objects": found.damaged_objects,
-        "storage": {
-            "kind": kind,
-            "capabilities": asdict(capabilities) | {"atomic_commits": safe},
-            "is_known": is_known,
-            "writers": writers,
-        },
-    }
-
-
 # -- for people --------------------------------------------------------------------------------------------------------
 
 
-def _show(where: str, found: Survey, kind: str, capabilities: Capabilities, is_known: bool) -> None:
+def _show(where: str, found: Survey, storage: StorageFacts) -> None:
     parts = [plural(found.groups, "group"), plural(len(found.arrays), "array")]
     if found.objects is not None and found.stored_nbytes is not None:
         parts += [plural(found.objects, "object"), size(found.stored_nbytes)]
     show(Text.assemble((where, "bold"), "  ", ", ".join(parts)))
     for array in found.arrays:
         show("")
-        show(_array(array, kind))
+        show(_array(array, storage.kind))
     if found.other_objects:
         show("")
         show(Text(f"{plural(found.other_objects, 'other object')}, {size(found.other_nbytes or 0)}: stored as they are"))
@@ -203,7 +131,7 @@ def _show(where: str, found: Survey, kind: str, capabilities: Capabilities, is_k
     for group in found.consolidated:
         state = ("out of date: renew it by zarr.consolidate_metadata", "yellow") if group.is_stale else ("up to date", "")
         show(Text.assemble(f"consolidated metadata of {group.path or '/'}: {plural(group.arrays, 'array')}, ", state))
-    show(*_capabilities(kind, capabilities, is_known))
+    show(*_capabilities(storage))
     for first, others in alike(found.damage, lambda damage: damage.what):
         show(wrapped("damaged  ", f"{first.key}: {first.what}", "bold red"))
         show_others([damage.key for damage in others], "         ")
@@ -220,77 +148,20 @@ def _rows(rows: list[tuple[str, str]]) -> Table:
 
 def _array(array: ArraySurvey, kind: str) -> Group:
     title = Text.assemble((array.path or "/", "bold cyan"), f"  {shape(array.shape)}  {array.data_type}")
-    rows = [("presented", f"chunks of {shape(array.chunk_shape)}, {_pipeline(array.codecs)}")]
-    if array.is_sharded and array.chunks_per_shard is not None:
-        checksum = "with checksum" if array.index_checksum else "without checksum"
-        per_shard, index = shape(array.chunks_per_shard), f"index at the {array.index_location} {checksum}"
-        by = ", by the storage transformer of 2022" if array.by_transformer else ""
-        before = f", behind {_pipeline(array.stored_codecs[:-1])}" if len(array.stored_codecs) > 1 and not by else ""
-        rows.append(("stored", f"shards of {shape(array.stored_shape)}: {per_shard} chunks, {index}{by}{before}"))
-    elif kind != _SNAPSHOT:
-        rows.append(("stored", f"as presented: {array.reason}"))
-    if array.usage is not None:
-        rows += _usage(array, array.usage)
-    return Group(title, Padding(_rows(rows), (0, 0, 0, 2), expand=False))
+    return Group(title, Padding(_rows(array_rows(array, kind)), (0, 0, 0, 2), expand=False))
 
 
-def _pipeline(codecs: tuple[str, ...]) -> str:
-    return " + ".join(codecs) if codecs else "no codecs"
+def _flavours(stored: Stored) -> Text:
+    return Text.assemble(("stored ", "bold"), stored_as(stored), ("  presented ", "bold"), presented_as(stored))
 
 
-def _usage(array: ArraySurvey, usage: Usage) -> list[tuple[str, str]]:
-    rows: list[tuple[str, str]] = []
-    if array.is_sharded:
-        rows.append(("shards", _of(usage.objects, usage.possible_objects)))
-        rows.append(("chunks", f"{_of(usage.chunks, usage.possible_chunks)}, {size(usage.chunk_nbytes)}"))
-        dead = (
-            f", {size(usage.dead_nbytes)} of it dead ({usage.dead_nbytes / usage.stored_nbytes:.1%})"
-            if usage.dead_nbytes
-            else ", nothing dead"
-        )
-        indices = f", {usage.index_nbytes / usage.stored_nbytes:.1%} of it indices" if usage.stored_nbytes else ""
-        rows.append(("bytes", size(usage.stored_nbytes) + indices + (dead if usage.stored_nbytes else "")))
-    else:
-        rows.append(("chunks", f"{_of(usage.objects, usage.possible_objects)}, {size(usage.stored_nbytes)}"))
-    if usage.chunks_outside:
-        rows.append(("outside", f"{plural(usage.chunks_outside, 'chunk')} outside the shape, {size(usage.chunk_nbytes_outside)}"))
-    if usage.other_objects:
-        rows.append(("other", f"{plural(usage.other_objects, 'object')} that are no chunks, {size(usage.other_nbytes)}"))
-    if usage.damaged_objects:
-        rows.append(("damaged", plural(usage.damaged_objects, "shard")))
-    return rows
-
-
-def _flavours(stored: _Stored) -> Text:
-    others = ", ".join(f"present={name!r} shows {words}" for name, words in _PRESENTABLE[stored].items())
-    what = "final Zarr v3" if stored == "v3" else "a hierarchy of the 2022 draft"
-    return Text.assemble(("stored ", "bold"), what, ("  presented ", "bold"), f"as final Zarr v3 ({others})")
-
-
-def _of(present: int, possible: int | None) -> str:
-    return count(present) if possible is None else f"{count(present)} of {count(possible)}"
-
-
-def _capabilities(kind: str, capabilities: Capabilities, is_known: bool) -> list[Text]:
-    if kind == _SNAPSHOT:
-        return [wrapped(f"storage {kind}: ", "it never changes; its chunks are in the chunk files of a versioned store", "bold")]
-    if capabilities.atomic_commits and not capabilities.across_machines:
-        said = "writers that share a shard: safe on one machine, and on several only if opened with locks='cluster'"
-    elif capabilities.atomic_commits:
-        said = "writers that share a shard: safe, none loses what another one wrote"
-    elif is_known:
-        said = "writers that share a shard: not safe, let one writer at a time write to each shard"
-        if kind == "local":
-            said += " (its file system keeps neither fractions of seconds nor extended attributes, which tell versions of a file apart)"
-    else:
-        said = "writers that share a shard: not known before the server is asked (at the first write, or by --probe)"
-    able = {verb: [words for name, words in flags.items() if getattr(capabilities, name)] for verb, flags in _CAPABILITIES.items()}
-    lines = [wrapped(f"storage {kind}: ", said, "bold")]
-    if any(able.values()):
+def _capabilities(storage: StorageFacts) -> list[Text]:
+    lines = [wrapped(f"storage {storage.kind}: ", writers(storage.kind, storage.capabilities, storage.is_known), "bold")]
+    able = abilities(storage.kind, storage.capabilities)
+    if able:
         lines.append(Text("  it can"))
-    width = max(map(len, able)) + 2
-    lines += [wrapped(verb.ljust(width), "; ".join(words), "dim", indent=4) for verb, words in able.items() if words]
-    return lines
+    width = len("promise") + 2
+    return lines + [wrapped(verb.ljust(width), words, "dim", indent=4) for verb, words in able]
 
 
 def _show_runtime(facts: dict[str, Any], *, is_alone: bool) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.text import Text
@@ -88,7 +87,7 @@ def verify(
             shown=str(target.address),
         )
     if as_json:
-        print_json(_document(report))
+        print_json(report.to_json())
     else:
         _show(str(target.address), report)
     work.write_failures(report.unread)
@@ -106,24 +105,6 @@ def _conclude(report: VerifyReport) -> None:
         raise typer.Exit(ExitCode.CORRUPT)
     if report.unread:
         raise typer.Exit(exit_code(report.unread[0].error))
-
-
-# -- for programs ------------------------------------------------------------------------------------------------------
-
-
-def _document(report: VerifyReport) -> dict[str, Any]:
-    return {
-        "url": report.url,
-        "path": report.path,
-        "errors": report.errors,
-        "notes": report.notes,
-        "counts": report.counts,
-        "objects": report.objects,
-        "nbytes_read": report.nbytes_read,
-        "findings": [asdict(finding) | {"severity": finding.severity, "remedy": finding.remedy} for finding in report.findings],
-        "unread": [{"key": unread.key, "error": str(unread.error)} for unread in report.unread],
-        "arrays": [asdict(array) for array in report.arrays],
-    }
 
 
 # -- for people --------------------------------------------------------------------------------------------------------

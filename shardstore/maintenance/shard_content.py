@@ -132,8 +132,23 @@ async def check_layout(engine: Engine, shard: StoredShard) -> None:
         raise Conflict(f"array {shard.path!r} was changed while its shards were looked at: run it again")
 
 
-async def survey_shards(engine: Engine, shards: Sequence[tuple[StoredShard, ShardTally]]) -> list[Damage]:
-    """Read the indices of ``shards``, one request per shard, and add their content to the tallies; return the damage.
+@dataclass(frozen=True, slots=True, eq=False)
+class CountedShard:
+    """The chunks of one shard that lie in the array's shape."""
+
+    shard: StoredShard
+    nbytes: int
+    exists: npt.NDArray[np.bool_]
+    """For each slot, in C order: ``(slots,)``."""
+    lengths: npt.NDArray[np.int64]
+    """The encoded bytes of each existing chunk."""
+
+
+async def survey_shards(
+    engine: Engine, shards: Sequence[tuple[StoredShard, ShardTally]], counted: list[CountedShard] | None = None
+) -> list[Damage]:
+    """Read the indices of ``shards``, one request per shard, and add their content to the tallies; return the damage. With ``counted``
+    the chunks of each shard whose index can be read, inside the array's shape, are added to it.
 
     Raises:
         Conflict: the metadata of an array changed meanwhile, so that its shards cannot be understood.
@@ -145,7 +160,7 @@ async def survey_shards(engine: Engine, shards: Sequence[tuple[StoredShard, Shar
         if look is None:
             continue  # deleted since it was listed
         tally.add_object(look.nbytes, _is_inside(shard))
-        if (what := _count(shard, tally, look.nbytes, look.index)) is not None:
+        if (what := _count(shard, tally, look.nbytes, look.index, counted)) is not None:
             await check_layout(engine, shard)
             tally.damaged_objects += 1
             damages.append(Damage(shard.path, shard.key, what))
@@ -157,7 +172,9 @@ def _is_inside(shard: StoredShard) -> bool:
     return all(c * p < g for c, p, g in zip(shard.coords, per_shard, grid, strict=True))
 
 
-def _count(shard: StoredShard, tally: ShardTally, object_nbytes: int, index: ShardIndex | Corruption) -> str | None:
+def _count(
+    shard: StoredShard, tally: ShardTally, object_nbytes: int, index: ShardIndex | Corruption, counted: list[CountedShard] | None
+) -> str | None:
     """Add the content of one shard to its array's tally; return its fault in words, if there is one."""
     index_format = shard.layout.index_format
     tally.index_nbytes += min(index_format.nbytes, object_nbytes)
@@ -167,8 +184,11 @@ def _count(shard: StoredShard, tally: ShardTally, object_nbytes: int, index: Sha
     used = index.present() & ~wrong
     # Entries that fit the object fit int64 as well.
     lengths = index.flat[used, 1].astype(np.int64)
-    inside = slots_inside(shard.layout, shard.coords)[used]
+    slots = slots_inside(shard.layout, shard.coords)
+    inside = slots[used]
     tally.add_chunks(int(inside.sum()), int(lengths[inside].sum()), int((~inside).sum()), int(lengths[~inside].sum()))
+    if counted is not None and _is_inside(shard):
+        counted.append(CountedShard(shard, object_nbytes, used & slots, lengths[inside]))
     if wrong.any():
         return entry_fault(index, wrong, object_nbytes)  # what its bytes are is not known, so none of them is called dead
     tally.dead_nbytes += dead_nbytes(index_format, index, object_nbytes)

@@ -21,7 +21,6 @@ from hypothesis import given
 import shardstore
 from shardstore.engine.engine import Engine
 from shardstore.errors import Corruption, InvalidInput, NotFound, StorageError, Unsupported
-from shardstore.maintenance.census.density import density
 from shardstore.maintenance.census.file import ArrayCensus, Census, bitmap_nbytes, census_from_bytes, merged, read_census
 from shardstore.maintenance.census.run import take_census
 from shardstore.maintenance.execution import Execution, Part
@@ -285,7 +284,7 @@ def census_of(mask: npt.NDArray[np.bool_], per_object: tuple[int, ...]) -> Array
 @pytest.mark.parametrize(("rows", "columns"), [(100, 100), (7, 11), (3, 2), (1, 1), (5, 100)])
 def test_density_is_the_share_of_chunks_behind_each_cell(rows: int, columns: int) -> None:
     mask = np.random.default_rng(0).random((3, 13, 17)) < 0.4
-    seen = density(census_of(mask, (2, 4, 4)), rows, columns)
+    seen = census_of(mask, (2, 4, 4)).density(rows, columns)
     assert (seen.axes, seen.chunks) == ((1, 2), (13, 17))
     height, width = min(rows, 13), min(columns, 17)
     expected, behind = np.zeros((height, width)), np.zeros((height, width))
@@ -299,16 +298,16 @@ def test_density_is_the_share_of_chunks_behind_each_cell(rows: int, columns: int
 def test_density_of_other_ranks_and_axes() -> None:
     mask = np.random.default_rng(0).random((3, 13, 17)) < 0.4
     array = census_of(mask, (2, 4, 4))
-    np.testing.assert_allclose(density(array, 99, 99, (0, 2)).cells, mask.mean(axis=1))
-    np.testing.assert_allclose(density(array, 99, 99, (2, 0)).cells, mask.mean(axis=1).T)
-    np.testing.assert_allclose(density(array, 99, 99, (0, 5)).cells, density(array, 99, 99).cells)
+    np.testing.assert_allclose(array.density(99, 99, (0, 2)).cells, mask.mean(axis=1))
+    np.testing.assert_allclose(array.density(99, 99, (2, 0)).cells, mask.mean(axis=1).T)
+    np.testing.assert_allclose(array.density(99, 99, (0, 5)).cells, array.density(99, 99).cells)
     with pytest.raises(InvalidInput):
-        density(array, 9, 9, (1, 1))
-    line = density(census_of(mask[0, 0], (4,)), 9, 99)
+        array.density(9, 9, (1, 1))
+    line = census_of(mask[0, 0], (4,)).density(9, 99)
     assert line.axes == (None, 0)
     np.testing.assert_allclose(line.cells, mask[:1, 0])
-    assert density(bare((), 1), 9, 9).cells.tolist() == [[1.0]]
-    assert density(bare((0, 4), 0), 9, 9).cells.size == 0
+    assert bare((), 1).density(9, 9).cells.tolist() == [[1.0]]
+    assert bare((0, 4), 0).density(9, 9).cells.size == 0
 
 
 def bare(shape: tuple[int, ...], objects: int) -> ArrayCensus:

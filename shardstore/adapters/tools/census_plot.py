@@ -11,7 +11,6 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from shardstore.errors import InvalidInput
-from shardstore.maintenance.census.density import density
 from shardstore.maintenance.census.file import ArrayCensus, Census
 
 _CELLS = 512  # a side, at most
@@ -43,7 +42,7 @@ def save_picture(census: Census, path: str | os.PathLike[str], axes: tuple[int, 
 
 
 def _draw(figure: Figure, array: ArrayCensus, place: tuple[int, int, int], axes: tuple[int, int] | None) -> None:
-    seen = density(array, _CELLS, _CELLS, axes)
+    seen = array.density(_CELLS, _CELLS, axes)
     panel = figure.add_subplot(*place)
     extent = (0, seen.chunks[1], seen.chunks[0], 0)
     panel.imshow(seen.cells, cmap="Blues", vmin=0, vmax=1, interpolation="nearest", aspect="auto", extent=extent)

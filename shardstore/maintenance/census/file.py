@@ -31,6 +31,7 @@ import numpy.typing as npt
 
 from shardstore.errors import Corruption, InvalidInput, NotFound, ShardStoreError
 from shardstore.format.codecs import CRC32C_NBYTES, crc32c
+from shardstore.maintenance.density import Density, DensityCounter
 from shardstore.model.ranges import BytesLike
 
 DIGEST_NBYTES = 16
@@ -97,6 +98,15 @@ class ArrayCensus:
     @property
     def stored_nbytes(self) -> int:
         return int(self.nbytes.sum())
+
+    def density(self, rows: int, columns: int, axes: tuple[int, int] | None = None) -> Density:
+        """Return a picture of which chunks exist. Parameters and errors are those of ``DensityCounter``."""
+        counter = DensityCounter(self.chunk_grid, self.chunks_per_object, rows, columns, axes)
+        step = max(1, 2**22 // max(1, self.slots))
+        for start in range(0, self.objects, step):
+            bits = np.unpackbits(self.bitmaps[start : start + step], axis=1, count=self.slots)
+            counter.add(self.coords[start : start + step], bits.view(np.bool_))
+        return counter.density()
 
 
 @dataclass(frozen=True, slots=True)

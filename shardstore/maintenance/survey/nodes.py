@@ -37,6 +37,7 @@ class ArrayFacts:
     """The facts of an array's document, in words if they are for people."""
 
     shape: tuple[int, ...] | None = None
+    dimension_names: tuple[str | None, ...] | None = None
     data_type: str = ""
     item_nbytes: int | None = None
     chunk_shape: tuple[int, ...] | None = None
@@ -206,6 +207,7 @@ def _record(node: Node, document: JsonObject | None) -> NodeRecord:
     presented = present_array(document)
     facts = ArrayFacts(
         shape=_shape(document.get("shape")),
+        dimension_names=_names(document.get("dimension_names")),
         data_type=_in_words(document.get("data_type")),
         item_nbytes=item_nbytes(document.get("data_type")),
         chunk_shape=_chunk_shape(presented),
@@ -232,6 +234,10 @@ def _digest(document: JsonObject) -> bytes:
 
 def _shape(value: Any) -> tuple[int, ...] | None:
     return tuple(value) if isinstance(value, list) and all(type(n) is int for n in value) else None
+
+
+def _names(value: Any) -> tuple[str | None, ...] | None:
+    return tuple(value) if isinstance(value, list) and all(name is None or isinstance(name, str) for name in value) else None
 
 
 def _chunk_shape(document: JsonObject) -> tuple[int, ...] | None:

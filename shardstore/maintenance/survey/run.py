@@ -6,7 +6,8 @@ indices are kept: memory grows with the number of nodes, not of chunks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -14,8 +15,9 @@ from shardstore.engine.engine import Engine
 from shardstore.format.shard_index import IndexLocation
 from shardstore.format.store_keys import check_prefix, join, metadata_path
 from shardstore.maintenance.object_tasks import pages
-from shardstore.maintenance.shard_content import SHARDS_AT_ONCE, Damage, ShardTally, StoredShard, survey_shards
+from shardstore.maintenance.shard_content import SHARDS_AT_ONCE, CountedShard, Damage, ShardTally, StoredShard, survey_shards
 from shardstore.maintenance.survey.nodes import NodeRecord, SurveyedNodes
+from shardstore.maintenance.survey.occupancy import Occupancy
 from shardstore.storage.base import ObjectInfo
 
 __all__ = ["ArraySurvey", "ConsolidatedMetadata", "Damage", "Survey", "Unreadable", "Usage", "survey"]
@@ -72,6 +74,7 @@ class ArraySurvey:
     reason: str
     """The reason in words why it passes through as it is stored; empty for an array that is shown chunk by chunk."""
     shape: tuple[int, ...] | None
+    dimension_names: tuple[str | None, ...] | None
     data_type: str
     item_nbytes: int | None
     chunk_shape: tuple[int, ...] | None
@@ -134,11 +137,18 @@ class Survey:
 
 
 async def survey(
-    engine: Engine, path: str = "", *, indices: bool = True, progress: Progress | None = None, shown: str | None = None
+    engine: Engine,
+    path: str = "",
+    *,
+    indices: bool = True,
+    occupancy: Occupancy | None = None,
+    progress: Progress | None = None,
+    shown: str | None = None,
 ) -> Survey:
     """Look at everything at and below the node, or prefix, ``path``. Runs on the IO loop, as the engine does.
 
-    With ``indices`` false only metadata is read: arrays are not listed, and nothing is counted. ``progress`` is called with the number
+    With ``indices`` false only metadata is read: arrays are not listed, and nothing is counted. ``occupancy`` is told of each chunk that
+    exists, by the same reads. ``progress`` is called with the number
     of objects seen so far. Writes of others during the survey may be counted or not. A damaged shard is listed, and the rest is still
     counted. ``shown`` is the name of the place in messages, by default its URL.
 
@@ -148,15 +158,33 @@ async def survey(
         StorageError: a request failed.
     """
     check_prefix(path)
-    surveyor = _Surveyor(engine, path.strip("/"), progress, shown)
+    surveyor = _Surveyor(engine, path.strip("/"), progress, shown, occupancy)
     await (surveyor.count_everything() if indices else surveyor.find_nodes())
     return surveyor.result(counted=indices)
+
+
+async def glance(engine: Engine, path: str = "", *, most_arrays: int, seconds: float) -> tuple[Survey, bool]:
+    """Return what metadata alone say, as ``survey`` does, of at most so many arrays, within a time; and whether that is all there is.
+
+    Raises:
+        NotFound: nothing was found in that time.
+        StorageError: a request failed.
+    """
+    surveyor = _Surveyor(engine, check_prefix(path).strip("/"), None, None)
+    is_all = False
+    try:
+        async with asyncio.timeout(seconds):
+            is_all = await surveyor.find_nodes(most_arrays)
+    except TimeoutError:
+        is_all = False
+    return surveyor.result(counted=False), is_all
 
 
 class _Surveyor:
     """The state of one survey."""
 
-    def __init__(self, engine: Engine, path: str, progress: Progress | None, shown: str | None) -> None:
+    def __init__(self, engine: Engine, path: str, progress: Progress | None, shown: str | None, occupancy: Occupancy | None = None) -> None:
+        self._occupancy = occupancy
         self._engine = engine
         self._path = path
         self._progress = progress
@@ -214,39 +242,58 @@ class _Surveyor:
             elif record.node.layout is not None:
                 shards.append((StoredShard(record.node.path, record.node.layout, coords, info.key), record.tally))
             else:
-                record.tally.add_chunk(info.nbytes, record.holds(coords))
+                is_inside = record.holds(coords)
+                record.tally.add_chunk(info.nbytes, is_inside)
+                if is_inside and self._occupancy is not None:
+                    self._occupancy.add_chunk(record.node.path, record.grid or (), coords, info)
         return shards
 
     async def _look_into(self, shards: list[tuple[StoredShard, ShardTally]]) -> None:
-        for damage in await survey_shards(self._engine, shards):
+        counted: list[CountedShard] | None = None if self._occupancy is None else []
+        for damage in await survey_shards(self._engine, shards, counted):
             if len(self._damage) < _MOST_DAMAGES:
                 self._damage.append(damage)
+        if self._occupancy is not None and counted is not None:
+            self._occupancy.add_shards(counted)
         self._report()
 
     # -- by metadata alone -----------------------------------------------------------------------------------------
 
-    async def find_nodes(self) -> None:
-        """Find nodes from group to group; objects below arrays are not listed."""
+    async def find_nodes(self, most_arrays: int | None = None) -> bool:
+        """Find nodes from group to group; objects below arrays are not listed. Return false if there may be more than so many arrays."""
         level = [(self._path, 0)]
+        arrays = 0
         while level:
-            records = await self._nodes.load([path for path, _ in level])
             below: list[tuple[str, int]] = []
-            for path, strange in level:
-                record = records[path]
-                if record is not None and record.is_array:
-                    continue
-                # Below what is no node there may be hierarchies, but no node of one that has begun above.
-                depth = 0 if record is not None else strange + 1
-                if depth > _DEPTH_WITHOUT_NODES or (record is None and strange == 0 and path != self._path):
-                    continue
-                listed = await self._engine.storage.list_dir(join(path, ""))
-                self._objects += len(listed.objects)
-                for info in listed.objects:
-                    self._note_v2(info.key)
-                self._other_objects += sum(metadata_path(info.key) is None for info in listed.objects)
-                below += [(prefix.rstrip("/"), depth) for prefix in listed.prefixes]
+            while level:
+                some = level if most_arrays is None else level[: most_arrays - arrays]
+                level = level[len(some) :]
+                if not some:
+                    return False
+                records = await self._nodes.load([path for path, _ in some])
+                arrays += sum(record is not None and record.is_array for record in records.values())
+                below += await self._below(some, records)
             self._report()
             level = below
+        return True
+
+    async def _below(self, some: list[tuple[str, int]], records: Mapping[str, NodeRecord | None]) -> list[tuple[str, int]]:
+        below: list[tuple[str, int]] = []
+        for path, strange in some:
+            record = records[path]
+            if record is not None and record.is_array:
+                continue
+            # Below what is no node there may be hierarchies, but no node of one that has begun above.
+            depth = 0 if record is not None else strange + 1
+            if depth > _DEPTH_WITHOUT_NODES or (record is None and strange == 0 and path != self._path):
+                continue
+            listed = await self._engine.storage.list_dir(join(path, ""))
+            self._objects += len(listed.objects)
+            for info in listed.objects:
+                self._note_v2(info.key)
+            self._other_objects += sum(metadata_path(info.key) is None for info in listed.objects)
+            below += [(prefix.rstrip("/"), depth) for prefix in listed.prefixes]
+        return below
 
     # -- what came of it -------------------------------------------------------------------------------------------
 

@@ -24,6 +24,8 @@ class Detectable:
 
     found: tuple[str, ...]
     missed: tuple[str, ...]
+    reads_chunks: bool = False
+    """True if every chunk is read, and checked by its checksum, its codecs or a copy."""
 
 
 def detectable(plan: ArrayPlan, how: VerifyLevel) -> Detectable:
@@ -37,7 +39,7 @@ def detectable(plan: ArrayPlan, how: VerifyLevel) -> Detectable:
     _of_chunks(plan, how, found, missed)
     if how.against:
         found.append("every byte in which a chunk differs from the other copy, and chunks that only one of the two has")
-        return Detectable(tuple(found), ())
+        return Detectable(tuple(found), (), reads_chunks=True)
     if how.census:
         found.append("objects and chunks that the census has and that are gone")
         if how.contents:
@@ -49,7 +51,8 @@ def detectable(plan: ArrayPlan, how: VerifyLevel) -> Detectable:
     else:
         what = "objects that are gone, or that lie under another one's key, where all that can be checked fits there too"
         missed.append(f"{what}: a census or another copy shows them")
-    return Detectable(tuple(found), tuple(missed))
+    reads_chunks = how.contents or plan.coding.has_checksum or (how.deep and bool(plan.document))
+    return Detectable(tuple(found), tuple(missed), reads_chunks)
 
 
 def _of_index(plan: ArrayPlan, found: list[str], missed: list[str]) -> None:

@@ -11,7 +11,9 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from itertools import islice
+from typing import Any
 
 from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
@@ -20,7 +22,7 @@ from shardstore.format.store_keys import ancestors
 from shardstore.maintenance.array_plans import ArrayPlan
 from shardstore.maintenance.census.file import Census, Unread
 from shardstore.maintenance.census.objects import ObjectEntry
-from shardstore.maintenance.execution import Execution, Failure
+from shardstore.maintenance.execution import WHOLE, Execution, Failure
 from shardstore.maintenance.object_tasks import Ahead, by_halves
 from shardstore.maintenance.storages import Place
 from shardstore.maintenance.verify.against import compare_with_copy
@@ -84,6 +86,10 @@ class VerifyReport:
     nbytes_read: int
     unread: tuple[Unread, ...]
     """Objects that could not be read, so nothing is known of them. At most 100,000."""
+    at: datetime
+    """When the run began, in UTC."""
+    is_whole: bool = True
+    """True if it looked at all objects, not at those of a part, or at those that had failed."""
 
     def __repr__(self) -> str:
         return (
@@ -102,6 +108,23 @@ class VerifyReport:
     def is_sound(self) -> bool:
         """True if everything could be looked at, and no error was found."""
         return not self.errors and not self.unread
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report for programs; ``shardstore.report`` takes it too."""
+        return {
+            "url": self.url,
+            "path": self.path,
+            "at": self.at.isoformat(timespec="seconds"),
+            "is_whole": self.is_whole,
+            "errors": self.errors,
+            "notes": self.notes,
+            "counts": self.counts,
+            "objects": self.objects,
+            "nbytes_read": self.nbytes_read,
+            "findings": [asdict(finding) | {"severity": finding.severity, "remedy": finding.remedy} for finding in self.findings],
+            "unread": [{"key": unread.key, "error": str(unread.error)} for unread in self.unread],
+            "arrays": [asdict(array) for array in self.arrays],
+        }
 
 
 def verify_engine(
@@ -173,6 +196,7 @@ class _Verification:
         self._objects = 0
         self._done_objects = 0
         self._nbytes_read = 0
+        self._began = datetime.now(UTC)
 
     def run(self) -> VerifyReport:
         left = run_sync(self._leftovers())
@@ -342,6 +366,8 @@ class _Verification:
             objects=self._objects,
             nbytes_read=self._nbytes_read,
             unread=tuple(self._unread.values()),
+            at=self._began,
+            is_whole=self._execution.part == WHOLE and self._execution.only is None,
         )
 
     def _array(self, plan: ArrayPlan) -> ArrayVerified:

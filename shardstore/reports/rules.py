@@ -1,0 +1,180 @@
+"""What to advise about a store: each piece of advice has a number that gives rise to it, and a command that helps."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from shardstore.engine.options import EngineOptions
+from shardstore.errors import Unsupported
+from shardstore.format.shard_index import IndexCodecs
+from shardstore.format.store_keys import join
+from shardstore.maintenance.survey.run import ArraySurvey, Survey, Usage
+from shardstore.model.words import count, plural, size
+from shardstore.plan.advice import Access, ArrayFacts, Candidate, advise
+from shardstore.plan.policy import ArrayInfo, automatic
+from shardstore.reports.words import SNAPSHOT
+
+_ASSUMED_ITEM_NBYTES = 16  # of strings and other types without a fixed size
+
+_MANY_OBJECTS = 100_000
+_SEVERAL_OBJECTS = 100  # of fewer the size does not matter
+_SMALL_SHARD_NBYTES = 2**20
+_LARGE_SHARD_NBYTES = 2**30
+_FEW_CHUNKS = 5  # a shard
+_DEAD_RATIO = 0.25  # as compact has it
+_FEWER = 4  # times fewer objects are worth the work
+_FASTER = 1.5  # times less cost of what is read is worth the work
+
+_NEW = "NEW.zarr"  # the place that a user has to choose
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One piece of advice."""
+
+    path: str
+    """The path of the array or group."""
+    kind: str
+    """A word that programs can tell it by."""
+    what: str
+    """What was found, with its number, and why it matters."""
+    command: str
+    """The command that helps; empty if there is none."""
+
+
+def advisable(array: ArraySurvey) -> ArrayFacts:
+    """Return the facts that advice on shard shapes depends on. Raises ``Unsupported`` if the chunks cannot be identified."""
+    if array.shape is None or array.chunk_shape is None or (array.usage is not None and array.usage.possible_chunks is None):
+        raise Unsupported(f"the chunks of array {array.path!r} cannot be told, so none of it could be sharded: {array.reason}")
+    item = array.item_nbytes or _ASSUMED_ITEM_NBYTES
+    usage = array.usage
+    mean = round(usage.chunk_nbytes / usage.chunks) if usage is not None and usage.chunks else prod(array.chunk_shape) * item
+    return ArrayFacts(array.shape, array.chunk_shape, item, max(1, mean), IndexCodecs("little", array.index_checksum is not False))
+
+
+# -- the store as a whole ----------------------------------------------------------------------------------------------
+
+
+def advice_on_store(found: Survey, kind: str, url: str) -> Iterator[Advice]:
+    """Return advice on what belongs to no single array. ``kind``: of storage; ``url``: of the place that was surveyed."""
+    for unreadable in found.unreadable:
+        what = f"zarr.json is not that of a node: {unreadable.reason}. Restore it from a copy, or write it again"
+        yield Advice(unreadable.path, "unreadable", what, "")
+    for group in found.consolidated:
+        if group.is_stale:
+            what = f"its consolidated metadata of {plural(group.arrays, 'array')} are out of date: readers that use them see old shapes"
+            place = _place(url, found.path, group.path)
+            yield Advice(group.path, "stale-consolidated", what, f'python -c "import zarr; zarr.consolidate_metadata({place!r})"')
+    if found.v2_documents:
+        what = f"{plural(len(found.v2_documents), 'node')} of Zarr v2, with one object a chunk: pack makes shards of them, without recoding"
+        yield Advice(found.path, "zarr-v2", what, _command("pack", url, _NEW))
+    if found.other_objects and (found.arrays or found.groups) and kind != SNAPSHOT and not found.v2_documents:
+        what = f"{plural(found.other_objects, 'object')}, {size(found.other_nbytes or 0)}, that belong to no node: verify names them"
+        yield Advice(found.path, "strays", what, _command("verify", url))
+
+
+# -- one array ---------------------------------------------------------------------------------------------------------
+
+
+def advice_on_array(array: ArraySurvey, above: str, kind: str, url: str, accesses: Sequence[Access] = ()) -> Iterator[Advice]:
+    """Return advice on one array of a survey of ``above``, which lies at ``url``. ``accesses`` with as many dimensions as the array has
+    are what is read of it at once.
+    """
+    place = _place(url, above, array.path)
+    usage = array.usage
+    if usage is not None:
+        yield from _on_health(array, usage, kind, place)
+        if kind != SNAPSHOT:
+            yield from _on_objects(array, usage, place)
+    if (fitting := [access for access in accesses if len(access.extents) == len(array.shape or ())]) and kind != SNAPSHOT:
+        yield from _on_reading(array, fitting, kind, place)
+
+
+def _on_health(array: ArraySurvey, usage: Usage, kind: str, place: str) -> Iterator[Advice]:
+    if usage.damaged_objects:
+        what = f"{plural(usage.damaged_objects, 'shard is', 'shards are')} damaged, and readers fail there: repair says what can be saved"
+        yield Advice(array.path, "damaged", what, _command("repair", place))
+    if usage.stored_nbytes and usage.dead_nbytes > _DEAD_RATIO * usage.stored_nbytes and kind != SNAPSHOT:
+        what = f"{size(usage.dead_nbytes)} of {size(usage.stored_nbytes)} are dead ({usage.dead_nbytes / usage.stored_nbytes:.0%})"
+        yield Advice(array.path, "dead-bytes", f"{what}: compact gives them back", _command("compact", place))
+    if usage.chunks_outside:
+        what = f"{plural(usage.chunks_outside, 'chunk')}, {size(usage.chunk_nbytes_outside)}, outside the shape"
+        yield Advice(array.path, "outside", f"{what}: a smaller shape left them, and they come back if it grows", _command("verify", place))
+    if array.is_sharded and array.index_checksum is False:
+        what = "the indices have no checksum: an entry that changes is not noticed. A copy by reshard has them"
+        yield Advice(array.path, "no-index-checksum", what, _command("reshard", place, _NEW))
+
+
+def _on_objects(array: ArraySurvey, usage: Usage, place: str) -> Iterator[Advice]:
+    if usage.objects < _SEVERAL_OBJECTS or array.shape is None or array.chunk_shape is None:
+        return
+    fewer = _objects_by_default(array)
+    is_worth_it = fewer is not None and fewer * _FEWER <= (usage.possible_objects or usage.objects)
+    verb = "reshard" if array.is_sharded else "pack"
+    command = _command(verb, place, _NEW)
+    if not array.is_sharded:
+        if usage.objects > _MANY_OBJECTS and is_worth_it:
+            what = f"{count(usage.objects)} objects, one a chunk, of {size(usage.stored_nbytes / usage.objects)} each"
+            yield Advice(array.path, "many-objects", f"{what}: in shards they would be at most {count(fewer or 0)}", command)
+        return
+    mean = usage.stored_nbytes / usage.objects
+    if mean > _LARGE_SHARD_NBYTES:
+        what = f"shards have {size(mean)} on average: a write of one chunk may rewrite one, unless it appends"
+        yield Advice(array.path, "large-shards", what, command)
+    elif is_worth_it and usage.objects > _MANY_OBJECTS:
+        what = f"{count(usage.objects)} shards of {size(mean)} on average: larger ones would be at most {count(fewer or 0)}"
+        yield Advice(array.path, "many-objects", what, command)
+    elif is_worth_it and mean < _SMALL_SHARD_NBYTES:
+        what = f"shards have {size(mean)} on average: larger ones would be at most {count(fewer or 0)} instead of {count(usage.objects)}"
+        yield Advice(array.path, "small-shards", what, command)
+    elif is_worth_it and array.chunks_per_shard is not None and prod(array.chunks_per_shard) < _FEW_CHUNKS:
+        what = f"a shard holds at most {plural(prod(array.chunks_per_shard), 'chunk')}: larger ones would be at most {count(fewer or 0)}"
+        yield Advice(array.path, "few-chunks", what, command)
+
+
+def _objects_by_default(array: ArraySurvey) -> int | None:
+    """Return how many objects shards of the default size would be; ``None`` if the array would not be sharded."""
+    assert array.shape is not None
+    assert array.chunk_shape is not None
+    per_shard = automatic(ArrayInfo("", array.shape, array.chunk_shape, array.item_nbytes or _ASSUMED_ITEM_NBYTES, {}), may_grow=False)
+    if per_shard is None:
+        return None
+    return prod(-(-n // (c * p)) for n, c, p in zip(array.shape, array.chunk_shape, per_shard, strict=True))
+
+
+def _on_reading(array: ArraySurvey, accesses: Sequence[Access], kind: str, place: str) -> Iterator[Advice]:
+    try:
+        facts = advisable(array)
+    except Unsupported:
+        return
+    if not facts.shape or 0 in facts.shape:
+        return
+    found = advise(facts, accesses, EngineOptions().read_limits(kind), exists=True, present=array.chunks_per_shard)
+    now = next((one for one in (*found.candidates, *found.compared) if one.is_present), None)
+    if not found.candidates or now is None or now is found.candidates[0] or now.cost < _FASTER * found.candidates[0].cost:
+        return
+    best = found.candidates[0]
+    assert best.chunks_per_shard is not None
+    asked = ", ".join(f"'{access}'" for access in accesses)
+    what = (
+        f"to read {asked} takes {_cost(now)}; with {' × '.join(map(str, best.chunks_per_shard))} chunks a shard it would be {_cost(best)}"
+    )
+    command = _command("reshard" if array.is_sharded else "pack", "-s", ",".join(map(str, best.chunks_per_shard)), place, _NEW)
+    yield Advice(array.path, "access", what, command)
+
+
+def _cost(candidate: Candidate) -> str:
+    return f"{count(candidate.requests)} requests and {size(candidate.nbytes)}"
+
+
+def _place(url: str, above: str, path: str) -> str:
+    """Return the URL of a node at or below ``above``, which lies at ``url``."""
+    relative = path.removeprefix(above).strip("/")
+    return join(url.rstrip("/"), relative) if relative else url
+
+
+def _command(verb: str, *arguments: str) -> str:
+    return shlex.join(["shardstore", verb, *arguments])

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from shardstore.adapters.mapping.mapping import ShardedMap
     from shardstore.adapters.options import FurtherOptions, OpenOptions
     from shardstore.adapters.tools.align import align
+    from shardstore.adapters.tools.reporting import report
     from shardstore.adapters.tools.verification import census, verify
     from shardstore.adapters.transformer import ShardingTransformer
     from shardstore.adapters.zarr.store import ShardedStore
@@ -71,6 +72,7 @@ __all__ = [
     "pack",
     "references",
     "repair",
+    "report",
     "reshard",
     "serve",
     "snapshots",
@@ -89,6 +91,7 @@ _LAZY = {
     "unpack": "shardstore.maintenance.packing.pack",
     "compact": "shardstore.maintenance.compact",
     "repair": "shardstore.maintenance.repair.run",
+    "report": "shardstore.adapters.tools.reporting",
     "census": "shardstore.adapters.tools.verification",
     "verify": "shardstore.adapters.tools.verification",
     "serve": "shardstore.server",

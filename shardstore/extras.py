@@ -20,7 +20,8 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "icechunk": ("icechunk>=1.1",),
     "references": ("jinja2>=3.1",),
     "plot": ("matplotlib>=3.8",),
-    "serve": ("httptools>=0.6", "starlette>=0.45", "uvicorn>=0.34"),
+    "report": ("jinja2>=3.1",),
+    "serve": ("httptools>=0.6", "jinja2>=3.1", "starlette>=0.45", "uvicorn>=0.34"),
 }
 """The requirements of each extra, as in pyproject.toml; a test compares them."""
 

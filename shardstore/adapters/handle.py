@@ -25,6 +25,7 @@ from shardstore.engine.engine import Engine
 from shardstore.engine.metadata.hierarchy import HierarchyRegistry, Node
 from shardstore.engine.options import EngineOptions, check_flag
 from shardstore.errors import InvalidInput, ReadOnly, Unsupported
+from shardstore.model.showing import ShownInNotebooks
 from shardstore.presented.engine_storage import EngineStorage
 from shardstore.presented.flavours import Presented, flavour_of, presented
 from shardstore.storage.base import Storage
@@ -288,8 +289,10 @@ class Face:
         raise NotImplementedError
 
 
-class FilesystemFace(Face):
+class FilesystemFace(ShownInNotebooks, Face):
     """Base of a filesystem over an engine, whose paths are not keys."""
+
+    _shown_by = "shardstore.adapters.tools.reporting"
 
     def key_of(self, path: str) -> str:
         """Return the presented key that a path names; ``""`` for the root."""
@@ -304,8 +307,10 @@ class FilesystemFace(Face):
         raise NotImplementedError
 
 
-class StoreFace(Face):
+class StoreFace(ShownInNotebooks, Face):
     """Base of the stores over an engine, whose keys are presented keys."""
+
+    _shown_by = "shardstore.adapters.tools.reporting"
 
     _handle: Handle
     _read_only: bool

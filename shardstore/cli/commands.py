@@ -90,6 +90,11 @@ COMMANDS: Mapping[str, Listed] = {
         "Make versioned stores, show and change their history, and keep them well.",
         is_group=True,
     ),
+    "report": Listed(
+        "shardstore.cli.report",
+        "report",
+        "Make one page that says what a store is, and how it is: arrays, shards, sizes, which chunks exist, damage, and advice.",
+    ),
     "serve": Listed(
         "shardstore.cli.serve", "serve", "Serve a store over HTTP for reading, chunk by chunk, to browsers, viewers and clients of S3."
     ),

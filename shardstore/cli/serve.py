@@ -55,14 +55,18 @@ def serve(
     in_flight: Annotated[int, typer.Option("--in-flight", help="Requests that are carried out at once.", min=1)] = 256,
     no_stored: Annotated[bool, typer.Option("--no-stored", help="Do not show the stored objects.")] = False,
     no_listing: Annotated[bool, typer.Option("--no-listing", help="Do not list directories and buckets.")] = False,
+    no_report: Annotated[
+        bool, typer.Option("--no-report", help="The page at / is made of metadata alone: no shard is looked into for it.")
+    ] = False,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the front page in a browser.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Say what goes wrong while values are read.")] = False,
     storage: StorageOptions,
 ) -> None:
     """Serve a store over HTTP for reading, chunk by chunk, to browsers, viewers and clients of S3.
 
-    /zarr3/ shows Zarr v3 and /zarr2/ Zarr v2, both chunk by chunk, and /stored/ the objects as they are stored. The three are buckets of an
-    S3 endpoint too. Nothing can be written. Ctrl-C ends it: what is under way has ten seconds, and a second Ctrl-C breaks it off.
+    / is the report on the store. /zarr3/ shows Zarr v3 and /zarr2/ Zarr v2, both chunk by chunk, and /stored/ the objects as they are stored.
+    The three are buckets of an S3 endpoint too. Nothing can be written. Ctrl-C ends it: what is under way has ten seconds, and a second
+    Ctrl-C breaks it off.
 
     Examples:
 
@@ -94,6 +98,7 @@ def serve(
         in_flight=in_flight,
         stored=not no_stored,
         listing=not no_listing,
+        report=not no_report,
     )
     with serving:
         _stop_on_signals(serving, ended)

@@ -34,6 +34,7 @@ from shardstore.maintenance.shard_work import (
     check_can_swap,
 )
 from shardstore.maintenance.storages import Place
+from shardstore.model.showing import ShownInNotebooks
 from shardstore.plan.commits import ChunkOrder, DeleteShard, WriteShard
 from shardstore.plan.rewriting import plan_compaction
 from shardstore.storage.local.rules import Locks
@@ -63,7 +64,7 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True)
-class CompactReport:
+class CompactReport(ShownInNotebooks):
     """The results of a run, or with ``is_dry_run`` the results that it would have had."""
 
     url: str

@@ -37,9 +37,9 @@ MOST_ARRAYS = 500
 _VERSION = 1
 
 
-def occupancy_of_report() -> Occupancy:
-    """Return what a survey fills for the pictures and histograms of a report."""
-    return Occupancy(side=PICTURE_SIDE, pairs=PAIRS_OF_AXES, most_pictures=MOST_PICTURES)
+def occupancy_of_report(*, pictures: bool = True) -> Occupancy:
+    """Return what a survey fills for the pictures and histograms of a report; without ``pictures`` only histograms."""
+    return Occupancy(side=PICTURE_SIDE, pairs=PAIRS_OF_AXES if pictures else 0, most_pictures=MOST_PICTURES)
 
 
 # -- the storage -------------------------------------------------------------------------------------------------------

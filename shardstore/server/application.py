@@ -2,7 +2,7 @@
 
 ::
 
-    /           the front page                  /zarr3/…  /zarr2/…  /stored/…    values and directories, and buckets of S3
+    /           the report                      /zarr3/…  /zarr2/…  /stored/…    values and directories, and buckets of S3
     /healthz    "ok"
 
 Requests for values go by a plain ASGI callable, since routing costs more than reading a small chunk. Everything else is Starlette's, and
@@ -29,7 +29,8 @@ from shardstore.format.store_keys import check_directory, check_key
 from shardstore.server import s3_answers
 from shardstore.server.access import Access
 from shardstore.server.buckets import Bucket, Moved, Served, open_served
-from shardstore.server.front_page import FRONT_HEADERS, front_page
+from shardstore.server.front_page import FrontPage
+from shardstore.server.http_rules import parse_entity_tags
 from shardstore.server.listings import LISTING_HEADERS, Listings, as_html, as_json, page_of
 from shardstore.server.load import MOST_IN_FLIGHT, Busy, Load
 from shardstore.server.values import PIECE_NBYTES, Answer, Asked, Headers, Refusal, answer
@@ -55,11 +56,14 @@ _NOSNIFF: Headers = [(b"x-content-type-options", b"nosniff"), (b"referrer-policy
 class Application(Starlette):
     """A store, served for reading."""
 
-    def __init__(self, served: Served, access: Access, *, max_age: int, in_flight: int, listing: bool, piece_nbytes: int) -> None:
+    def __init__(
+        self, served: Served, access: Access, *, max_age: int, in_flight: int, listing: bool, report: bool, piece_nbytes: int
+    ) -> None:
         super().__init__(routes=[Route("/", self._front, methods=["GET"]), Route("/healthz", _healthy, methods=["GET"])])
         self.served = served
         self.load = Load(in_flight)
         self._access = access
+        self._front_page = FrontPage(served, has_token=access.token is not None, has_report=report)
         self._cache_control = b"no-cache" if not max_age else b"max-age=%d" % max_age
         self._listings = Listings() if listing else None
         self._piece_nbytes = piece_nbytes
@@ -163,8 +167,21 @@ class Application(Starlette):
     # -- the page --------------------------------------------------------------------------------------------------------
 
     async def _front(self, request: Request) -> Response:
-        body = front_page(self.served, str(request.base_url), has_token=self._access.token is not None)
-        return Response(body, headers={name.decode(): value.decode() for name, value in FRONT_HEADERS})
+        if "renew" in request.query_params:
+            await run_async(self._renew())
+            return Response(status_code=303, headers={"location": "./", "cache-control": "no-store"})
+        try:
+            page = await run_async(self._front_page.get(str(request.base_url)))
+        except Exception as exc:  # noqa: BLE001  # every error has an answer
+            refused = self._refused(exc, "/", dict(request.headers.raw))
+            return Response(bytes(refused.body), refused.status, {name.decode(): value.decode() for name, value in refused.headers})
+        headers = {name.decode(): value.decode() for name, value in page.headers} | {"etag": page.etag}
+        if parse_entity_tags(request.headers.get("if-none-match", "")).match_weakly(page.etag):
+            return Response(status_code=304, headers=headers)
+        return Response(page.body, headers=headers)
+
+    async def _renew(self) -> None:
+        self._front_page.renew()
 
     # -- errors ----------------------------------------------------------------------------------------------------------
 
@@ -347,6 +364,7 @@ def application(
     in_flight: int = MOST_IN_FLIGHT,
     stored: bool = True,
     listing: bool = True,
+    report: bool = True,
     piece_nbytes: int = PIECE_NBYTES,
 ) -> Application:
     """Return an ASGI application that serves a store for reading, to run by any server of ASGI or to mount in another application.
@@ -361,6 +379,8 @@ def application(
         in_flight: requests that are carried out at once; as many more wait, and the rest are answered 503.
         stored: show the stored objects too, below ``/stored/``.
         listing: list directories and buckets.
+        report: the page at ``/`` is the report, which takes a listing and the indices of all shards when it is first asked for; otherwise
+            it is made of metadata alone.
         piece_nbytes: a longer value is read in pieces of this length.
 
     Raises:
@@ -377,5 +397,6 @@ def application(
         max_age=max_age,
         in_flight=in_flight,
         listing=listing,
+        report=report,
         piece_nbytes=piece_nbytes,
     )

@@ -33,6 +33,7 @@ from shardstore.errors import Corruption, InvalidInput, NotFound, ShardStoreErro
 from shardstore.format.codecs import CRC32C_NBYTES, crc32c
 from shardstore.maintenance.density import Density, DensityCounter
 from shardstore.model.ranges import BytesLike
+from shardstore.model.showing import ShownInNotebooks
 
 DIGEST_NBYTES = 16
 
@@ -118,7 +119,7 @@ class Unread:
 
 
 @dataclass(frozen=True, slots=True)
-class Census:
+class Census(ShownInNotebooks):
     """The existing chunks of a store, per array, in the order of their paths."""
 
     arrays: tuple[ArrayCensus, ...]

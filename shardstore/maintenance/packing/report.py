@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from shardstore.maintenance.packing.translation import Mode
+from shardstore.model.showing import ShownInNotebooks
 
 
 def some_of(names: Sequence[str], most: int = 5) -> str:
@@ -62,7 +63,7 @@ class Requests:
 
 
 @dataclass(frozen=True)
-class PackReport:
+class PackReport(ShownInNotebooks):
     """The report on one run of ``pack``, ``reshard`` or ``unpack``."""
 
     mode: Mode

@@ -43,6 +43,7 @@ from shardstore.maintenance.shard_work import (
     check_can_swap,
 )
 from shardstore.maintenance.storages import Place
+from shardstore.model.showing import ShownInNotebooks
 from shardstore.storage.base import ConditionFailed, Failed, Found, Storage, document_read
 from shardstore.storage.local.rules import Locks
 from shardstore.storage.opening.open import open_storage
@@ -86,7 +87,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class RepairReport:
+class RepairReport(ShownInNotebooks):
     """The results of a run, or with ``is_dry_run`` the results that it would have had."""
 
     url: str

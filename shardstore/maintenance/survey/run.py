@@ -18,6 +18,7 @@ from shardstore.maintenance.object_tasks import pages
 from shardstore.maintenance.shard_content import SHARDS_AT_ONCE, CountedShard, Damage, ShardTally, StoredShard, survey_shards
 from shardstore.maintenance.survey.nodes import NodeRecord, SurveyedNodes
 from shardstore.maintenance.survey.occupancy import Occupancy
+from shardstore.model.showing import ShownInNotebooks
 from shardstore.storage.base import ObjectInfo
 
 __all__ = ["ArraySurvey", "ConsolidatedMetadata", "Damage", "Survey", "Unreadable", "Usage", "survey"]
@@ -110,7 +111,7 @@ class Unreadable:
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class Survey(ShownInNotebooks):
     """Everything at and below ``path``; totals count every stored object, whatever its role."""
 
     url: str

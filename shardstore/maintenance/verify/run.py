@@ -34,6 +34,7 @@ from shardstore.maintenance.verify.findings import ERRORS, Finding
 from shardstore.maintenance.verify.objects import ListedObject, Verified, VerifyTask, verify_objects
 from shardstore.maintenance.walk import Located, Walk, gathered
 from shardstore.model.chunks import ChunkCoords
+from shardstore.model.showing import ShownInNotebooks
 from shardstore.storage.base import ObjectInfo
 from shardstore.storage.known_references import FileFault, KnowsReferences
 from shardstore.storage.leftovers import Leftover, leftovers_of
@@ -71,7 +72,7 @@ class ArrayVerified:
 
 
 @dataclass(frozen=True, slots=True)
-class VerifyReport:
+class VerifyReport(ShownInNotebooks):
     """The report: what was looked at, and what was found."""
 
     url: str

@@ -1,0 +1,20 @@
+"""How stores and results show themselves in notebooks: by modules far above them, so that none of them knows HTML."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+
+class ShownInNotebooks:
+    """Base of what notebooks show as HTML; plainly, by ``repr``, where jinja2 is missing or anything else is wrong."""
+
+    __slots__ = ()
+
+    _shown_by = "shardstore.reports.results"  # a module whose ``html_of`` returns HTML, or None
+
+    def _repr_html_(self) -> str | None:
+        try:
+            text: str | None = import_module(self._shown_by).html_of(self)
+        except Exception:  # noqa: BLE001  # to show something must not fail
+            return None
+        return text

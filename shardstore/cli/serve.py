@@ -64,9 +64,9 @@ def serve(
 ) -> None:
     """Serve a store over HTTP for reading, chunk by chunk, to browsers, viewers and clients of S3.
 
-    / is the report on the store. /zarr3/ shows Zarr v3 and /zarr2/ Zarr v2, both chunk by chunk, and /stored/ the objects as they are stored.
-    The three are buckets of an S3 endpoint too. Nothing can be written. Ctrl-C ends it: what is under way has ten seconds, and a second
-    Ctrl-C breaks it off.
+    / is the report on the store. /zarr3/ shows Zarr v3 and /zarr2/ Zarr v2, both chunk by chunk, and /stored/ the objects as they are
+    stored. The three are buckets of an S3 endpoint too. Nothing can be written. Ctrl-C ends it: what is under way has ten seconds, and a
+    second Ctrl-C breaks it off.
 
     Examples:
 

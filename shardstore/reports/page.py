@@ -176,7 +176,8 @@ class _Card:
     pictures: list[_Picture]
     histograms: list[_Histogram]
     preview: _Picture | None
-    """The preview; without it ``array.preview`` says why."""
+    no_preview: str
+    """Why there is none; empty if none was asked for."""
 
 
 class _Shown:
@@ -206,6 +207,7 @@ class _Shown:
             pictures=[picture for density in array.pictures if (picture := self._picture(array.surveyed, density)) is not None],
             histograms=histograms,
             preview=self._preview(array.preview) if isinstance(array.preview, Preview) else None,
+            no_preview="" if isinstance(array.preview, Preview) else array.preview,
         )
 
     def _picture(self, array: ArraySurvey, density: Density) -> _Picture | None:

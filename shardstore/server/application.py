@@ -63,7 +63,7 @@ class Application(Starlette):
         self.served = served
         self.load = Load(in_flight)
         self._access = access
-        self._front_page = FrontPage(served, has_token=access.token is not None, has_report=report)
+        self.front_page = FrontPage(served, has_token=access.token is not None, has_report=report)
         self._cache_control = b"no-cache" if not max_age else b"max-age=%d" % max_age
         self._listings = Listings() if listing else None
         self._piece_nbytes = piece_nbytes
@@ -171,7 +171,7 @@ class Application(Starlette):
             await run_async(self._renew())
             return Response(status_code=303, headers={"location": "./", "cache-control": "no-store"})
         try:
-            page = await run_async(self._front_page.get(str(request.base_url)))
+            page = await run_async(self.front_page.get(str(request.base_url)))
         except Exception as exc:  # noqa: BLE001  # every error has an answer
             refused = self._refused(exc, "/", dict(request.headers.raw))
             return Response(bytes(refused.body), refused.status, {name.decode(): value.decode() for name, value in refused.headers})
@@ -181,7 +181,7 @@ class Application(Starlette):
         return Response(page.body, headers=headers)
 
     async def _renew(self) -> None:
-        self._front_page.renew()
+        self.front_page.renew()
 
     # -- errors ----------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,6 @@ from shardstore.reports.page import Serving, page, policy
 from shardstore.server.buckets import Served
 from shardstore.server.values import Headers
 
-_WAIT_SECONDS = 2.0  # so long a client waits for the report, before it gets what metadata alone tell
 _GLANCE_SECONDS = 2.0
 _GLANCE_ARRAYS = 100
 _AGAIN_SECONDS = 2
@@ -35,6 +34,8 @@ class FrontPage:
 
     def __init__(self, served: Served, *, has_token: bool, has_report: bool) -> None:
         """With ``has_report`` false the page is made of metadata alone: no shard is looked into."""
+        self.wait_seconds = 2.0
+        """So long a client waits for the report, before it gets what metadata alone tell."""
         self._served = served
         self._has_token = has_token
         self._has_report = has_report
@@ -59,7 +60,7 @@ class FrontPage:
         if self._facts is None and self._has_report:
             making = self._making or self._begin()
             with suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(making), _WAIT_SECONDS)
+                await asyncio.wait_for(asyncio.shield(making), self.wait_seconds)
         if self._facts is not None:
             return await self._made(self._facts, base)
         return await self._rendered(await self._at_a_glance(), base, is_under_way=self._making is not None)

@@ -1,0 +1,222 @@
+"""What a report tells of stores whose content is known: sizes, which chunks exist, damage, advice, and what was verified."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import shardstore
+from shardstore.adapters.tools.reporting import Report
+from shardstore.engine.engine import Engine
+from shardstore.errors import InvalidInput, NotFound
+from shardstore.maintenance.survey.occupancy import Occupancy, pairs_of_axes
+from shardstore.maintenance.survey.run import glance, survey
+from shardstore.reports.facts import ReportedArray, occupancy_of_report
+from shardstore.storage.local.storage import LocalStorage
+from shardstore.testing.trace import TraceStorage
+from tests.stored import on_io_loop
+
+SHAPE, CHUNKS, PER_SHARD = (24, 40, 20), (4, 5, 5), (2, 4, 2)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "data.zarr"
+
+
+def make(place: Path, exists: np.ndarray[Any, Any]) -> None:
+    """An array whose chunks exist where ``exists``, in the grid of chunks, is true."""
+    store = shardstore.open(place, chunks_per_shard=PER_SHARD)
+    array = zarr.create_array(store, name="a", shape=SHAPE, chunks=CHUNKS, dtype="u2", compressors=None)
+    for coords in np.argwhere(exists):
+        start = coords * CHUNKS
+        array[tuple(slice(int(s), int(s) + c) for s, c in zip(start, CHUNKS, strict=True))] = 1 + int(coords.sum())
+
+
+def array_of(report: Report, path: str = "a") -> ReportedArray:
+    (found,) = (array for array in report.facts.arrays if array.path == path)
+    return found
+
+
+def sparse() -> np.ndarray[Any, Any]:
+    return np.random.default_rng(7).random((6, 8, 4)) < 0.4
+
+
+def test_pictures_are_the_mask_along_each_pair_of_axes(place: Path) -> None:
+    exists = sparse()
+    make(place, exists)
+    pictures = {picture.axes: picture for picture in array_of(shardstore.report(place)).pictures}
+    assert list(pictures) == [(0, 1), (1, 2), (0, 2)]  # the most chunks first
+    for (down, across), picture in pictures.items():
+        (behind,) = {0, 1, 2} - {down, across}
+        np.testing.assert_allclose(picture.cells, exists.mean(axis=behind))
+        assert picture.chunks == (exists.shape[down], exists.shape[across])
+
+
+def test_pictures_of_a_survey_are_those_of_a_census_of_the_same_store(place: Path) -> None:
+    make(place, sparse())
+    plain = zarr.create_array(place, name="plain", shape=(30, 7), chunks=(4, 2), dtype="i1")
+    plain[3:19, :5] = 1
+    report, census = shardstore.report(place), shardstore.census(place)
+    for path in ("a", "plain"):
+        for picture in array_of(report, path).pictures:
+            assert picture.axes[0] is not None
+            assert picture.axes[1] is not None
+            same = census.array(path).density(512, 512, (picture.axes[0], picture.axes[1]))
+            np.testing.assert_array_equal(picture.cells, same.cells)
+
+
+def test_sizes_are_those_of_the_objects_and_chunks(place: Path) -> None:
+    exists = sparse()
+    make(place, exists)
+    found = array_of(shardstore.report(place))
+    files = {
+        str(file.relative_to(place)): file.stat().st_size
+        for file in (place / "a").rglob("*")
+        if file.name != "zarr.json" and file.is_file()
+    }
+    assert found.smallest is not None
+    assert found.largest is not None
+    assert files[found.smallest.key] == found.smallest.nbytes == min(files.values())
+    assert files[found.largest.key] == found.largest.nbytes == max(files.values())
+    assert sum(one.number for one in found.object_sizes) == len(files)
+    for one in found.object_sizes:
+        assert one.number == sum(one.start <= nbytes < one.stop for nbytes in files.values())
+    chunk_nbytes = int(np.prod(CHUNKS)) * 2
+    assert [(one.start <= chunk_nbytes < one.stop, one.number) for one in found.chunk_sizes] == [(True, int(exists.sum()))]
+    assert found.decoded_nbytes == exists.sum() * chunk_nbytes
+
+
+def test_one_listing_and_one_request_a_shard(place: Path) -> None:
+    make(place, np.ones((6, 8, 4), dtype=bool))
+    counts = []
+    for occupancy in (None, occupancy_of_report()):
+        storage = TraceStorage(LocalStorage(place))
+        on_io_loop(survey(Engine(storage), occupancy=occupancy))
+        shards = [event for event in storage.events if event.op == "read" and not event.key.endswith("zarr.json")]
+        assert [event.key for event in storage.events if event.op == "list"] == [""]
+        counts.append((len(storage.events), len(shards)))
+    assert counts[0] == counts[1]  # the pictures cost no request
+    assert counts[1][1] == len([file for file in (place / "a/c").rglob("*") if file.is_file()])
+
+
+def test_pictures_beyond_the_most_are_counted_and_not_drawn() -> None:
+    occupancy = Occupancy(side=8, pairs=3, most_pictures=4)
+    for path in ("a", "b", "c"):
+        occupancy._array(path, (4, 4, 4), (2, 2, 2))
+    assert [len(array.pictures) for array in occupancy.arrays.values()] == [3, 1, 0]
+    assert occupancy.pictures_left_out == 5
+
+
+@pytest.mark.parametrize(
+    ("grid", "pairs"),
+    [((), []), ((1,), []), ((5,), [None]), ((1, 1), []), ((1, 9), [(0, 1)]), ((2, 3, 9), [(1, 2), (0, 2), (0, 1)]), ((0, 4), [])],
+)
+def test_pairs_of_axes(grid: tuple[int, ...], pairs: list[tuple[int, int] | None]) -> None:
+    assert pairs_of_axes(grid) == pairs
+
+
+# -- state ---------------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_called_sound_that_was_not_read(place: Path) -> None:
+    make(place, sparse())
+    assert shardstore.report(place, fast=True).facts.state == "not looked at"
+    assert shardstore.report(place).facts.state == "not looked at"
+    shallow = shardstore.report(place, verified=shardstore.verify(place))
+    assert (shallow.facts.state, array_of(shallow).state) == ("not looked at", "not looked at")
+    part = shardstore.report(place, verified=shardstore.verify(place, deep=True, part="1/2"))
+    assert (part.facts.state, array_of(part).state) == ("not looked at", "not looked at")
+    deep = shardstore.report(place, verified=shardstore.verify(place, deep=True))
+    assert (deep.facts.state, array_of(deep).state) == ("sound", "sound")
+
+
+def test_damage_is_shown_with_the_shard_and_the_remedy(place: Path) -> None:
+    make(place, np.ones((6, 8, 4), dtype=bool))
+    key = "a/c/0/0/0"
+    data = bytearray((place / key).read_bytes())
+    data[-10] ^= 1
+    (place / key).write_bytes(data)
+    report = shardstore.report(place)
+    assert report.facts.state == "damaged"
+    found = array_of(report)
+    assert (found.state, [damage.key for damage in found.damage]) == ("damaged", [key])
+    (advice,) = report.facts.advice
+    assert (advice.kind, advice.path) == ("damaged", "a")
+    assert advice.command == f"shardstore repair file://{place}/a"
+
+
+def test_an_error_of_a_verification_makes_the_report_damaged(place: Path, tmp_path: Path) -> None:
+    make(place, sparse())
+    verified = shardstore.verify(place, deep=True).to_json()
+    verified["errors"] = 1
+    verified["arrays"][0]["errors"] = 1
+    (tmp_path / "verified.json").write_text(json.dumps(verified))
+    report = shardstore.report(place, verified=tmp_path / "verified.json")
+    assert (report.facts.state, array_of(report).state) == ("damaged", "damaged")
+
+
+def test_a_verification_of_something_else_is_refused(place: Path, tmp_path: Path) -> None:
+    make(place, sparse())
+    file = tmp_path / "verified.json"
+    for text, said in (
+        ("[]", "is not a report of verification"),
+        ("{", "is not JSON"),
+        (json.dumps(shardstore.verify(place).to_json() | {"url": "s3://other"}), "is a report on s3://other"),
+        (json.dumps(shardstore.verify(place).to_json() | {"path": "b"}), "is a report on 'b'"),
+        (json.dumps(shardstore.verify(place).to_json() | {"arrays": [{"path": "a"}]}), "is not a report of verification"),
+    ):
+        file.write_text(text)
+        with pytest.raises(InvalidInput, match=said):
+            shardstore.report(place, verified=file)
+    with pytest.raises(NotFound, match="cannot be read"):
+        shardstore.report(place, verified=tmp_path / "none.json")
+
+
+# -- the rest ------------------------------------------------------------------------------------------------------------
+
+
+def test_json_is_what_info_says_and_more(place: Path) -> None:
+    make(place, sparse())
+    zarr.create_array(place, name="b", shape=(3,), dtype="i1")
+    document = json.loads(shardstore.report(place, most_arrays=1).json)
+    assert (document["report"], document["state"], document["arrays_left_out"]) == (1, "not looked at", 1)
+    (array,) = document["arrays"]
+    assert array["path"] == "a"
+    assert array["usage"]["chunks"] == int(sparse().sum())
+    assert datetime.fromisoformat(document["at"]).tzinfo == UTC
+
+
+def test_arrays_of_a_node_and_what_lies_below(place: Path) -> None:
+    make(place, sparse())
+    zarr.create_array(place, name="g/b", shape=(3,), dtype="i1")
+    assert [array.path for array in shardstore.report(place, path="g").facts.arrays] == ["g/b"]
+    with pytest.raises(NotFound):
+        shardstore.report(place, path="none")
+
+
+@pytest.mark.parametrize("bad", [{"most_arrays": -1}, {"most_arrays": True}, {"fast": 1}, {"access": ["?"]}])
+def test_arguments_that_cannot_be_right(place: Path, bad: dict[str, Any]) -> None:
+    make(place, sparse())
+    with pytest.raises(InvalidInput):
+        shardstore.report(place, **bad)
+
+
+def test_a_glance_stops_at_the_most_arrays(tmp_path: Path) -> None:
+    group = zarr.create_group(tmp_path)
+    for number in range(30):
+        group.create_array(f"a{number:02}", shape=(3,), dtype="i1")
+    storage = TraceStorage(LocalStorage(tmp_path))
+    found, is_complete = on_io_loop(glance(Engine(storage), most_arrays=20, seconds=60))
+    assert (len(found.arrays), is_complete) == (20, False)
+    assert sum(event.requests for event in storage.events) <= 22
+    found, is_complete = on_io_loop(glance(Engine(storage), most_arrays=31, seconds=60))
+    assert (len(found.arrays), is_complete) == (30, True)
+    with pytest.raises(NotFound):  # no time to find anything
+        on_io_loop(glance(Engine(LocalStorage(tmp_path)), most_arrays=20, seconds=0))

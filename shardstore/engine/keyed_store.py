@@ -38,8 +38,12 @@ class TickBatch(Generic[Request, Result]):
         future: asyncio.Future[Result] = loop.create_future()
         self._waiting.append((request, future))
         if len(self._waiting) == 1:
-            loop.call_soon(self._flush)
+            self._begin(loop)
         return await future
+
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Arrange that the batch, which has its first request, is carried out."""
+        loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         batch, self._waiting = self._waiting, []

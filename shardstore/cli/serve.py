@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import sys
 import threading
 import webbrowser
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,9 +20,10 @@ from shardstore import server
 from shardstore.cli.arguments import StorageOptions
 from shardstore.cli.output import complain
 from shardstore.errors import InvalidInput, NotFound
+from shardstore.server.access import is_loopback
+from shardstore.storage.redaction import redacted
 
-_HERE = ("127.0.0.1", "::1", "localhost")
-_SECRETS = ("key", "secret", "token", "password", "connection_string", "account_key", "sas_token")
+_SECRETS = re.compile(r"(.*_)?(key|secret|token|password|username|user|credentials?|connection_string|auth)", re.IGNORECASE)
 
 
 def serve(
@@ -78,8 +81,8 @@ def serve(
     """
     options = storage.parsed()
     token = _token(token_file, token_env)
-    is_open = host not in _HERE and token is None
-    if is_open and not no_token and (secret := next((name for name in _SECRETS if name in options), None)) is not None:
+    is_open = not is_loopback(host) and token is None
+    if is_open and not no_token and (secret := _secret_in(url, options)) is not None:
         raise InvalidInput(
             f"everybody who reaches {host} could read with your {secret!r}: give --token-file or --token-env, or say --no-token"
         )
@@ -121,6 +124,17 @@ def _stop_on_signals(serving: server.Serving, ended: threading.Event) -> None:
         signal.signal(name, stop)
 
 
+def _secret_in(url: str, options: Mapping[str, Any]) -> str | None:
+    """Return the name of something in a URL or in options, at whatever depth, that seems to be a credential."""
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            if (found := _secret_in("", value)) is not None:
+                return found
+        elif _SECRETS.fullmatch(name) and value not in (None, "anon", False):
+            return name
+    return "user in the URL" if redacted(url) != url else None
+
+
 def _token(file: Path | None, variable: str | None) -> str | None:
     """Return the token that a file or a variable has. Raises ``InvalidInput`` or ``NotFound``."""
     if file is not None and variable is not None:
@@ -130,6 +144,8 @@ def _token(file: Path | None, variable: str | None) -> str | None:
             return file.read_text().strip()
         except OSError as exc:
             raise NotFound(f"the token cannot be read from {file}: {exc.strerror}") from exc
+        except UnicodeDecodeError as exc:
+            raise InvalidInput(f"{file} is no text, so there is no token in it") from exc
     if variable is not None:
         if (token := os.environ.get(variable)) is None:
             raise NotFound(f"there is no variable {variable!r} in the environment")

@@ -41,7 +41,7 @@ class CachedIndex:
 
     def version(self, slot: int, where: ChunkLocation) -> Generation:
         """Return the version of the chunk in a slot; the chunk lies at ``where``."""
-        return self.carried_versions.get(slot) or chunk_version(self.generation, where)
+        return self.carried_versions.get(slot) or chunk_version(self.generation, slot, where)
 
 
 class IndexCache:
@@ -109,21 +109,22 @@ class IndexCache:
         return self._used
 
 
-def chunk_version(shard: Generation, where: ChunkLocation) -> Generation:
-    """Return the version of a chunk, made of the version of its shard and its place there.
+def chunk_version(shard: Generation, slot: int, where: ChunkLocation) -> Generation:
+    """Return the version of a chunk, made of the version of its shard, its slot and its place there.
 
-    It differs if the bytes may differ. While commits of this process carry the chunk over unchanged, it keeps the version that it had
-    when it was first seen (``CachedIndex.carried_versions``).
+    It differs if the bytes may differ, and it is the version of no other chunk of the shard. While commits of this process carry the chunk
+    over unchanged, it keeps the version that it had when it was first seen (``CachedIndex.carried_versions``).
     """
-    return Generation(f"{shard.token}:{where.offset}:{where.nbytes}")
+    return Generation(f"{shard.token}:{slot}:{where.offset}:{where.nbytes}")
 
 
-def parse_chunk_version(version: Generation) -> tuple[Generation, ChunkLocation] | None:
-    """Return the shard's version and the chunk's place in it, or ``None`` if it is the version of something else."""
-    shard, *place = version.token.rsplit(":", 2)
-    if len(place) != 2 or not all(number.isdecimal() for number in place):
+def parse_chunk_version(version: Generation) -> tuple[Generation, int, ChunkLocation] | None:
+    """Return the shard's version, and the chunk's slot and place in it, or ``None`` if it is the version of something else."""
+    shard, *place = version.token.rsplit(":", 3)
+    if len(place) != 3 or not all(number.isdecimal() for number in place):
         return None
-    return Generation(shard), ChunkLocation(int(place[0]), int(place[1]))
+    slot, offset, nbytes = map(int, place)
+    return Generation(shard), slot, ChunkLocation(offset, nbytes)
 
 
 class IndexVersions:

@@ -38,14 +38,14 @@ class PinnedValue:
     ``version`` differs if the bytes may differ.
     """
 
-    def __init__(self, storage: Storage, key: str, stored_key: str, generation: Generation, offset: int, nbytes: int) -> None:
+    def __init__(self, storage: Storage, key: str, stored_key: str, generation: Generation, slot: int, where: ChunkLocation) -> None:
         self._storage = storage
         self._key = key
         self._stored_key = stored_key
         self._generation = generation
-        self._offset = offset
-        self.nbytes = nbytes
-        self.version = chunk_version(generation, ChunkLocation(offset, nbytes)).token
+        self._offset = where.offset
+        self.nbytes = where.nbytes
+        self.version = chunk_version(generation, slot, where).token
 
     async def read(self, start: int, end: int) -> memoryview:
         """Return the bytes from ``start`` to ``end`` (exclusive) of the value, clipped to it.
@@ -91,7 +91,7 @@ async def pin(key: str, storage: Storage, hierarchy: Hierarchy, reader: Reader, 
                 if found is None:
                     return None
                 generation, where = found
-                return PinnedValue(storage, key, shard.key, generation, where.offset, where.nbytes)
+                return PinnedValue(storage, key, shard.key, generation, target.slot, where)
             case MetadataTarget():
                 return await _whole(key, values)
             case PlainTarget():
@@ -100,7 +100,7 @@ async def pin(key: str, storage: Storage, hierarchy: Hierarchy, reader: Reader, 
                     return None
                 if info.generation is None:
                     return await _whole(key, values)
-                return PinnedValue(storage, key, key, info.generation, 0, info.nbytes)
+                return PinnedValue(storage, key, key, info.generation, 0, ChunkLocation(0, info.nbytes))
             case GoneTarget():
                 return None
 

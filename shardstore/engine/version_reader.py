@@ -130,7 +130,7 @@ def _of_chunk(read: Read, outcome: ReadOutcome) -> ReadOutcome:
     version = None if read.generation is None else parse_chunk_version(read.generation)
     match outcome:
         case Found(_, _, buffers) if version is not None and read.generation is not None:
-            return Found(read.generation, version[1].nbytes, buffers)
+            return Found(read.generation, version[2].nbytes, buffers)
         case Failed():
             return outcome
         case _:

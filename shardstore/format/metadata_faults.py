@@ -56,6 +56,16 @@ def metadata_faults(document: JsonObject) -> list[MetadataFault]:
     return faults
 
 
+def missing_members(document: JsonObject) -> list[str]:
+    """Return the members that the document of an array has to have, and that this one has not."""
+    return [member for member in _REQUIRED if member not in document]
+
+
+def looks_like_metadata(data: bytes) -> bool:
+    """Return whether bytes that are not JSON seem to have been the document of a node: a name that each has is in them."""
+    return data.lstrip().startswith(b"{") or b'"zarr_format"' in data or b'"node_type"' in data
+
+
 def _contradictions(*what: str | None) -> Iterator[MetadataFault]:
     for one in what:
         if one is not None:
@@ -69,7 +79,7 @@ def _of_group(document: JsonObject) -> Iterator[MetadataFault]:
 
 
 def _of_array(document: JsonObject) -> Iterator[MetadataFault]:
-    yield from _contradictions(*(f"it has no {member}" for member in _REQUIRED if member not in document))
+    yield from _contradictions(*(f"it has no {member}" for member in missing_members(document)))
     unknown = sorted(name for name, value in document.items() if name not in ARRAY_MEMBERS and must_understand(value))
     if unknown:
         yield MetadataFault("unknown", f"it has a member {unknown[0]!r} that must be understood and is not known")

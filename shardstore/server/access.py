@@ -11,6 +11,7 @@ import hmac
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from urllib.parse import parse_qsl
 
 from shardstore.errors import InvalidInput
@@ -20,9 +21,19 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """The names of this machine, as ``Host`` has them."""
 
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:/\[\]@]+)(?::\d*)?")
-_CREDENTIAL = re.compile(r"Credential=([^/,\s]+)")
+_CREDENTIAL = re.compile(r"Credential=([^,\s]+?)/[0-9]{8}/")
 _EXPOSED = b"ETag, Content-Range, Accept-Ranges, Content-Length"
 _DAY_SECONDS = b"86400"
+_SCOPE = re.compile(r"/[0-9]{8}(/.*)?$")  # behind the key id in a credential
+_MOST_SHOWN = 100  # characters of what a client says, in messages
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches an address that is listened at."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +61,7 @@ class Access:
         text = headers.get(b"host", b"").decode("latin-1")
         found = _HOST.fullmatch(text)
         if found is None or found[1].lower().rstrip(".") not in self.hosts:
-            raise Refusal(421, f"this server is not called {text!r}: --allow-host gives it another name")
+            raise Refusal(421, f"this server is not called {text[:_MOST_SHOWN]!r}: --allow-host gives it another name")
 
     def check_token(self, headers: Mapping[bytes, bytes], query: bytes) -> None:
         """Raise ``Refusal`` unless the request has the token: in ``Authorization``, as ``?token=``, or as the key id of a client of S3."""
@@ -60,7 +71,7 @@ class Access:
         scheme, _, rest = given.partition(" ")
         tokens = [rest.strip()] if scheme.lower() == "bearer" else _CREDENTIAL.findall(rest)
         for name, value in parse_qsl(query.decode("latin-1")) if b"oken=" in query or b"redential=" in query else ():
-            tokens += [value] if name == "token" else [value.partition("/")[0]] if name.lower() == "x-amz-credential" else []
+            tokens += [value] if name == "token" else [_SCOPE.sub("", value)] if name.lower() == "x-amz-credential" else []
         if not any(hmac.compare_digest(one.encode(), self.token.encode()) for one in tokens):
             if scheme.startswith("AWS4"):
                 raise Refusal(403, "the access key id is not the token of this server")

@@ -14,9 +14,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -38,6 +38,8 @@ from shardstore.storage.redaction import redacted
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -47,6 +49,10 @@ CROWDED = 32
 CROWDED_PIECE_NBYTES = 2**20
 _SENT_AT_ONCE = 256 * 2**10
 """Bytes that are handed to the server at once: it copies what the client does not take."""
+MOST_KEY_NBYTES = 1024
+"""Bytes of the longest key that is looked for: those of S3."""
+MOST_SEGMENTS = 100
+_MOST_SHOWN = 200  # characters of what a client asks for, in messages
 _PATIENCE_SECONDS = 1.0
 """Until then nobody looks whether the client is still there."""
 
@@ -60,6 +66,7 @@ class Application(Starlette):
         self, served: Served, access: Access, *, max_age: int, in_flight: int, listing: bool, report: bool, piece_nbytes: int
     ) -> None:
         super().__init__(routes=[Route("/", self._front, methods=["GET"]), Route("/healthz", _healthy, methods=["GET"])])
+        self.router.redirect_slashes = False
         self.served = served
         self.load = Load(in_flight)
         self._access = access
@@ -79,7 +86,7 @@ class Application(Starlette):
             return
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers: dict[bytes, bytes] = dict(scope["headers"])
+        headers = _combined(scope["headers"])
         path: str = scope["path"].removeprefix(scope.get("root_path", ""))
         always = [*_NOSNIFF, *self._access.headers(headers.get(b"origin"))]
         if headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers:
@@ -95,7 +102,7 @@ class Application(Starlette):
                 self._access.check_token(headers, scope["query_string"])
             name, slash, rest = path[1:].partition("/")
             if (bucket := self.served.buckets.get(name)) is not None:
-                await self.load.enter()
+                await (self.load.enter() if self.load.has_room else _until_gone(self.load.enter(), receive))
                 try:
                     try:
                         found = await _until_gone(run_async(self._of_bucket(bucket, rest, bool(slash), scope, headers)), receive)
@@ -115,7 +122,9 @@ class Application(Starlette):
                     await super().__call__(scope, receive, _adding(send, always))
                     return
             else:
-                raise Refusal(404, f"there is nothing at {path!r}: there are {', '.join(f'/{one}/' for one in self.served.buckets)}")
+                there = ", ".join(f"/{one}/" for one in self.served.buckets)
+                code = "NoSuchBucket" if _is_of_sdk(headers) else ""
+                raise Refusal(404, f"there is nothing at {path[:_MOST_SHOWN]!r}: there are {there}", code=code)
         except (Refusal, Busy) as exc:
             found = self._refused(exc, path, headers)
         found.headers.extend(always)
@@ -127,6 +136,9 @@ class Application(Starlette):
         query: bytes = scope["query_string"]
         parameters = s3_answers.parameters_of(query) if query else {}
         is_head = scope["method"] == "HEAD"
+        _check_length(rest)
+        if rest.endswith("/") and _is_of_sdk(headers):
+            raise NotFound(f"there is no {rest!r}")  # a client of S3 asks for an object of that name, not for a directory
         if rest and not rest.endswith("/"):
             if parameters:
                 s3_answers.check_object(parameters)
@@ -139,7 +151,7 @@ class Application(Starlette):
             )
             piece = self._piece_nbytes if self.load.running <= CROWDED else min(self._piece_nbytes, CROWDED_PIECE_NBYTES)
             return await answer(bucket, check_key(rest), asked, self._cache_control, piece)
-        if not rest and (s3_answers.is_of_bucket(parameters) or _is_signed(headers)):
+        if not rest and (s3_answers.is_of_bucket(parameters) or _is_of_sdk(headers)):
             if is_head:
                 return Answer(200, [(b"content-length", b"0")])
             if self._listings is None:
@@ -147,7 +159,11 @@ class Application(Starlette):
             body = await s3_answers.bucket_answer(bucket, self._listings, parameters, self._started)
             return Answer(200, [(b"content-type", b"application/xml"), (b"content-length", b"%d" % len(body))], body)
         if not rest and not slash:
-            return Answer(307, [(b"location", f"{scope.get('root_path', '')}/{bucket.name}/".encode()), (b"content-length", b"0")])
+            if is_head:
+                return Answer(200, [(b"content-length", b"0")])  # clients of S3 ask so for a bucket, and follow no redirection
+            asked_for = f"?{query.decode('latin-1')}" if query else ""
+            where = f"{scope.get('root_path', '')}/{bucket.name}/{asked_for}"
+            return Answer(307, [(b"location", where.encode("latin-1")), (b"content-length", b"0")])
         return await self._directory(bucket, rest, parameters, headers)
 
     async def _directory(self, bucket: Bucket, prefix: str, parameters: Mapping[str, str], headers: Mapping[bytes, bytes]) -> Answer:
@@ -186,6 +202,7 @@ class Application(Starlette):
     # -- errors ----------------------------------------------------------------------------------------------------------
 
     def _refused(self, exc: Exception, path: str, headers: Mapping[bytes, bytes]) -> Answer:
+        path = path[:_MOST_SHOWN]
         status, more = _status_of(exc)
         message = redacted(str(exc))
         if status >= 500 and status != 503:
@@ -199,7 +216,8 @@ class Application(Starlette):
         if b"application/json" in headers.get(b"accept", b""):
             body, kind = as_json_error(status, message, path), b"application/json"
         else:
-            body, kind = s3_answers.error(status, message, path), b"application/xml"
+            code = exc.code if isinstance(exc, Refusal) else ""
+            body, kind = s3_answers.error(status, message, path, code), b"application/xml"
         lines = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), (b"cache-control", b"no-cache")]
         return Answer(status, [*lines, *more], body)
 
@@ -246,7 +264,7 @@ class _Gone(BaseException):
     """The client has gone away: nobody is to be answered."""
 
 
-async def _until_gone(work: Coroutine[object, object, Answer], receive: Receive) -> Answer:
+async def _until_gone(work: Coroutine[object, object, T], receive: Receive) -> T:
     """Return what is worked out; if the client goes away before, that is cancelled. Raises ``_Gone``."""
     me = asyncio.current_task()
     assert me is not None
@@ -341,12 +359,28 @@ def _text(headers: Mapping[bytes, bytes], name: bytes) -> str | None:
     return None if value is None else value.decode("latin-1")
 
 
-def _is_signed(headers: Mapping[bytes, bytes]) -> bool:
-    return headers.get(b"authorization", b"").startswith(b"AWS4-") or b"x-amz-content-sha256" in headers
+def _combined(lines: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """Return header values by name; those of several lines are one list (RFC 9110, section 5.3)."""
+    headers: dict[bytes, bytes] = {}
+    for name, value in lines:
+        headers[name] = value if name not in headers else headers[name] + b", " + value
+    return headers
+
+
+def _check_length(key: str) -> None:
+    """Refuse keys that no object has, and that would cost a look at each directory above: one request for each segment."""
+    if len(key.encode(errors="replace")) > MOST_KEY_NBYTES or key.count("/") > MOST_SEGMENTS:
+        raise Refusal(400, f"keys have at most {MOST_KEY_NBYTES} bytes and {MOST_SEGMENTS} segments", code="KeyTooLongError")
+
+
+def _is_of_sdk(headers: Mapping[bytes, bytes]) -> bool:
+    """Return whether a client of S3 asks: it signs, or is one of Amazon's that was told not to."""
+    is_signed = headers.get(b"authorization", b"").startswith(b"AWS4-") or b"x-amz-content-sha256" in headers
+    return is_signed or b"amz-sdk-invocation-id" in headers
 
 
 def _is_of_s3(headers: Mapping[bytes, bytes], query: bytes) -> bool:
-    return _is_signed(headers) or b"x-id=ListBuckets" in query
+    return _is_of_sdk(headers) or b"x-id=ListBuckets" in query
 
 
 async def _healthy(_request: Request) -> Response:
@@ -391,9 +425,10 @@ def application(
     for name, value, least in numbers:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise InvalidInput(f"{name} {value!r} is not a whole number of at least {least}")
+    access = Access.of(hosts, cors, token)
     return Application(
         open_served(url, storage_options, stored=stored),
-        Access.of(hosts, cors, token),
+        access,
         max_age=max_age,
         in_flight=in_flight,
         listing=listing,

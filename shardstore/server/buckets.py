@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Protocol
 
+from shardstore._sync import run_sync
 from shardstore.adapters.handle import Handle
 from shardstore.engine.keyed_store import TickBatch
-from shardstore.errors import ShardStoreError
+from shardstore.errors import NotFound, ShardStoreError, Unsupported
 from shardstore.model.generation import Generation
 from shardstore.presented.flavours import flavour_of
 from shardstore.presented.view import PresentedFlavour, View
@@ -227,6 +228,17 @@ class Served:
         return self.handle.url
 
 
+async def _check_there(storage: Storage) -> None:
+    """Check that there is anything at all. Raises ``NotFound``."""
+    try:
+        listed = await storage.list_dir("")
+    except Unsupported:
+        return  # most servers of HTTP do not list
+    if not listed.objects and not listed.prefixes:
+        hint = ", and what is before the @ is no versioned store that can be read" if "@" in storage.url else ""
+        raise NotFound(f"there is nothing at {storage.url}{hint}: check the address")
+
+
 def open_served(url: Any, storage_options: Mapping[str, Any] | None, *, stored: bool = True) -> Served:
     """Open a store, or a snapshot of a versioned one, for reading; not on the IO loop. ``stored``: show the stored objects too.
 
@@ -235,6 +247,7 @@ def open_served(url: Any, storage_options: Mapping[str, Any] | None, *, stored: 
     """
     handle = Handle.find(url, dict(storage_options or {}) or None, {})
     engine = handle.engine.canonical
+    run_sync(_check_there(engine.storage))
     flavour = flavour_of("v2")
     assert isinstance(flavour, PresentedFlavour)
     buckets = [

@@ -19,6 +19,7 @@ _SUFFIX_RANGE = re.compile(r"-([0-9]+)")
 
 _MOST = 2**62
 """More bytes than any value has; positions behind it are this one."""
+_DIGITS = len(str(_MOST)) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +68,20 @@ def parse_range(text: str) -> ByteRequest | None:
     if len(specs) != 1:
         return None
     if (inside := _INT_RANGE.fullmatch(specs[0])) is not None:
-        first = min(int(inside[1]), _MOST)
+        first = _number(inside[1])
         if not inside[2]:
             return ByteOffset(first)
-        last = min(int(inside[2]), _MOST)
+        last = _number(inside[2])
         return None if last < first else ByteRange(first, last + 1)
     if (suffix := _SUFFIX_RANGE.fullmatch(specs[0])) is not None:
-        return ByteSuffix(min(int(suffix[1]), _MOST))
+        return ByteSuffix(_number(suffix[1]))
     return None
+
+
+def _number(digits: str) -> int:
+    # Python refuses to read numbers of thousands of digits.
+    digits = digits.lstrip("0")
+    return min(int(digits or "0"), _MOST) if len(digits) < _DIGITS else _MOST
 
 
 def satisfied(request: ByteRequest, nbytes: int) -> ByteRange | None:

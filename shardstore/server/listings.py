@@ -15,6 +15,8 @@ from html import escape
 from typing import Literal
 from urllib.parse import quote
 
+from shardstore.errors import InvalidInput
+from shardstore.format.store_keys import check_directory
 from shardstore.server.buckets import Bucket, Listed
 
 PAGE = 10_000
@@ -40,6 +42,22 @@ class Entry:
 _How = Literal["exact", "possible", "below"]
 
 
+def _that_can_be_asked_for(listed: Listed) -> Listed:
+    """Return a listing without names that UTF-8 cannot hold, as those of files may be: no client could ask for them."""
+    if all(name.isascii() for name, _ in listed.values) and all(name.isascii() for name in listed.prefixes):
+        return listed
+    values = tuple((name, nbytes) for name, nbytes in listed.values if _is_utf8(name))
+    return Listed(values, tuple(filter(_is_utf8, listed.prefixes)))
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _names_of(listed: Listed | None) -> int:
     return 1 if listed is None else 1 + len(listed.values) + len(listed.prefixes)
 
@@ -62,6 +80,7 @@ class Listings:
             listed = await bucket.list_below(prefix, _WHOLE_NAMES)
         else:
             listed = await bucket.list_dir(prefix, exact=how == "exact")
+        listed = None if listed is None else _that_can_be_asked_for(listed)
         self._forget(place)
         if (names := _names_of(listed)) <= _KEPT_NAMES:
             self._kept[place] = self._clock(), listed
@@ -79,7 +98,8 @@ class Listings:
 
         Few keys are listed at once; many directory by directory, so that a page does not list the whole store.
         """
-        above = prefix[: prefix.rfind("/") + 1]
+        if (above := _directory_of(prefix)) is None:
+            return
         if (listed := await self._listed(bucket, above, "below", goes_on=goes_on)) is not None:
             for key, nbytes in listed.values:
                 if key > after and key.startswith(prefix):
@@ -94,15 +114,37 @@ class Listings:
 
     async def at(self, bucket: Bucket, prefix: str, after: str = "", *, exact: bool = True, goes_on: bool = False) -> AsyncIterator[Entry]:
         """Yield the keys and the prefixes up to the next ``/`` that start with ``prefix``, and that have keys after ``after``."""
-        above = prefix[: prefix.rfind("/") + 1]
+        if (above := _directory_of(prefix)) is None:
+            return
         listed = await self._listed(bucket, above, "exact" if exact else "possible", goes_on=goes_on)
         assert listed is not None
         entries = [Entry(key, nbytes) for key, nbytes in listed.values if key > after and key.startswith(prefix)]
-        entries += [
-            Entry(name, is_prefix=True) for name in listed.prefixes if name.startswith(prefix) and (name > after or after.startswith(name))
-        ]
+        inside = [name for name in listed.prefixes if name.startswith(prefix) and (name > after or after.startswith(name))]
+        gone = [name for name in inside if exact and after.startswith(name) and not await self._has_more(bucket, name, after)]
+        entries += [Entry(name, is_prefix=True) for name in inside if name not in gone]
         for entry in sorted(entries, key=lambda entry: entry.name):
             yield entry
+
+    async def _has_more(self, bucket: Bucket, name: str, after: str) -> bool:
+        """Return whether the prefix ``name`` has keys after ``after``, which starts with it; not if that is the prefix itself, which was
+        listed then.
+        """
+        if name == after:
+            return False
+        found = self.below(bucket, name, after)
+        try:
+            return await anext(found, None) is not None
+        finally:
+            await found.aclose()  # type: ignore[attr-defined]  # it is a generator
+
+
+def _directory_of(prefix: str) -> str | None:
+    """Return the directory in which the names lie that start with ``prefix``; ``None`` if no key can start with it."""
+    above = prefix[: prefix.rfind("/") + 1]
+    try:
+        return above if check_directory(above) == above else None
+    except InvalidInput:
+        return None
 
 
 # -- pages for people and programs ---------------------------------------------------------------------------------------

@@ -23,9 +23,14 @@ class Load:
         """How many were refused so far."""
         self._queue: deque[asyncio.Future[None]] = deque()
 
+    @property
+    def has_room(self) -> bool:
+        """True if a request would not have to wait."""
+        return self.running < self.most and not self._queue
+
     async def enter(self) -> None:
         """Begin one request, when there is room; ``leave`` ends it. Raises ``Busy``."""
-        if self.running < self.most and not self._queue:
+        if self.has_room:
             self.running += 1
             return
         if len(self._queue) >= self.most:

@@ -6,26 +6,36 @@ import asyncio
 import socket
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any
 
+import httptools
 import uvicorn
 from fsspec.asyn import get_loop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from shardstore.errors import InvalidInput, StorageError
-from shardstore.server.access import LOOPBACK
+from shardstore.server.access import LOOPBACK, is_loopback
 from shardstore.server.application import Application, application
 
 STOP_SECONDS = 10
 """What is under way when the server is stopped has so long to end."""
 
-_HEADER_SECONDS = 30.0
-"""So long a client may take to send the headers of a request, and so long for any bytes of the answer to go out."""
-_STALLED_SECONDS = 60.0
 _MOST_HEADER_NBYTES = 64 * 2**10
 _MOST_CONNECTIONS = 1000
 _TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+@dataclass(slots=True)
+class Limits:
+    """The patience with clients; new connections have what is set then."""
+
+    header_seconds: float = 30.0
+    """So long a client may take to send the headers of a request."""
+    stalled_seconds: float = 60.0
+    """So long a client may take nothing of an answer."""
 
 
 class _Connection(HttpToolsProtocol):
@@ -36,11 +46,16 @@ class _Connection(HttpToolsProtocol):
     _nbytes = 0
     _in_headers = True
 
+    def __init__(self, limits: Limits, **options: Any) -> None:
+        super().__init__(**options)
+        self._header_seconds = limits.header_seconds
+        self._stalled_seconds = limits.stalled_seconds
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         # Headers and body are sent one after the other: without this the body waits until the client has acknowledged the headers.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._deadline = self.loop.call_later(_HEADER_SECONDS, self._give_up)
+        self._deadline = self.loop.call_later(self._header_seconds, self._give_up)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel()
@@ -50,51 +65,110 @@ class _Connection(HttpToolsProtocol):
         if self._in_headers:
             self._nbytes += len(data)
             if self._nbytes > _MOST_HEADER_NBYTES and b"\r\n\r\n" not in data:
-                self.transport.write(_TOO_LONG)
-                self.transport.close()
+                self._refuse(_TOO_LONG)
                 return
         super().data_received(data)
+        if self._is_idle and self.timeout_keep_alive_task is None and self._deadline is None:
+            # Bytes that begin no request, such as empty lines, have ended the time that a connection may be idle.
+            self._deadline = self.loop.call_later(self._header_seconds, self._give_up)
+
+    @property
+    def _is_idle(self) -> bool:
+        """True if no response is under way."""
+        cycle: Any = self.cycle  # None before the first request, whatever its type says
+        return cycle is None or cycle.response_complete
+
+    def send_400_response(self, msg: str) -> None:
+        if self._is_idle:
+            super().send_400_response(msg)
+            self._watch_closing()
+        else:
+            self._refuse(b"")
+
+    def _refuse(self, answer: bytes) -> None:
+        """Close the connection, with an answer unless another one is under way: it would become a part of that one's body."""
+        if not self._is_idle:
+            self.transport.abort()
+            return
+        self.transport.write(answer)
+        self.transport.close()
+        self._watch_closing()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_headers = True
         if self._deadline is None:
-            self._deadline = self.loop.call_later(_HEADER_SECONDS, self._give_up)
+            self._deadline = self.loop.call_later(self._header_seconds, self._give_up)
 
     def on_headers_complete(self) -> None:
         self._in_headers, self._nbytes = False, 0
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+        if not self.url.startswith(b"/") and (host := _host_of(self.url)) is not None:
+            # What a request line names stands for Host (RFC 9112, section 3.2.2), which is checked later.
+            self.headers[:] = [(name, value) for name, value in self.headers if name != b"host"] + [(b"host", host)]
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._in_headers, self._nbytes = True, 0
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch_closing()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._watch_closing()
+
+    def _watch_closing(self) -> None:
+        """See to it that a connection ends that is closed, but whose client does not take the last bytes."""
+        if self.transport.is_closing() and self.transport.get_write_buffer_size() and self._stalled is None:
+            self._stalled = self.loop.call_later(self._stalled_seconds, self.transport.abort)
+
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stalled = self.loop.call_later(_STALLED_SECONDS, self._give_up)
+        if self._stalled is None:
+            self._stalled = self.loop.call_later(self._stalled_seconds, self.transport.abort)
 
     def resume_writing(self) -> None:
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
         super().resume_writing()
+        self._watch_closing()
 
     def timeout_keep_alive_handler(self) -> None:
         if self.transport.get_write_buffer_size():
-            self._give_up()
+            self.transport.abort()
         super().timeout_keep_alive_handler()
 
     def _give_up(self) -> None:
-        self.transport.abort()
+        """End a connection whose client has not sent a request in time; not while it is still being answered, and may not send."""
+        if self._is_idle:
+            self.transport.abort()
+        else:
+            self._deadline = self.loop.call_later(self._header_seconds, self._give_up)
 
     def _cancel(self) -> None:
         for timer in (self._deadline, self._stalled):
             if timer is not None:
                 timer.cancel()
         self._deadline = self._stalled = None
+
+
+def _host_of(url: bytes) -> bytes | None:
+    """Return the host, with its port, of the absolute URL of a request line."""
+    try:
+        parsed = httptools.parse_url(url)
+    except httptools.HttpParserError:
+        return None
+    if not parsed.host:
+        return None
+    host: bytes = b"[%b]" % parsed.host if b":" in parsed.host else parsed.host
+    port: Any = parsed.port  # None where there is none, whatever its type says
+    return host if port is None else host + b":%d" % port
 
 
 class Serving:
@@ -105,9 +179,10 @@ class Serving:
         port = listening.getsockname()[1]
         self.url = f"http://{shown_host}:{port}/"
         """The URL of the server, with ``/`` at its end."""
+        self.limits = Limits()
         config = uvicorn.Config(
             app,
-            http=_Connection,
+            http=partial(_Connection, self.limits),  # type: ignore[arg-type]  # whatever makes a protocol
             ws="none",
             lifespan="off",
             log_config=None,
@@ -124,6 +199,7 @@ class Serving:
 
     async def _run(self, listening: socket.socket) -> None:
         await self._server.serve(sockets=[listening])
+        self._break_off()  # those that have been closed, and whose clients do not take the last bytes
 
     def __enter__(self) -> Serving:
         return self
@@ -177,8 +253,7 @@ def serve(url: Any, *, host: str = "127.0.0.1", port: int = 8080, hosts: Sequenc
         StorageError: the port is taken, or there is no such address.
         NotFound, Unsupported: the store cannot be opened.
     """
-    is_here = host in ("127.0.0.1", "::1", "localhost")
-    names = [*LOOPBACK, *hosts] if is_here else [*hosts] or None
+    names = [*LOOPBACK, host, *hosts] if is_loopback(host) else [*hosts] or None
     app = application(url, hosts=names, **options)
     given: object = port
     if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given < 2**16:

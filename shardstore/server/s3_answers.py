@@ -14,7 +14,6 @@ from http import HTTPStatus
 from urllib.parse import parse_qsl, quote
 from xml.sax.saxutils import escape
 
-from shardstore.format.store_keys import check_prefix
 from shardstore.server.buckets import Bucket
 from shardstore.server.listings import Entry, Listings
 from shardstore.server.values import Refusal
@@ -42,13 +41,17 @@ _CODES = {
 _LISTS = frozenset({"list-type", "prefix", "delimiter", "marker", "max-keys", "continuation-token", "start-after", "encoding-type"})
 _MEANINGLESS = frozenset({"x-id", "fetch-owner", "token", "allow-unordered"})
 _SIGNING = "x-amz-"
+_MOST_DIGITS = 10  # as many as 2**31 has
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 _OF_OBJECTS = frozenset({"response-content-type", "response-content-disposition", "response-cache-control", "partNumber"})
 
 
 def parameters_of(query: bytes) -> dict[str, str]:
-    """Return the parameters of a query, decoded once; of one that is given twice, the last."""
-    return dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True, errors="strict")) if query else {}
+    """Return the parameters of a query, decoded once; of one that is given twice, the last. Raises ``Refusal``."""
+    try:
+        return dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True, errors="strict"))
+    except ValueError as exc:
+        raise Refusal(400, "the query is not UTF-8, or has too many parameters") from exc
 
 
 def is_of_bucket(parameters: Mapping[str, str]) -> bool:
@@ -65,9 +68,9 @@ def check_object(parameters: Mapping[str, str]) -> None:
         raise Refusal(416, "objects have one part here")
 
 
-def error(status: int, message: str, resource: str) -> bytes:
-    """Return the body of an error."""
-    code = _CODES.get(status, HTTPStatus(status).phrase.replace(" ", ""))
+def error(status: int, message: str, resource: str, code: str = "") -> bytes:
+    """Return the body of an error; ``code``, if it is not that of the status."""
+    code = code or _CODES.get(status, HTTPStatus(status).phrase.replace(" ", ""))
     body = f"<Code>{code}</Code><Message>{escape(_printable(message))}</Message><Resource>{escape(_printable(resource))}</Resource>"
     return f"{_HEAD}<Error>{body}</Error>".encode(errors="replace")
 
@@ -93,14 +96,16 @@ class _Asked:
     @classmethod
     def of(cls, given: Mapping[str, str]) -> _Asked:
         is_v2 = given.get("list-type") == "2"
+        if not is_v2 and "list-type" in given:
+            raise Refusal(400, "list-type is '2', or not given")
         delimiter = given.get("delimiter", "")
         if delimiter not in ("", "/"):
             raise Refusal(501, f"keys are divided at '/' only, not at {delimiter!r}")
         if given.get("encoding-type", "url") != "url":
             raise Refusal(400, "encoding-type is 'url', or not given")
         most = given.get("max-keys", "")
-        if most and not (most.isascii() and most.isdecimal()):
-            raise Refusal(400, f"max-keys {most!r} is no number")
+        if most and not (most.isascii() and most.isdecimal() and len(most) <= _MOST_DIGITS):
+            raise Refusal(400, f"max-keys {most[:40]!r} is no number of keys")
         token = given.get("continuation-token") if is_v2 else given.get("marker")
         after = given.get("start-after", "") if is_v2 else token or ""
         if is_v2 and token is not None:
@@ -111,6 +116,8 @@ class _Asked:
 
 
 def _decoded(token: str) -> str:
+    if not token:
+        raise Refusal(400, "continuation-token is empty")
     try:
         return base64.b64decode(token, altchars=b"-_", validate=True).decode()
     except (binascii.Error, ValueError) as exc:
@@ -130,7 +137,6 @@ async def bucket_answer(bucket: Bucket, listings: Listings, parameters: Mapping[
     if unknown:
         raise Refusal(501, f"the operation {unknown[0]!r} of S3 is not there: this server reads objects and lists them")
     asked = _Asked.of(parameters)
-    check_prefix(asked.prefix)
     found, is_truncated = await _entries(bucket, listings, asked)
     unsized = [entry.name for entry in found if not entry.is_prefix and entry.nbytes is None]
     sizes = await bucket.sizes(unsized) if unsized else {}
@@ -146,8 +152,6 @@ async def _entries(bucket: Bucket, listings: Listings, asked: _Asked) -> tuple[l
     walk = list_(bucket, asked.prefix, asked.after, goes_on=goes_on)
     try:
         async for entry in walk:
-            if goes_on and entry.is_prefix and entry.name <= asked.after:
-                continue  # it was on the page before
             if len(entries) == asked.most:
                 return entries, True
             entries.append(entry)
@@ -158,7 +162,7 @@ async def _entries(bucket: Bucket, listings: Listings, asked: _Asked) -> tuple[l
 
 def _listing(name: str, asked: _Asked, found: list[Entry], sizes: Mapping[str, int], is_truncated: bool, started: str) -> bytes:
     def text(value: str) -> str:
-        return escape(quote(value, safe="/~") if asked.encodes else _printable(value))
+        return escape(quote(value, safe="/~") if asked.encodes else _printable(value), {"\r": "&#13;"})
 
     parts = [f"<Name>{name}</Name><Prefix>{text(asked.prefix)}</Prefix><MaxKeys>{asked.most}</MaxKeys>"]
     parts.append(f"<IsTruncated>{'true' if is_truncated else 'false'}</IsTruncated>")

@@ -14,16 +14,20 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
-from shardstore.errors import NotFound
+from shardstore.errors import NotFound, Unsupported
 from shardstore.format.v2.keys import is_document
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, BytesLike, ByteSuffix
+from shardstore.model.words import size
 from shardstore.server.buckets import Bucket, Moved
 from shardstore.server.http_rules import if_range, parse_entity_tags, parse_range, satisfied
 from shardstore.storage.base import UNKNOWN_NBYTES, Absent, Found, Read
 
 PIECE_NBYTES = 8 * 2**20
 """A longer value is read and sent in pieces of this length."""
+
+MOST_AT_ONCE_NBYTES = 64 * 2**20
+"""Bytes that are read at once, where a storage tells no versions by which several reads could be of one."""
 
 _ATTEMPTS = 10
 
@@ -33,9 +37,11 @@ Headers = list[tuple[bytes, bytes]]
 class Refusal(Exception):
     """The request is answered by an error, with this status, message and further headers."""
 
-    def __init__(self, status: int, message: str, headers: Headers | None = None) -> None:
+    def __init__(self, status: int, message: str, headers: Headers | None = None, code: str = "") -> None:
+        """``code``: the word of S3 for it, if it is not that of the status."""
         super().__init__(message)
         self.status = status
+        self.code = code
         self.headers = headers or []
 
 
@@ -179,6 +185,8 @@ class _Attempt:
             found = replace(found, nbytes=len(found.buffers[0]))
             return self._whole_in_memory(request, found)
         inside = self._inside(request, found.nbytes)
+        if self.bucket.etag(found.generation) is None and inside.end - inside.start > self.piece_nbytes:
+            return await self._at_once(request, inside)
         (piece,) = found.buffers
         if len(piece) != min(inside.end - inside.start, self.piece_nbytes):
             raise _Again
@@ -186,6 +194,19 @@ class _Attempt:
         if inside.start + len(piece) < inside.end:
             rest = self._pieces(found.generation, inside.start + len(piece), inside.end)
         return self._answer(request, found, inside, piece, rest)
+
+    async def _at_once(self, request: ByteRequest | None, inside: ByteRange) -> Answer:
+        """Return a long part of a value by one read: where the storage tells no versions, a second one could be of another version."""
+        nbytes = inside.end - inside.start
+        if nbytes > MOST_AT_ONCE_NBYTES:
+            raise Unsupported(
+                f"{self.key!r}: {size(nbytes)} are asked for, and its storage tells no versions: they would have to be read at once, "
+                f"so ask for ranges of at most {size(MOST_AT_ONCE_NBYTES)}"
+            )
+        found = await self._found((inside,))
+        if len(found.buffers[0]) != nbytes:
+            raise _Again
+        return self._answer(request, found, inside, found.buffers[0], None)
 
     def _first_piece(self, request: ByteRequest | None) -> ByteRequest:
         most = self.piece_nbytes

@@ -13,11 +13,13 @@ HARMLESS = frozenset(
 )
 """Options of fsspec itself, which mean nothing to a storage that does without fsspec."""
 
+# None of them may take more than linear time: clients of a server send texts that end up in messages.
+
 # Greedy up to the last "@" before the path: a password may hold one. Memory has no users, but names with "@": there, only what looks like
 # a user with a password goes.
-_USER = re.compile(r"(?<=://)(?:(?<!memory://)[^/\s'\"<>]*|[^/\s'\"<>]*:[^/\s'\"<>]*)@")
+_USER = re.compile(r"(?<=://)(?:(?<!memory://)[^/\s'\"<>]*|[^/\s'\"<>:]*:[^/\s'\"<>]*)@")
 # Of HTTP only: elsewhere "?" is a character of a name, or a version.
-_QUERY = re.compile(r"(https?://[^\s?'\"<>]*)\?[^\s'\"<>)]*", re.IGNORECASE)
+_QUERY = re.compile(r"(https?://(?:(?!https?://)[^\s?'\"<>])*)\?[^\s'\"<>)]*", re.IGNORECASE)
 # Of a URL that its package shows in parts, as "Max retries exceeded with url: /tokeninfo?access_token=…".
 _SECRET = re.compile(
     r"((?<![a-z0-9])(?:access_token|id_token|refresh_token|token|sig|signature|x-(?:amz|goog)-(?:signature|security-token))=)"

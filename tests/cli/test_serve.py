@@ -74,6 +74,30 @@ def test_without_a_token_the_network_is_warned_of(served: list[Served]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("s3://b/x", ["-o", 'client_kwargs={"aws_secret_access_key":"S3CRET"}']),
+        ("simplecache::s3://b/x", ["--storage-options", '{"s3":{"key":"k","secret":"S3CRET"}}']),
+        ("http://user:S3CRET@host/x", []),
+        ("ftp://host/x", ["-o", "username=u"]),
+        ("abfs://c/x", ["-o", "account_key=S3CRET"]),
+        ("gs://b/x", ["-o", "token=S3CRET"]),
+    ],
+)
+def test_credentials_are_found_wherever_they_are(served: list[Served], url: str, options: list[str]) -> None:
+    refused = run("serve", url, "--host", "0.0.0.0", *options)
+    assert refused.code == ExitCode.INVALID
+    assert "say --no-token" in refused.error
+    assert "S3CRET" not in refused.error
+    assert served == []
+
+
+@pytest.mark.parametrize("options", [["-o", "token=anon"], ["-o", "anon=true"], ["-o", "key=null"]])
+def test_without_credentials_none_are_found(served: list[Served], options: list[str]) -> None:
+    assert run("serve", "gs://b/x", "--host", "0.0.0.0", *options).code == ExitCode.OK
+
+
+@pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
         (["--token-file", "nothing"], ExitCode.NOT_FOUND, "the token cannot be read from nothing"),

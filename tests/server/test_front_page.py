@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,10 +103,11 @@ def test_without_a_report_no_shard_is_looked_into(made: Path, monkeypatch: pytes
     assert runs == []
 
 
-def test_the_page_of_an_empty_place_is_not_found(tmp_path: Path) -> None:
-    with serve(tmp_path, port=0) as serving, connected(serving) as http:
-        assert http.get("/").status_code == 404
-        assert http.get("/healthz").status_code == 200
+def test_a_place_that_becomes_empty(own: Client, store: Path) -> None:
+    shutil.rmtree(store)
+    store.mkdir()
+    assert own.get("/").status_code == 404
+    assert own.get("/healthz").status_code == 200
 
 
 def test_a_token_is_asked_for(made: Path) -> None:

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from shardstore.errors import Corruption, NotFound
 from shardstore.format.json_text import JsonObject, loads_object
+from shardstore.format.metadata_faults import looks_like_metadata, missing_members
 from shardstore.format.metadata_v3 import ArrayLayout, PlainArray, is_array, is_group, parse_layout, parse_plain
 from shardstore.format.store_keys import join, metadata_key, metadata_path, possible_owners
 from shardstore.model.chunks import ChunkCoords
@@ -341,14 +342,17 @@ class Hierarchy:
         try:
             document = loads_object(data)
         except Corruption as exc:
-            start = bytes(data[:64]).strip()
-            damage: Literal["json", "empty", ""] = "json" if start.startswith(b"{") else "" if start else "empty"
+            text = bytes(data)
+            damage: Literal["json", "empty", ""] = "json" if looks_like_metadata(text) else "" if text.strip() else "empty"
             return Node(path, "other", generation, now, reason=f"its metadata is {exc}", damage=damage), None
         if is_group(document):
             return Node(path, "group", generation, now), document
         if not is_array(document):
             return Node(path, "other", generation, now, reason="its metadata is not that of a Zarr v3 node", damage="json"), document
         layout = parse_layout(document)
+        if not isinstance(layout, ArrayLayout) and (missing := missing_members(document)):
+            # Its chunks may lie in shards, which are not to be taken for chunks.
+            return Node(path, "other", generation, now, reason=f"its metadata has no {', '.join(missing)}", damage="json"), document
         if isinstance(layout, ArrayLayout):
             if path in restored_arrays(self._storage):
                 layout = layout.of_any_chunks()

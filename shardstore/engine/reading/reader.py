@@ -121,8 +121,8 @@ class Reader:
             return None
         if cached is not None and where is not None and cached.version(target.slot, where) == read.generation:
             shard = cached.generation
-        elif (version := parse_chunk_version(read.generation)) is not None:
-            shard, where = version
+        elif (version := parse_chunk_version(read.generation)) is not None and version[1] == target.slot:
+            shard, _, where = version
         else:
             return None
         inside = [resolve(request, where.nbytes) for request in read.ranges]

@@ -548,7 +548,7 @@ class LocalStorage:
 
     async def list_dir(self, prefix: str) -> DirListing:
         check_directory(prefix)
-        if not self._is_prefix(prefix):
+        if prefix.startswith("/") or not self._is_prefix(prefix):  # "/" would be the root directory of the machine
             return DirListing((), ())
         return await self._read_hop(prefix, "listing", lambda: local_walk.list_directory(self.root, prefix))
 

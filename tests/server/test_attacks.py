@@ -1,0 +1,346 @@
+"""Faults that others have found by attacking the server, each once more."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import httpx
+import pytest
+
+from shardstore.cli.failures import ExitCode
+from shardstore.errors import NotFound
+from shardstore.server import serve
+from shardstore.server.application import MOST_KEY_NBYTES, MOST_SEGMENTS
+from shardstore.storage.base import Found, Read, ReadOutcome
+from shardstore.storage.inferred_versions import unversioned
+from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.redaction import redacted
+from shardstore.testing.trace import TraceStorage
+from tests.cli.running import run, succeed
+from tests.server.conftest import Client, connected
+from tests.server.test_running import address, raw
+from tests.server.test_s3 import NS, listed
+
+CHUNK = "zarr3/ct/c/0/0/0"
+OTHER = "zarr3/ct/c/0/1/0"  # in the same shard
+MISSING = "zarr3/ct/c/6/0/0"  # likewise, and it does not exist
+SDK = {"amz-sdk-invocation-id": "1"}
+
+
+# -- what is read ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefix", ["/", "//", "/etc/", "/ct/", "..", "../", "ct/../", "ct//", "./", "\\", "%00"])
+@pytest.mark.parametrize("bucket", ["zarr3", "zarr2", "stored"])
+@pytest.mark.parametrize("delimiter", ["", "&delimiter=/"])
+def test_no_prefix_leads_out_of_the_store(client: Client, bucket: str, prefix: str, delimiter: str) -> None:
+    found = client.get(f"{bucket}?list-type=2&prefix={prefix}{delimiter}")
+    assert found.status_code == 200
+    root = ElementTree.fromstring(found.content)
+    assert root.findtext("s3:KeyCount", "", NS) == "0"
+
+
+async def test_the_root_directory_of_the_machine_is_no_prefix_of_a_local_storage(made: Path) -> None:
+    listed_there = await LocalStorage(made).list_dir("/")
+    assert (listed_there.objects, listed_there.prefixes) == ((), ())
+
+
+@pytest.mark.parametrize("prefix", [".", "ct/.", "deep/plain/."])
+def test_a_prefix_is_text_not_a_path(client: Client, prefix: str) -> None:
+    wanted = [key for key, _ in listed(client.http, "zarr2")[0] if key.startswith(prefix)]
+    assert wanted
+    assert [key for key, _ in listed(client.http, "zarr2", prefix=prefix)[0]] == wanted
+
+
+@pytest.mark.parametrize("view", ["zarr3", "zarr2"])
+def test_the_entity_tag_of_another_chunk_matches_nothing(client: Client, view: str) -> None:
+    def name(path: str) -> str:
+        return path if view == "zarr3" else path.replace("zarr3", "zarr2").replace("/c/", "/")
+
+    etag = client.get(name(CHUNK)).headers["etag"]
+    for path in (name(OTHER), name(MISSING)):
+        for method in ("GET", "HEAD"):
+            assert client.get(path, method, if_match=etag).status_code == 412, (path, method)
+    assert client.get(name(CHUNK), if_match=etag).status_code == 200
+    other = client.get(name(OTHER), range="bytes=0-9", if_range=etag)
+    assert (other.status_code, other.content) == (200, client.get(name(OTHER)).content)
+
+
+class Replaced(LocalStorage):
+    """A storage without versions, whose object is replaced after each read."""
+
+    content = b"A"
+    reads = 0
+
+    async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        found = await super().read([Read(read.key, read.ranges) if read.key == "long" else read for read in reads])
+        outcomes: list[ReadOutcome] = []
+        for read, outcome in zip(reads, found, strict=True):
+            if isinstance(outcome, Found) and read.key == "long":
+                buffers = tuple(memoryview(self.content * len(buffer)) for buffer in outcome.buffers)
+                outcome = Found(unversioned(outcome.nbytes), outcome.nbytes, buffers)
+                type(self).content = b"B" if self.content == b"A" else b"A"
+                type(self).reads += 1
+            outcomes.append(outcome)
+        return outcomes
+
+
+def test_without_versions_a_long_value_is_read_at_once(store: Path) -> None:
+    (store / "long").write_bytes(b"?" * (16 << 20))
+    with serve(Replaced(store), port=0) as serving, connected(serving) as http:
+        for headers, nbytes in (({}, 16 << 20), ({"range": "bytes=5-9999999"}, 9999995), ({"range": "bytes=-10000000"}, 10000000)):
+            found = http.get("stored/long", headers=headers)
+            assert found.status_code in (200, 206)
+            assert found.content in (b"A" * nbytes, b"B" * nbytes)
+            assert "etag" not in found.headers
+    (store / "long").write_bytes(b"?" * (65 << 20))
+    with serve(Replaced(store), port=0) as serving, connected(serving) as http:
+        refused = http.get("stored/long")
+        assert refused.status_code == 501
+        assert "ask for ranges of at most 64.0 MiB" in refused.text
+        assert http.get("stored/long", headers={"range": f"bytes=0-{(64 << 20) - 1}"}).status_code == 206
+
+
+@pytest.mark.parametrize("damage", ["first byte", "bit 7", "no brace", "name of a member"])
+def test_damaged_metadata_never_shows_shards_as_chunks(own: Client, store: Path, damage: str) -> None:
+    file = store / "ct/zarr.json"
+    text = bytearray(file.read_bytes())
+    if damage == "name of a member":
+        text = bytearray(bytes(text).replace(b'"codecs"', b'"kodecs"', 1))
+    else:
+        text[0] = {"first byte": text[0] ^ 0x80, "bit 7": text[0] | 0x80, "no brace": ord(";")}[damage]
+    file.write_bytes(text)
+    for path in (CHUNK, MISSING, "zarr2/ct/0/0/0"):
+        found = own.get(path)
+        assert found.status_code == 500, path
+        assert "ct/zarr.json" in found.text
+
+
+# -- what costs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a://" + ":" * 50_000, "http://" * 8_000, "https://a" * 8_000, "memory://" + ":" * 50_000, "sig=&" * 10_000, "a://" + "@" * 50_000],
+)
+def test_redaction_takes_linear_time(text: str) -> None:
+    began = time.process_time()
+    redacted(text)
+    assert time.process_time() - began < 2  # it took minutes
+
+
+def test_what_clients_say_is_cut_in_messages(client: Client) -> None:
+    for path, headers in (("zarr3/" + "a" * 3000, {}), ("x" * 3000, {}), ("healthz", {"host": "h" * 3000})):
+        found = client.http.get(path, headers=headers)
+        assert found.status_code in (400, 404, 421)
+        assert len(found.content) < 1500
+
+
+def test_a_request_costs_a_bounded_number_of_requests(store: Path) -> None:
+    storage = TraceStorage(LocalStorage(store))
+    with serve(storage, port=0) as serving, connected(serving) as http:
+        for path in ("0/" * 30_000, "0/" * (MOST_SEGMENTS + 1) + "0", "a" * (MOST_KEY_NBYTES + 1)):
+            storage.events.clear()
+            assert http.get(f"zarr3/{path[:60_000]}").status_code == 400
+            assert storage.events == []
+        assert http.get("zarr3/" + "0/" * MOST_SEGMENTS + "0").status_code == 404
+        assert len(storage.events) <= 2 * MOST_SEGMENTS
+
+
+# -- connections -----------------------------------------------------------------------------------------------------------
+
+
+def closes(connection: socket.socket, seconds: float) -> bool:
+    connection.settimeout(seconds)
+    try:
+        while connection.recv(65536):
+            pass
+    except TimeoutError:
+        return False
+    except ConnectionResetError:
+        return True
+    return True
+
+
+def test_empty_lines_do_not_keep_a_connection(store: Path) -> None:
+    with serve(store, port=0) as serving:
+        serving.limits.header_seconds = 1.0
+        for begin in (b"", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"):
+            with socket.create_connection(address(serving)) as connection:
+                if begin:
+                    connection.sendall(begin)
+                    assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+                connection.sendall(b"\r\n")
+                assert closes(connection, 10)
+
+
+def test_a_closing_connection_whose_bytes_are_not_taken_ends(store: Path) -> None:
+    (store / "large").write_bytes(b"x" * 4_450_000)
+    with serve(store, port=0) as serving:
+        serving.limits.stalled_seconds = 1.0
+        connections = []
+        for nbytes in range(1_800_000, 4_450_000, 300_000):
+            (store / f"of{nbytes}").write_bytes(b"x" * nbytes)
+            connection = socket.create_connection(address(serving))
+            connections.append(connection)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.sendall(b"GET /stored/of%d HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" % nbytes)
+        deadline = time.monotonic() + 20
+        while serving._server.server_state.connections and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not serving._server.server_state.connections
+        for connection in connections:
+            connection.close()
+
+
+@pytest.mark.parametrize("second", [b"rubbish\r\n\r\n", b"GET / HTTP/1.1\r\nx: " + b"y" * 100_000])
+def test_an_error_is_not_written_into_an_answer_under_way(store: Path, second: bytes) -> None:
+    (store / "large").write_bytes(b"x" * (64 << 20))
+    with serve(store, port=0) as serving, socket.create_connection(address(serving)) as connection:
+        connection.sendall(b"GET /stored/large HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        time.sleep(0.2)
+        found: list[bytes] = []
+        try:
+            connection.sendall(second)
+            time.sleep(0.2)
+            connection.settimeout(10)
+            while data := connection.recv(1 << 20):
+                found.append(data)
+        except ConnectionError:
+            found.append(b"")  # broken off, as it should be
+        body = b"".join(found).partition(b"\r\n\r\n")[2]
+        assert set(body) <= set(b"x")
+
+
+def test_a_request_line_with_a_host_stands_for_the_header(client: Client) -> None:
+    ask = b"GET %b HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    assert b" 421 " in raw(client.serving, ask % b"http://evil.example/healthz").partition(b"\r\n")[0]
+    assert b" 200 " in raw(client.serving, ask % b"http://localhost/healthz").partition(b"\r\n")[0]
+    two = b"GET /healthz HTTP/1.1\r\nHost: evil.example\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    assert b" 421 " in raw(client.serving, two).partition(b"\r\n")[0]
+
+
+def test_lists_in_several_lines_are_one(client: Client) -> None:
+    etag = client.get(CHUNK).headers["etag"]
+    lines = [("If-Match", etag), ("If-Match", '"other"')]
+    assert client.http.get(CHUNK, headers=lines).status_code == 200
+    assert client.http.get(CHUNK, headers=[("If-None-Match", '"other"'), ("If-None-Match", etag)]).status_code == 304
+
+
+# -- S3 --------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_directory_is_no_object_for_clients_of_s3(client: Client) -> None:
+    assert client.http.get("zarr3/ct/").headers["content-type"].startswith("text/html")
+    for method in ("GET", "HEAD"):
+        assert client.http.request(method, "zarr3/ct/", headers=SDK).status_code == 404
+    assert client.http.head("zarr3").status_code == 200  # HeadBucket, unsigned
+    assert b"NoSuchBucket" in client.http.get("nothing/x", headers=SDK).content
+
+
+@pytest.mark.parametrize("name", ["start-after", "marker"])
+def test_common_prefixes_are_those_with_keys_behind_the_marker(client: Client, name: str) -> None:
+    keys = [key for key, _ in listed(client.http, "stored")[0]]
+    kind = {"list-type": "2"} if name == "start-after" else {}
+    for after in ["", "a", "ct/~", "ct/c/0/0/0", "ct/", "ct0", "deep/plain/~", "zzz", *keys]:
+        root = ElementTree.fromstring(client.http.get("stored", params={**kind, "delimiter": "/", name: after}).content)
+        prefixes = [one.text for one in root.findall("s3:CommonPrefixes/s3:Prefix", NS)]
+        behind = {key.partition("/")[0] + "/" for key in keys if key > after and "/" in key}
+        assert prefixes == sorted(behind - {after}), after
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [
+        ("list-type=2&prefix=%ff", 400),
+        ("x-id=%ff", 400),
+        ("list-type=2&max-keys=" + "9" * 5000, 400),
+        ("list-type=3", 400),
+        ("list-type=2&continuation-token=", 400),
+        ("&".join(f"a{number}=1" for number in range(3000)), 501),
+    ],
+)
+def test_queries_that_are_none(client: Client, query: str, status: int) -> None:
+    assert client.get(f"zarr3?{query}").status_code == status
+
+
+@pytest.mark.parametrize("text", ["bytes=0-" + "9" * 4301, "bytes=" + "0" * 9000 + "-5", "bytes=-" + "9" * 5000])
+def test_ranges_of_thousands_of_digits(client: Client, text: str) -> None:
+    assert client.get(CHUNK, range=text).status_code == 206
+
+
+def test_names_that_no_client_could_ask_for_are_not_listed(own: Client, store: Path) -> None:
+    (store / "odd").mkdir()
+    Path(str(store / "odd") + "/a\udcff").write_bytes(b"x")
+    Path(str(store / "odd") + "/d\udcff").mkdir()
+    (store / "odd/line\rbreak").write_bytes(b"x")
+    for path in ("stored/odd/", "stored/odd/?format=json", "stored?list-type=2&encoding-type=url"):
+        assert own.get(path).status_code == 200, path
+    keys = [key for key, _ in listed(own.http, "stored", prefix="odd/")[0]]
+    assert keys == ["odd/line\rbreak"]
+
+
+# -- opening ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
+def test_a_snapshot_whose_catalog_is_damaged_is_not_served_as_an_empty_store(tmp_path: Path, made: Path, damage: str) -> None:
+    succeed("snapshots", "init", str(tmp_path / "run.ice"))
+    succeed("pack", str(made / "ct"), str(tmp_path / "run.ice@main/ct"), "-m", "all of it")
+    catalog = tmp_path / "run.ice/catalog.json"
+    data = catalog.read_bytes()
+    if damage == "gone":
+        catalog.unlink()
+    else:
+        catalog.write_bytes(data[:20] if damage == "cut" else bytes([data[0] ^ 1]) + data[1:])
+    with pytest.raises(NotFound, match="what is before the @ is no versioned store that can be read"):
+        serve(str(tmp_path / "run.ice@main"), port=0)
+    assert run("serve", str(tmp_path / "run.ice@main")).code == ExitCode.NOT_FOUND
+
+
+def test_a_place_with_nothing_is_not_served(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="there is nothing at"):
+        serve(tmp_path / "none.zarr", port=0)
+
+
+def test_a_client_that_leaves_the_queue_makes_room(store: Path) -> None:
+    with serve(store, port=0, in_flight=1) as serving:
+        bucket = serving.application.served.buckets["zarr3"]
+        real = bucket.read
+        gate = asyncio.Event()
+
+        async def wait(read: Any) -> Any:
+            await gate.wait()
+            return await real(read)
+
+        bucket.read = wait  # type: ignore[method-assign]
+        held = socket.create_connection(address(serving))
+        ask = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n" % CHUNK.encode()
+        held.sendall(ask)
+        time.sleep(0.3)
+        gone = socket.create_connection(address(serving))
+        gone.sendall(ask)
+        time.sleep(0.3)
+        gone.close()
+        deadline = time.monotonic() + 20
+        while serving.application.load._queue and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not serving.application.load._queue
+        held.close()
+
+
+def test_loopback_addresses_check_the_host(store: Path) -> None:
+    with serve(store, host="127.0.0.2", port=0) as serving:
+        assert httpx.get(serving.url + "healthz", trust_env=False).status_code == 200
+        assert httpx.get(serving.url + "healthz", headers={"host": "evil.example"}, trust_env=False).status_code == 421
+
+
+def test_redirection_keeps_the_query(client: Client) -> None:
+    assert client.http.get("zarr3?token=T").headers["location"] == "/zarr3/?token=T"
+    assert client.http.get("healthz/").status_code == 404

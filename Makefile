@@ -3,6 +3,7 @@
 #   make demo              a real volume, written and read in three ways (URL=s3://bucket/prefix for another place)
 #   make test              tests that touch every module, on all cores, five minutes (TESTARGS="-n0 -k index -x" passes arguments to pytest)
 #   make test-all          all of them, twenty minutes
+#   make browser-test      a real Chromium draws through the server, and shows the report; needs Chromium and npm (apt install chromium npm)
 #   make torture           the same tests of safety at full size: kills, races and faults, an hour (docs/evidence/torture.md)
 #   make simulate          clients, network and servers in one process, on virtual time: WORLD=gcs SEEDS=5000 (docs/evidence/simulation.md)
 #   make zarr-suite        zarr-python's own tests of arrays and groups, fetched and run on shardstore, ten minutes (docs/evidence/zarr-tests.md)
@@ -43,7 +44,7 @@ ZARR2      := build/zarr2
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all torture simulate zarr-suite safety bench bench-here bench-full bench-full-here bench-page bench-page-here bench-pack \
+.PHONY: help demo test test-all browser-test torture simulate zarr-suite safety bench bench-here bench-full bench-full-here bench-page bench-page-here bench-pack \
 	bench-references bench-snapshots bench-upkeep bench-transport readers check wheel-test clean
 
 help:
@@ -99,6 +100,14 @@ test: $(VENV)/.installed-test
 test-all: $(VENV)/.installed-test $(ZARR2)/.installed
 	SHARDSTORE_EXAMPLES=$${SHARDSTORE_EXAMPLES:-60} SHARDSTORE_FUZZ_EXAMPLES=$${SHARDSTORE_FUZZ_EXAMPLES:-150} \
 		SHARDSTORE_ZARR2="$(CURDIR)/$(ZARR2)/bin/python" $(PYTEST) $(TESTARGS)
+
+$(VENV)/.installed-browser: pyproject.toml $(VENV)/.installed-test
+	@echo "installing Playwright, which drives the browser of the system, into $(VENV)"
+	$(PIP) install 'playwright>=1.49'
+	@touch $@
+
+browser-test: $(VENV)/.installed-browser
+	SHARDSTORE_BROWSER=1 $(BIN)/python -m pytest tests/server/browser -n0 $(TESTARGS)
 
 # A second S3 server beside moto; in an environment of its own, since it insists on another botocore than s3fs.
 $(MINISTACK)/.installed: $(VENV)/.created

@@ -16,6 +16,7 @@
 #   make bench-references  references written and read beside fsspec and bare loops, ten minutes (docs/evidence/references.md)
 #   make bench-snapshots   versioned stores beside icechunk, half an hour (docs/evidence/snapshots.md)
 #   make bench-upkeep      a versioned store for a year, and a garbage collection of 10^6 files beside icechunk, half an hour (docs/evidence/upkeep.md)
+#   make bench-serving     the server beside nginx and a proxy, and the report beside info, some minutes (docs/evidence/serving.md)
 #   make bench-transport   s3fs and gcsfs beside obstore, ten minutes (docs/howto/storages.md)
 #   make readers           which programs read what is written, each in an environment of its own, ten minutes (docs/evidence/readers.md)
 #   make check             formatting, lints, types, layer contracts
@@ -45,7 +46,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-all browser-test torture simulate zarr-suite safety bench bench-here bench-full bench-full-here bench-page bench-page-here bench-pack \
-	bench-references bench-snapshots bench-upkeep bench-transport readers check wheel-test clean
+	bench-references bench-snapshots bench-upkeep bench-serving bench-transport readers check wheel-test clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -167,6 +168,9 @@ bench-snapshots: $(VENV)/.installed-test
 
 bench-upkeep: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/snapshot_upkeep.py --page docs/evidence/upkeep.md --plot docs/evidence/benchmarks/year.svg $(BENCHARGS)
+
+bench-serving: $(VENV)/.installed-test
+	$(BIN)/python benchmarks/serving.py --page docs/evidence/serving.md $(BENCHARGS)
 
 bench-transport: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/transport.py $(BENCHARGS)

@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import multiprocessing.connection
 import os
+import stat
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,6 +26,7 @@ class _Files:
         self._root = root
         self._seconds = seconds
         self._requests: Counter[str] = Counter()
+        self._kinds: Counter[str] = Counter()  # of what is asked for: metadata, the end of an object, or anything else
         self._nbytes = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -41,13 +43,18 @@ class _Files:
         writer.close()
 
     def _counts(self) -> list[bytes]:
-        body = json.dumps({"requests": dict(self._requests), "bytes_read": self._nbytes, "bytes_written": 0}).encode()
+        body = json.dumps(
+            {"requests": dict(self._requests), "kinds": dict(self._kinds), "bytes_read": self._nbytes, "bytes_written": 0}
+        ).encode()
         self._requests.clear()
+        self._kinds.clear()
         self._nbytes = 0
         return _response("200 OK", body, {})
 
     async def _answer(self, method: str, path: str, headers: dict[str, str]) -> list[bytes]:
         self._requests[method] += 1
+        is_end = headers.get("range", "").startswith("bytes=-")
+        self._kinds["metadata" if path.endswith("zarr.json") else "end" if is_end else "other"] += 1
         await asyncio.sleep(self._seconds)
         try:
             fd = os.open(self._root / path.lstrip("/"), os.O_RDONLY)
@@ -55,6 +62,8 @@ class _Files:
             return _response("404 Not Found", b"", {})
         try:
             facts = os.fstat(fd)
+            if stat.S_ISDIR(facts.st_mode):
+                return _response("404 Not Found", b"", {})
             etag = f'"{facts.st_ino:x}-{facts.st_mtime_ns:x}"'
             if headers.get("if-none-match") == etag:
                 return _response("304 Not Modified", b"", {"ETag": etag})

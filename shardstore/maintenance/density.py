@@ -63,7 +63,8 @@ class DensityCounter:
         rows, columns = (self._cells(coords, number) for number in (0, 1))
         cells = rows[:, :, np.newaxis] * self._shape[1] + columns[:, np.newaxis, :]
         weights = counts.reshape(cells.shape)
-        self._counts += np.bincount(cells.ravel(), weights.ravel(), self._counts.size).astype(np.int64)
+        first, last = int(cells.min()), int(cells.max())  # objects that are listed together lie together
+        self._counts[first : last + 1] += np.bincount((cells - first).ravel(), weights.ravel(), last + 1 - first).astype(np.int64)
 
     def _cells(self, coords: npt.NDArray[np.int64], number: int) -> npt.NDArray[np.int64]:
         """Return the row, or column, of each chunk of the objects along that axis: ``(n, chunks)``."""

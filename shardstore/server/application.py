@@ -427,7 +427,7 @@ def application(
             raise InvalidInput(f"{name} {value!r} is not a whole number of at least {least}")
     access = Access.of(hosts, cors, token)
     return Application(
-        open_served(url, storage_options, stored=stored),
+        open_served(url, storage_options, stored=stored, max_age=max_age),
         access,
         max_age=max_age,
         in_flight=in_flight,

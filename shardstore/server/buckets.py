@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -15,9 +16,12 @@ from shardstore.errors import NotFound, ShardStoreError, Unsupported
 from shardstore.model.generation import Generation
 from shardstore.presented.flavours import flavour_of
 from shardstore.presented.view import PresentedFlavour, View
+from shardstore.server.read_ahead import ReadAhead
 from shardstore.storage.base import UNKNOWN_NBYTES, Absent, Failed, Found, ObjectInfo, Read, ReadOutcome, Storage
 from shardstore.storage.inferred_versions import is_unversioned
+from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.opening.snapshot_place import SnapshotPlace
+from shardstore.storage.wrappers import innermost
 from shardstore.stored.detect import DetectedStorage
 
 _MOST_ETAGS = 10_000
@@ -229,25 +233,41 @@ class Served:
 
 
 async def _check_there(storage: Storage) -> None:
-    """Check that there is anything at all. Raises ``NotFound``."""
+    """Check that there is anything at all, where that can be listed. Raises ``NotFound``."""
+    if storage.kind == "http":
+        return
     try:
         listed = await storage.list_dir("")
     except Unsupported:
-        return  # most servers of HTTP do not list
+        return
     if not listed.objects and not listed.prefixes:
         hint = ", and what is before the @ is no versioned store that can be read" if "@" in storage.url else ""
         raise NotFound(f"there is nothing at {storage.url}{hint}: check the address")
 
 
-def open_served(url: Any, storage_options: Mapping[str, Any] | None, *, stored: bool = True) -> Served:
-    """Open a store, or a snapshot of a versioned one, for reading; not on the IO loop. ``stored``: show the stored objects too.
+def _reading_ahead(handle: Handle, max_age: float) -> Handle:
+    """Return a handle on the same store that reads shards ahead, if values may be kept so many seconds, or for ever."""
+    storage = handle.engine.canonical.storage
+    keep_seconds = math.inf if storage.capabilities.static else max_age
+    if not keep_seconds or isinstance(innermost(storage), LocalStorage):
+        return handle
+    inner = storage.inner if isinstance(storage, DetectedStorage) else storage
+    return Handle.make(ReadAhead(inner, keep_seconds), None, {})
+
+
+def open_served(url: Any, storage_options: Mapping[str, Any] | None, *, stored: bool = True, max_age: float = 0) -> Served:
+    """Open a store, or a snapshot of a versioned one, for reading; not on the IO loop. ``stored``: show the stored objects too;
+    ``max_age``: seconds for which values may be kept.
 
     Raises:
         InvalidInput, NotFound, StorageError, Unsupported: it cannot be opened.
     """
     handle = Handle.find(url, dict(storage_options or {}) or None, {})
+    run_sync(_check_there(handle.engine.canonical.storage))
+    target = handle.recipe.target
+    snapshot = target if isinstance(target, SnapshotPlace) else None
+    handle = _reading_ahead(handle, max_age)
     engine = handle.engine.canonical
-    run_sync(_check_there(engine.storage))
     flavour = flavour_of("v2")
     assert isinstance(flavour, PresentedFlavour)
     buckets = [
@@ -255,13 +275,12 @@ def open_served(url: Any, storage_options: Mapping[str, Any] | None, *, stored: 
         Bucket("zarr2", "Zarr v2, chunk by chunk", PresentedSource(View(engine, flavour)), engine.storage),
     ]
     absent: dict[str, str] = {}
-    target = handle.recipe.target
-    snapshot = target if isinstance(target, SnapshotPlace) else None
     if snapshot is not None:
         absent["stored"] = "the chunks of a snapshot lie in the chunk files of its versioned store: serve that to read them as they lie"
     elif not stored:
         absent["stored"] = "the server does not show it"
     else:
         storage = engine.storage.inner if isinstance(engine.storage, DetectedStorage) else engine.storage
+        storage = storage.inner if isinstance(storage, ReadAhead) else storage
         buckets.append(Bucket("stored", "the objects as they are stored: shards are shards", StoredSource(storage), storage))
     return Served(handle, {bucket.name: bucket for bucket in buckets}, absent, snapshot)

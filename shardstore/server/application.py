@@ -369,7 +369,7 @@ def _combined(lines: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
 
 def _check_length(key: str) -> None:
     """Refuse keys that no object has, and that would cost a look at each directory above: one request for each segment."""
-    if len(key.encode(errors="replace")) > MOST_KEY_NBYTES or key.count("/") > MOST_SEGMENTS:
+    if key.count("/") > MOST_SEGMENTS or (len(key) > MOST_KEY_NBYTES // 4 and len(key.encode(errors="replace")) > MOST_KEY_NBYTES):
         raise Refusal(400, f"keys have at most {MOST_KEY_NBYTES} bytes and {MOST_SEGMENTS} segments", code="KeyTooLongError")
 
 

@@ -45,6 +45,7 @@ class _Connection(HttpToolsProtocol):
     _stalled: asyncio.TimerHandle | None = None
     _nbytes = 0
     _in_headers = True
+    _has_begun = False  # a request, whose headers are not complete
 
     def __init__(self, limits: Limits, **options: Any) -> None:
         super().__init__(**options)
@@ -68,8 +69,8 @@ class _Connection(HttpToolsProtocol):
                 self._refuse(_TOO_LONG)
                 return
         super().data_received(data)
-        if self._is_idle and self.timeout_keep_alive_task is None and self._deadline is None:
-            # Bytes that begin no request, such as empty lines, have ended the time that a connection may be idle.
+        # Part of a request has come; or bytes that begin none, such as empty lines, which have ended the time that it may be idle.
+        if self._deadline is None and (self._has_begun or (self.timeout_keep_alive_task is None and self._is_idle)):
             self._deadline = self.loop.call_later(self._header_seconds, self._give_up)
 
     @property
@@ -96,12 +97,11 @@ class _Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_headers = True
-        if self._deadline is None:
-            self._deadline = self.loop.call_later(self._header_seconds, self._give_up)
+        self._in_headers = self._has_begun = True
 
     def on_headers_complete(self) -> None:
-        self._in_headers, self._nbytes = False, 0
+        self._in_headers = self._has_begun = False
+        self._nbytes = 0
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None

@@ -185,7 +185,7 @@ class _Attempt:
             found = replace(found, nbytes=len(found.buffers[0]))
             return self._whole_in_memory(request, found)
         inside = self._inside(request, found.nbytes)
-        if self.bucket.etag(found.generation) is None and inside.end - inside.start > self.piece_nbytes:
+        if inside.end - inside.start > self.piece_nbytes and self.bucket.etag(found.generation) is None:
             return await self._at_once(request, inside)
         (piece,) = found.buffers
         if len(piece) != min(inside.end - inside.start, self.piece_nbytes):

@@ -96,7 +96,7 @@ PYTEST := $(BIN)/python -m pytest -n $(shell expr $$(getconf _NPROCESSORS_ONLN) 
 
 # Random operations are tried more often in test-all, unless their numbers are given.
 test: $(VENV)/.installed-test
-	$(PYTEST) -m "not slow and not server" $(TESTARGS)
+	$(PYTEST) -m "not slow and not server and not exhaustive" $(TESTARGS)
 
 test-all: $(VENV)/.installed-test $(ZARR2)/.installed
 	SHARDSTORE_EXAMPLES=$${SHARDSTORE_EXAMPLES:-60} SHARDSTORE_FUZZ_EXAMPLES=$${SHARDSTORE_FUZZ_EXAMPLES:-150} \

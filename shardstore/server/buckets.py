@@ -266,6 +266,7 @@ def open_served(url: Any, storage_options: Mapping[str, Any] | None, *, stored: 
     run_sync(_check_there(handle.engine.canonical.storage))
     target = handle.recipe.target
     snapshot = target if isinstance(target, SnapshotPlace) else None
+    below = handle.engine.canonical.storage
     handle = _reading_ahead(handle, max_age)
     engine = handle.engine.canonical
     flavour = flavour_of("v2")
@@ -280,7 +281,6 @@ def open_served(url: Any, storage_options: Mapping[str, Any] | None, *, stored: 
     elif not stored:
         absent["stored"] = "the server does not show it"
     else:
-        storage = engine.storage.inner if isinstance(engine.storage, DetectedStorage) else engine.storage
-        storage = storage.inner if isinstance(storage, ReadAhead) else storage
+        storage = below.inner if isinstance(below, DetectedStorage) else below
         buckets.append(Bucket("stored", "the objects as they are stored: shards are shards", StoredSource(storage), storage))
     return Served(handle, {bucket.name: bucket for bucket in buckets}, absent, snapshot)

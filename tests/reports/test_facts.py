@@ -122,6 +122,19 @@ def test_pairs_of_axes(grid: tuple[int, ...], pairs: list[tuple[int, int] | None
     assert pairs_of_axes(grid) == pairs
 
 
+def test_chunks_and_shards_outside_the_shape_are_in_no_picture(place: Path) -> None:
+    make(place, np.ones((6, 8, 4), dtype=bool))
+    zarr.open_array(place, path="a").resize((24, 18, 20))  # 4 of 8 chunks along the axis, the last one shorter
+    (place / "a/zarr.json").write_text((place / "a/zarr.json").read_text())
+    store = shardstore.open(place)
+    zarr.open_array(store, path="a", mode="r+").resize((24, 8, 20))  # 2 of 4 in each shard
+    found = array_of(shardstore.report(place))
+    assert found.surveyed.usage is not None
+    assert sum(one.number for one in found.chunk_sizes) == found.surveyed.usage.chunks
+    assert all((picture.cells <= 1).all() for picture in found.pictures)
+    assert sum(one.number for one in found.object_sizes) == found.surveyed.usage.objects
+
+
 # -- state ---------------------------------------------------------------------------------------------------------------
 
 
@@ -150,6 +163,24 @@ def test_damage_is_shown_with_the_shard_and_the_remedy(place: Path) -> None:
     (advice,) = report.facts.advice
     assert (advice.kind, advice.path) == ("damaged", "a")
     assert advice.command == f"shardstore repair file://{place}/a"
+
+
+def test_what_could_not_be_read_is_not_sound(place: Path, tmp_path: Path) -> None:
+    make(place, sparse())
+    verified = shardstore.verify(place, deep=True).to_json()
+    verified["unread"] = [{"key": "a/c/0/0/0", "error": "the server is gone"}]
+    (tmp_path / "verified.json").write_text(json.dumps(verified))
+    report = shardstore.report(place, verified=tmp_path / "verified.json")
+    assert (report.facts.state, array_of(report).state) == ("not looked at", "not looked at")
+
+
+def test_a_document_that_is_none_makes_the_report_damaged(place: Path) -> None:
+    make(place, sparse())
+    (place / "b").mkdir()
+    (place / "b/zarr.json").write_text('{"zarr_format": 3')
+    report = shardstore.report(place)
+    assert report.facts.state == "damaged"
+    assert [(one.kind, one.path) for one in report.facts.advice] == [("unreadable", "b")]
 
 
 def test_an_error_of_a_verification_makes_the_report_damaged(place: Path, tmp_path: Path) -> None:

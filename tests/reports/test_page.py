@@ -104,6 +104,7 @@ def test_all_numbers_are_in_the_page_as_json(facts: Facts) -> None:
     text = page(facts)
     (embedded,) = re.findall(r'<script type="application/json" id="facts">(.*?)</script>', text, re.DOTALL)
     assert json.loads(embedded) == json.loads(facts.json())
+    assert "<" not in page(replace(facts, url="<!--<script>")).partition('id="facts">')[2].partition("</script>")[0]
 
 
 def test_the_same_facts_make_the_same_page(facts: Facts, place: Path) -> None:

@@ -132,6 +132,15 @@ def test_advice_for_a_way_of_reading() -> None:
     assert packed.command.startswith("shardstore pack -s ")
 
 
+def test_advice_that_would_gain_little_is_not_given() -> None:
+    best = array((1024, 1024, 1024), (64, 64, 64), (1, 16, 16))
+    assert advised(best, "1,:,:") == []
+    near = array((1024, 1024, 1024), (64, 64, 64), (1, 16, 8))  # a few more requests, as many bytes
+    assert advised(near, "1,:,:") == []
+    fewer = array((4096, 4096), (512, 512), (1, 2), itemsize=8)  # by default they would be 2 objects
+    assert advised(replace(fewer, usage=replace(fewer.usage, objects=100, possible_objects=7))) == []  # type: ignore[type-var]
+
+
 def test_advice_on_the_store() -> None:
     found = Survey(
         url="s3://b/x.zarr",

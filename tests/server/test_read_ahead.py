@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -115,6 +116,7 @@ def test_a_server_reads_ahead_only_where_values_may_be_kept(max_age: int, is_ahe
     storage = TraceStorage(MemoryStorage(f"/served-{uuid.uuid4().hex}"))
     fill(storage)
     with serve(storage, port=0, max_age=max_age) as serving, connected(serving) as http:
+        assert (ReadAhead in kinds(serving.application.served.handle.engine.canonical.storage)) == is_ahead
         between = "/c/" if view == "zarr3" else "/"
         paths = [f"{view}/ct{between}{i}/{j}/0" for i in range(4) for j in range(4)]  # of one shard
         bodies = [http.get(path).content for path in paths[:3]]
@@ -124,6 +126,13 @@ def test_a_server_reads_ahead_only_where_values_may_be_kept(max_age: int, is_ahe
         assert (data_reads == []) == is_ahead
         for (i, j), body in zip(((i, j) for i in range(4) for j in range(4)), bodies, strict=True):
             assert body == DATA[i * 8 : i * 8 + 8, j * 8 : j * 8 + 8].tobytes()
+
+
+def kinds(storage: Any) -> Iterator[type]:
+    """The classes of a storage and of those inside."""
+    while storage is not None:
+        yield type(storage)
+        storage = getattr(storage, "inner", None)
 
 
 def fill(storage: Storage) -> None:
@@ -139,3 +148,5 @@ def test_stored_objects_are_read_as_they_are() -> None:
             storage.events.clear()
             assert http.get("stored/ct/c/0/0/0", headers={"range": "bytes=0-9"}).status_code == 206
             assert sum(event.nbytes for event in storage.events) == 10
+        served = serving.application.served.buckets["stored"]
+        assert ReadAhead not in kinds(served._storage)

@@ -18,6 +18,8 @@ from pathlib import Path
 
 from counting_s3 import COUNTS_PATH
 
+KINDS_PATH = "/-/kinds"
+"""What is there: how many requests there were for metadata, for the ends of objects, and others, since it was asked for last."""
 _START_SECONDS = 60.0
 
 
@@ -37,17 +39,18 @@ class _Files:
                 request, *lines = head.split("\r\n")
                 method, path, _ = request.split(" ")
                 headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-                answer = self._counts() if path == COUNTS_PATH else await self._answer(method, path, headers)
+                if path == KINDS_PATH:
+                    answer = _response("200 OK", json.dumps(dict(self._kinds)).encode(), {})
+                    self._kinds.clear()
+                else:
+                    answer = self._counts() if path == COUNTS_PATH else await self._answer(method, path, headers)
                 writer.writelines(answer)
                 await writer.drain()
         writer.close()
 
     def _counts(self) -> list[bytes]:
-        body = json.dumps(
-            {"requests": dict(self._requests), "kinds": dict(self._kinds), "bytes_read": self._nbytes, "bytes_written": 0}
-        ).encode()
+        body = json.dumps({"requests": dict(self._requests), "bytes_read": self._nbytes, "bytes_written": 0}).encode()
         self._requests.clear()
-        self._kinds.clear()
         self._nbytes = 0
         return _response("200 OK", body, {})
 

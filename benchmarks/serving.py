@@ -27,8 +27,7 @@ from typing import Any
 
 import numpy as np
 import zarr
-from counting_s3 import COUNTS_PATH
-from latency_http import latency_http
+from latency_http import KINDS_PATH, latency_http
 from machine import versions
 
 import shardstore
@@ -244,8 +243,8 @@ def over_latency(place: Path) -> dict[str, float]:
     with latency_http(place, LATENCY_SECONDS) as below:
 
         def requests() -> dict[str, int]:
-            with urllib.request.urlopen(below + COUNTS_PATH) as answer:
-                kinds: dict[str, int] = json.load(answer)["kinds"]
+            with urllib.request.urlopen(below + KINDS_PATH) as answer:
+                kinds: dict[str, int] = json.load(answer)
                 return kinds
 
         contenders: list[tuple[str, Any, str]] = [

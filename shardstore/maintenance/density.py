@@ -11,6 +11,7 @@ import numpy.typing as npt
 from shardstore.errors import InvalidInput
 
 _SLOTS_AT_ONCE = 2**22
+_MOST = 10**300  # chunks behind a cell; more do not fit a float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +82,7 @@ class DensityCounter:
         if cells.size:
             behind = prod(n for axis, n in enumerate(self._grid) if axis not in (down, across))
             widths = (_widths(size, n) for size, n in zip(self._sizes, self._shape, strict=True))
-            cells /= np.outer(*widths) * float(behind)
+            cells /= np.outer(*widths) * float(min(behind, _MOST))
         return Density((down, across), (self._sizes[0], self._sizes[1]), cells)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from typing import Any, Generic, TypeVar
 
 from shardstore._sync import run_sync
 from shardstore.storage.base import ObjectInfo, Storage
+from shardstore.storage.inferred_versions import is_unversioned
 
 T = TypeVar("T")
 OfObjects = TypeVar("OfObjects", bound=Any)
@@ -92,3 +94,25 @@ class Ahead(Generic[T]):
         self.total = seen
         while waiting:
             yield waiting.popleft()
+
+
+class ListedDigests:
+    """Digests of the objects of arrays as a storage lists them: of keys, sizes, and versions where it tells them.
+
+    They differ if an object was written or erased since; where a listing tells no versions, one that was replaced by another of the same
+    size is not noticed. Objects may come in any order.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, int] = {}
+
+    def add(self, path: str, info: ObjectInfo) -> None:
+        """Add an object of the array at ``path``."""
+        is_told = info.generation is not None and not is_unversioned(info.generation)
+        version = info.generation.token if is_told and info.generation is not None else ""
+        text = f"{info.key}\0{info.nbytes}\0{version}".encode(errors="surrogatepass")
+        self._sums[path] = self._sums.get(path, 0) + int.from_bytes(blake2b(text, digest_size=8).digest())
+
+    def of(self, path: str) -> str:
+        """Return the digest of an array."""
+        return f"{self._sums.get(path, 0) % 2**64:016x}"

@@ -16,12 +16,23 @@ def size(nbytes: float) -> str:
 
 def count(number: float) -> str:
     """Return a number as text with thousands separated; with one decimal if it is small and not whole."""
+    if isinstance(number, int):
+        return f"{number:,}"  # also beyond what a float holds
     return f"{number:,.0f}" if number >= 100 or number == int(number) else f"{number:,.1f}"
 
 
 def plural(number: int, noun: str, nouns: str | None = None) -> str:
     """Return a number with its noun: ``1 object``, ``2 objects``."""
     return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
+
+
+def is_utf8(text: str) -> bool:
+    """Return whether UTF-8 can hold a text: names of files may hold bytes that it cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def shape(sizes: tuple[int, ...] | None) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from math import prod
 from typing import Any, Literal
@@ -18,10 +18,12 @@ from shardstore.maintenance.shard_content import Damage
 from shardstore.maintenance.survey.occupancy import ArrayOccupancy, Extreme, Occupancy
 from shardstore.maintenance.survey.run import ArraySurvey, Survey
 from shardstore.model.capabilities import Capabilities
+from shardstore.model.words import is_utf8
 from shardstore.plan.advice import Access
 from shardstore.presented.flavours import Presented
-from shardstore.reports.rules import Advice, advice_on_array, advice_on_store
+from shardstore.reports.rules import Advice, PlaceOf, advice_on_array, advice_on_store
 from shardstore.reports.words import PRESENTABLE, Stored
+from shardstore.storage.opening.address import Address
 from shardstore.storage.opening.kinds import kind_named
 from shardstore.storage.opening.snapshot_place import SnapshotPlace
 from shardstore.stored.detect import is_draft
@@ -35,6 +37,9 @@ MOST_PICTURES = 64
 MOST_ARRAYS = 500
 
 _VERSION = 1
+
+HIDDEN = "…"
+"""In the place of a part of a URL that is not shown."""
 
 
 def occupancy_of_report(*, pictures: bool = True) -> Occupancy:
@@ -134,23 +139,40 @@ class Verified:
                 arrays={str(array["path"]): _checked(array) for array in document["arrays"]},
                 document=document,
             )
-        except (KeyError, TypeError, ValueError) as exc:
+        except (KeyError, TypeError, ValueError, OverflowError) as exc:
             raise InvalidInput(wrong) from exc
+        if min(found.errors, found.notes) < 0:
+            raise InvalidInput(wrong)
         if document.get("url") != url:
             raise InvalidInput(f"{name} is a report on {document.get('url')}, not on {url}")
         if found.path and path != found.path and not path.startswith(found.path + "/"):
             raise InvalidInput(f"{name} is a report on {found.path!r} in {url}: verify {path or 'all of it'} for this report")
-        return found
+        return found._of(path)
 
-    def state_of(self, path: str) -> State:
-        """Return the state of an array."""
+    def _of(self, path: str) -> Verified:
+        """Return what was found at and below ``path``."""
+        findings = tuple(one for one in self.findings if _is_below(path, one["path"] or one["key"]))
+        errors = sum(one["severity"] == "error" for one in findings)
+        if path == self.path:
+            return replace(self, errors=max(self.errors, errors))
+        arrays = {name: array for name, array in self.arrays.items() if _is_below(path, name)}
+        errors = max(errors, sum(array["errors"] for array in arrays.values()))
+        return replace(self, findings=findings, arrays=arrays, errors=errors, notes=len(findings) - errors)
+
+    def state_of(self, path: str, digest: str | None) -> State:
+        """Return the state of an array whose objects, as they are listed now, have this digest (``None``: nobody has looked)."""
         array = self.arrays.get(path)
         if array is None:
             return "not looked at"
         if array["errors"]:
             return "damaged"
-        is_complete = self.is_whole and not self.unread and array["detectable"].get("reads_chunks") is True
+        is_the_same = digest is not None and digest == array["digest"]  # nothing was written or erased since
+        is_complete = is_the_same and self.is_whole and not self.unread and array["detectable"].get("reads_chunks") is True
         return "sound" if is_complete else "not looked at"
+
+
+def _is_below(path: str, name: str) -> bool:
+    return not path or name == path or name.startswith(f"{path}/")
 
 
 _OF_FINDING = ("severity", "kind", "path", "key", "what", "remedy")
@@ -162,6 +184,7 @@ def _checked(array: Mapping[str, Any]) -> Mapping[str, Any]:
         "errors": int(array["errors"]),
         "notes": int(array["notes"]),
         "chunks": int(array["chunks"]),
+        "digest": array.get("digest"),
         "detectable": {
             "found": [str(sentence) for sentence in told["found"]],
             "missed": [str(sentence) for sentence in told["missed"]],
@@ -272,7 +295,9 @@ class Facts:
 
     def json(self) -> str:
         """Return the report for programs as a JSON text."""
-        return json.dumps(self.document(), indent=2, ensure_ascii=False)
+        document = self.document()
+        text = json.dumps(document, indent=2, ensure_ascii=False)
+        return text if is_utf8(text) else json.dumps(document, indent=2)  # names of files may be none
 
 
 Previewer = Callable[[ArraySurvey], "Preview | str"]
@@ -298,19 +323,24 @@ def facts_of(
     damage: dict[str, list[Damage]] = {}
     for one in found.damage:
         damage.setdefault(one.path, []).append(one)
+    shown = _to_be_shown(found.arrays, damage, most_arrays)
     arrays = tuple(
         _array(
             array,
             damage.get(array.path, ()),
             None if occupancy is None else occupancy.arrays.get(array.path),
-            verified,
+            "not looked at"
+            if verified is None
+            else verified.state_of(array.path, None if occupancy is None else occupancy.digest(array.path)),
+            None if verified is None else verified.arrays.get(array.path),
             "" if previewer is None else previewer(array),
         )
-        for array in found.arrays[:most_arrays]
+        for array in shown
     )
-    advice = [*advice_on_store(found, storage.kind, url)]
-    for array in found.arrays[:most_arrays]:
-        advice += advice_on_array(array, found.path, storage.kind, url, accesses)
+    places = places_below(url, found.path, storage)
+    advice = [*advice_on_store(found, storage.kind, places)]
+    for array in shown:
+        advice += advice_on_array(array, storage.kind, places, accesses)
     return Facts(
         url=url,
         at=at,
@@ -319,29 +349,57 @@ def facts_of(
         arrays=arrays,
         is_complete=is_complete,
         pictures_left_out=0 if occupancy is None else occupancy.pictures_left_out,
-        state=_state(found, arrays, verified),
+        state=_state(found, verified, occupancy),
         advice=tuple(advice),
         verified=verified,
     )
 
 
-def _state(found: Survey, arrays: Iterable[ReportedArray], verified: Verified | None) -> State:
+def _to_be_shown(arrays: Sequence[ArraySurvey], damage: Mapping[str, object], most: int) -> list[ArraySurvey]:
+    """Return the arrays that are shown, in their order: the damaged ones before others, where not all are."""
+    chosen = sorted(range(len(arrays)), key=lambda i: arrays[i].path not in damage)[:most]
+    return [arrays[i] for i in sorted(chosen)]
+
+
+def places_below(url: str, above: str, storage: StorageFacts) -> PlaceOf:
+    """Return which URLs of nodes commands take, where the node ``above`` lies at ``url``."""
+
+    def place_of(path: str) -> str | None:
+        relative = path.removeprefix(above).strip("/")
+        if storage.kind == "memory" or HIDDEN in url:
+            return None  # it is in this process alone; or parts of its URL are not shown
+        if storage.stored != "v3" or not relative:
+            return url  # nodes of the draft have no URLs of their own
+        try:
+            address = Address.parse(url)
+        except InvalidInput:
+            return None
+        return address.shown_below(len(address.segments), relative)
+
+    return place_of
+
+
+def _state(found: Survey, verified: Verified | None, occupancy: Occupancy | None) -> State:
     if found.damaged_objects or found.unreadable or (verified is not None and verified.errors):
         return "damaged"
     if verified is None or not verified.is_whole or verified.unread:
         return "not looked at"
-    states = [verified.state_of(array.path) for array in found.arrays]
+    states = [_state_of(array.path, verified, occupancy) for array in found.arrays]
     return "sound" if states and all(state == "sound" for state in states) else "not looked at"
+
+
+def _state_of(path: str, verified: Verified | None, occupancy: Occupancy | None) -> State:
+    return "not looked at" if verified is None else verified.state_of(path, None if occupancy is None else occupancy.digest(path))
 
 
 def _array(
     array: ArraySurvey,
     damage: Sequence[Damage],
     occupancy: ArrayOccupancy | None,
-    verified: Verified | None,
+    state: State,
+    verified: Mapping[str, Any] | None,
     preview: Preview | str,
 ) -> ReportedArray:
-    state: State = "not looked at" if verified is None else verified.state_of(array.path)
     if array.usage is not None and array.usage.damaged_objects:
         state = "damaged"
     return ReportedArray(
@@ -354,7 +412,7 @@ def _array(
         smallest=None if occupancy is None else occupancy.smallest,
         largest=None if occupancy is None else occupancy.largest,
         pictures=() if occupancy is None else tuple(picture.density() for picture in occupancy.pictures),
-        verified=None if verified is None else verified.arrays.get(array.path),
+        verified=verified,
         preview=preview,
     )
 

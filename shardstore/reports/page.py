@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from shardstore.maintenance.density import Density
 from shardstore.maintenance.survey.run import ArraySurvey
-from shardstore.model.words import count, plural, shape, size
+from shardstore.model.words import count, is_utf8, plural, shape, size
 from shardstore.reports.facts import Facts, Preview, ReportedArray, SizeBin
 from shardstore.reports.png import encode_png
 from shardstore.reports.words import abilities, array_rows, no_v3, presented_as, stored_as, writers
@@ -45,8 +45,13 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _MOST_TEXT else text[:_MOST_TEXT] + "…"
+def _cut(text: str, most: int = _MOST_TEXT) -> str:
+    return text if len(text) <= most else text[:most] + "…"
+
+
+def _encodable(html: str) -> str:
+    """Return a page whose names UTF-8 can hold: what of them it cannot is shown escaped."""
+    return html if is_utf8(html) else html.encode(errors="backslashreplace").decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,7 @@ def page(facts: Facts, serving: Serving | None = None) -> str:
     script = _texts("page.js")
     shown = _Shown(facts.storage.kind)
     arrays = [shown.array(array) for array in facts.arrays]
-    return (
+    return _encodable(
         _environment()
         .get_template("page.html.j2")
         .render(
@@ -112,7 +117,8 @@ class Card:
 def cards(title: str, rows: Sequence[tuple[str, str]], arrays: Sequence[Card], *, is_complete: bool) -> str:
     """Return what notebooks show: a title, rows, and a card for each array; and a sign if there are more."""
     template = _environment().get_template("cards.html.j2")
-    return template.render(title=title, rows=rows, arrays=arrays, is_complete=is_complete, style=Markup(_texts("cards.css")))
+    html = template.render(title=title, rows=rows, arrays=arrays, is_complete=is_complete, style=Markup(_texts("cards.css")))
+    return _encodable(html)
 
 
 def picture_of(density: Density) -> str | None:

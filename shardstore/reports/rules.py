@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import Unsupported
 from shardstore.format.shard_index import IndexCodecs
-from shardstore.format.store_keys import join
 from shardstore.maintenance.survey.run import ArraySurvey, Survey, Usage
 from shardstore.model.words import count, plural, size
 from shardstore.plan.advice import Access, ArrayFacts, Candidate, advise
@@ -29,6 +28,10 @@ _FEWER = 4  # times fewer objects are worth the work
 _FASTER = 1.5  # times less cost of what is read is worth the work
 
 _NEW = "NEW.zarr"  # the place that a user has to choose
+
+
+PlaceOf = Callable[[str], "str | None"]
+"""A function that returns the URL of the node at a path, as commands take it; ``None`` if they cannot reach it by a URL alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,32 +61,32 @@ def advisable(array: ArraySurvey) -> ArrayFacts:
 # -- the store as a whole ----------------------------------------------------------------------------------------------
 
 
-def advice_on_store(found: Survey, kind: str, url: str) -> Iterator[Advice]:
-    """Return advice on what belongs to no single array. ``kind``: of storage; ``url``: of the place that was surveyed."""
+def advice_on_store(found: Survey, kind: str, place_of: PlaceOf) -> Iterator[Advice]:
+    """Return advice on what belongs to no single array. ``kind``: of storage."""
+    here = place_of(found.path)
     for unreadable in found.unreadable:
         what = f"zarr.json is not that of a node: {unreadable.reason}. Restore it from a copy, or write it again"
         yield Advice(unreadable.path, "unreadable", what, "")
     for group in found.consolidated:
-        if group.is_stale:
+        if group.is_stale and kind != SNAPSHOT:
             what = f"its consolidated metadata of {plural(group.arrays, 'array')} are out of date: readers that use them see old shapes"
-            place = _place(url, found.path, group.path)
-            yield Advice(group.path, "stale-consolidated", what, f'python -c "import zarr; zarr.consolidate_metadata({place!r})"')
+            place = None if kind == "http" else place_of(group.path)
+            code = f"import zarr; zarr.consolidate_metadata({place!r})"
+            yield Advice(group.path, "stale-consolidated", what, "" if place is None else shlex.join(["python", "-c", code]))
     if found.v2_documents:
         what = f"{plural(len(found.v2_documents), 'node')} of Zarr v2, with one object a chunk: pack makes shards of them, without recoding"
-        yield Advice(found.path, "zarr-v2", what, _command("pack", url, _NEW))
+        yield Advice(found.path, "zarr-v2", what, _command("pack", here, _NEW))
     if found.other_objects and (found.arrays or found.groups) and kind != SNAPSHOT and not found.v2_documents:
         what = f"{plural(found.other_objects, 'object')}, {size(found.other_nbytes or 0)}, that belong to no node: verify names them"
-        yield Advice(found.path, "strays", what, _command("verify", url))
+        yield Advice(found.path, "strays", what, _command("verify", here))
 
 
 # -- one array ---------------------------------------------------------------------------------------------------------
 
 
-def advice_on_array(array: ArraySurvey, above: str, kind: str, url: str, accesses: Sequence[Access] = ()) -> Iterator[Advice]:
-    """Return advice on one array of a survey of ``above``, which lies at ``url``. ``accesses`` with as many dimensions as the array has
-    are what is read of it at once.
-    """
-    place = _place(url, above, array.path)
+def advice_on_array(array: ArraySurvey, kind: str, place_of: PlaceOf, accesses: Sequence[Access] = ()) -> Iterator[Advice]:
+    """Return advice on one array. ``accesses`` with as many dimensions as the array has are what is read of it at once."""
+    place = place_of(array.path)
     usage = array.usage
     if usage is not None:
         yield from _on_health(array, usage, kind, place)
@@ -93,7 +96,7 @@ def advice_on_array(array: ArraySurvey, above: str, kind: str, url: str, accesse
         yield from _on_reading(array, fitting, kind, place)
 
 
-def _on_health(array: ArraySurvey, usage: Usage, kind: str, place: str) -> Iterator[Advice]:
+def _on_health(array: ArraySurvey, usage: Usage, kind: str, place: str | None) -> Iterator[Advice]:
     if usage.damaged_objects:
         what = f"{plural(usage.damaged_objects, 'shard is', 'shards are')} damaged, and readers fail there: repair says what can be saved"
         yield Advice(array.path, "damaged", what, _command("repair", place))
@@ -104,24 +107,25 @@ def _on_health(array: ArraySurvey, usage: Usage, kind: str, place: str) -> Itera
         what = f"{plural(usage.chunks_outside, 'chunk')}, {size(usage.chunk_nbytes_outside)}, outside the shape"
         yield Advice(array.path, "outside", f"{what}: a smaller shape left them, and they come back if it grows", _command("verify", place))
     if array.is_sharded and array.index_checksum is False:
-        what = "the indices have no checksum: an entry that changes is not noticed. A copy by reshard has them"
-        yield Advice(array.path, "no-index-checksum", what, _command("reshard", place, _NEW))
+        what = "the indices have no checksum: an entry that changes is not noticed. A copy by reshard, with the same shards, has them"
+        same = ",".join(map(str, array.chunks_per_shard or ()))
+        yield Advice(array.path, "no-index-checksum", what, _command("reshard", "-s", same, place, _NEW))
 
 
-def _on_objects(array: ArraySurvey, usage: Usage, place: str) -> Iterator[Advice]:
+def _on_objects(array: ArraySurvey, usage: Usage, place: str | None) -> Iterator[Advice]:
     if usage.objects < _SEVERAL_OBJECTS or array.shape is None or array.chunk_shape is None:
         return
     fewer = _objects_by_default(array)
-    is_worth_it = fewer is not None and fewer * _FEWER <= (usage.possible_objects or usage.objects)
+    is_worth_it = fewer is not None and fewer * _FEWER <= usage.objects
     verb = "reshard" if array.is_sharded else "pack"
     command = _command(verb, place, _NEW)
+    mean = usage.stored_nbytes / (usage.objects + usage.objects_outside)
     if not array.is_sharded:
         if usage.objects > _MANY_OBJECTS and is_worth_it:
-            what = f"{count(usage.objects)} objects, one a chunk, of {size(usage.stored_nbytes / usage.objects)} each"
+            what = f"{count(usage.objects)} objects, one a chunk, of {size(mean)} each"
             yield Advice(array.path, "many-objects", f"{what}: in shards they would be at most {count(fewer or 0)}", command)
         return
-    mean = usage.stored_nbytes / usage.objects
-    if mean > _LARGE_SHARD_NBYTES:
+    if mean > _LARGE_SHARD_NBYTES and fewer is not None and fewer > usage.objects:
         what = f"shards have {size(mean)} on average: a write of one chunk may rewrite one, unless it appends"
         yield Advice(array.path, "large-shards", what, command)
     elif is_worth_it and usage.objects > _MANY_OBJECTS:
@@ -145,7 +149,7 @@ def _objects_by_default(array: ArraySurvey) -> int | None:
     return prod(-(-n // (c * p)) for n, c, p in zip(array.shape, array.chunk_shape, per_shard, strict=True))
 
 
-def _on_reading(array: ArraySurvey, accesses: Sequence[Access], kind: str, place: str) -> Iterator[Advice]:
+def _on_reading(array: ArraySurvey, accesses: Sequence[Access], kind: str, place: str | None) -> Iterator[Advice]:
     try:
         facts = advisable(array)
     except Unsupported:
@@ -170,11 +174,7 @@ def _cost(candidate: Candidate) -> str:
     return f"{count(candidate.requests)} requests and {size(candidate.nbytes)}"
 
 
-def _place(url: str, above: str, path: str) -> str:
-    """Return the URL of a node at or below ``above``, which lies at ``url``."""
-    relative = path.removeprefix(above).strip("/")
-    return join(url.rstrip("/"), relative) if relative else url
-
-
-def _command(verb: str, *arguments: str) -> str:
-    return shlex.join(["shardstore", verb, *arguments])
+def _command(verb: str, *arguments: str | None) -> str:
+    """Return a command to be pasted into a shell; none if there is no URL for one of its arguments."""
+    given = [argument for argument in arguments if argument is not None]
+    return shlex.join(["shardstore", verb, *given]) if len(given) == len(arguments) else ""

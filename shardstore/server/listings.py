@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from shardstore.errors import InvalidInput
 from shardstore.format.store_keys import check_directory
+from shardstore.model.words import is_utf8
 from shardstore.server.buckets import Bucket, Listed
 
 PAGE = 10_000
@@ -46,16 +47,8 @@ def _that_can_be_asked_for(listed: Listed) -> Listed:
     """Return a listing without names that UTF-8 cannot hold, as those of files may be: no client could ask for them."""
     if all(name.isascii() for name, _ in listed.values) and all(name.isascii() for name in listed.prefixes):
         return listed
-    values = tuple((name, nbytes) for name, nbytes in listed.values if _is_utf8(name))
-    return Listed(values, tuple(filter(_is_utf8, listed.prefixes)))
-
-
-def _is_utf8(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    values = tuple((name, nbytes) for name, nbytes in listed.values if is_utf8(name))
+    return Listed(values, tuple(filter(is_utf8, listed.prefixes)))
 
 
 def _names_of(listed: Listed | None) -> int:

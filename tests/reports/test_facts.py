@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import zipfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import zarr
 
 import shardstore
 from shardstore.adapters.tools.reporting import Report
+from shardstore.cli.failures import ExitCode
 from shardstore.engine.engine import Engine
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.maintenance.survey.occupancy import Occupancy, pairs_of_axes
@@ -20,6 +23,7 @@ from shardstore.maintenance.survey.run import glance, survey
 from shardstore.reports.facts import ReportedArray, occupancy_of_report
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.testing.trace import TraceStorage
+from tests.cli.running import run
 from tests.stored import on_io_loop
 
 SHAPE, CHUNKS, PER_SHARD = (24, 40, 20), (4, 5, 5), (2, 4, 2)
@@ -165,6 +169,83 @@ def test_damage_is_shown_with_the_shard_and_the_remedy(place: Path) -> None:
     assert advice.command == f"shardstore repair file://{place}/a"
 
 
+@pytest.mark.parametrize("change", ["written", "rewritten", "erased", "all erased", "fast"])
+def test_what_has_changed_since_it_was_verified_is_not_sound(place: Path, change: str) -> None:
+    make(place, sparse())
+    verified = shardstore.verify(place, deep=True)
+    assert shardstore.report(place, verified=verified).facts.state == "sound"
+    array = zarr.open_array(shardstore.open(place), path="a", mode="r+")
+    if change == "written":
+        array[...] = 7
+    elif change == "rewritten":
+        shard = next(file for file in (place / "a/c").rglob("*") if file.is_file())
+        data = shard.read_bytes()
+        shard.unlink()
+        shard.write_bytes(data[:10] + b"!" + data[11:])
+    elif change == "erased":
+        next(file for file in (place / "a/c").rglob("*") if file.is_file()).unlink()
+    elif change == "all erased":
+        shutil.rmtree(place / "a/c")
+    report = shardstore.report(place, verified=verified, fast=change == "fast")
+    assert (report.facts.state, array_of(report).state) == ("not looked at", "not looked at")
+
+
+def test_a_verification_of_all_counts_for_a_node_by_what_was_found_there(place: Path, tmp_path: Path) -> None:
+    make(place, sparse())
+    zarr.create_array(place, name="g/b", data=np.arange(3))
+    verified = shardstore.verify(place, deep=True).to_json()
+    verified["errors"] = 1
+    finding = {"severity": "error", "kind": "index", "path": "a", "key": "a/c/0/0/0", "what": "it is damaged", "remedy": "restore it"}
+    verified["findings"] = [finding]
+    (tmp_path / "verified.json").write_text(json.dumps(verified))
+    assert shardstore.report(place, path="g", verified=tmp_path / "verified.json").facts.state == "sound"
+    assert shardstore.report(place, verified=tmp_path / "verified.json").facts.state == "damaged"
+    (tmp_path / "verified.json").write_text(json.dumps(verified | {"errors": 0}))  # which the findings contradict
+    assert shardstore.report(place, verified=tmp_path / "verified.json").facts.state == "damaged"
+
+
+def test_damaged_arrays_are_shown_before_others(place: Path) -> None:
+    group = zarr.create_group(place)
+    for number in range(9):
+        group.create_array(f"a{number}", data=np.arange(4), chunks=(2,), shards=(4,))
+    shard = place / "a8/c/0"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    report = shardstore.report(place, most_arrays=2)
+    assert [array.path for array in report.facts.arrays] == ["a0", "a8"]
+    assert [one.path for one in report.facts.advice] == ["a8"]
+
+
+def test_urls_in_commands_are_those_that_commands_take(place: Path, tmp_path: Path) -> None:
+    make(place, np.ones((6, 8, 4), dtype=bool))
+    key = place / "a/c/0/0/0"
+    key.write_bytes(key.read_bytes()[:-1])
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
+        for file in place.rglob("*"):
+            if file.is_file():
+                archive.write(file, file.relative_to(place))
+    (advice,) = shardstore.report(f"zip://::{tmp_path / 'all.zip'}").facts.advice
+    assert advice.command.split()[-1].startswith("zip://a::")
+    assert run(*advice.command.split()[1:]).code not in (ExitCode.NOT_FOUND, ExitCode.INVALID)
+
+
+def test_a_name_that_utf8_cannot_hold(place: Path, tmp_path: Path) -> None:
+    make(place, sparse())
+    document = json.loads((place / "a/zarr.json").read_text())
+    (place / "a/zarr.json").write_text(json.dumps(document | {"dimension_names": ["\ud800", None, None]}))
+    report = shardstore.report(place)
+    report.json.encode()
+    report.write(tmp_path / "report.html")
+    assert "\\ud800" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_axes_beyond_what_a_float_holds(place: Path) -> None:
+    array = zarr.create_array(place, name="a", shape=(2**40,) * 30, chunks=(2**20,) * 30, dtype="u1")
+    (place / "a/c" / "/".join(["0"] * 29)).mkdir(parents=True)
+    (place / "a/c" / "/".join(["0"] * 30)).write_bytes(b"x")
+    assert array.ndim == 30
+    assert shardstore.report(place).html
+
+
 def test_what_could_not_be_read_is_not_sound(place: Path, tmp_path: Path) -> None:
     make(place, sparse())
     verified = shardstore.verify(place, deep=True).to_json()
@@ -201,6 +282,9 @@ def test_a_verification_of_something_else_is_refused(place: Path, tmp_path: Path
         ("{", "is not JSON"),
         (json.dumps(shardstore.verify(place).to_json() | {"url": "s3://other"}), "is a report on s3://other"),
         (json.dumps(shardstore.verify(place).to_json() | {"path": "b"}), "is a report on 'b'"),
+        (json.dumps(shardstore.verify(place).to_json()).replace('"errors": 0', '"errors": 1e400', 1), "is not a report of verification"),
+        (json.dumps(shardstore.verify(place).to_json() | {"errors": -1}), "is not a report of verification"),
+        ("[" * 100_000, "is not JSON"),
         (json.dumps(shardstore.verify(place).to_json() | {"arrays": [{"path": "a"}]}), "is not a report of verification"),
     ):
         file.write_text(text)

@@ -226,6 +226,19 @@ def test_a_preview_reads_few_chunks_and_is_small(tmp_path: Path) -> None:
     rows, columns = re.findall(r"(\d+):(\d+)", found.what)
     extents = [int(stop) - int(start) for start, stop in (rows, columns)]
     assert np.prod(extents) * 2 <= 4 * 2**20
+
+
+def test_a_preview_reads_a_bounded_number_of_chunks(tmp_path: Path) -> None:
+    zarr.create_array(tmp_path, name="a", shape=(2**40, 2**40), chunks=(2, 2), dtype="u1")[0, 0] = 1
+    found = preview_of(tmp_path, "a")
+    assert isinstance(found, Preview)
+    assert found.pixels.shape == (32, 32)  # 256 chunks
+
+
+def test_a_preview_of_few_large_chunks_is_made_smaller(tmp_path: Path) -> None:
+    zarr.create_array(tmp_path, name="a", data=np.arange(1500 * 900, dtype="f4").reshape(1500, 900), chunks=(500, 300))
+    found = preview_of(tmp_path, "a")
+    assert isinstance(found, Preview)
     assert max(found.pixels.shape) <= 512
     assert found.pixels.max() == 255  # the chunk that exists is in it
 

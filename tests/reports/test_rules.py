@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -50,7 +51,7 @@ def array(
 
 
 def advised(found: ArraySurvey, *accesses: str, kind: str = "s3") -> list[Advice]:
-    return list(advice_on_array(found, "", kind, "s3://b/x.zarr", [parse_access(text) for text in accesses]))
+    return list(advice_on_array(found, kind, lambda path: f"s3://b/x.zarr/{path}", [parse_access(text) for text in accesses]))
 
 
 ORDINARY = {
@@ -90,7 +91,7 @@ def test_ordinary_layouts_get_no_advice(name: str) -> None:
             "reshard",
         ),
         (
-            array((40960, 40960, 40960), (256, 256, 256), (16, 16, 16)),
+            array((40960, 40960, 40960), (64, 64, 64), (64, 64, 64)),
             "large-shards",
             "128.0 GiB",
             "reshard",
@@ -115,8 +116,12 @@ def test_dead_bytes_from_a_quarter_on() -> None:
 
 def test_chunks_outside_damage_and_missing_checksums() -> None:
     found = array((512, 512), (64, 64), (2, 2), usage={"chunks_outside": 3, "chunk_nbytes_outside": 9, "damaged_objects": 2})
-    kinds = [(advice.kind, advice.command.split()[1]) for advice in advised(replace(found, index_checksum=False))]
-    assert kinds == [("damaged", "repair"), ("outside", "verify"), ("no-index-checksum", "reshard")]
+    kinds = [(advice.kind, advice.command) for advice in advised(replace(found, index_checksum=False))]
+    assert kinds == [
+        ("damaged", "shardstore repair s3://b/x.zarr/a"),
+        ("outside", "shardstore verify s3://b/x.zarr/a"),
+        ("no-index-checksum", "shardstore reshard -s 2,2 s3://b/x.zarr/a NEW.zarr"),
+    ]
 
 
 def test_advice_for_a_way_of_reading() -> None:
@@ -132,13 +137,28 @@ def test_advice_for_a_way_of_reading() -> None:
     assert packed.command.startswith("shardstore pack -s ")
 
 
+def test_sparse_arrays_and_single_large_chunks_are_left_alone() -> None:
+    sparse = array((100_000, 100_000), (50, 50), (2, 2), usage={"objects": 120, "chunks": 130, "stored_nbytes": 10_000})
+    assert advised(sparse) == []  # larger shards would be more objects, each with a larger index
+    large = array((256, 256, 30_720), (256, 256, 256), (1, 1, 1), itemsize=128, usage={"stored_nbytes": 120 * 1400 * MiB})
+    assert advised(large) == []  # no shard is smaller than its chunk
+    outside = array((4096, 4096), (512, 512), (1, 1), usage={"objects": 200, "objects_outside": 200, "stored_nbytes": 400 * MiB})
+    assert "1.0 MiB" not in "".join(one.what for one in advised(outside, kind="snapshot"))
+
+
+def test_no_command_is_given_where_none_could_reach_the_place() -> None:
+    found = array((512, 512), (64, 64), (2, 2), usage={"damaged_objects": 2})
+    (advice,) = advice_on_array(found, "memory", lambda path: None)
+    assert (advice.kind, advice.command) == ("damaged", "")
+
+
 def test_advice_that_would_gain_little_is_not_given() -> None:
     best = array((1024, 1024, 1024), (64, 64, 64), (1, 16, 16))
     assert advised(best, "1,:,:") == []
     near = array((1024, 1024, 1024), (64, 64, 64), (1, 16, 8))  # a few more requests, as many bytes
     assert advised(near, "1,:,:") == []
-    fewer = array((4096, 4096), (512, 512), (1, 2), itemsize=8)  # by default they would be 2 objects
-    assert advised(replace(fewer, usage=replace(fewer.usage, objects=100, possible_objects=7))) == []  # type: ignore[type-var]
+    half = array((65536, 16384), (512, 512), (4, 4), itemsize=8, ratio=0.02)  # by default they would be half as many
+    assert advised(half) == []
 
 
 def test_advice_on_the_store() -> None:
@@ -156,8 +176,14 @@ def test_advice_on_the_store() -> None:
         other_objects=2,
         other_nbytes=5,
     )
-    advice = list(advice_on_store(found, "s3", "s3://b/x.zarr/g"))
+    advice = list(advice_on_store(found, "s3", lambda path: f"s3://b/x.zarr/{path}"))
     assert [(one.kind, one.path) for one in advice] == [("unreadable", "g/bad"), ("stale-consolidated", "g/h"), ("strays", "g")]
-    assert "zarr.consolidate_metadata('s3://b/x.zarr/g/h')" in advice[1].command
-    old = list(advice_on_store(replace(found, consolidated=(), unreadable=(), v2_documents=("g/a/.zarray",)), "s3", "s3://b/x y.zarr/g"))
+    assert advice[1].command == shlex.join(["python", "-c", "import zarr; zarr.consolidate_metadata('s3://b/x.zarr/g/h')"])
+    for kind in ("snapshot", "http"):
+        assert "consolidate" not in "".join(one.command for one in advice_on_store(found, kind, lambda path: path))
+    old = list(
+        advice_on_store(
+            replace(found, consolidated=(), unreadable=(), v2_documents=("g/a/.zarray",)), "s3", lambda path: f"s3://b/x y.zarr/{path}"
+        )
+    )
     assert [(one.kind, one.command) for one in old] == [("zarr-v2", "shardstore pack 's3://b/x y.zarr/g' NEW.zarr")]

@@ -73,11 +73,14 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
     Raises:
         InvalidInput: it cannot be written there.
     """
-    place = Path(path)
+    place = Path(os.path.realpath(path))  # a link stays one
     try:
+        if place.exists() and not place.is_file():
+            place.write_text(text, encoding="utf-8")  # a pipe, a terminal
+            return
         descriptor, temporary = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
         try:
-            with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogatepass") as file:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 file.write(text)
             umask = os.umask(0)
             os.umask(umask)
@@ -216,7 +219,7 @@ def _verified(given: VerifiedLike, url: str, path: str) -> Verified:
         document = json.loads(file.read_bytes())
     except OSError as exc:
         raise NotFound(f"the report of verification {file} cannot be read: {exc.strerror}") from exc
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise InvalidInput(f"{file} is not JSON ({exc}): make it by shardstore verify --json") from exc
     return Verified.parse(document, url, path, str(file))
 

@@ -18,6 +18,8 @@ from shardstore.reports.facts import Preview
 
 MOST_NBYTES = 4 * 2**20
 """Of chunks, decoded, that are read for one preview."""
+MOST_CHUNKS = 256
+"""Chunks that are read for one preview: each may be a request."""
 SIDE = 512
 
 _DARKEST, _BRIGHTEST = 2, 98  # percentiles
@@ -53,7 +55,7 @@ class Previews:
         chunk_nbytes = prod(chunk_shape) * found.dtype.itemsize
         if chunk_nbytes > MOST_NBYTES:
             return f"a chunk has {size(chunk_nbytes)}, decoded: more than is read for a preview"
-        rows, columns = _middle(shape[-2:], chunk_shape[-2:], MOST_NBYTES // chunk_nbytes)
+        rows, columns = _middle(shape[-2:], chunk_shape[-2:], min(MOST_CHUNKS, MOST_NBYTES // chunk_nbytes))
         places: list[int] = [n // 2 for n in shape[:-2]]
         selection: tuple[int | slice, ...] = (*places, rows, columns)
         values = np.asarray(found[selection])

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore.maintenance.density import DensityCounter
+from shardstore.maintenance.object_tasks import ListedDigests
 from shardstore.maintenance.shard_content import CountedShard
 from shardstore.model.chunks import ChunkCoords
 from shardstore.storage.base import ObjectInfo
@@ -67,10 +68,15 @@ class Occupancy:
         self.arrays: dict[str, ArrayOccupancy] = {}
         """By the path of the array; those without any object are missing."""
         self.pictures_left_out = 0
+        self.listed = ListedDigests()
         self._side = side
         self._pairs = pairs
         self._pictures_left = most_pictures
         self._waiting: dict[str, list[ChunkCoords]] = {}  # of objects that are one chunk, by array
+
+    def digest(self, path: str) -> str:
+        """Return the digest of the objects of an array as they were listed."""
+        return self.listed.of(path)
 
     def add_chunk(self, path: str, grid: tuple[int, ...], coords: ChunkCoords, info: ObjectInfo) -> None:
         """Add an object that is one chunk of an array with so many chunks along each dimension."""

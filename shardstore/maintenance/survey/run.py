@@ -234,6 +234,8 @@ class _Surveyor:
             if metadata_path(info.key) is not None:
                 continue
             record, coords = owner
+            if record is not None and coords is not None and self._occupancy is not None:
+                self._occupancy.listed.add(record.node.path, info)
             if record is None:
                 self._other_objects += 1
                 self._other_nbytes += info.nbytes

@@ -23,7 +23,7 @@ from shardstore.maintenance.array_plans import ArrayPlan
 from shardstore.maintenance.census.file import Census, Unread
 from shardstore.maintenance.census.objects import ObjectEntry
 from shardstore.maintenance.execution import WHOLE, Execution, Failure
-from shardstore.maintenance.object_tasks import Ahead, by_halves
+from shardstore.maintenance.object_tasks import Ahead, ListedDigests, by_halves
 from shardstore.maintenance.storages import Place
 from shardstore.maintenance.verify.against import compare_with_copy
 from shardstore.maintenance.verify.census import CensusComparison
@@ -69,6 +69,8 @@ class ArrayVerified:
     errors: int
     notes: int
     detectable: Detectable
+    digest: str
+    """Of all objects of the array as they were listed; see ``ListedDigests``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +191,7 @@ class _Verification:
         self._against = against
         self._how = VerifyLevel(decoder is not None, against is not None, census is not None, self._of_contents)
         self._sums: dict[str, _Sums] = {}
+        self._listed = ListedDigests()
         self._errors: list[Finding] = []
         self._notes: list[Finding] = []
         self._counts: Counter[str] = Counter()
@@ -246,6 +249,7 @@ class _Verification:
         self._objects += 1
         key = located.info.key
         if located.plan is not None:
+            self._listed.add(located.plan.path, located.info)
             return self._execution.takes(key, located.plan.path, located.plan.number(located.coords))
         if located.role == "v2-document":
             self._documents.list_v2([key])
@@ -373,4 +377,4 @@ class _Verification:
 
     def _array(self, plan: ArrayPlan) -> ArrayVerified:
         sums = self._sums.get(plan.path, _Sums())
-        return ArrayVerified(path=plan.path, detectable=detectable(plan, self._how), **asdict(sums))
+        return ArrayVerified(path=plan.path, detectable=detectable(plan, self._how), digest=self._listed.of(plan.path), **asdict(sums))

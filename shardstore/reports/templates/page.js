@@ -50,3 +50,5 @@ document.getElementById("sort")?.addEventListener("change", (event) => {
   }[by];
   for (const group of document.querySelectorAll(".group")) group.append(...[...group.querySelectorAll(":scope > .card")].sort(compare));
 });
+
+addEventListener("beforeprint", () => { for (const closed of document.querySelectorAll("details")) closed.open = true; });

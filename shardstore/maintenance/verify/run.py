@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
@@ -69,8 +69,8 @@ class ArrayVerified:
     errors: int
     notes: int
     detectable: Detectable
-    digest: str
-    """Of all objects of the array as they were listed; see ``ListedDigests``."""
+    digest: str = field(compare=False)
+    """Of all objects of the array as they were listed, with versions that the storage tells; see ``ListedDigests``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,10 @@ assert "site-packages" in (shardstore.__file__ or ""), f"tested the checkout, no
 scripts = importlib.metadata.entry_points(group="console_scripts", name="shardstore")
 assert [script.value for script in scripts] == ["shardstore.__main__:main"], "the wheel has no command shardstore"
 assert importlib.resources.files("shardstore").joinpath("py.typed").is_file(), "py.typed is missing from the wheel"
+for template in ("page.html.j2", "page.css", "page.js", "cards.html.j2", "cards.css"):
+    assert importlib.resources.files("shardstore.reports").joinpath("templates", template).is_file(), (
+        f"{template} is missing from the wheel"
+    )
 
 import numpy as np  # noqa: E402  (after the check above)
 import zarr  # noqa: E402

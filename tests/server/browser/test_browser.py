@@ -204,6 +204,16 @@ def test_the_report_prints(chromium: Any, report: str) -> None:
         assert shown.said == []
 
 
+def test_closed_cards_are_printed_too(chromium: Any, report: str) -> None:
+    with Page(chromium, java_script_enabled=False) as shown:
+        shown.page.goto(report)
+        body = shown.page.locator(".card .body").first
+        shown.page.locator(".card > summary").first.click()
+        assert not body.is_visible()
+        shown.page.emulate_media(media="print")
+        assert body.bounding_box()["height"] > 100
+
+
 def test_the_front_page_of_a_server(chromium: Any, store: Path, tmp_path: Path) -> None:
     def opened(serving: Serving) -> None:
         with Page(chromium) as shown:

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -33,10 +34,12 @@ _LEAST_VISIBLE = 0.15
 _COLOURS = 255
 
 
+@cache
 def _texts(name: str) -> str:
     return files("shardstore.reports").joinpath("templates", name).read_text(encoding="utf-8")
 
 
+@cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_texts), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True

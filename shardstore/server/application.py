@@ -329,7 +329,7 @@ async def _send_answer(send: Send, receive: Receive, found: Answer, *, is_head: 
     finally:
         gone.cancel()
         if found.rest is not None:
-            await run_async(found.rest.aclose())  # type: ignore[attr-defined]  # it is a generator
+            await run_async(found.rest.aclose())
 
 
 async def _in_pieces(send: Send, data: memoryview, gone: asyncio.Future[None]) -> None:

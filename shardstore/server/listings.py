@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from html import escape
 from typing import Literal
@@ -86,7 +86,7 @@ class Listings:
         if (kept := self._kept.pop(place, None)) is not None:
             self._names -= _names_of(kept[1])
 
-    async def below(self, bucket: Bucket, prefix: str, after: str = "", *, goes_on: bool = False) -> AsyncIterator[Entry]:
+    async def below(self, bucket: Bucket, prefix: str, after: str = "", *, goes_on: bool = False) -> AsyncGenerator[Entry, None]:
         """Yield all keys that start with ``prefix`` and come after ``after``, in ascending order of their UTF-8.
 
         Few keys are listed at once; many directory by directory, so that a page does not list the whole store.
@@ -105,7 +105,9 @@ class Listings:
             async for inside in self.below(bucket, entry.name, after, goes_on=goes_on):
                 yield inside
 
-    async def at(self, bucket: Bucket, prefix: str, after: str = "", *, exact: bool = True, goes_on: bool = False) -> AsyncIterator[Entry]:
+    async def at(
+        self, bucket: Bucket, prefix: str, after: str = "", *, exact: bool = True, goes_on: bool = False
+    ) -> AsyncGenerator[Entry, None]:
         """Yield the keys and the prefixes up to the next ``/`` that start with ``prefix``, and that have keys after ``after``."""
         if (above := _directory_of(prefix)) is None:
             return
@@ -128,7 +130,7 @@ class Listings:
         try:
             return await anext(found, None) is not None
         finally:
-            await found.aclose()  # type: ignore[attr-defined]  # it is a generator
+            await found.aclose()
 
 
 def _directory_of(prefix: str) -> str | None:

@@ -156,7 +156,7 @@ async def _entries(bucket: Bucket, listings: Listings, asked: _Asked) -> tuple[l
                 return entries, True
             entries.append(entry)
     finally:
-        await walk.aclose()  # type: ignore[attr-defined]  # it is a generator
+        await walk.aclose()
     return entries, False
 
 

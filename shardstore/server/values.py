@@ -11,7 +11,7 @@ Specification: RFC 9110, sections 13 and 14.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 
 from shardstore.errors import NotFound, Unsupported
@@ -63,7 +63,7 @@ class Answer:
     status: int
     headers: Headers
     body: BytesLike = b""
-    rest: AsyncIterator[BytesLike] | None = None
+    rest: AsyncGenerator[BytesLike, None] | None = None
 
 
 class _Again(Exception):
@@ -234,7 +234,7 @@ class _Attempt:
         return self._answer(request, found, inside, found.buffers[0][inside.start : inside.end], None)
 
     def _answer(
-        self, request: ByteRequest | None, found: Found, inside: ByteRange, piece: memoryview, rest: AsyncIterator[BytesLike] | None
+        self, request: ByteRequest | None, found: Found, inside: ByteRange, piece: memoryview, rest: AsyncGenerator[BytesLike, None] | None
     ) -> Answer:
         headers = self._headers(found.generation, inside.end - inside.start)
         if request is None or _is_of_nothing(request, found.nbytes):
@@ -242,7 +242,7 @@ class _Attempt:
         headers.append((b"content-range", b"bytes %d-%d/%d" % (inside.start, inside.end - 1, found.nbytes)))
         return Answer(206, headers, piece, rest)
 
-    async def _pieces(self, generation: Generation, start: int, end: int) -> AsyncIterator[BytesLike]:
+    async def _pieces(self, generation: Generation, start: int, end: int) -> AsyncGenerator[BytesLike, None]:
         """Yield the rest of one version, the next piece being read while one is sent. Raises ``Moved`` if it is gone."""
 
         async def read(at: int) -> memoryview:

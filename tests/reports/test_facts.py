@@ -128,15 +128,16 @@ def test_pairs_of_axes(grid: tuple[int, ...], pairs: list[tuple[int, int] | None
 
 def test_chunks_and_shards_outside_the_shape_are_in_no_picture(place: Path) -> None:
     make(place, np.ones((6, 8, 4), dtype=bool))
-    zarr.open_array(place, path="a").resize((24, 18, 20))  # 4 of 8 chunks along the axis, the last one shorter
-    (place / "a/zarr.json").write_text((place / "a/zarr.json").read_text())
-    store = shardstore.open(place)
-    zarr.open_array(store, path="a", mode="r+").resize((24, 8, 20))  # 2 of 4 in each shard
+    zarr.open_array(place, path="a").resize((24, 8, 20))  # 2 of 8 chunks along the axis, in a shard that holds 4
+    (place / "a/c/0/1").mkdir(exist_ok=True)
+    (place / "a/c/0/1/0").write_bytes((place / "a/c/0/0/0").read_bytes())  # as a writer leaves one that does not erase it
     found = array_of(shardstore.report(place))
     assert found.surveyed.usage is not None
     assert sum(one.number for one in found.chunk_sizes) == found.surveyed.usage.chunks
     assert all((picture.cells <= 1).all() for picture in found.pictures)
     assert sum(one.number for one in found.object_sizes) == found.surveyed.usage.objects
+    assert found.surveyed.usage.chunks_outside > 0
+    assert found.surveyed.usage.objects_outside > 0
 
 
 # -- state ---------------------------------------------------------------------------------------------------------------

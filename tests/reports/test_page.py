@@ -31,7 +31,7 @@ HOSTILE = [
     "a&amp;b",
     "x" * 900,
 ]
-VOID = {"meta", "img", "input", "br", "link", "rect", "option"}
+VOID = {"meta", "img", "input", "br", "link", "option"}
 
 
 class Parsed(HTMLParser):
@@ -127,6 +127,16 @@ def test_pictures_are_the_densities(facts: Facts) -> None:
     assert line is not None
     shades = imread(io.BytesIO(base64.b64decode(line.partition(",")[2])))[0].sum(axis=1)
     assert (np.diff(shades) > 0).all()
+
+
+def test_histograms_have_a_bar_for_each_bin_and_say_how_many(facts: Facts) -> None:
+    parsed = Parsed(page(facts))
+    wanted = [one for array in facts.arrays for one in (*array.object_sizes, *(array.chunk_sizes if array.surveyed.is_sharded else ()))]
+    bars = parsed.all_of("rect")
+    assert len(bars) == len(wanted)
+    assert [float(bar["height"] or 0) > 0 for bar in bars] == [one.number > 0 for one in wanted]
+    titles = [data for tag, data in parsed.texts if tag == "title"][1:]  # the first is that of the page
+    assert [title.partition(" of ")[0] for title in titles] == [f"{one.number:,}" for one in wanted]
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5), (512, 7)])

@@ -50,6 +50,12 @@ def array(
     )
 
 
+def counted(found: ArraySurvey, **usage: Any) -> ArraySurvey:
+    """The same array with other counts."""
+    assert found.usage is not None
+    return replace(found, usage=replace(found.usage, **usage))
+
+
 def advised(found: ArraySurvey, *accesses: str, kind: str = "s3") -> list[Advice]:
     return list(advice_on_array(found, kind, lambda path: f"s3://b/x.zarr/{path}", [parse_access(text) for text in accesses]))
 
@@ -108,7 +114,7 @@ def test_objects_of_unfortunate_sizes(found: ArraySurvey, kind: str, number: str
 def test_dead_bytes_from_a_quarter_on() -> None:
     found = array((512, 512), (64, 64), (2, 2), usage={"stored_nbytes": 4 * MiB, "dead_nbytes": MiB})
     assert advised(found) == []
-    (advice,) = advised(replace(found, usage=replace(found.usage, dead_nbytes=MiB + 1)))  # type: ignore[type-var]
+    (advice,) = advised(counted(found, dead_nbytes=MiB + 1))
     assert advice.kind == "dead-bytes"
     assert "1.0 MiB of 4.0 MiB are dead (25%)" in advice.what
     assert advice.command == "shardstore compact s3://b/x.zarr/a"
@@ -142,8 +148,14 @@ def test_sparse_arrays_and_single_large_chunks_are_left_alone() -> None:
     assert advised(sparse) == []  # larger shards would be more objects, each with a larger index
     large = array((256, 256, 30_720), (256, 256, 256), (1, 1, 1), itemsize=128, usage={"stored_nbytes": 120 * 1400 * MiB})
     assert advised(large) == []  # no shard is smaller than its chunk
-    outside = array((4096, 4096), (512, 512), (1, 1), usage={"objects": 200, "objects_outside": 200, "stored_nbytes": 400 * MiB})
-    assert "1.0 MiB" not in "".join(one.what for one in advised(outside, kind="snapshot"))
+
+
+def test_means_are_of_all_objects_whose_bytes_are_counted() -> None:
+    found = array((4096, 4096), (16, 16), (4, 4))
+    assert found.usage is not None
+    outside = counted(found, objects_outside=found.usage.objects, stored_nbytes=2 * found.usage.objects * 1024)
+    (advice,) = advised(outside)
+    assert advice.what.startswith("shards have 1.0 KiB on average")
 
 
 def test_no_command_is_given_where_none_could_reach_the_place() -> None:

@@ -319,7 +319,7 @@ def test_a_client_that_leaves_the_queue_makes_room(store: Path) -> None:
             await gate.wait()
             return await real(read)
 
-        bucket.read = wait  # type: ignore[method-assign]
+        bucket.read = wait  # type: ignore[method-assign]  # stands for a slow storage
         held = socket.create_connection(address(serving))
         ask = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n" % CHUNK.encode()
         held.sendall(ask)

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from shardstore.model.capabilities import Capabilities
-from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfAbsent, IfGeneration
+from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import BytesLike
 from shardstore.server import serve
-from shardstore.storage.base import ConditionFailed, DirListing, Found, ObjectInfo, Read, ReadOutcome, Storage
-from shardstore.storage.fallbacks import ReadsAndWrites
+from shardstore.storage.base import Storage
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.requests.conditions import check_deletion
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage
+from tests.storage.shown_elsewhere import ShownElsewhere
 
 
-class OverHTTP(ReadsAndWrites):
+class OverHTTP(ShownElsewhere):
     """What is read comes over HTTP, and so do versions; what is written goes into the directory."""
 
     kind = "http"
@@ -31,56 +30,26 @@ class OverHTTP(ReadsAndWrites):
         self.below = below
         self.url = shown.url
 
-    async def probe(self) -> Capabilities:
-        return self.capabilities
-
-    async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
-        return await self.shown.read(reads)
-
-    async def _generation(self, key: str) -> Generation | None:
-        (outcome,) = await self.shown.read([Read(key, ())])
-        return outcome.generation if isinstance(outcome, Found) else None
-
-    async def _check(self, key: str, condition: Condition) -> None:
-        found = await self._generation(key)
-        is_there = isinstance(condition, IfAbsent) and found is not None
-        if is_there or (isinstance(condition, IfGeneration) and found != condition.generation):
-            raise ConditionFailed(key)
+    @property
+    def listing(self) -> Storage:
+        return self.below
 
     async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
-        await self._check(key, condition)
+        await self.check(key, condition)
         await self.below.write(key, body, nbytes, UNCONDITIONAL)
-        generation = await self._generation(key)
+        generation = await self.generation_of(key)
         assert generation is not None
         return generation
 
     async def delete(self, key: str, condition: Condition) -> bool:
         check_deletion(key, condition)
-        if await self._generation(key) is None:
+        if await self.generation_of(key) is None:
             return False
-        await self._check(key, condition)
+        await self.check(key, condition)
         return await self.below.delete(key, UNCONDITIONAL)
 
     async def delete_many(self, keys: Sequence[str]) -> None:
         await self.below.delete_many(keys)
-
-    async def _seen(self, info: ObjectInfo) -> ObjectInfo:
-        return info._replace(generation=await self._generation(info.key))
-
-    async def stat(self, key: str) -> ObjectInfo | None:
-        info = await self.shown.stat(key)
-        return None if info is None else await self._seen(info)
-
-    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        async for info in self.below.list(prefix):
-            yield await self._seen(info)
-
-    async def list_dir(self, prefix: str) -> DirListing:
-        listing = await self.below.list_dir(prefix)
-        return replace(listing, objects=tuple([await self._seen(info) for info in listing.objects]))
-
-    async def close(self) -> None:
-        await self.shown.close()
 
 
 @pytest.fixture

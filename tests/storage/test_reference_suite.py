@@ -4,60 +4,39 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from shardstore.model.capabilities import Capabilities
-from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfAbsent, IfGeneration
+from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import BytesLike
-from shardstore.storage.base import ConditionFailed, DirListing, Found, ObjectInfo, Read, ReadOutcome
-from shardstore.storage.fallbacks import ReadsAndWrites
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.references.storage import ReferenceStorage
 from shardstore.storage.requests.conditions import check_deletion
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage
 from tests.storage.reference_sets import open_references
+from tests.storage.shown_elsewhere import ShownElsewhere
 
 BEFORE, BEHIND = b"before", b"behind it"
 
 
-class Referred(ReadsAndWrites):
+class Referred(ShownElsewhere):
     """A set of references that is made anew at each write; the objects are in memory, whole or within others."""
 
     def __init__(self, form: str) -> None:
         self.form = form
         self.below = MemoryStorage(f"/referred-{uuid.uuid4().hex}")
         self.refs: dict[str, list[Any]] = {}
-        self.shown = self._made()
+        self.shown: ReferenceStorage = self._made()
 
     def _made(self) -> ReferenceStorage:
         return open_references({"version": 1, "refs": self.refs})
 
     url = "reference://set"
     kind = "references"
-    capabilities = Capabilities()
-
-    async def probe(self) -> Capabilities:
-        return self.capabilities
-
-    async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
-        return await self.shown.read(reads)
-
-    async def _generation(self, key: str) -> Generation | None:
-        (outcome,) = await self.shown.read([Read(key, ())])
-        return outcome.generation if isinstance(outcome, Found) else None
-
-    async def _check(self, key: str, condition: Condition) -> None:
-        found = await self._generation(key)
-        if (isinstance(condition, IfAbsent) and found is not None) or (
-            isinstance(condition, IfGeneration) and found != condition.generation
-        ):
-            raise ConditionFailed(key)
 
     async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
-        await self._check(key, condition)
+        await self.check(key, condition)
         place = f"{uuid.uuid4().hex} #?%20"
 
         async def padded() -> AsyncIterator[BytesLike]:
@@ -75,7 +54,7 @@ class Referred(ReadsAndWrites):
         await self.below.write(place, body if whole else padded(), stored, UNCONDITIONAL)
         self.refs = {**self.refs, key: [f"{self.below.url}/{place}", *([] if whole else [len(BEFORE), nbytes])]}
         self.shown = self._made()
-        generation = await self._generation(key)
+        generation = await self.generation_of(key)
         assert generation is not None
         return generation
 
@@ -83,7 +62,7 @@ class Referred(ReadsAndWrites):
         check_deletion(key, condition)
         if key not in self.refs:
             return False
-        await self._check(key, condition)
+        await self.check(key, condition)
         self.refs = {name: value for name, value in self.refs.items() if name != key}
         self.shown = self._made()
         return True
@@ -91,24 +70,6 @@ class Referred(ReadsAndWrites):
     async def delete_many(self, keys: Sequence[str]) -> None:
         self.refs = {name: value for name, value in self.refs.items() if name not in keys}
         self.shown = self._made()
-
-    async def _with_generation(self, info: ObjectInfo) -> ObjectInfo:
-        return info._replace(generation=await self._generation(info.key))
-
-    async def stat(self, key: str) -> ObjectInfo | None:
-        info = await self.shown.stat(key)
-        return None if info is None else await self._with_generation(info)
-
-    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        async for info in self.shown.list(prefix):
-            yield await self._with_generation(info)
-
-    async def list_dir(self, prefix: str) -> DirListing:
-        listing = await self.shown.list_dir(prefix)
-        return replace(listing, objects=tuple([await self._with_generation(info) for info in listing.objects]))
-
-    async def close(self) -> None:
-        await self.shown.close()
 
 
 @pytest.fixture(params=["whole", "ranges"])

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cached_property
 from html import escape
@@ -23,7 +22,8 @@ from shardstore.maintenance.survey.run import glance, survey
 from shardstore.maintenance.verify.run import VerifyReport
 from shardstore.model.words import plural, shape
 from shardstore.plan.advice import parse_access
-from shardstore.reports.facts import MOST_ARRAYS, Facts, Previewer, Verified, facts_of, occupancy_of_report, storage_facts
+from shardstore.reports.facts import MOST_ARRAYS, Facts, Previewer, facts_of, occupancy_of_report, storage_facts
+from shardstore.reports.verified import Verified
 from shardstore.reports.words import array_rows, no_v3, writers
 from shardstore.storage.opening.snapshot_place import SnapshotPlace
 
@@ -78,17 +78,13 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
         if place.exists() and not place.is_file():
             place.write_text(text, encoding="utf-8")  # a pipe, a terminal
             return
-        descriptor, temporary = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
+        temporary = place.with_name(f".{place.name}.{uuid.uuid4().hex}")
         try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            with temporary.open("x", encoding="utf-8") as file:
                 file.write(text)
-            umask = os.umask(0)
-            os.umask(umask)
-            os.chmod(temporary, 0o666 & ~umask)  # of others too, as of any file
             os.replace(temporary, place)
         except BaseException:
-            with suppress(FileNotFoundError):
-                os.unlink(temporary)
+            temporary.unlink(missing_ok=True)
             raise
     except OSError as exc:
         raise InvalidInput(f"{place} cannot be written: {exc.strerror}") from exc

@@ -152,6 +152,7 @@ def test_the_climate(tmp_path: Path, examples: Any, workers: str) -> None:
     assert len([key for key in LocalObjects(root).keys() if key.startswith("tas/c/")]) == 10 * 4  # noqa: SIM118 - no mapping
 
 
+@pytest.mark.slow
 def test_the_climate_follows_the_conventions(tmp_path: Path) -> None:
     """What CF asks of coordinates and packed data, in the stored attributes."""
     root = tmp_path / "climate.zarr"

@@ -301,7 +301,10 @@ def test_options_of_long_work(command: str, local: Place) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGINT is not sent to one process there")
-@pytest.mark.parametrize("command", [["verify", "--deep"], ["census"], ["compact"], ["repair", "--yes"]])
+@pytest.mark.parametrize(
+    "command",
+    [["verify", "--deep"], *(pytest.param(one, marks=pytest.mark.slow) for one in (["census"], ["compact"], ["repair", "--yes"]))],
+)
 def test_interrupted_it_ends_cleanly(command: list[str], tmp_path: Path) -> None:
     store = shardstore.open(str(tmp_path / "a.zarr"), chunks_per_shard=(1,), fsync=False)
     zarr.create_array(store, shape=(1_000,), chunks=(1,), dtype="u1", compressors=None, fill_value=0)[...] = 1

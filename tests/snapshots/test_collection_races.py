@@ -75,7 +75,7 @@ def collect_beside_writers(place: Path, commits: int) -> tuple[int, int]:
     return len(acknowledged()), removed
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("after", [pytest.param(False, marks=pytest.mark.slow, id="before"), pytest.param(True, id="after")])
 def test_killed_at_every_request(tmp_path: Path, after: bool) -> None:
     """The next run ends what the dead one began, and nothing is left."""
     make_history(LocalStorage(tmp_path / "history", fsync=False))

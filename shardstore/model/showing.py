@@ -6,7 +6,7 @@ from importlib import import_module
 
 
 class ShownInNotebooks:
-    """Base of what notebooks show as HTML; plainly, by ``repr``, where jinja2 is missing or anything else is wrong."""
+    """Base class of objects that notebooks show as HTML. Where jinja2 is missing, or showing fails, their ``repr`` is shown."""
 
     __slots__ = ()
 

@@ -102,7 +102,7 @@ def store_document(found: Survey, storage: StorageFacts) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class SizeBin:
-    """So many sizes of at least ``start`` and less than ``stop`` bytes."""
+    """A bin of a histogram: ``number`` sizes from ``start`` (inclusive) to ``stop`` (exclusive) bytes."""
 
     start: int
     stop: int
@@ -142,7 +142,7 @@ class ReportedArray:
         return self.surveyed.path
 
     def document(self) -> dict[str, Any]:
-        """Return for programs what the survey does not have."""
+        """Return, as JSON values, what the report adds to the survey of the array."""
         return {
             "state": self.state,
             "decoded_nbytes": self.decoded_nbytes,

@@ -59,7 +59,7 @@ def _encodable(html: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What the page of a server tells besides."""
+    """What the page shows in addition where a server sends it."""
 
     views: Sequence[tuple[str, str]]
     """Names and words of the views; each is a directory beside the page."""

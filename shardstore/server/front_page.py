@@ -35,7 +35,7 @@ class FrontPage:
     def __init__(self, served: Served, *, has_token: bool, has_report: bool) -> None:
         """With ``has_report`` false the page is made of metadata alone: no shard is looked into."""
         self.wait_seconds = 2.0
-        """So long a client waits for the report, before it gets what metadata alone tell."""
+        """The time that a request waits for the report before it gets the page that is made of metadata alone."""
         self._served = served
         self._has_token = has_token
         self._has_report = has_report

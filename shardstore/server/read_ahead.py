@@ -1,4 +1,4 @@
-"""Reads shards ahead where values may be kept for a while: the chunks that a viewer asks for next are in memory then.
+"""Read-ahead and a block cache for shards whose values may be cached: the chunks that a viewer asks for next are in memory then.
 
 Only for data at rest, by the user's word (``--max-age``) or by nature (a snapshot): elsewhere each answer has to be of a version that was
 the current one while it was asked for, and to find that out takes a request anyway.
@@ -19,11 +19,15 @@ BLOCK_NBYTES = 4 * 2**20
 """Shards are read ahead in blocks that begin at multiples of this."""
 KEPT_NBYTES = 64 * 2**20
 
+_MOST_ASKED = 256  # objects of which is known when they were asked for
 _AGAIN_SECONDS = 2.0  # who asks twice within this time for parts of one object will ask for more
 
 
 class ReadAhead(ReadsOnly, StorageWrapper):
-    """The same place as ``inner``, of whose versions of objects blocks are kept for a time; every answer is of the version asked for."""
+    """Forward reads to ``inner``, and keep blocks of the objects that were read.
+
+    A block is used for the version of the object that it was read from, for no other, and for ``keep_seconds`` at most.
+    """
 
     def __init__(self, inner: Storage, keep_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(inner)
@@ -56,7 +60,7 @@ class ReadAhead(ReadsOnly, StorageWrapper):
         now = self._clock()
         before = self._asked.pop(read.key, None)
         self._asked[read.key] = now
-        if len(self._asked) > KEPT_NBYTES // BLOCK_NBYTES * 16:
+        if len(self._asked) > _MOST_ASKED:
             self._asked.popitem(last=False)
         return _starts(read) if before is not None and now - before <= _AGAIN_SECONDS else []
 

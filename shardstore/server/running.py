@@ -30,12 +30,12 @@ _TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\
 
 @dataclass(slots=True)
 class Limits:
-    """The patience with clients; new connections have what is set then."""
+    """How long the server waits for clients. A connection has the values that are set when it is opened."""
 
     header_seconds: float = 30.0
-    """So long a client may take to send the headers of a request."""
+    """The time that a client has to send the headers of a request."""
     stalled_seconds: float = 60.0
-    """So long a client may take nothing of an answer."""
+    """The time after which a connection is closed whose client reads nothing of a response."""
 
 
 class _Connection(HttpToolsProtocol):

@@ -200,8 +200,8 @@ class _Attempt:
         nbytes = inside.end - inside.start
         if nbytes > MOST_AT_ONCE_NBYTES:
             raise Unsupported(
-                f"{self.key!r}: {size(nbytes)} are asked for, and its storage tells no versions: they would have to be read at once, "
-                f"so ask for ranges of at most {size(MOST_AT_ONCE_NBYTES)}"
+                f"{self.key!r}: its storage has no object versions, so {size(nbytes)} would have to be read by one request: "
+                f"ask for ranges of at most {size(MOST_AT_ONCE_NBYTES)}"
             )
         found = await self._found((inside,))
         if len(found.buffers[0]) != nbytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +17,9 @@ import shardstore
 from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
 from shardstore.errors import StorageError
-from shardstore.maintenance.survey.run import survey
+from shardstore.maintenance.survey.run import glance, survey
 from shardstore.storage.local.storage import LocalStorage
+from shardstore.testing.latency import LatencyStorage
 from shardstore.testing.trace import TraceStorage
 from tests.reports.test_page import Parsed
 
@@ -66,6 +68,22 @@ def test_more_arrays_are_not_shown(place: Path) -> None:
     text = html_of(shardstore.open(place))
     assert text.count("<details") == 20
     assert "<div>…</div>" in text
+
+
+def test_a_storage_that_stops_answering_does_not_hold_up_a_notebook(place: Path) -> None:
+    requests = 0
+
+    async def answers_twice(_seconds: float) -> None:
+        nonlocal requests
+        requests += 1
+        if requests > 2:  # the root and what lies below it; the arrays never come
+            await asyncio.Event().wait()
+
+    storage = LatencyStorage(LocalStorage(place), 0.0, sleep=answers_twice)
+    found, is_complete = run_sync(glance(Engine(storage), most_arrays=20, seconds=0.5))
+    assert (found.groups, found.arrays, is_complete) == (1, (), False)
+    requests = 0
+    assert "<div>…</div>" in html_of(shardstore.open(storage))
 
 
 def test_results_show_themselves(place: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Where the chunks of arrays are, and how large: pictures and histograms, counted while a survey reads the indices.
+"""Which chunks of arrays exist, and how large they are: pictures and histograms, counted while a survey reads the indices.
 
 Memory grows with the number of arrays and pictures, not of shards or chunks.
 """
@@ -24,7 +24,7 @@ _CHUNKS_AT_ONCE = 1000  # objects that are one chunk, and counted together
 
 @dataclass(frozen=True, slots=True)
 class Extreme:
-    """An object that is the smallest or largest of its array."""
+    """The smallest or the largest object of an array."""
 
     key: str
     nbytes: int
@@ -61,7 +61,7 @@ class ArrayOccupancy:
 
 
 class Occupancy:
-    """The occupancy of all arrays of a survey."""
+    """Counts, for each array of a survey, which chunks exist, and how large its objects and chunks are."""
 
     def __init__(self, *, side: int, pairs: int, most_pictures: int) -> None:
         """Draw pictures of at most ``side`` by ``side`` cells, for each array along so many pairs of axes, ``most_pictures`` in all."""

@@ -165,7 +165,7 @@ async def survey(
 
 
 async def glance(engine: Engine, path: str = "", *, most_arrays: int, seconds: float) -> tuple[Survey, bool]:
-    """Return what metadata alone say, as ``survey`` does, of at most so many arrays, within a time; and whether that is all there is.
+    """Survey metadata only, and stop after ``most_arrays`` arrays or so many ``seconds``. Return the survey, and whether it is complete.
 
     Raises:
         NotFound: nothing was found in that time.

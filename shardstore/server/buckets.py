@@ -110,7 +110,7 @@ class Moved(Exception):
     """A value kept changing while it was read."""
 
 
-class _GatheredReads(TickBatch[Read, ReadOutcome]):
+class GatheredReads(TickBatch[Read, ReadOutcome]):
     """Reads that are carried out together: those of one tick of the loop, and where reading takes long, those that arrive soon after.
 
     A batch waits for an eighth of the time that the last one took, at most 5 ms: so the chunks that the connections of one client ask for
@@ -147,7 +147,7 @@ class Bucket:
         """What it shows, for people."""
         self._source = source
         self._storage = storage
-        self._reads = _GatheredReads(self._run)
+        self._reads = GatheredReads(self._run)
         self._generations: dict[str, Generation] = {}
 
     def __repr__(self) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ import shardstore
 from shardstore.model.generation import UNCONDITIONAL, Generation
 from shardstore.model.ranges import ByteRange, ByteSuffix
 from shardstore.server import serve
+from shardstore.server.buckets import GatheredReads
 from shardstore.server.read_ahead import BLOCK_NBYTES, KEPT_NBYTES, ReadAhead
-from shardstore.storage.base import Absent, Changed, Found, Read, ReadOutcome, Storage
+from shardstore.storage.base import ABSENT, Absent, Changed, Found, Read, ReadOutcome, Storage
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.trace import TraceStorage
 from tests.server.conftest import DATA, connected
@@ -150,3 +152,26 @@ def test_stored_objects_are_read_as_they_are() -> None:
             assert sum(event.nbytes for event in storage.events) == 10
         served = serving.application.served.buckets["stored"]
         assert ReadAhead not in kinds(served._storage)
+
+
+@pytest.mark.parametrize(("seconds", "batches"), [(0.05, [1, 3]), (0.0, [1, 1, 1, 1])])
+def test_reads_that_come_soon_after_each_other_go_together_where_reading_takes_long(seconds: float, batches: list[int]) -> None:
+    asked: list[int] = []
+
+    async def read(reads: Sequence[Read]) -> list[ReadOutcome]:
+        asked.append(len(reads))
+        await asyncio.sleep(seconds)
+        return [ABSENT] * len(reads)
+
+    async def submit() -> None:
+        gathered = GatheredReads(read)
+        await gathered.submit(Read("first", ()))
+        rest = []
+        for key in ("a", "b", "c"):
+            rest.append(asyncio.ensure_future(gathered.submit(Read(key, ()))))
+            for _ in range(3):
+                await asyncio.sleep(0)  # some ticks of the loop
+        await asyncio.gather(*rest)
+
+    on_io_loop(submit())
+    assert asked == batches

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from shardstore.maintenance.compact import compact
     from shardstore.maintenance.packing.pack import pack, reshard, unpack
     from shardstore.maintenance.repair.run import repair
+    from shardstore.mounting.mounts import mount, unmount
     from shardstore.plan.commits import Strategy
     from shardstore.plan.policy import ShardingPolicy
     from shardstore.server.running import serve
@@ -68,6 +69,7 @@ __all__ = [
     "compact",
     "errors",
     "get_mapper",
+    "mount",
     "open",
     "pack",
     "references",
@@ -76,6 +78,7 @@ __all__ = [
     "reshard",
     "serve",
     "snapshots",
+    "unmount",
     "unpack",
     "verify",
 ]
@@ -95,6 +98,8 @@ _LAZY = {
     "census": "shardstore.adapters.tools.verification",
     "verify": "shardstore.adapters.tools.verification",
     "serve": "shardstore.server",
+    "mount": "shardstore.mounting.mounts",
+    "unmount": "shardstore.mounting.mounts",
 }
 
 

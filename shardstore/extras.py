@@ -21,6 +21,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "references": ("jinja2>=3.1",),
     "plot": ("matplotlib>=3.8",),
     "report": ("jinja2>=3.1",),
+    "mount": ("pyfuse3>=3.4; sys_platform == 'linux'",),
     "serve": ("httptools>=0.6", "jinja2>=3.1", "starlette>=0.45", "uvicorn>=0.34"),
 }
 """The requirements of each extra, as in pyproject.toml; a test compares them."""

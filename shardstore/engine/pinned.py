@@ -33,7 +33,7 @@ class HeldValue:
 
 
 class PinnedValue:
-    """``nbytes`` bytes at ``offset`` of one version of a stored object.
+    """``nbytes`` bytes at ``offset`` of one version of the stored object at ``stored_key``.
 
     ``version`` differs if the bytes may differ.
     """
@@ -41,9 +41,9 @@ class PinnedValue:
     def __init__(self, storage: Storage, key: str, stored_key: str, generation: Generation, slot: int, where: ChunkLocation) -> None:
         self._storage = storage
         self._key = key
-        self._stored_key = stored_key
+        self.stored_key = stored_key
         self._generation = generation
-        self._offset = where.offset
+        self.offset = where.offset
         self.nbytes = where.nbytes
         self.version = chunk_version(generation, slot, where).token
 
@@ -56,8 +56,8 @@ class PinnedValue:
         start, end = max(0, start), min(end, self.nbytes)
         if start >= end:
             return memoryview(b"")
-        wanted = ByteRange(self._offset + start, self._offset + end)
-        (outcome,) = await self._storage.read([Read(self._stored_key, (wanted,), self._generation)])
+        wanted = ByteRange(self.offset + start, self.offset + end)
+        (outcome,) = await self._storage.read([Read(self.stored_key, (wanted,), self._generation)])
         match outcome:
             case Found(_, _, (data,)) if len(data) == end - start:
                 return data
@@ -65,11 +65,11 @@ class PinnedValue:
                 raise error
             case Absent() | Changed():
                 raise Conflict(
-                    f"{self._key!r} was being read in pieces, and object {self._stored_key!r} was replaced in between: open it again, "
+                    f"{self._key!r} was being read in pieces, and object {self.stored_key!r} was replaced in between: open it again, "
                     "or read it whole"
                 )
             case _:
-                raise StorageError(f"reading {self._key!r}: bytes {wanted.start} to {wanted.end} of {self._stored_key!r} came cut short")
+                raise StorageError(f"reading {self._key!r}: bytes {wanted.start} to {wanted.end} of {self.stored_key!r} came cut short")
 
 
 OpenValue = PinnedValue | HeldValue

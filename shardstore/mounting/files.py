@@ -1,0 +1,579 @@
+"""Files and directories over a store: what opening, writing, closing, renaming and removing mean.
+
+A chunk is stored whole when its file is closed, or at ``fsync``; nobody sees half of it. Files with the names that programs use for a
+moment are kept here, and renaming one of them to a key is the commit. Paths are presented keys; ``""`` is the root. No FUSE here.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from shardstore.engine.actions import Action, Creation, SetIfMissing, SetValue
+from shardstore.engine.pinned import OpenValue
+from shardstore.errors import InvalidInput, NotFound, ReadOnly, ShardStoreError, Unsupported
+from shardstore.format.metadata_v3 import METADATA_NAME
+from shardstore.format.store_keys import check_key, join, possible_owners
+from shardstore.format.v2.keys import ARRAY_NAME
+from shardstore.mounting.errnos import ErrorLog, Refused
+from shardstore.mounting.held_back import Durable, HeldBack, Limits
+from shardstore.mounting.names import ByPath, in_order, is_array_document, is_document, is_scratch, name_of, parent_of
+from shardstore.mounting.reading import Values
+from shardstore.mounting.tree import DIRECTORY, Tree
+from shardstore.mounting.writing import Buffer
+from shardstore.presented.flavours import Presented
+
+WHOLE_NBYTES = 16 * 2**20
+"""Larger values are not read whole when they are opened, but piece by piece, of one version."""
+
+_MOST_MTIMES = 100_000
+
+
+class Reader(Protocol):
+    """A file that is open for reading: one version of it, or what this mount is writing."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    async def read(self, offset: int, nbytes: int) -> bytes | memoryview: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    data: bytes | memoryview
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.data)
+
+    async def read(self, offset: int, nbytes: int) -> bytes | memoryview:
+        return self.data[offset : offset + nbytes]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pinned:
+    value: OpenValue
+
+    @property
+    def nbytes(self) -> int:
+        return self.value.nbytes
+
+    async def read(self, offset: int, nbytes: int) -> bytes | memoryview:
+        return await self.value.read(offset, offset + nbytes)
+
+
+@dataclass(slots=True)
+class Writer:
+    """A file that is open for writing, and for reading what is written."""
+
+    buffer: Buffer
+    appends: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return self.buffer.nbytes
+
+    async def read(self, offset: int, nbytes: int) -> bytes | memoryview:
+        return self.buffer.read(offset, nbytes)
+
+    def write(self, offset: int, data: bytes) -> int:
+        self.buffer.write(self.buffer.nbytes if self.appends else offset, data)
+        return len(data)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A name in a directory; ``nbytes`` is ``DIRECTORY`` for a directory."""
+
+    name: str
+    nbytes: int
+    mtime_ns: int
+
+
+class Files:
+    """The files of one mount. All methods run on the IO loop."""
+
+    def __init__(
+        self,
+        store: Presented,
+        *,
+        read_only: bool = False,
+        durable: Durable = "close",
+        attr_seconds: float = 1.0,
+        read_ahead: int = 16 * 2**20,
+        write_memory: int = 256 * 2**20,
+        limits: Limits | None = None,
+        log: ErrorLog | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.store = store
+        self.read_only = read_only
+        self.durable = durable
+        self.attr_seconds = attr_seconds
+        self.log = log or ErrorLog()
+        self.values = Values(store, attr_seconds, read_ahead, clock)
+        self.tree = Tree(store, self.values, attr_seconds, clock)
+        self.held = HeldBack(store, write_memory, self._stored, self.log, limits or Limits(), clock)
+        self.began_ns = time.time_ns()
+        self._clock = clock
+        self._buffers: ByPath[Buffer] = ByPath()
+        self._made: ByPath[None] = ByPath()  # directories that were made here, and may be empty
+        self._removed: OrderedDict[str, float] = OrderedDict()  # directories that were removed here, and when
+        self._mtimes: OrderedDict[str, int] = OrderedDict()
+
+    # -- names -----------------------------------------------------------------------------------------------------------
+
+    async def find(self, path: str) -> int | None:
+        """Return the size of a file in bytes, ``DIRECTORY`` for a directory, ``None`` if there is nothing.
+
+        Raises:
+            ShardStoreError: the storage could not be asked.
+        """
+        if (buffer := self._buffers.get(path)) is not None:
+            return buffer.nbytes
+        if (held := self.held.pending.get(path)) is not None:
+            return held.nbytes
+        if path in self._made:
+            return DIRECTORY
+        try:
+            check_key(path or "x")
+        except InvalidInput:
+            return None
+        if parent_of(path) in self._made and not await self._is_stored(parent_of(path)):
+            return None
+        found = await self.tree.find(path)
+        return None if found == DIRECTORY and self._was_removed(path) else found
+
+    async def _is_stored(self, path: str) -> bool:
+        """Return whether a directory that was made here is on the storage too."""
+        above = path
+        while parent_of(above) in self._made:
+            above = parent_of(above)
+        return await self.tree.find(above) == DIRECTORY
+
+    def _was_removed(self, path: str) -> bool:
+        removed = self._removed.get(path)
+        return removed is not None and self._clock() - removed < self.attr_seconds
+
+    async def entries(self, path: str) -> list[Entry]:
+        """Return what is in a directory: directories first, documents last. Raises as ``find``."""
+        names: dict[str, int] = {}
+        if path not in self._made or await self._is_stored(path):
+            listed = await self.tree.names(path)
+            names = {name: listed.names[name] for name in listed.ordered(path)}
+        own = self._own(path)
+        for name, nbytes in own.items():
+            if nbytes is None:
+                names.pop(name, None)
+            else:
+                names[name] = nbytes
+        if own:
+            ordered = sorted(names, key=lambda name: (names[name] != DIRECTORY, is_document(join(path, name)), in_order(name)))
+            names = {name: names[name] for name in ordered}
+        return [
+            Entry(name, nbytes, self.mtime_ns(join(path, name)))
+            for name, nbytes in names.items()
+            if nbytes != DIRECTORY or not self._was_removed(join(path, name))
+        ]
+
+    def _own(self, path: str) -> dict[str, int | None]:
+        """Return the names in a directory that this mount knows better than the storage."""
+        own: dict[str, int | None] = dict.fromkeys(self._made.names(path), DIRECTORY)
+        own |= {name: self.held.pending[join(path, name)].nbytes for name in self.held.pending.names(path)}
+        own |= {name: self._buffers[join(path, name)].nbytes for name in self._buffers.names(path)}
+        return own
+
+    def mtime_ns(self, path: str) -> int:
+        """Return when a file was written, if it was written here; else when the store was mounted."""
+        return self._mtimes.get(path, self.began_ns)
+
+    def set_mtime(self, path: str, mtime_ns: int) -> None:
+        self._mtimes[path] = mtime_ns
+        if len(self._mtimes) > _MOST_MTIMES:
+            self._mtimes.popitem(last=False)
+
+    def _stored(self, path: str, nbytes: int | None) -> None:
+        """Note what has been stored."""
+        self.values.forget(path)
+        if nbytes is None:
+            self.tree.remove(path)
+        else:
+            self.tree.put(path, nbytes)
+
+    def _check_writable(self) -> None:
+        if self.read_only:
+            raise ReadOnly(f"{self.store.storage.url} is mounted for reading only")
+
+    # -- reading ---------------------------------------------------------------------------------------------------------
+
+    async def open(self, path: str) -> Reader:
+        """Open a file for reading.
+
+        Raises:
+            NotFound: there is none.
+            ShardStoreError: it could not be read.
+        """
+        if (buffer := self._buffers.get(path)) is not None:
+            buffer.handles += 1
+            return Writer(buffer)
+        if (held := self.held.pending.get(path)) is not None:
+            data = self.held.read(path)
+            if held.data is None or data is None:
+                raise NotFound(f"there is no {path!r}")
+            return _Whole(data)
+        nbytes = self.tree.nbytes(path)
+        if nbytes is None or nbytes > WHOLE_NBYTES:
+            pinned = await self.store.pin(check_key(path))
+            if pinned is None:
+                self.tree.remove(path)
+                raise NotFound(f"there is no {path!r}")
+            self.tree.put(path, pinned.nbytes)
+            return _Pinned(pinned) if pinned.nbytes > WHOLE_NBYTES else _Whole(await pinned.read(0, pinned.nbytes))
+        value = await self.values.open(path, self.tree.preceding(path), self.tree.following(path), self.tree.nbytes)
+        if value is None:
+            self.tree.remove(path)
+            raise NotFound(f"there is no {path!r} any more")
+        if value.nbytes != nbytes:
+            self.tree.put(path, value.nbytes)
+        return _Whole(value.data)
+
+    # -- writing ---------------------------------------------------------------------------------------------------------
+
+    async def create(self, path: str, *, exclusive: bool, appends: bool = False) -> Writer:
+        """Open a file for writing that is not there yet.
+
+        Raises:
+            Refused: it is there, and was to be created by ``exclusive``; or it is a directory.
+            InvalidInput: no key can have this name.
+            ReadOnly: nothing may be written.
+        """
+        self._check_writable()
+        check_key(path)
+        found = await self.find(path)
+        if found == DIRECTORY:
+            raise Refused(errno.EISDIR)
+        if found is not None:
+            if exclusive:
+                raise Refused(errno.EEXIST)
+            return await self.edit(path, truncates=False, appends=appends)
+        if path in self._buffers:  # others were faster, while the storage was asked
+            raise Refused(errno.EEXIST)
+        was_erased = path in self.held.pending  # here, if not on the storage yet
+        buffer = Buffer(path, is_scratch=await self._is_scratch(path), creates=exclusive and not was_erased)
+        if path in self._buffers:
+            buffer.close()
+            raise Refused(errno.EEXIST)
+        buffer.truncate(0)
+        return self._opened(path, buffer, appends)
+
+    async def edit(self, path: str, *, truncates: bool, appends: bool = False) -> Writer:
+        """Open a file for writing that is there. Raises as ``open`` and ``create``."""
+        self._check_writable()
+        buffer = self._buffers.get(path)
+        if buffer is None:
+            if truncates:
+                buffer = Buffer(check_key(path))
+            elif (held := self.held.pending.get(path)) is not None and held.data is not None:
+                buffer = Buffer(path)
+                buffer.fill(self.held.read(path) or b"")
+            else:
+                value = await self.values.read(check_key(path))
+                if value is None:
+                    raise NotFound(f"there is no {path!r} any more")
+                buffer = Buffer(path, version=value.generation)
+                buffer.fill(value.data)
+            if (others := self._buffers.get(path)) is not None:
+                buffer.close()
+                buffer = others
+        if truncates and (buffer.nbytes or not buffer.is_dirty):
+            buffer.truncate(0)
+        return self._opened(path, buffer, appends)
+
+    def _opened(self, path: str, buffer: Buffer, appends: bool) -> Writer:
+        buffer.handles += 1
+        self._buffers[path] = buffer
+        self.set_mtime(path, time.time_ns())
+        return Writer(buffer, appends)
+
+    async def _is_scratch(self, path: str) -> bool:
+        if is_scratch(name_of(path)):
+            return True
+        if is_document(path):
+            return False
+        # A name among chunks that is none. (A name beside a document may be somebody's notes.)
+        return await self.tree.chunk_area(path) and not await self.tree.is_chunk(path)
+
+    async def flush(self, file: Reader) -> None:
+        """Store what was written, since a descriptor is closed. A file that was only emptied waits: programs close one that they have
+        duplicated before they write.
+
+        Raises:
+            ShardStoreError: it is not stored, and the old value is there.
+        """
+        if isinstance(file, Writer) and file.buffer.has_bytes:
+            await self._store(file.buffer)
+
+    async def fsync(self, file: Reader) -> None:
+        """Store what was written, and what is held back. Raises as ``flush``."""
+        if isinstance(file, Writer):
+            await self._store(file.buffer)
+        await self.sync()
+
+    async def sync(self) -> None:
+        """Store all that is held back, durably. Raises the first error; what it is about is still held back."""
+        await self.held.sync()
+
+    async def release(self, file: Reader) -> None:
+        """Let go of a file that nobody has open any more through this descriptor."""
+        if not isinstance(file, Writer):
+            return
+        buffer = file.buffer
+        buffer.handles -= 1
+        if buffer.handles > 0:
+            return
+        path = buffer.path
+        if path is not None and not buffer.is_scratch:
+            try:
+                if buffer.is_dirty and not buffer.has_bytes:  # closing has not stored it, see flush
+                    await self._store(buffer)
+            except ShardStoreError as exc:
+                self.log.note(f"{path!r} was emptied, and that could not be stored", exc)
+            if buffer.handles or buffer.path is None:
+                return  # opened again meanwhile, or removed
+            if self._buffers.get(buffer.path) is buffer:
+                self._buffers.remove(buffer.path)
+        elif path is not None:
+            return  # scratch files stay until they are renamed or removed
+        buffer.close()
+
+    async def _store(self, buffer: Buffer) -> None:
+        async with buffer.lock:
+            path = buffer.path
+            if path is None or buffer.is_scratch or not buffer.is_dirty:
+                return
+            changes = buffer.changes
+            data = buffer.content()
+            await self._save(path, data, buffer.action, buffer.check_stored)
+            if buffer.changes == changes:
+                buffer.is_dirty = False
+
+    async def _save(self, path: str, data: bytes, action: Callable[[bytes], Action], check: Callable[[Action], None]) -> None:
+        """Store a value, or hold it back."""
+        waits = not is_document(path) and await self._is_early(path)
+        if self.durable == "fsync" or waits:
+            await self.held.put(path, data, action, check, waits=waits)
+        else:
+            made = action(data)
+            await self.held.commit(path, data, made, check)
+        self.set_mtime(path, time.time_ns())
+
+    async def _is_early(self, path: str) -> bool:
+        """Return whether a file looks like a chunk of an array that has no document yet."""
+        flavour = self.store.options.present
+        owners = [owner for owner, _ in possible_owners(path)]
+        if not owners or flavour.shows_draft or await self.tree.is_chunk(path):
+            return False
+        for owner in owners:
+            document = join(owner, METADATA_NAME if flavour.is_canonical else ARRAY_NAME)
+            held = self.held.pending.get(document)
+            if held is not None and held.data is not None:
+                if is_array_document(document, self.held.read(document) or b""):
+                    return True  # it is stored before its chunks
+                continue
+            if await self.find(document) is None:
+                continue
+            value = await self.values.read(document)
+            if value is not None and is_array_document(document, bytes(value.data)):
+                return False
+        return True
+
+    async def truncate(self, path: str, nbytes: int) -> None:
+        """Cut or extend a file that is not open. Raises as ``edit`` and ``flush``."""
+        writer = await self.edit(path, truncates=nbytes == 0)
+        try:
+            if writer.buffer.nbytes != nbytes:
+                writer.buffer.truncate(nbytes)
+            await self._store(writer.buffer)
+        finally:
+            await self.release(writer)
+
+    # -- names that change -----------------------------------------------------------------------------------------------
+
+    async def unlink(self, path: str) -> None:
+        """Remove a file. Raises ``NotFound``, ``Refused`` (it is a directory) or what erasing a document raises."""
+        self._check_writable()
+        found = await self.find(path)
+        if found is None:
+            raise NotFound(f"there is no {path!r}")
+        if found == DIRECTORY:
+            raise Refused(errno.EISDIR)
+        buffer = self._buffers.get(path)
+        if buffer is None or not buffer.is_scratch:
+            if is_document(path):
+                await self._erase_document(path)
+            else:
+                await self.held.erase(path)
+        self._drop(path)
+        self._mtimes.pop(path, None)
+
+    async def _erase_document(self, path: str) -> None:
+        try:
+            await self.held.erase_document(path)
+        except ReadOnly:
+            raise
+        except InvalidInput as exc:  # there are shards below it
+            raise Refused(errno.ENOTEMPTY, str(exc)) from exc
+
+    def _drop(self, path: str) -> None:
+        """Take its name from a file that is being written, or is scratch."""
+        buffer = self._buffers.remove(path)
+        if buffer is not None:
+            buffer.path = None
+            if not buffer.handles:
+                buffer.close()
+
+    async def mkdir(self, path: str) -> None:
+        """Make a directory, which is remembered by this mount alone until there is a file in it."""
+        self._check_writable()
+        check_key(path)
+        if await self.find(path) is not None:
+            raise Refused(errno.EEXIST)
+        self._removed.pop(path, None)
+        self._made[path] = None
+
+    async def rmdir(self, path: str) -> None:
+        """Remove an empty directory. Raises ``NotFound`` or ``Refused``."""
+        self._check_writable()
+        found = await self.find(path)
+        if found is None:
+            raise NotFound(f"there is no {path!r}")
+        if found != DIRECTORY:
+            raise Refused(errno.ENOTDIR)
+        if await self.entries(path):
+            raise Refused(errno.ENOTEMPTY)
+        self._made.remove(path)
+        self._removed[path] = self._clock()
+        if len(self._removed) > _MOST_MTIMES:
+            self._removed.popitem(last=False)
+        self.tree.remove(path)
+
+    async def rename(self, source: str, target: str, *, no_replace: bool = False) -> None:
+        """Rename a file or a directory. That of a file to a key is its commit.
+
+        Raises:
+            NotFound, Refused: as POSIX says.
+            ShardStoreError: it could not be stored; then the file has its old name.
+        """
+        self._check_writable()
+        check_key(target)
+        found, there = await self.find(source), await self.find(target)
+        if found is None:
+            raise NotFound(f"there is no {source!r}")
+        if no_replace and there is not None:
+            raise Refused(errno.EEXIST)
+        if source == target:
+            return
+        if found == DIRECTORY:
+            await self._rename_directory(source, target, there)
+        elif there == DIRECTORY:
+            raise Refused(errno.EISDIR)
+        else:
+            await self._rename_file(source, target, no_replace=no_replace)
+
+    async def _rename_file(self, source: str, target: str, *, no_replace: bool) -> None:
+        buffer = self._buffers.get(source)
+        was_stored = buffer is None or not buffer.is_scratch
+        becomes_scratch = await self._is_scratch(target)
+        if buffer is not None:
+            data = buffer.content()
+        elif source in self.held.pending:
+            data = self.held.read(source) or b""
+        else:
+            value = await self.values.read(source)
+            if value is None:
+                raise NotFound(f"there is no {source!r} any more")
+            data = bytes(value.data)
+        changes = 0 if buffer is None else buffer.changes
+        if not becomes_scratch:
+            await self._save(target, data, *_plain_action(target, no_replace))
+        self._drop(target)
+        if buffer is None and becomes_scratch:
+            buffer = Buffer(target, is_scratch=True)
+            buffer.fill(data)
+        if buffer is not None:
+            self._buffers.remove(source)
+            buffer.path = target
+            buffer.creates = False
+            buffer.is_scratch = becomes_scratch
+            if not becomes_scratch and buffer.changes == changes:
+                buffer.is_dirty = False
+            if buffer.handles or becomes_scratch:
+                self._buffers[target] = buffer
+            else:
+                buffer.close()
+        if becomes_scratch and target in self.held.pending:
+            await self.held.erase(target)
+        if was_stored:
+            # A document too: an editor puts the new one in its place at once.
+            await self.held.erase(source)
+        self.set_mtime(target, self.mtime_ns(source))
+        self._mtimes.pop(source, None)
+
+    async def _rename_directory(self, source: str, target: str, there: int | None) -> None:
+        if there is not None and there != DIRECTORY:
+            raise Refused(errno.ENOTDIR)
+        if target.startswith(f"{source}/"):
+            raise Refused(errno.EINVAL)
+        if there == DIRECTORY and await self.entries(target):
+            raise Refused(errno.ENOTEMPTY)
+        if not all(self._buffers[path].is_scratch for path in self._buffers.below(source)):
+            raise Refused(errno.EBUSY)
+        await self.held.settle([key for key in self.held.pending.below(source) if not self.held.pending[key].waits])
+        if source not in self._made or await self._is_stored(source):
+            try:
+                await self.store.move_prefix(source, target)
+            except NotFound:
+                if source not in self._made:
+                    raise
+            except Unsupported as exc:
+                raise Refused(errno.EXDEV, str(exc)) from exc  # so that mv copies file by file
+        self.held.moved(source, target)
+        for path in [source, *self._made.below(source)]:
+            if path in self._made:
+                self._made.remove(path)
+                self._made[target + path[len(source) :]] = None
+        for path in self._buffers.below(source):
+            buffer = self._buffers.remove(path)
+            assert buffer is not None
+            buffer.path = target + path[len(source) :]
+            self._buffers[buffer.path] = buffer
+        self._removed.pop(target, None)
+        for path in (source, target):
+            self.tree.forget(path)
+        self.values.forget_all()
+
+    # -- the end ---------------------------------------------------------------------------------------------------------
+
+    async def end(self) -> list[str]:
+        """Store what is held back; return the keys of what could not be stored. Scratch files are gone with the mount."""
+        for path, buffer in list(self._buffers.items()):
+            if buffer.is_scratch:
+                self.log.note("left unstored", Refused(errno.EIO, f"{path!r} has a name of files that programs keep for a moment"))
+        return await self.held.end()
+
+
+def _plain_action(key: str, no_replace: bool) -> tuple[Callable[[bytes], Action], Callable[[Action], None]]:
+    """Return how a value is stored whatever is there, or only where nothing is, and how its outcome is checked."""
+
+    def action(data: bytes) -> Action:
+        return SetIfMissing(data, Creation()) if no_replace else SetValue(data)
+
+    def check(action: Action) -> None:
+        if isinstance(action, SetIfMissing) and action.creation is not None and not action.creation.happened:
+            raise Refused(errno.EEXIST, f"{key!r} has been created by others meanwhile")
+
+    return action, check

@@ -1,0 +1,347 @@
+"""Commits: those that are carried out at once, and those that are held back to become a few commits a shard.
+
+Commits that are asked for while another is under way are carried out together. With ``durable="fsync"`` everything that is closed is held
+back; otherwise erasures, and chunks whose array has no document yet, since copies of directories send files in any order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import BinaryIO, Literal, NamedTuple, cast
+
+from shardstore.engine.actions import ERASE, Action
+from shardstore.engine.keyed_store import TickBatch
+from shardstore.engine.values import KeyUpdate
+from shardstore.errors import InvalidInput, StorageError
+from shardstore.format.store_keys import possible_owners
+from shardstore.mounting.errnos import ErrorLog
+from shardstore.mounting.names import ByPath, document_rank, is_array_document, is_document
+from shardstore.presented.flavours import Presented
+
+Durable = Literal["close", "fsync"]
+
+IDLE_SECONDS = 1.0
+"""What is held back is stored when nothing was added for so long,"""
+AGE_SECONDS = 5.0
+"""or at the latest after this."""
+WAIT_SECONDS = 30.0
+"""Chunks without an array are stored as other objects are when nothing was added for so long."""
+MOST_ERASURES = 50_000
+
+
+@dataclass(slots=True)
+class Limits:
+    """When what is held back is stored."""
+
+    idle_seconds: float = IDLE_SECONDS
+    age_seconds: float = AGE_SECONDS
+    wait_seconds: float = WAIT_SECONDS
+
+
+class _Spilled(NamedTuple):
+    offset: int
+    nbytes: int
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A value that is not stored yet. ``action`` without its bytes; ``check`` raises an error if the action changed nothing."""
+
+    data: bytes | _Spilled | None
+    """``None``: it is erased."""
+    action: Callable[[bytes], Action]
+    check: Callable[[Action], None]
+    waits: bool = False
+    """True of a chunk whose array has no document yet."""
+    error: Exception | None = None
+
+    @property
+    def nbytes(self) -> int | None:
+        return None if self.data is None else self.data.nbytes if isinstance(self.data, _Spilled) else len(self.data)
+
+
+class GroupCommit(TickBatch[KeyUpdate, None]):
+    """Updates that arrive while others are being carried out are carried out together, after those."""
+
+    def __init__(self, run: Callable[[Sequence[KeyUpdate]], Awaitable[Sequence[Exception | None]]]) -> None:
+        super().__init__(self._alone)
+        self._carries_out = run
+        self._is_busy = False
+
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._is_busy:
+            self._is_busy = True
+            super()._begin(loop)
+
+    async def _alone(self, updates: Sequence[KeyUpdate]) -> Sequence[Exception | None]:
+        try:
+            return await self._carries_out(updates)
+        finally:
+            self._is_busy = False
+            if self._waiting:
+                self._begin(asyncio.get_running_loop())
+
+
+@dataclass(eq=False)
+class HeldBack:
+    """The values of one mount that are not stored yet, and their commits. ``pending`` are those that the mount already shows.
+
+    ``stored`` is called with the key and the size of each value that has been stored, or ``None`` if it was erased. A value that could not
+    be stored stays pending, is tried again, and fails each ``sync`` until it is stored.
+    """
+
+    store: Presented
+    write_memory: int
+    """Bytes that are held in memory; more go to a temporary file, or are stored at once."""
+    stored: Callable[[str, int | None], None]
+    log: ErrorLog
+    limits: Limits = field(default_factory=Limits)
+    clock: Callable[[], float] = time.monotonic
+    pending: ByPath[Held] = field(default_factory=ByPath)
+    _nbytes: int = 0
+    _first: float = 0.0
+    _last: float = 0.0
+    _failures: int = 0
+    _timer: asyncio.TimerHandle | None = None
+    _drains: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._commits = GroupCommit(self._update)
+        self._draining = asyncio.Lock()
+        self._spill: BinaryIO | None = None
+        self._spilled_values = 0
+
+    async def _update(self, updates: Sequence[KeyUpdate]) -> Sequence[Exception | None]:
+        return await self.store.update_many(updates)
+
+    # -- at once -------------------------------------------------------------------------------------------------------
+
+    async def commit(self, key: str, data: bytes, action: Action, check: Callable[[Action], None]) -> None:
+        """Store a value now; a document together with the chunks that wait for it, after which errors of these are raised.
+
+        Raises:
+            ShardStoreError: it, or a chunk that waited for it, could not be stored.
+        """
+        await self._commits.submit((key, action))
+        check(action)
+        self._forget(key)
+        self.stored(key, len(data))
+        if is_array_document(key, data):
+            waiting = [other for other, held in self.pending.items() if held.waits and key in _documents_of(other)]
+            for other in waiting:
+                self.pending[other].waits = False
+            if waiting:
+                await self._drain(waiting)
+                self._raise_first(waiting)
+
+    async def erase_document(self, key: str) -> None:
+        """Erase a document now, after what is held back of its node. Raises ``ShardStoreError`` if there is anything left below it."""
+        await self._drain(self.pending.below(key.rpartition("/")[0]))
+        await self._commits.submit((key, ERASE))
+        self._forget(key)
+        self.stored(key, None)
+
+    # -- held back -----------------------------------------------------------------------------------------------------
+
+    async def put(
+        self, key: str, data: bytes, action: Callable[[bytes], Action], check: Callable[[Action], None], *, waits: bool = False
+    ) -> None:
+        """Hold a value back. Raises ``OSError`` if there is no room for it."""
+        if self._nbytes + len(data) > self.write_memory and not waits:
+            await self._drain([other for other, held in self.pending.items() if not held.waits])
+        place: bytes | _Spilled = data
+        if self._nbytes + len(data) > self.write_memory:
+            place = self._spilled(data)
+        self._forget(key)
+        self.pending[key] = Held(place, action, check, waits)
+        if isinstance(place, bytes):
+            self._nbytes += len(place)
+        self._noted()
+
+    async def erase(self, key: str) -> None:
+        """Hold an erasure back."""
+        self._forget(key)
+        self.pending[key] = Held(None, lambda _: ERASE, lambda _: None)
+        self._noted()
+        if len(self.pending) > MOST_ERASURES:
+            await self._drain([other for other, held in self.pending.items() if not held.waits])
+
+    def read(self, key: str) -> bytes | None:
+        """Return the bytes of a pending value; ``None`` if it is erased."""
+        return self._bytes(self.pending[key].data)
+
+    async def sync(self) -> None:
+        """Store all that is held back.
+
+        Raises:
+            ShardStoreError: some of it could not be stored; it is still held back.
+        """
+        await self._drain(list(self.pending))
+        self._raise_first(list(self.pending))
+
+    async def settle(self, keys: Iterable[str]) -> None:
+        """Store these keys, as far as they are held back. Raises as ``sync``."""
+        mine = [key for key in keys if key in self.pending]
+        if mine:
+            await self._drain(mine)
+            self._raise_first(mine)
+
+    def moved(self, source: str, target: str) -> None:
+        """Give the chunks that wait below a directory the names that they have after it was renamed."""
+        for key in self.pending.below(source):
+            held = self.pending.remove(key)
+            assert held is not None
+            self.pending[target + key[len(source) :]] = held
+
+    def _raise_first(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            held = self.pending.get(key)
+            if held is not None and held.error is not None:
+                raise held.error
+
+    def _forget(self, key: str) -> None:
+        held = self.pending.remove(key)
+        if held is not None and isinstance(held.data, bytes):
+            self._nbytes -= len(held.data)
+        elif held is not None and isinstance(held.data, _Spilled):
+            self._spilled_values -= 1
+            if self._spill is not None and self._spilled_values == 0:
+                self._spill.close()
+                self._spill = None
+
+    def _spilled(self, data: bytes) -> _Spilled:
+        if self._spill is None:
+            self._spill = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115  # closed when nothing is in it any more
+        offset = self._spill.seek(0, 2)
+        self._spill.write(data)
+        self._spilled_values += 1
+        return _Spilled(offset, len(data))
+
+    def _bytes(self, place: bytes | _Spilled | None) -> bytes | None:
+        if not isinstance(place, _Spilled):
+            return place
+        assert self._spill is not None
+        self._spill.seek(place.offset)
+        return self._spill.read(place.nbytes)
+
+    # -- when ----------------------------------------------------------------------------------------------------------
+
+    def _noted(self) -> None:
+        self._last = self.clock()
+        if self._timer is None:
+            self._first = self._last
+            self._wake_in(self.limits.idle_seconds)
+
+    def _wake_in(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        """Store what is due, and look again later if anything is left."""
+        self._timer = None
+        if not self.pending:
+            self._failures = 0
+            return
+        now = self.clock()
+        is_due = now - self._last >= self.limits.idle_seconds or now - self._first >= self.limits.age_seconds
+        is_given_up = now - self._last >= self.limits.wait_seconds
+        if not is_due:
+            self._wake_in(max(0.01, min(self._last + self.limits.idle_seconds, self._first + self.limits.age_seconds) - now))
+            return
+        keys = [key for key, held in self.pending.items() if is_given_up or not held.waits]
+        task = asyncio.get_running_loop().create_task(self._drain_and_look(keys))
+        self._drains.add(task)
+        task.add_done_callback(self._drains.discard)
+
+    async def _drain_and_look(self, keys: list[str]) -> None:
+        try:
+            await self._drain(keys)
+        finally:
+            if self.pending and self._timer is None:
+                failed = any(held.error is not None for held in self.pending.values())
+                self._failures = self._failures + 1 if failed else 0
+                self._first = self.clock()
+                self._wake_in(self.limits.idle_seconds * 2 ** min(self._failures, 5))
+
+    # -- storing -------------------------------------------------------------------------------------------------------
+
+    async def _drain(self, keys: Sequence[str]) -> None:
+        """Store what is held back of these keys: documents first, then the rest shard by shard, and last the erasures of documents."""
+        async with self._draining:
+            mine = {key: held for key in keys if (held := self.pending.get(key)) is not None}
+            documents = sorted((key for key, held in mine.items() if held.data is not None and is_document(key)), key=document_rank)
+            arrays = {key for key in documents if is_array_document(key, self._bytes(mine[key].data) or b"")}
+            stored: set[str] = set()
+            while documents:
+                rank = document_rank(documents[0])
+                level = [key for key in documents if document_rank(key) == rank]
+                documents = documents[len(level) :]
+                stored.update(await self._store(level, mine))
+            refused = {key for key, held in mine.items() if is_document(key) and held.data is not None} - stored
+            for key, held in self.pending.items():
+                if held.waits and not (arrays & stored).isdisjoint(_documents_of(key)):
+                    held.waits = False
+                    mine[key] = held
+            others = [key for key, held in mine.items() if not is_document(key)]
+            kept_back = [key for key in others if mine[key].waits and not refused.isdisjoint(_documents_of(key))]
+            for key in kept_back:
+                mine[key].error = StorageError(f"{key!r} waits for the document of its array, which could not be stored")
+            await self._store_by_shard([key for key in others if key not in set(kept_back)], mine)
+            erased = sorted((key for key, held in mine.items() if held.data is None and is_document(key)), key=document_rank, reverse=True)
+            for key in erased:
+                await self._store([key], mine)
+
+    async def _store_by_shard(self, keys: list[str], mine: dict[str, Held]) -> None:
+        if not keys:
+            return
+        piece: list[str] = []
+        nbytes = 0
+        for group in await self.store.shard_groups(keys):
+            for number in group:
+                piece.append(keys[number])
+                nbytes += mine[keys[number]].nbytes or 0
+            if nbytes >= self.write_memory:
+                await self._store(piece, mine)
+                piece, nbytes = [], 0
+        await self._store(piece, mine)
+
+    async def _store(self, keys: Sequence[str], mine: dict[str, Held]) -> list[str]:
+        """Carry out the actions of these keys together; return the keys of those that succeeded."""
+        if not keys:
+            return []
+        actions = [mine[key].action(self._bytes(mine[key].data) or b"") for key in keys]
+        errors = await self.store.update_many(list(zip(keys, actions, strict=True)))
+        done: list[str] = []
+        for key, action, error in zip(keys, actions, errors, strict=True):
+            held = mine[key]
+            try:
+                if error is not None:
+                    raise error
+                held.check(action)
+            except Exception as exc:  # noqa: BLE001  # kept, and raised by the next sync
+                held.error = exc
+                self.log.note(f"{key!r} could not be {'erased' if held.data is None else 'stored'}", exc)
+                if held.data is None and isinstance(exc, InvalidInput) and self.pending.get(key) is held:
+                    self._forget(key)  # it never will be: it is there again
+                continue
+            done.append(key)
+            if self.pending.get(key) is held:
+                self._forget(key)
+                self.stored(key, held.nbytes)
+        return done
+
+    async def end(self) -> list[str]:
+        """Store what is left, and return the keys of what could not be stored."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        await self._drain(list(self.pending))
+        return sorted(self.pending)
+
+
+def _documents_of(key: str) -> set[str]:
+    """Return the documents of the arrays that could own a chunk key."""
+    return {f"{path}/{name}" if path else name for path, _ in possible_owners(key) for name in ("zarr.json", ".zarray")}

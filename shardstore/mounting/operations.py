@@ -1,0 +1,453 @@
+"""What the kernel asks, answered by pyfuse3: inodes, attributes, and the calls of ``Files``.
+
+pyfuse3 runs on fsspec's IO loop itself. A handler must raise nothing but ``FUSEError``: anything else would end the mount.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, TypeVar
+
+import pyfuse3
+import pyfuse3.asyncio
+
+from shardstore.engine.pinned import PinnedValue
+from shardstore.errors import NotFound
+from shardstore.format.store_keys import join
+from shardstore.mounting.errnos import Refused, error_number
+from shardstore.mounting.files import Entry, Files, Reader, Writer
+from shardstore.mounting.tree import DIRECTORY
+
+T = TypeVar("T")
+
+NAME_NBYTES = 255
+
+_BLOCK = 512
+_HUGE = 2**40
+_XATTR = b"user.shardstore."
+
+
+@dataclass(slots=True, eq=False)
+class Inode:
+    """A file or directory that the kernel refers to ``lookups`` times, or that is open ``opened`` times."""
+
+    number: int
+    path: str | None
+    """``None`` once it has been removed or replaced."""
+    lookups: int = 0
+    told_nbytes: int = DIRECTORY
+    """The size that the kernel was told last."""
+
+
+@dataclass(slots=True, eq=False)
+class _Opened:
+    file: Reader
+    inode: Inode
+
+
+@dataclass(slots=True, eq=False)
+class _OpenedDirectory:
+    inode: Inode
+    entries: Sequence[Entry] = field(default_factory=tuple)
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """The user, group and mode bits that all files have."""
+
+    uid: int
+    gid: int
+    umask: int
+
+
+def _answer(method: Callable[..., Awaitable[T]]) -> Callable[..., Coroutine[Any, Any, T]]:
+    """Let a handler raise the error number of whatever goes wrong in it, and log that."""
+
+    @wraps(method)
+    async def handler(self: Operations, *arguments: Any) -> T:
+        try:
+            return await method(self, *arguments)
+        except pyfuse3.FUSEError:
+            raise
+        except BaseException as exc:  # noqa: BLE001  # one that gets out would end the mount
+            number = error_number(exc)
+            if not isinstance(exc, NotFound):
+                self.files.log.note(method.__name__, exc)
+            raise pyfuse3.FUSEError(number) from None
+
+    return handler
+
+
+class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types where it is not installed
+    """The file system of one mount."""
+
+    enable_writeback_cache = False
+    enable_acl = False
+
+    def __init__(self, files: Files, ownership: Ownership, started: Callable[[], None]) -> None:
+        super().__init__()
+        self.files = files
+        self._ownership = ownership
+        self._started = started
+        self._inodes: dict[int, Inode] = {pyfuse3.ROOT_INODE: Inode(pyfuse3.ROOT_INODE, "", 1)}
+        self._by_path: dict[str, Inode] = {"": self._inodes[pyfuse3.ROOT_INODE]}
+        self._next_inode = pyfuse3.ROOT_INODE + 1
+        self._opened: dict[int, _Opened | _OpenedDirectory] = {}
+        self._next_handle = 1
+        self._file_mode = stat.S_IFREG | (0o666 & ~ownership.umask & (0o555 if files.read_only else 0o777))
+        self._directory_mode = stat.S_IFDIR | (0o777 & ~ownership.umask & (0o555 if files.read_only else 0o777))
+
+    def init(self) -> None:
+        self._started()
+
+    # -- inodes ----------------------------------------------------------------------------------------------------------
+
+    def _path(self, number: int) -> str:
+        inode = self._inodes.get(number)
+        if inode is None or inode.path is None:
+            raise pyfuse3.FUSEError(errno.ESTALE)
+        return inode.path
+
+    def _child(self, parent: int, name: bytes) -> str:
+        try:
+            text = name.decode()
+        except UnicodeDecodeError:
+            raise pyfuse3.FUSEError(errno.EILSEQ) from None
+        if len(name) > NAME_NBYTES:
+            raise pyfuse3.FUSEError(errno.ENAMETOOLONG)
+        return join(self._path(parent), text)
+
+    def _inode(self, path: str) -> Inode:
+        inode = self._by_path.get(path)
+        if inode is None:
+            inode = Inode(self._next_inode, path)
+            self._next_inode += 1
+            self._inodes[inode.number] = self._by_path[path] = inode
+        return inode
+
+    def _detach(self, path: str) -> None:
+        """Take the name of an inode, which the kernel may still refer to."""
+        inode = self._by_path.pop(path, None)
+        if inode is not None:
+            inode.path = None
+
+    def _renamed(self, source: str, target: str) -> None:
+        self._detach(target)
+        below = f"{source}/"
+        for path in [path for path in self._by_path if path == source or path.startswith(below)]:
+            inode = self._by_path.pop(path)
+            inode.path = target + path[len(source) :]
+            self._by_path[inode.path] = inode
+
+    def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
+        for number, count in inode_list:
+            inode = self._inodes.get(number)
+            if inode is None or number == pyfuse3.ROOT_INODE:
+                continue
+            inode.lookups -= count
+            if inode.lookups <= 0:
+                del self._inodes[number]
+                if inode.path is not None and self._by_path.get(inode.path) is inode:
+                    del self._by_path[inode.path]
+
+    def _attributes(self, inode: Inode, nbytes: int, mtime_ns: int, attr_seconds: float | None = None) -> Any:
+        entry = pyfuse3.EntryAttributes()
+        entry.st_ino = inode.number
+        seconds = self.files.attr_seconds if attr_seconds is None else attr_seconds
+        entry.entry_timeout = entry.attr_timeout = seconds
+        self._fill(entry, inode, nbytes, mtime_ns)
+        return entry
+
+    def _fill(self, entry: Any, inode: Inode, nbytes: int, mtime_ns: int) -> None:
+        inode.told_nbytes = nbytes
+        entry.st_ino = inode.number
+        entry.st_nlink = 1  # of a directory: how many are in it is not told
+        entry.st_uid, entry.st_gid = self._ownership.uid, self._ownership.gid
+        entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = mtime_ns
+        if nbytes == DIRECTORY:
+            entry.st_mode = self._directory_mode
+            entry.st_size = entry.st_blocks = 0
+        else:
+            entry.st_mode = self._file_mode
+            entry.st_size = nbytes
+            entry.st_blocks = -(-nbytes // _BLOCK)
+            entry.st_blksize = 2**17
+
+    async def _entry(self, path: str) -> Any:
+        """Return the attributes of what is at a path, for a reply that the kernel counts as a lookup."""
+        nbytes = await self.files.find(path)
+        if nbytes is None:
+            raise NotFound(path)
+        inode = self._inode(path)
+        inode.lookups += 1
+        return self._attributes(inode, nbytes, self.files.mtime_ns(path))
+
+    @_answer
+    async def lookup(self, parent_inode: int, name: bytes, ctx: Any) -> Any:
+        path = self._child(parent_inode, name)
+        nbytes = await self.files.find(path)
+        if nbytes is None:
+            entry = pyfuse3.EntryAttributes()
+            entry.st_ino = 0  # the kernel remembers that there is nothing
+            entry.entry_timeout = self.files.attr_seconds
+            return entry
+        inode = self._inode(path)
+        inode.lookups += 1
+        return self._attributes(inode, nbytes, self.files.mtime_ns(path))
+
+    @_answer
+    async def getattr(self, inode: int, ctx: Any = None) -> Any:
+        known = self._inodes.get(inode)
+        if known is None or known.path is None:
+            return self._attributes_of_removed(inode, known)
+        nbytes = await self.files.find(known.path)
+        if nbytes is None:
+            raise NotFound(known.path)
+        return self._attributes(known, nbytes, self.files.mtime_ns(known.path))
+
+    def _attributes_of_removed(self, number: int, known: Inode | None) -> Any:
+        """Return the attributes of a file that is open and has no name any more."""
+        for opened in self._opened.values():
+            if opened.inode is known and isinstance(opened, _Opened):
+                return self._attributes(opened.inode, opened.file.nbytes, self.files.began_ns)
+        raise pyfuse3.FUSEError(errno.ESTALE)
+
+    @_answer
+    async def setattr(self, inode: int, attr: Any, fields: Any, fh: int | None, ctx: Any) -> Any:
+        opened = None if fh is None else self._opened.get(fh)
+        known = self._inodes.get(inode)
+        if fields.update_size:
+            if isinstance(opened, _Opened) and isinstance(opened.file, Writer):
+                opened.file.buffer.truncate(attr.st_size)
+            else:
+                await self.files.truncate(self._path(inode), attr.st_size)
+        if fields.update_mtime and known is not None and known.path is not None:
+            self.files.set_mtime(known.path, attr.st_mtime_ns)
+        return await type(self).getattr(self, inode, ctx)
+
+    @_answer
+    async def access(self, inode: int, mode: int, ctx: Any) -> bool:
+        return not (self.files.read_only and mode & os.W_OK)
+
+    @_answer
+    async def statfs(self, ctx: Any) -> Any:
+        data = pyfuse3.StatvfsData()
+        data.f_bsize = data.f_frsize = 4096
+        data.f_blocks = data.f_bfree = data.f_bavail = _HUGE
+        data.f_files = data.f_ffree = data.f_favail = _HUGE
+        data.f_namemax = NAME_NBYTES
+        return data
+
+    # -- directories -----------------------------------------------------------------------------------------------------
+
+    @_answer
+    async def opendir(self, inode: int, ctx: Any) -> int:
+        return self._handle(_OpenedDirectory(self._inodes[inode]))
+
+    @_answer
+    async def readdir(self, fh: int, start_id: int, token: Any) -> None:
+        opened = self._opened[fh]
+        assert isinstance(opened, _OpenedDirectory)
+        path = opened.inode.path
+        if path is None:
+            return
+        if start_id == 0:
+            opened.entries = await self.files.entries(path)
+        begin = f"{path}/" if path else ""
+        seconds = self.files.attr_seconds
+        attributes = pyfuse3.EntryAttributes()
+        attributes.entry_timeout = attributes.attr_timeout = seconds
+        reply = pyfuse3.readdir_reply
+        for i in range(start_id, len(opened.entries)):
+            entry = opened.entries[i]
+            inode = self._inode(begin + entry.name)
+            self._fill(attributes, inode, entry.nbytes, entry.mtime_ns)
+            if not reply(token, entry.name.encode(errors="surrogateescape"), attributes, i + 1):
+                if not inode.lookups:
+                    self.forget([(inode.number, 0)])
+                return
+            inode.lookups += 1
+
+    @_answer
+    async def releasedir(self, fh: int) -> None:
+        self._opened.pop(fh, None)
+
+    @_answer
+    async def fsyncdir(self, fh: int, datasync: bool) -> None:
+        await self.files.sync()
+
+    @_answer
+    async def mkdir(self, parent_inode: int, name: bytes, mode: int, ctx: Any) -> Any:
+        path = self._child(parent_inode, name)
+        await self.files.mkdir(path)
+        self._detach(path)
+        return await self._entry(path)
+
+    @_answer
+    async def rmdir(self, parent_inode: int, name: bytes, ctx: Any) -> None:
+        path = self._child(parent_inode, name)
+        await self.files.rmdir(path)
+        self._detach(path)
+
+    # -- files -----------------------------------------------------------------------------------------------------------
+
+    def _handle(self, opened: _Opened | _OpenedDirectory) -> int:
+        number = self._next_handle
+        self._next_handle += 1
+        self._opened[number] = opened
+        return number
+
+    def _info(self, file: Reader, inode: Inode) -> Any:
+        # Without direct_io the kernel would cut reads at the size that it remembers: a value that has grown would be short.
+        return pyfuse3.FileInfo(fh=self._handle(_Opened(file, inode)), direct_io=True, keep_cache=False)
+
+    @_answer
+    async def open(self, inode: int, flags: int, ctx: Any) -> Any:
+        path = self._path(inode)
+        if flags & os.O_ACCMODE == os.O_RDONLY and not flags & os.O_TRUNC:
+            file = await self.files.open(path)
+        else:
+            file = await self.files.edit(path, truncates=bool(flags & os.O_TRUNC), appends=bool(flags & os.O_APPEND))
+        known = self._inodes[inode]
+        if known.told_nbytes != file.nbytes:
+            self._invalidate(inode)  # a program that asks for the size of what it has opened is told the size of that
+        return self._info(file, known)
+
+    @staticmethod
+    def _invalidate(inode: int) -> None:
+        try:
+            pyfuse3.invalidate_inode(inode, attr_only=True)
+        except FileNotFoundError:
+            return  # the kernel has forgotten it already
+
+    @_answer
+    async def create(self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: Any) -> Any:
+        path = self._child(parent_inode, name)
+        file = await self.files.create(path, exclusive=bool(flags & os.O_EXCL), appends=bool(flags & os.O_APPEND))
+        inode = self._inode(path)
+        inode.lookups += 1
+        return self._info(file, inode), self._attributes(inode, file.nbytes, self.files.mtime_ns(path), attr_seconds=0)
+
+    def _file(self, fh: int) -> Reader:
+        opened = self._opened[fh]
+        assert isinstance(opened, _Opened)
+        return opened.file
+
+    @_answer
+    async def read(self, fh: int, off: int, size: int) -> bytes | memoryview:
+        return await self._file(fh).read(off, size)
+
+    @_answer
+    async def write(self, fh: int, off: int, buf: bytes) -> int:
+        file = self._file(fh)
+        if not isinstance(file, Writer):
+            raise Refused(errno.EBADF)
+        return file.write(off, buf)
+
+    @_answer
+    async def flush(self, fh: int) -> None:
+        await self.files.flush(self._file(fh))
+
+    @_answer
+    async def fsync(self, fh: int, datasync: bool) -> None:
+        await self.files.fsync(self._file(fh))
+
+    @_answer
+    async def release(self, fh: int) -> None:
+        opened = self._opened.pop(fh)
+        if isinstance(opened, _Opened):
+            await self.files.release(opened.file)
+
+    @_answer
+    async def unlink(self, parent_inode: int, name: bytes, ctx: Any) -> None:
+        path = self._child(parent_inode, name)
+        await self.files.unlink(path)
+        self._detach(path)
+
+    @_answer
+    async def rename(self, parent_inode_old: int, name_old: bytes, parent_inode_new: int, name_new: bytes, flags: int, ctx: Any) -> None:
+        if flags & ~pyfuse3.RENAME_NOREPLACE:
+            raise Refused(errno.EOPNOTSUPP)
+        source, target = self._child(parent_inode_old, name_old), self._child(parent_inode_new, name_new)
+        await self.files.rename(source, target, no_replace=bool(flags & pyfuse3.RENAME_NOREPLACE))
+        if source != target:
+            self._renamed(source, target)
+
+    @_answer
+    async def link(self, inode: int, new_parent_inode: int, new_name: bytes, ctx: Any) -> Any:
+        raise Refused(errno.EOPNOTSUPP)
+
+    @_answer
+    async def symlink(self, parent_inode: int, name: bytes, target: bytes, ctx: Any) -> Any:
+        raise Refused(errno.EOPNOTSUPP)
+
+    @_answer
+    async def mknod(self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: Any) -> Any:
+        raise Refused(errno.EOPNOTSUPP)
+
+    @_answer
+    async def readlink(self, inode: int, ctx: Any) -> bytes:
+        raise Refused(errno.EINVAL)
+
+    # -- extended attributes ---------------------------------------------------------------------------------------------
+
+    @_answer
+    async def getxattr(self, inode: int, name: bytes, ctx: Any) -> bytes:
+        if not name.startswith(_XATTR):
+            raise Refused(errno.ENODATA)
+        path = self._path(inode)
+        if name == _XATTR + b"pid" and not path:
+            return str(os.getpid()).encode()
+        pinned = await self.files.store.pin(path) if path and await self.files.find(path) != DIRECTORY else None
+        if name == _XATTR + b"version" and pinned is not None:
+            return pinned.version.encode(errors="surrogatepass")
+        if name == _XATTR + b"place" and isinstance(pinned, PinnedValue):
+            return f"{pinned.stored_key} {pinned.offset} {pinned.nbytes}".encode(errors="surrogatepass")
+        raise Refused(errno.ENODATA)
+
+    @_answer
+    async def listxattr(self, inode: int, ctx: Any) -> Sequence[bytes]:
+        return ()  # they are asked for by name: to tell which there are would cost a request a file
+
+    @_answer
+    async def setxattr(self, inode: int, name: bytes, value: bytes, ctx: Any) -> None:
+        raise Refused(errno.EOPNOTSUPP)
+
+    @_answer
+    async def removexattr(self, inode: int, name: bytes, ctx: Any) -> None:
+        raise Refused(errno.EOPNOTSUPP)
+
+
+# -- the session -----------------------------------------------------------------------------------------------------------
+
+_WORKERS = 99  # requests of the kernel that are carried out at once
+
+
+def attach(operations: Operations, directory: str, options: Sequence[str]) -> None:
+    """Mount at a directory.
+
+    Raises:
+        RuntimeError: the system refuses; libfuse has said why on stderr.
+    """
+    pyfuse3.asyncio.enable()
+    pyfuse3.init(operations, directory, set(options))
+
+
+async def run() -> None:
+    """Answer the kernel, on the IO loop, until somebody unmounts, or ``stop`` is called."""
+    await pyfuse3.main(max_tasks=_WORKERS)
+
+
+def stop() -> None:
+    """Answer nothing more; called on the IO loop."""
+    pyfuse3.terminate()
+
+
+def detach() -> None:
+    """Unmount; where files are in use, as soon as they are not."""
+    pyfuse3.close(unmount=True)

@@ -1,0 +1,161 @@
+"""The process of one mount: opens the store, mounts it, and stores what is left when it is told to end.
+
+It gets its ``Task`` on standard input, so that no credential is in its command line, and ends when that is closed. It tells by another pipe
+when it is ready, or why it will not be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import pickle
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any, BinaryIO
+
+from fsspec.asyn import get_loop
+
+from shardstore._sync import run_sync
+from shardstore.adapters.handle import Handle
+from shardstore.errors import InvalidInput, ShardStoreError, StorageError
+from shardstore.mounting.errnos import ErrorLog
+from shardstore.mounting.files import Files
+from shardstore.mounting.messages import Ended, Failed, Ready, Report, Task
+from shardstore.mounting.operations import Operations, Ownership, attach, detach, run, stop
+from shardstore.presented.flavours import Presented
+from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.redaction import redacted
+from shardstore.storage.wrappers import innermost
+
+_STATIC_SECONDS = 3600.0
+"""Names and sizes of a snapshot, which never change, are believed for so long."""
+
+
+def _open(task: Task) -> Presented:
+    handle = Handle.find(task.url, dict(task.storage_options) or None, dict(task.options))
+    storage = innermost(handle.engine.canonical.storage)
+    if isinstance(storage, LocalStorage):
+        _check_apart(storage.root, task.directory)
+    run_sync(handle.engine.list_dir("", approximate=True))  # a bucket that cannot be reached is an error now
+    return handle.engine
+
+
+def _check_apart(root: str, directory: str) -> None:
+    """Raise ``InvalidInput`` if one of two directories is the other, or in it: answering the kernel would ask the kernel."""
+    one, other = Path(root).resolve(), Path(directory).resolve()
+    if one == other or one in other.parents or other in one.parents:
+        raise InvalidInput(f"{directory} and the store at {root} lie in one another: mount at a directory elsewhere")
+
+
+def _fsname(url: str) -> str:
+    """Return the name of the file system in the list of mounts: ASCII, in which libfuse wants ``,`` and ``\\`` escaped."""
+    text = redacted(url).encode("ascii", "backslashreplace").decode()
+    return f"shardstore:{text}".replace("\\", "\\\\").replace(",", "\\,")
+
+
+class _Pipe:
+    """The pipe to the process that started this one, which may have ended."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._file: BinaryIO = os.fdopen(descriptor, "wb")
+
+    def tell(self, report: Report) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            try:
+                data = pickle.dumps(report)
+            except Exception:  # noqa: BLE001  # an exception with something inside that cannot travel
+                assert isinstance(report, Failed)
+                data = pickle.dumps(Failed(StorageError(str(report.error))))
+            self._file.write(data)
+            self._file.flush()
+
+
+def _log_to(file: str | None) -> None:
+    handler = logging.StreamHandler() if file is None else logging.FileHandler(file)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+    log = logging.getLogger("shardstore")
+    log.addHandler(handler)
+    log.setLevel(logging.WARNING)
+
+
+def main() -> int:
+    """Run one mount; return the exit code of the process."""
+    task: Task = pickle.load(sys.stdin.buffer)
+    pipe = _Pipe(task.ready)
+    _log_to(task.log_file)
+    try:
+        return _mount(task, pipe)
+    except Exception as exc:  # noqa: BLE001  # told to who waits for it
+        pipe.tell(Failed(exc if isinstance(exc, ShardStoreError) else StorageError(f"mounting failed: {type(exc).__name__}: {exc}")))
+        return 2
+
+
+def _mount(task: Task, pipe: _Pipe) -> int:
+    store = _open(task)
+    is_static = store.storage.capabilities.static
+    read_only = task.read_only or is_static
+    log = ErrorLog()
+    files = Files(
+        store,
+        read_only=read_only,
+        durable=task.durable,
+        attr_seconds=_STATIC_SECONDS if is_static else task.attr_seconds,
+        read_ahead=task.read_ahead,
+        write_memory=task.write_memory,
+        log=log,
+    )
+    ownership = Ownership(os.getuid() if task.uid is None else task.uid, os.getgid() if task.gid is None else task.gid, task.umask)
+    ended = threading.Event()
+    operations = Operations(files, ownership, lambda: pipe.tell(Ready(redacted(store.storage.url), read_only)))
+    options = ["nosuid", "nodev", "noexec", "default_permissions", "subtype=shardstore", f"fsname={_fsname(store.storage.url)}"]
+    options += ["ro"] if read_only else []
+    options += ["allow_other"] if task.allow_other else []
+    try:
+        attach(operations, task.directory, options)
+    except RuntimeError as exc:
+        raise StorageError(f"{task.directory} cannot be mounted at: {exc}; libfuse has said why on stderr") from exc
+    serving = asyncio.run_coroutine_threadsafe(run(), get_loop())
+    serving.add_done_callback(lambda _: ended.set())
+    _end_on_signals(ended)
+    if not task.outlives:
+        threading.Thread(target=_end_when_closed, args=(ended,), daemon=True).start()
+    ended.wait()
+    return _end(task, pipe, files, serving)
+
+
+def _end_on_signals(ended: threading.Event) -> None:
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        ended.set()
+
+    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(name, stop)
+
+
+def _end_when_closed(ended: threading.Event) -> None:
+    """Wait until the process that started this one closes its end, or has ended."""
+    while sys.stdin.buffer.read(1):
+        pass
+    ended.set()
+
+
+def _end(task: Task, pipe: _Pipe, files: Files, serving: Any) -> int:
+    """Store what is held back while files can still be read, unmount, and store what has come meanwhile."""
+    try:
+        run_sync(files.held.end())
+        if not serving.done():
+            get_loop().call_soon_threadsafe(stop)
+        error = serving.exception()
+    finally:
+        detach()
+    unstored = run_sync(files.end())
+    for key in unstored:
+        logging.getLogger(__name__).error("%s could not be stored and is lost: %s", key, task.directory)
+    pipe.tell(Ended(tuple(unstored)))
+    if error is not None:
+        raise error
+    return 1 if unstored else 0

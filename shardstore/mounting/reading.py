@@ -1,0 +1,161 @@
+"""Values as open files read them: whole, of one version, and those that are likely to be asked for next read ahead."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import islice
+
+from shardstore.errors import Conflict
+from shardstore.model.generation import Generation
+from shardstore.model.ranges import EVERYTHING
+from shardstore.presented.flavours import Presented
+from shardstore.storage.base import Changed, Failed, Found, GuardChanged, Read
+
+_KEPT = 8  # times the bytes that are read ahead at once
+_DISTANCE = 64  # names between two files that are opened in order
+_RECENT = 256
+_CANDIDATES = 4096
+_TRIES = 5
+
+
+@dataclass(slots=True, eq=False)
+class Value:
+    """One version of a value, whole. ``shared`` are the keys that were read together with it."""
+
+    data: memoryview
+    generation: Generation
+    at: float
+    shared: tuple[str, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.data)
+
+
+@dataclass(eq=False)
+class Values:
+    """Reads whole values of a store.
+
+    What was read ahead is used for ``attr_seconds``; after that it is compared with the current versions, all chunks that were read
+    together by one request.
+    """
+
+    store: Presented
+    attr_seconds: float
+    read_ahead: int
+    """Bytes that are read ahead at once; 0: none."""
+    clock: Callable[[], float] = time.monotonic
+    _kept: OrderedDict[str, Value] = field(default_factory=OrderedDict)
+    _kept_nbytes: int = 0
+    _recent: OrderedDict[str, None] = field(default_factory=OrderedDict)
+
+    async def read(self, key: str) -> Value | None:
+        """Return the value of a key, ``None`` if there is none.
+
+        Raises:
+            ShardStoreError: it could not be read.
+        """
+        value = await self._known(key)
+        if value is None:
+            (value,) = await self._read([key])
+            if value is not None:
+                self._keep(key, value)
+        return value
+
+    async def open(self, key: str, preceding: Iterable[str], following: Iterable[str], nbytes: Callable[[str], int | None]) -> Value | None:
+        """Return the value of a file that is opened, and read ahead if files before it, in the order of listings, were opened lately.
+
+        ``nbytes`` tells the sizes of the values that follow, as far as they are known. Raises as ``read``.
+        """
+        value = await self._known(key)
+        if value is None:
+            others: list[str] = []
+            if self.read_ahead and any(other in self._recent for other in islice(preceding, _DISTANCE)):
+                others = await self._next(key, following, nbytes)
+            value, *ahead = await self._read([key, *others])
+            shared = (key, *others)
+            for other, found in zip(shared, [value, *ahead], strict=True):
+                if found is not None and others:
+                    found.shared = shared
+                    self._keep(other, found)
+        self._recent[key] = None
+        self._recent.move_to_end(key)
+        if len(self._recent) > _RECENT:
+            self._recent.popitem(last=False)
+        return value
+
+    async def _next(self, key: str, following: Iterable[str], nbytes: Callable[[str], int | None]) -> list[str]:
+        """Return the keys after ``key`` that lie in its shard, and are not known yet, up to the bytes that are read ahead."""
+        candidates = [other for other in islice(following, _CANDIDATES) if other not in self._kept]
+        groups = await self.store.shard_groups([key, *candidates])
+        mine = next(group for group in groups if 0 in group)
+        total = nbytes(key) or 0
+        chosen: list[str] = []
+        for number in mine:
+            if number == 0:
+                continue
+            size = nbytes(candidates[number - 1])
+            if size is None or total + size > self.read_ahead:
+                break
+            total += size
+            chosen.append(candidates[number - 1])
+        return chosen
+
+    async def _known(self, key: str) -> Value | None:
+        """Return the value of a key if it is in memory and still the current one."""
+        value = self._kept.get(key)
+        if value is None:
+            return None
+        if self.clock() - value.at < self.attr_seconds:
+            self._kept.move_to_end(key)
+            return value
+        keys = [other for other in value.shared or (key,) if other in self._kept]
+        at = self.clock()
+        for other, outcome in zip(keys, await self.store.read_versions([Read(other, ()) for other in keys]), strict=True):
+            kept = self._kept.get(other)
+            if kept is None:
+                continue
+            if isinstance(outcome, Found) and outcome.generation == kept.generation:
+                kept.at = at
+            else:
+                self.forget(other)
+        return self._kept.get(key)
+
+    async def _read(self, keys: list[str]) -> list[Value | None]:
+        """Read the first key, and the others as far as they can be read."""
+        values: list[Value | None] = [None] * len(keys)
+        pending = list(range(len(keys)))
+        for _ in range(_TRIES):
+            at = self.clock()
+            again: list[int] = []
+            for i, outcome in zip(pending, await self.store.read_versions([Read(keys[i], (EVERYTHING,)) for i in pending]), strict=True):
+                match outcome:
+                    case Found(generation, _, (data,)):
+                        values[i] = Value(data, generation, at)
+                    case Failed(error) if i == 0:
+                        raise error
+                    case Changed() | GuardChanged() if i == 0:
+                        again.append(i)
+            if not again:
+                return values
+            pending = again
+        raise Conflict(f"{keys[0]!r} was replaced again and again while it was read; try again")
+
+    def _keep(self, key: str, value: Value) -> None:
+        self.forget(key)
+        self._kept[key] = value
+        self._kept_nbytes += value.nbytes
+        while self._kept_nbytes > _KEPT * max(self.read_ahead, 2**20):
+            self.forget(next(iter(self._kept)))
+
+    def forget(self, key: str) -> None:
+        """Read a value anew when it is asked for next."""
+        if (value := self._kept.pop(key, None)) is not None:
+            self._kept_nbytes -= value.nbytes
+
+    def forget_all(self) -> None:
+        self._kept.clear()
+        self._kept_nbytes = 0

@@ -1,0 +1,395 @@
+"""The names, sizes and directories of a store, as listed not longer ago than ``attr_seconds``.
+
+A call of the engine for each name would cost fifteen times the processor time. So everything below a directory is listed at once, where it
+is not too much, and the listing answers what is asked below it. Inside an array whose chunk keys have ``/`` between numbers, directories
+are not looked up at all: they are there if their numbers lie in the chunk grid. What this mount itself changes is noted here at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from math import prod
+
+from shardstore.engine.engine import Engine
+from shardstore.errors import Corruption
+from shardstore.format.metadata_v3 import ArrayLayout
+from shardstore.format.store_keys import join
+from shardstore.mounting.names import in_order, is_document, is_scratch, name_of, parent_of
+from shardstore.mounting.reading import Values
+from shardstore.presented.flavours import Presented
+from shardstore.storage.base import Absent, Failed, Found, Read
+
+DIRECTORY = -1
+"""Stands for the size of a directory in listings."""
+_UNKNOWN = -2  # the size of a document that has not been read yet
+
+WHOLE_NAMES = 200_000
+"""All below a directory of an array is listed at once if its chunk grid has no more chunks there."""
+
+_MISS_SECONDS = 5.0
+_MISSES = 2
+
+
+@dataclass(slots=True)
+class Listed:
+    """The names of one directory with their sizes in bytes; ``at`` is when the listing began."""
+
+    names: dict[str, int]
+    at: float
+    order: list[str] | None = None
+    """The names in the order in which they are shown: directories first, documents last."""
+
+    def ordered(self, path: str) -> list[str]:
+        if self.order is None:
+            self.order = sorted(
+                self.names,
+                key=lambda name: (self.names[name] != DIRECTORY, is_document(join(path, name)), in_order(name)),
+            )
+        return self.order
+
+
+@dataclass(slots=True)
+class _Array:
+    """An array that lies at a directory, if one does."""
+
+    layout: ArrayLayout | None
+    at: float
+
+
+@dataclass(slots=True)
+class _Misses:
+    """How often names below a directory were asked for that no listing knew."""
+
+    count: int = 0
+    at: float = 0.0
+
+
+@dataclass(eq=False)
+class Tree:
+    """The tree of one store. Paths are presented keys, and those of directories; ``""`` is the root."""
+
+    store: Presented
+    values: Values
+    attr_seconds: float
+    clock: Callable[[], float] = time.monotonic
+    whole_names: int = WHOLE_NAMES
+    _listed: dict[str, Listed] = field(default_factory=dict)
+    _arrays: dict[str, _Array] = field(default_factory=dict)
+    _misses: dict[str, _Misses] = field(default_factory=dict)
+    _under_way: dict[str, asyncio.Future[None]] = field(default_factory=dict)
+    _changes: dict[str, int | None] = field(default_factory=dict)  # while listings are under way
+
+    # -- what is asked ---------------------------------------------------------------------------------------------------
+
+    async def find(self, path: str) -> int | None:
+        """Return the size of the file at ``path`` in bytes, or ``DIRECTORY``; ``None`` if there is nothing.
+
+        Raises:
+            ShardStoreError: the storage could not be asked.
+        """
+        if not path:
+            return DIRECTORY
+        parent, name = parent_of(path), name_of(path)
+        nbytes = await self._find(path, parent, name)
+        return await self._document_size(path) if nbytes == _UNKNOWN else nbytes
+
+    async def _find(self, path: str, parent: str, name: str) -> int | None:
+        if (listed := self._fresh(parent)) is not None:
+            found = listed.names.get(name)
+            if found is not None or (space := await self._space(parent)) is None or not space.has_directory(path):
+                return found
+            return DIRECTORY
+        space = await self._space(parent)
+        if space is not None and (parent != space.path or space.has_directory(path)):
+            if space.has_directory(path):
+                return DIRECTORY
+            if space.is_chunk(path):
+                return await self._find_chunk(path, parent, space)
+            if is_scratch(name):
+                return None
+            return await self.store.size(path)
+        await self._list_level(parent)
+        return self._listed[parent].names.get(name)
+
+    async def names(self, path: str) -> Listed:
+        """Return all names in a directory, with their sizes. Raises as ``find``."""
+        listed = self._fresh(path)
+        if listed is None:
+            await self._list(path)
+            listed = self._listed[path]
+        unknown = [join(path, name) for name, nbytes in listed.names.items() if nbytes == _UNKNOWN]
+        for key in unknown:
+            nbytes = await self._document_size(key)
+            if nbytes is None:
+                listed.names.pop(name_of(key), None)
+                listed.order = None
+            else:
+                listed.names[name_of(key)] = nbytes
+        return listed
+
+    def following(self, path: str) -> Iterator[str]:
+        """Yield the files that come after ``path`` in the order of listings, as far as directories have been listed, however long ago."""
+        return self._walk(path, 1)
+
+    def preceding(self, path: str) -> Iterator[str]:
+        """Yield the files that come before ``path``, the nearest first."""
+        return self._walk(path, -1)
+
+    def _walk(self, path: str, step: int) -> Iterator[str]:
+        while path:
+            parent, name = parent_of(path), name_of(path)
+            listed = self._listed.get(parent)
+            if listed is None or name not in listed.names:
+                return
+            order = listed.ordered(parent)
+            at = order.index(name)
+            for sibling in order[at + 1 :] if step > 0 else reversed(order[:at]):
+                yield from self._inside(join(parent, sibling), listed.names.get(sibling, 0), step)
+            path = parent
+
+    def _inside(self, path: str, nbytes: int, step: int) -> Iterator[str]:
+        if nbytes != DIRECTORY:
+            yield path
+            return
+        listed = self._listed.get(path)
+        if listed is not None:
+            for name in listed.ordered(path)[::step]:
+                yield from self._inside(join(path, name), listed.names.get(name, 0), step)
+
+    def nbytes(self, path: str) -> int | None:
+        """Return the size of a file as it was listed, however long ago; ``None`` if it is not known."""
+        listed = self._listed.get(parent_of(path))
+        found = None if listed is None else listed.names.get(name_of(path))
+        return None if found is None or found < 0 else found
+
+    async def chunk_area(self, path: str) -> bool:
+        """Return whether a file would lie among the chunks of a sharded array, below its directory."""
+        space = await self._space(parent_of(path))
+        return space is not None and parent_of(path) != space.path
+
+    async def is_chunk(self, path: str) -> bool:
+        """Return whether a path is that of a chunk of a sharded array, in its grid or beyond."""
+        space = await self._space(parent_of(path))
+        return space is not None and space.is_chunk(path)
+
+    # -- what this mount has changed -------------------------------------------------------------------------------------
+
+    def put(self, path: str, nbytes: int) -> None:
+        """Note that there is a file of this size at ``path``, or a directory."""
+        if self._under_way:
+            self._changes[path] = nbytes
+        while path:
+            listed = self._listed.get(parent_of(path))
+            if listed is not None:
+                if name_of(path) not in listed.names:
+                    listed.order = None
+                listed.names[name_of(path)] = nbytes
+            path, nbytes = parent_of(path), DIRECTORY
+
+    def remove(self, path: str) -> None:
+        """Note that there is nothing at ``path`` or below it."""
+        if self._under_way:
+            self._changes[path] = None
+        listed = self._listed.get(parent_of(path))
+        if listed is not None and listed.names.pop(name_of(path), None) is not None:
+            listed.order = None
+        self._forget_below(path)
+        self._arrays.pop(path, None)
+
+    def forget(self, path: str) -> None:
+        """Ask the storage again for all at and below a directory, and for its name."""
+        self._listed.pop(parent_of(path), None)
+        self._forget_below(path)
+        self._arrays.pop(path, None)
+
+    def _forget_below(self, path: str) -> None:
+        below = join(path, "") if path else ""
+        for kept in (self._listed, self._arrays):
+            for other in [other for other in kept if other == path or other.startswith(below)]:
+                del kept[other]
+
+    # -- listings --------------------------------------------------------------------------------------------------------
+
+    def _fresh(self, path: str) -> Listed | None:
+        listed = self._listed.get(path)
+        return listed if listed is not None and self.clock() - listed.at < self.attr_seconds else None
+
+    async def _document_size(self, path: str) -> int | None:
+        """Return the size of a document, which is shown as no listing has it."""
+        value = await self.values.read(path)
+        if value is not None:
+            self.put(path, value.nbytes)
+        return None if value is None else value.nbytes
+
+    async def _once(self, path: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Do the work, or wait until somebody has who began it already."""
+        if (other := self._under_way.get(path)) is not None:
+            await asyncio.shield(other)
+            return
+        self._under_way[path] = task = asyncio.ensure_future(work())
+        task.add_done_callback(lambda _: self._end(path))
+        await asyncio.shield(task)
+
+    def _end(self, path: str) -> None:
+        """Note in a listing what was changed while it was made, and may not be in it."""
+        changes = list(self._changes.items())
+        del self._under_way[path]
+        if not self._under_way:
+            self._changes.clear()
+        for changed, nbytes in changes:
+            if nbytes is None:
+                self.remove(changed)
+            else:
+                self.put(changed, nbytes)
+
+    async def _list_level(self, path: str) -> None:
+        async def work() -> None:
+            at = self.clock()
+            listed = await self.store.list_dir(join(path, "") if path else "")
+            names: dict[str, int] = {name_of(prefix.rstrip("/")): DIRECTORY for prefix in listed.prefixes}
+            for value in listed.values:
+                names[name_of(value.key)] = _UNKNOWN if value.nbytes is None else value.nbytes
+            self._listed[path] = Listed(names, at)
+
+        await self._once(path, work)
+
+    async def _list(self, path: str) -> None:
+        """List a directory, and all below it if it belongs to an array and that is not too much."""
+        space = await self._space(path)
+        if space is None or space.chunks_below(path) > self.whole_names:
+            await self._list_level(path)
+        else:
+            await self._list_below(path)
+
+    async def _list_below(self, path: str) -> None:
+        async def work() -> None:
+            at = self.clock()
+            below: dict[str, Listed] = {path: Listed({}, at)}
+            prefix = join(path, "") if path else ""
+            async for batch in self.store.list_batches(prefix):
+                for key, nbytes in zip(batch.keys, batch.nbytes, strict=True):
+                    parent, _, name = key.rpartition("/")
+                    listed = below.get(parent)
+                    if listed is None:
+                        listed = below[parent] = Listed({}, at)
+                        self._link(below, path, parent, at)
+                    listed.names[name] = _UNKNOWN if nbytes is None else nbytes
+            self._forget_below(path)
+            self._listed.update(below)
+
+        await self._once(path, work)
+
+    @staticmethod
+    def _link(below: dict[str, Listed], top: str, path: str, at: float) -> None:
+        """Note a directory in those above it, up to ``top``."""
+        while path != top:
+            above = parent_of(path)
+            known = above in below
+            below.setdefault(above, Listed({}, at)).names[name_of(path)] = DIRECTORY
+            if known:
+                return
+            path = above
+
+    # -- arrays ----------------------------------------------------------------------------------------------------------
+
+    async def _space(self, path: str) -> _Space | None:
+        """Return the sharded array that the directory ``path`` is, or is inside of; ``None`` if it is another one."""
+        if not isinstance(self.store, Engine):
+            return None  # of other flavours only the listing tells
+        above = path
+        while True:
+            if (layout := await self._layout(above)) is not None:
+                space = _Space(above, layout)
+                return space if above == path or space.has_directory(path) else None
+            if not above:
+                return None
+            name = name_of(above)
+            if name != "c" and not name.isdecimal():
+                return None
+            above = parent_of(above)
+
+    async def _layout(self, path: str) -> ArrayLayout | None:
+        known = self._arrays.get(path)
+        if known is not None and self.clock() - known.at < self.attr_seconds:
+            return known.layout
+        at = self.clock()
+        try:
+            layout = await self.store.layout(path)
+        except Corruption:
+            layout = None  # whoever reads the document is told
+        self._arrays[path] = _Array(layout, at)
+        return layout
+
+    async def _find_chunk(self, path: str, parent: str, space: _Space) -> int | None:
+        """Look a chunk up of which no listing knows. The second in one directory lists it; the second such directory lists all of them."""
+        if self._missed(parent) >= _MISSES:
+            top = parent
+            while top != space.path:
+                above = parent_of(top)
+                if space.chunks_below(above) > self.whole_names or self._missed(above) < _MISSES:
+                    break
+                top = above
+            await self._list(top)
+            if (listed := self._listed.get(parent)) is not None:
+                return listed.names.get(name_of(path))
+            return None
+        (outcome,) = await self.store.read_versions([Read(path, ())])
+        match outcome:
+            case Found():
+                return outcome.nbytes
+            case Absent():
+                return None
+            case Failed(error):
+                raise error
+            case _:
+                return await self.store.size(path)
+
+    def _missed(self, path: str) -> int:
+        """Note a miss below a directory; return how many there were lately."""
+        now = self.clock()
+        misses = self._misses.setdefault(path, _Misses())
+        if now - misses.at > _MISS_SECONDS:
+            misses.count = 0
+        misses.count += 1
+        misses.at = now
+        if len(self._misses) > self.whole_names:
+            del self._misses[next(iter(self._misses))]
+        return misses.count
+
+
+@dataclass(frozen=True, slots=True)
+class _Space:
+    """The directories and chunk files of a sharded array."""
+
+    path: str
+    layout: ArrayLayout
+
+    def _leading(self, path: str) -> tuple[int, ...] | None:
+        """Return the coordinates that a directory at or below the array fixes; ``None`` if it holds no chunks."""
+        rest = path[len(self.path) :].lstrip("/")
+        if not rest:
+            return ()
+        encoding, ndim = self.layout.key_encoding, self.layout.ndim
+        if encoding.separator != "/" or ndim == 0:
+            return None
+        leading = encoding.leading_coords(rest + "/", ndim)
+        if rest + "/" != encoding.prefix_of(leading, ndim) or len(leading) >= ndim:
+            return None
+        return leading if all(n < most for n, most in zip(leading, self.layout.chunk_grid_shape, strict=False)) else None
+
+    def has_directory(self, path: str) -> bool:
+        """Return whether a path is that of a directory of chunks; also of the array's own."""
+        return self._leading(path) is not None
+
+    def is_chunk(self, path: str) -> bool:
+        rest = path[len(self.path) :].lstrip("/")
+        coords = self.layout.key_encoding.decode(rest, self.layout.ndim)
+        return coords is not None
+
+    def chunks_below(self, path: str) -> int:
+        """Return the number of chunks of the grid below a directory."""
+        leading = self._leading(path)
+        return 0 if leading is None else prod(self.layout.chunk_grid_shape[len(leading) :])

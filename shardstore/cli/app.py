@@ -18,6 +18,7 @@ from shardstore.cli.arguments import DEBUG
 from shardstore.cli.commands import LazyCommands, add_commands
 from shardstore.cli.failures import MEANINGS, ExitCode, exit_code, first_error, message
 from shardstore.cli.output import complain
+from shardstore.cli.secrets import ARGUMENTS
 from shardstore.storage.redaction import redacted
 
 _PROGRAM = "shardstore"
@@ -155,5 +156,6 @@ add_commands(app)
 
 def main() -> NoReturn:
     """Run the command line of this process."""
+    ARGUMENTS.restore()
     app()
     raise AssertionError("the program returned instead of exiting")

@@ -98,6 +98,16 @@ COMMANDS: Mapping[str, Listed] = {
     "serve": Listed(
         "shardstore.cli.serve", "serve", "Serve a store over HTTP for reading, chunk by chunk, to browsers, viewers and clients of S3."
     ),
+    "mount": Listed(
+        "shardstore.cli.mount",
+        "mount",
+        "Mount a store as a tree of plain chunk files, for programs that know neither shards nor object stores.",
+    ),
+    "unmount": Listed(
+        "shardstore.cli.mount",
+        "unmount",
+        "Unmount a store that `shardstore mount` has mounted, after what is held back has been stored.",
+    ),
     "repair": Listed("shardstore.cli.repair", "repair", "Say what would be done about damaged shards, and with --yes do it."),
 }
 

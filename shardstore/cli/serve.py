@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import signal
 import sys
 import threading
 import webbrowser
-from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from shardstore import server
 from shardstore.cli.arguments import StorageOptions
 from shardstore.cli.output import complain
+from shardstore.cli.secrets import secret_in
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.server.access import is_loopback
-from shardstore.storage.redaction import redacted
-
-_SECRETS = re.compile(r"(.*_)?(key|secret|token|password|username|user|credentials?|connection_string|auth)", re.IGNORECASE)
 
 
 def serve(
@@ -82,7 +78,7 @@ def serve(
     options = storage.parsed()
     token = _token(token_file, token_env)
     is_open = not is_loopback(host) and token is None
-    if is_open and not no_token and (secret := _secret_in(url, options)) is not None:
+    if is_open and not no_token and (secret := secret_in(url, options)) is not None:
         raise InvalidInput(
             f"everybody who reaches {host} could read with your {secret!r}: give --token-file or --token-env, or say --no-token"
         )
@@ -122,17 +118,6 @@ def _stop_on_signals(serving: server.Serving, ended: threading.Event) -> None:
 
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, stop)
-
-
-def _secret_in(url: str, options: Mapping[str, Any]) -> str | None:
-    """Return the name of something in a URL or in options, at whatever depth, that seems to be a credential."""
-    for name, value in options.items():
-        if isinstance(value, Mapping):
-            if (found := _secret_in("", value)) is not None:
-                return found
-        elif _SECRETS.fullmatch(name) and value not in (None, "anon", False):
-            return name
-    return "user in the URL" if redacted(url) != url else None
 
 
 def _token(file: Path | None, variable: str | None) -> str | None:

@@ -22,7 +22,7 @@ from fsspec.asyn import get_loop
 
 from shardstore._sync import run_sync
 from shardstore.adapters.handle import Handle
-from shardstore.errors import InvalidInput, ShardStoreError, StorageError
+from shardstore.errors import InvalidInput, NotFound, ShardStoreError, StorageError
 from shardstore.mounting.errnos import ErrorLog
 from shardstore.mounting.files import Files
 from shardstore.mounting.messages import Ended, Failed, Ready, Report, Task
@@ -41,7 +41,9 @@ def _open(task: Task) -> Presented:
     storage = innermost(handle.engine.canonical.storage)
     if isinstance(storage, LocalStorage):
         _check_apart(storage.root, task.directory)
-    run_sync(handle.engine.list_dir("", approximate=True))  # a bucket that cannot be reached is an error now
+    listed = run_sync(handle.engine.list_dir("", approximate=True))  # a bucket that cannot be reached is an error now
+    if task.read_only and not listed.values and not listed.prefixes:
+        raise NotFound(f"there is nothing at {redacted(handle.url)}: check the address")
     return handle.engine
 
 

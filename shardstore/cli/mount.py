@@ -1,0 +1,148 @@
+"""``shardstore mount`` and ``shardstore unmount``: a store as a tree of plain chunk files."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from enum import StrEnum
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+
+from shardstore.cli.arguments import StorageOptions
+from shardstore.cli.execution import parse_bytes
+from shardstore.cli.secrets import ARGUMENTS, secret_in
+from shardstore.errors import InvalidInput
+from shardstore.mounting import mounts
+from shardstore.storage.redaction import redacted
+
+
+class PresentedAs(StrEnum):
+    """The flavours that are shown."""
+
+    V3 = "v3"
+    V2 = "v2"
+    DRAFT = "draft"
+
+
+class Durability(StrEnum):
+    """When a file is stored."""
+
+    CLOSE = "close"
+    FSYNC = "fsync"
+
+
+def mount(
+    *,
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="A path, URL or chain of URLs: of a store, or a snapshot, URL@REF.", show_default=False)
+    ],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="An empty directory.", show_default=False)],
+    read_only: Annotated[bool, typer.Option("--read-only", help="Refuse every write.")] = False,
+    present: Annotated[PresentedAs, typer.Option("--present", help="The format that is shown.")] = PresentedAs.V3,
+    durable: Annotated[
+        Durability, typer.Option("--durable", help="Store a file when it is closed; or in batches, by fsync and soon after.")
+    ] = Durability.CLOSE,
+    attr_seconds: Annotated[
+        float, typer.Option("--attr-seconds", metavar="SECONDS", help="Names and sizes are believed for so long.", min=0)
+    ] = 1.0,
+    read_ahead: Annotated[str, typer.Option("--read-ahead", metavar="BYTES", help="Read ahead of chunks opened in order.")] = "16MiB",
+    write_memory: Annotated[str, typer.Option("--write-memory", metavar="BYTES", help="Held back in memory at most.")] = "256MiB",
+    chunks_per_shard: Annotated[
+        str, typer.Option("--chunks-per-shard", metavar="auto|none|I,J,K", help="Of arrays that are created.")
+    ] = "auto",
+    allow_other: Annotated[bool, typer.Option("--allow-other", help="Let other users of this machine in.")] = False,
+    uid: Annotated[int | None, typer.Option("--uid", help="The user of all files.", min=0, show_default=False)] = None,
+    gid: Annotated[int | None, typer.Option("--gid", help="The group of all files.", min=0, show_default=False)] = None,
+    umask: Annotated[str, typer.Option("--umask", metavar="MODE", help="Mode bits that no file has.")] = "022",
+    non_empty: Annotated[bool, typer.Option("--non-empty", help="Mount over a directory that is not empty.")] = False,
+    background: Annotated[bool, typer.Option("--background", help="Return when it is mounted.")] = False,
+    log: Annotated[Path | None, typer.Option("--log", metavar="FILE", help="Log errors there, not on stderr.", show_default=False)] = None,
+    storage: StorageOptions,
+) -> None:
+    """Mount a store as a tree of plain chunk files, for programs that know neither shards nor object stores.
+
+    Chunks are files that can be read, written, renamed and removed; below lie shards. A file is stored when it is closed, whole, and an
+    error is one of close. Ctrl-C, or `shardstore unmount DIR`, stores what is held back, and unmounts. Linux only.
+
+    Examples:
+
+        shardstore mount s3://bucket/data.zarr /mnt/data
+
+        shardstore mount data.zarr /mnt/data --durable fsync --background
+
+        shardstore mount run.ice@main /mnt/run
+    """
+    options = storage.parsed()
+    if secret_in(url, options) is not None:
+        ARGUMENTS.hide(["mount", redacted(url), str(directory)])  # lists of processes would show it as long as it is mounted
+    mounted = mounts.mount(
+        url,
+        directory,
+        read_only=read_only,
+        present=present.value,
+        durable=durable.value,
+        attr_seconds=attr_seconds,
+        read_ahead=parse_bytes("--read-ahead", read_ahead),
+        write_memory=parse_bytes("--write-memory", write_memory),
+        chunks_per_shard=_counts(chunks_per_shard),
+        allow_other=allow_other,
+        uid=uid,
+        gid=gid,
+        umask=_bits(umask),
+        non_empty=non_empty,
+        outlives=background,
+        log_file=log,
+        storage_options=options,
+    )
+    how = ", for reading only" if mounted.read_only else ""
+    process = f" by process {mounted.pid}" if background else ""
+    typer.echo(f"mounted {mounted.url} at {mounted.directory}{how}{process}")
+    sys.stdout.flush()
+    if background:
+        return
+    _end_on_signals(mounted)
+    while not mounted.wait(0.5):  # in short turns, so that signals are noticed
+        pass
+
+
+def unmount(
+    *,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where a store is mounted.", show_default=False)],
+    force: Annotated[
+        bool, typer.Option("--force", help="Also where files are in use, cannot be stored, or the mount's process has died.")
+    ] = False,
+) -> None:
+    """Unmount a store that `shardstore mount` has mounted, after what is held back has been stored.
+
+    Examples:
+
+        shardstore unmount /mnt/data
+    """
+    mounts.unmount(directory, force=force)
+
+
+def _end_on_signals(mounted: mounts.Mount) -> None:
+    def end(_number: int, _frame: FrameType | None) -> None:
+        mounted.end()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end)
+
+
+def _counts(text: str) -> Any:
+    if text in ("auto", "none"):
+        return "auto" if text == "auto" else None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as exc:
+        raise InvalidInput(f"--chunks-per-shard {text!r} is neither 'auto', 'none' nor numbers such as 4,8,8") from exc
+
+
+def _bits(text: str) -> int:
+    try:
+        return int(text, 8)
+    except ValueError as exc:
+        raise InvalidInput(f"--umask {text!r} is not an octal number, such as 022") from exc

@@ -268,13 +268,17 @@ class Files:
             buffer.close()
             raise Refused(errno.EEXIST)
         buffer.truncate(0)
-        return self._opened(path, buffer, appends)
+        self._opened(path, buffer, appends)
+        await self._show_directories(path)
+        return Writer(buffer, appends)
 
     async def edit(self, path: str, *, truncates: bool, appends: bool = False) -> Writer:
         """Open a file for writing that is there. Raises as ``open`` and ``create``."""
         self._check_writable()
         buffer = self._buffers.get(path)
         if buffer is None:
+            if not truncates and (held := self.held.pending.get(path)) is not None and not held.waits:
+                await self.held.settle([path])  # so that what replaces it does so on its condition too
             if truncates:
                 buffer = Buffer(check_key(path))
             elif (held := self.held.pending.get(path)) is not None and held.data is not None:
@@ -284,14 +288,20 @@ class Files:
                 value = await self.values.read(check_key(path))
                 if value is None:
                     raise NotFound(f"there is no {path!r} any more")
-                buffer = Buffer(path, version=value.generation)
-                buffer.fill(value.data)
+                buffer = Buffer(path)
+                buffer.fill(value.data, replaces=True)
             if (others := self._buffers.get(path)) is not None:
                 buffer.close()
                 buffer = others
         if truncates and (buffer.nbytes or not buffer.is_dirty):
             buffer.truncate(0)
         return self._opened(path, buffer, appends)
+
+    async def _show_directories(self, path: str) -> None:
+        """Let listings show the directories among chunks in which there is a file now: they were there before, without being shown."""
+        while await self.tree.chunk_area(path):
+            path = parent_of(path)
+            self._made[path] = None
 
     def _opened(self, path: str, buffer: Buffer, appends: bool) -> Writer:
         buffer.handles += 1
@@ -499,7 +509,9 @@ class Files:
             data = bytes(value.data)
         changes = 0 if buffer is None else buffer.changes
         if not becomes_scratch:
-            await self._save(target, data, *_plain_action(target, no_replace))
+            must_be_new = no_replace and target not in self.held.pending  # where it is erased, if not on the storage yet
+            await self._save(target, data, *_plain_action(target, must_be_new))
+            await self._show_directories(target)
         self._drop(target)
         if buffer is None and becomes_scratch:
             buffer = Buffer(target, is_scratch=True)
@@ -563,7 +575,10 @@ class Files:
         for path, buffer in list(self._buffers.items()):
             if buffer.is_scratch:
                 self.log.note("left unstored", Refused(errno.EIO, f"{path!r} has a name of files that programs keep for a moment"))
-        return await self.held.end()
+        unstored = await self.held.end()
+        for path in list(self._buffers):
+            self._drop(path)
+        return unstored
 
 
 def _plain_action(key: str, no_replace: bool) -> tuple[Callable[[bytes], Action], Callable[[Action], None]]:

@@ -152,7 +152,7 @@ class HeldBack:
     ) -> None:
         """Hold a value back. Raises ``OSError`` if there is no room for it."""
         if self._nbytes + len(data) > self.write_memory and not waits:
-            await self._drain([other for other, held in self.pending.items() if not held.waits])
+            await self._drain([other for other, held in self.pending.items() if not held.waits and other != key])
         place: bytes | _Spilled = data
         if self._nbytes + len(data) > self.write_memory:
             place = self._spilled(data)

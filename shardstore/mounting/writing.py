@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
 import tempfile
 
-from shardstore.engine.actions import Action, Creation, SetIfMissing, SetValue, Swap, Swapped
+from shardstore.engine.actions import Action, Creation, Revise, SetIfMissing, SetValue
 from shardstore.errors import Conflict
-from shardstore.model.generation import Generation, IfGeneration
 from shardstore.mounting.errnos import Refused
 
 MEMORY_NBYTES = 8 * 2**20
@@ -20,10 +20,10 @@ _ZEROS = bytes(2**20)
 class Buffer:
     """A file that is open for writing, or whose name never reaches the storage.
 
-    ``version`` is that of the value that it began with, which storing it replaces, and no other; ``None`` where the whole value is written.
+    One that began with the value that was there replaces that value, and no other.
     """
 
-    def __init__(self, path: str, *, version: Generation | None = None, is_scratch: bool = False, creates: bool = False) -> None:
+    def __init__(self, path: str, *, is_scratch: bool = False, creates: bool = False) -> None:
         self.path: str | None = path
         """Where it is stored; ``None`` once it has been removed or replaced."""
         self.is_scratch = is_scratch
@@ -36,9 +36,9 @@ class Buffer:
         self.changes = 0
         self.nbytes = 0
         self.lock = asyncio.Lock()
-        self._version = version
+        self._digest: bytes | None = None  # of the value that it began with, or that was stored last
+        self._stored_digest = b""
         self._creation = Creation()
-        self._swapped = Swapped()
         self._file = tempfile.SpooledTemporaryFile(MEMORY_NBYTES)  # noqa: SIM115  # closed when nobody has it open
 
     def read(self, offset: int, nbytes: int) -> bytes:
@@ -50,11 +50,12 @@ class Buffer:
     def content(self) -> bytes:
         return self.read(0, self.nbytes)
 
-    def fill(self, data: bytes | memoryview) -> None:
-        """Give it its first bytes, which are those that are stored."""
+    def fill(self, data: bytes | memoryview, *, replaces: bool = False) -> None:
+        """Give it its first bytes; with ``replaces``, they are those that are stored, and will be replaced only if they still are."""
         self._file.write(data)
         self.nbytes = len(data)
         self.has_bytes = True
+        self._digest = _digest(data) if replaces else None
 
     def write(self, offset: int, data: bytes) -> None:
         self._extend(offset)
@@ -73,7 +74,7 @@ class Buffer:
         self._changed()
         if nbytes == 0:
             self.has_bytes = False
-            self._version = None  # nothing of the old value is in it
+            self._digest = None  # nothing of the old value is in it
         else:
             self.has_bytes = True
 
@@ -94,26 +95,32 @@ class Buffer:
         if self.creates:
             self._creation = Creation()
             return SetIfMissing(data, self._creation)
-        if self._version is not None:
-            self._swapped = Swapped()
-            return Swap(data, IfGeneration(self._version), self._swapped)
-        return SetValue(data)
+        if self._digest is None:
+            return SetValue(data)
+        # Not by versions: they change with any chunk of the shard.
+        self._stored_digest = _digest(data)
+        allowed = (self._digest, self._stored_digest)  # the second one where an answer was lost
+        path = self.path
+
+        def compute(old: bytes | None) -> bytes:
+            if old is None or _digest(old) not in allowed:
+                raise Conflict(f"{path!r} was replaced by others while it was open here: what was written here is not stored")
+            return data
+
+        return Revise(compute)
 
     def check_stored(self, action: Action) -> None:
-        """Raise an error if the action changed nothing, because of what was there.
-
-        Raises:
-            Refused: the file was to be created, and was there.
-            Conflict: others have replaced the value that it began with.
-        """
+        """Note that the action was carried out. Raises ``Refused`` if the file was to be created, and was there."""
         if isinstance(action, SetIfMissing):
             if not self._creation.happened:
                 raise Refused(errno.EEXIST, f"{self.path!r} has been created by others meanwhile")
             self.creates = False
-        elif isinstance(action, Swap):
-            if not self._swapped.happened:
-                raise Conflict(f"{self.path!r} was replaced by others while it was open here: what was written here is not stored")
-            self._version = self._swapped.version
+        elif isinstance(action, Revise):
+            self._digest = self._stored_digest
 
     def close(self) -> None:
         self._file.close()
+
+
+def _digest(data: bytes | memoryview) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()

@@ -199,6 +199,8 @@ class Files:
     def _stored(self, path: str, nbytes: int | None) -> None:
         """Note what has been stored."""
         self.values.forget(path)
+        if is_document(path):
+            self.tree.forget_array(parent_of(path))
         if nbytes is None:
             self.tree.remove(path)
         else:
@@ -450,7 +452,8 @@ class Files:
         """Make a directory, which is remembered by this mount alone until there is a file in it."""
         self._check_writable()
         check_key(path)
-        if await self.find(path) is not None:
+        found = await self.find(path)
+        if found is not None and (found != DIRECTORY or path in self._made or not await self.tree.is_hidden(path)):
             raise Refused(errno.EEXIST)
         self._removed.pop(path, None)
         self._made[path] = None
@@ -511,7 +514,7 @@ class Files:
         if not becomes_scratch:
             must_be_new = no_replace and target not in self.held.pending  # where it is erased, if not on the storage yet
             await self._save(target, data, *_plain_action(target, must_be_new))
-            await self._show_directories(target)
+        await self._show_directories(target)
         self._drop(target)
         if buffer is None and becomes_scratch:
             buffer = Buffer(target, is_scratch=True)
@@ -534,6 +537,24 @@ class Files:
             await self.held.erase(source)
         self.set_mtime(target, self.mtime_ns(source))
         self._mtimes.pop(source, None)
+
+    async def link(self, source: str, target: str) -> None:
+        """Give a scratch file, as it is now, a second name that must be new: so zarr-python stores a value only where none is.
+
+        Raises:
+            NotFound, Refused: as POSIX says; also if the file is another, of which two names would be two values.
+            ShardStoreError: it could not be stored.
+        """
+        self._check_writable()
+        check_key(target)
+        buffer = self._buffers.get(source)
+        if buffer is None or not buffer.is_scratch or await self._is_scratch(target):
+            raise Refused(errno.EOPNOTSUPP)
+        if await self.find(target) is not None:
+            raise Refused(errno.EEXIST)
+        must_be_new = target not in self.held.pending
+        await self._save(target, buffer.content(), *_plain_action(target, must_be_new))
+        await self._show_directories(target)
 
     async def _rename_directory(self, source: str, target: str, there: int | None) -> None:
         if there is not None and there != DIRECTORY:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import BinaryIO, Literal, NamedTuple, cast
 
@@ -114,6 +115,7 @@ class HeldBack:
         self._draining = asyncio.Lock()
         self._spill: BinaryIO | None = None
         self._spilled_values = 0
+        self._changing: dict[str, list[asyncio.Future[None]]] = {}
 
     async def _update(self, updates: Sequence[KeyUpdate]) -> Sequence[Exception | None]:
         return await self.store.update_many(updates)
@@ -126,10 +128,13 @@ class HeldBack:
         Raises:
             ShardStoreError: it, or a chunk that waited for it, could not be stored.
         """
-        await self._commits.submit((key, action))
+        before = self.pending.get(key)
+        async with self._under_way(key):
+            await self._commits.submit((key, action))
         check(action)
-        self._forget(key)
-        self.stored(key, len(data))
+        if (after := self.pending.get(key)) is None or after is before:  # what was held back meanwhile comes later
+            self._forget(key)
+            self.stored(key, len(data))
         if is_array_document(key, data):
             waiting = [other for other, held in self.pending.items() if held.waits and key in _documents_of(other)]
             for other in waiting:
@@ -141,9 +146,24 @@ class HeldBack:
     async def erase_document(self, key: str) -> None:
         """Erase a document now, after what is held back of its node. Raises ``ShardStoreError`` if there is anything left below it."""
         await self._drain(self.pending.below(key.rpartition("/")[0]))
-        await self._commits.submit((key, ERASE))
+        async with self._under_way(key):
+            await self._commits.submit((key, ERASE))
         self._forget(key)
         self.stored(key, None)
+
+    @asynccontextmanager
+    async def _under_way(self, key: str) -> AsyncIterator[None]:
+        """Note that a key is being changed: what is held back of it later has to be stored later."""
+        ended = asyncio.get_running_loop().create_future()
+        others = self._changing.setdefault(key, [])
+        others.append(ended)
+        try:
+            yield
+        finally:
+            ended.set_result(None)
+            others.remove(ended)
+            if not others:
+                del self._changing[key]
 
     # -- held back -----------------------------------------------------------------------------------------------------
 
@@ -312,6 +332,8 @@ class HeldBack:
         """Carry out the actions of these keys together; return the keys of those that succeeded."""
         if not keys:
             return []
+        if self._changing and (others := [other for key in keys for other in self._changing.get(key, ())]):
+            await asyncio.wait(others)
         actions = [mine[key].action(self._bytes(mine[key].data) or b"") for key in keys]
         errors = await self.store.update_many(list(zip(keys, actions, strict=True)))
         done: list[str] = []

@@ -5,6 +5,7 @@ pyfuse3 runs on fsspec's IO loop itself. A handler must raise nothing but ``FUSE
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import stat
@@ -380,7 +381,10 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
 
     @_answer
     async def link(self, inode: int, new_parent_inode: int, new_name: bytes, ctx: Any) -> Any:
-        raise Refused(errno.EOPNOTSUPP)
+        target = self._child(new_parent_inode, new_name)
+        await self.files.link(self._path(inode), target)
+        self._detach(target)
+        return await self._entry(target)
 
     @_answer
     async def symlink(self, parent_inode: int, name: bytes, target: bytes, ctx: Any) -> Any:
@@ -445,6 +449,9 @@ async def run() -> None:
 
 def stop() -> None:
     """Answer nothing more; called on the IO loop."""
+    loop = asyncio.get_running_loop()
+    for descriptor in list(pyfuse3.asyncio._read_futures):
+        loop.remove_reader(descriptor)  # pyfuse3 does so too late: a request that has just arrived would be an error of the loop
     pyfuse3.terminate()
 
 

@@ -170,6 +170,14 @@ class Tree:
         space = await self._space(parent_of(path))
         return space is not None and parent_of(path) != space.path
 
+    async def is_hidden(self, path: str) -> bool:
+        """Return whether a directory is there only because its numbers lie in the chunk grid: no listing shows it."""
+        space = await self._space(parent_of(path))
+        if space is None or not space.has_directory(path):
+            return False
+        listed = self._fresh(parent_of(path))
+        return listed is None or name_of(path) not in listed.names
+
     async def is_chunk(self, path: str) -> bool:
         """Return whether a path is that of a chunk of a sharded array, in its grid or beyond."""
         space = await self._space(parent_of(path))
@@ -197,6 +205,10 @@ class Tree:
         if listed is not None and listed.names.pop(name_of(path), None) is not None:
             listed.order = None
         self._forget_below(path)
+        self._arrays.pop(path, None)
+
+    def forget_array(self, path: str) -> None:
+        """Look again whether there is an array at ``path``, whose document has been changed here."""
         self._arrays.pop(path, None)
 
     def forget(self, path: str) -> None:

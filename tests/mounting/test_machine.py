@@ -17,11 +17,11 @@ import shardstore
 from shardstore._sync import run_sync
 from shardstore.adapters.handle import Handle
 from shardstore.errors import NotFound
+from shardstore.model.ranges import EVERYTHING
 from shardstore.mounting.errnos import Refused
 from shardstore.mounting.files import Files
 from shardstore.mounting.held_back import Limits
 from shardstore.mounting.tree import DIRECTORY
-from shardstore.model.ranges import EVERYTHING
 
 EXAMPLES = int(os.environ.get("SHARDSTORE_EXAMPLES", "20"))
 
@@ -39,7 +39,9 @@ contents = st.binary(max_size=40)
 class FilesMachine(RuleBasedStateMachine):
     """Files over a store in memory."""
 
-    @initialize(durable=st.sampled_from(["close", "fsync"]), attr_seconds=st.sampled_from([0.0, 1000.0]), read_ahead=st.sampled_from([0, 60, 2**20]))
+    @initialize(
+        durable=st.sampled_from(["close", "fsync"]), attr_seconds=st.sampled_from([0.0, 1000.0]), read_ahead=st.sampled_from([0, 60, 2**20])
+    )
     def begin(self, durable: Any, attr_seconds: float, read_ahead: int) -> None:
         self.url = f"memory://files-{next(_numbers)}"
         group = zarr.open_group(shardstore.open(self.url, chunks_per_shard=(2, 4)), mode="w")
@@ -128,6 +130,18 @@ class FilesMachine(RuleBasedStateMachine):
         run_sync(self.files.rename(source, goal, no_replace=no_replace))
         if source != goal:
             self.model[goal] = self.model.pop(source)
+
+    @rule(source=st.sampled_from(SCRATCH), goal=paths)
+    def link(self, source: str, goal: str) -> None:
+        if source not in self.model:
+            return
+        self._directory(goal)
+        if goal in self.model:
+            with pytest.raises(Refused):
+                run_sync(self.files.link(source, goal))
+        else:
+            run_sync(self.files.link(source, goal))
+            self.model[goal] = self.model[source]
 
     @rule(path=st.sampled_from(["ct/zarr.json"]))
     def save_as_editors_do(self, path: str) -> None:

@@ -1,0 +1,106 @@
+"""Real mounts for tests, each with a watchdog: a mount that hangs is taken away, and the test fails instead of waiting for ever."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import shardstore
+from shardstore.mounting.mounts import Mount
+
+WATCHDOG_SECONDS = 100.0
+
+DATA = np.random.default_rng(28).integers(0, 9, (32, 64, 64)).astype("u2")
+
+
+def why_no_mounts() -> str | None:
+    """Return why nothing can be mounted here, if so."""
+    if find_spec("pyfuse3") is None:
+        return "pyfuse3 is not installed: make mount-test installs it"
+    if not os.path.exists("/dev/fuse"):
+        return "there is no /dev/fuse"
+    if os.getuid() != 0 and shutil.which("fusermount3") is None:
+        return "fusermount3 is missing: make mount-test installs it"
+    return None
+
+
+@pytest.fixture(scope="session")
+def can_mount() -> None:
+    """Skip a test where nothing can be mounted; or fail, if ``SHARDSTORE_MOUNT`` says that it can."""
+    if (reason := why_no_mounts()) is not None:
+        if os.environ.get("SHARDSTORE_MOUNT"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+
+
+def needs(program: str) -> None:
+    """Skip a test where a program is missing; or fail, as ``can_mount`` does."""
+    if shutil.which(program) is None:
+        if os.environ.get("SHARDSTORE_MOUNT"):
+            pytest.fail(f"{program} is missing")
+        pytest.skip(f"{program} is missing: make mount-test installs it")
+
+
+def make_store(url: str, **options: Any) -> None:
+    """A group with a sharded array of 8 shards of 64 chunks each."""
+    group = zarr.open_group(shardstore.open(url, chunks_per_shard=(4, 4, 4), **options), mode="w", attributes={"title": "in May"})
+    array = group.create_array("ct", shape=DATA.shape, chunks=(4, 8, 8), dtype=DATA.dtype)
+    array[:] = DATA
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    make_store(str(tmp_path / "data.zarr"))
+    return tmp_path / "data.zarr"
+
+
+def take_away(directory: str) -> None:
+    """Unmount whatever is mounted there, also if its process is dead or hangs."""
+    program = ["fusermount3", "-uz"] if shutil.which("fusermount3") else ["umount", "-l"]
+    subprocess.run([*program, directory], capture_output=True, check=False)
+
+
+@pytest.fixture
+def mount(can_mount: None, tmp_path: Path) -> Iterator[Callable[..., Mount]]:
+    """Return a function that mounts a store at a directory of its own, with the arguments of ``shardstore.mount``."""
+    mounted: list[Mount] = []
+    timers: list[threading.Timer] = []
+
+    def give_up(one: Mount) -> None:
+        take_away(one.directory)
+        os.kill(one.pid, 9)
+
+    def make(url: str | Path, **options: Any) -> Mount:
+        directory = tmp_path / f"mnt{len(mounted)}"
+        directory.mkdir()
+        one = shardstore.mount(str(url), directory, **options)
+        mounted.append(one)
+        timer = threading.Timer(WATCHDOG_SECONDS, give_up, [one])
+        timer.start()
+        timers.append(timer)
+        return one
+
+    yield make
+    for timer in timers:
+        timer.cancel()
+    for one in mounted:
+        if not one.wait(0):
+            one.unmount()
+        take_away(one.directory)
+
+
+def run(*command: str | Path, check: bool = True, seconds: float = 60, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program on a mount, with a watchdog of its own."""
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=seconds, check=False, **options)
+    assert not check or done.returncode == 0, (command, done.returncode, done.stdout[-2000:], done.stderr[-2000:])
+    return done

@@ -58,6 +58,9 @@ def mount(
     gid: Annotated[int | None, typer.Option("--gid", help="The group of all files.", min=0, show_default=False)] = None,
     umask: Annotated[str, typer.Option("--umask", metavar="MODE", help="Mode bits that no file has.")] = "022",
     non_empty: Annotated[bool, typer.Option("--non-empty", help="Mount over a directory that is not empty.")] = False,
+    xattrs: Annotated[
+        bool, typer.Option("--xattrs", help="Tell the place of a chunk by user.shardstore.place; ls -l takes longer.")
+    ] = False,
     background: Annotated[bool, typer.Option("--background", help="Return when it is mounted.")] = False,
     log: Annotated[Path | None, typer.Option("--log", metavar="FILE", help="Log errors there, not on stderr.", show_default=False)] = None,
     storage: StorageOptions,
@@ -93,6 +96,7 @@ def mount(
         gid=gid,
         umask=_bits(umask),
         non_empty=non_empty,
+        xattrs=xattrs,
         outlives=background,
         log_file=log,
         storage_options=options,

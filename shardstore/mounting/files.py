@@ -16,6 +16,7 @@ from typing import Protocol
 from shardstore.engine.actions import Action, Creation, SetIfMissing, SetValue
 from shardstore.engine.pinned import OpenValue
 from shardstore.errors import InvalidInput, NotFound, ReadOnly, ShardStoreError, Unsupported
+from shardstore.format.chunk_keys import looks_like_chunk_key
 from shardstore.format.metadata_v3 import METADATA_NAME
 from shardstore.format.store_keys import check_key, join, possible_owners
 from shardstore.format.v2.keys import ARRAY_NAME
@@ -30,7 +31,7 @@ from shardstore.presented.flavours import Presented
 WHOLE_NBYTES = 16 * 2**20
 """Larger values are not read whole when they are opened, but piece by piece, of one version."""
 
-_MOST_MTIMES = 100_000
+_MOST_REMEMBERED = 100_000
 
 
 class Reader(Protocol):
@@ -123,6 +124,7 @@ class Files:
         self._buffers: ByPath[Buffer] = ByPath()
         self._made: ByPath[None] = ByPath()  # directories that were made here, and may be empty
         self._removed: OrderedDict[str, float] = OrderedDict()  # directories that were removed here, and when
+        self._early: dict[str, tuple[bool, float]] = {}  # by directory, and since when it is known
         self._mtimes: OrderedDict[str, int] = OrderedDict()
 
     # -- names -----------------------------------------------------------------------------------------------------------
@@ -193,13 +195,14 @@ class Files:
 
     def set_mtime(self, path: str, mtime_ns: int) -> None:
         self._mtimes[path] = mtime_ns
-        if len(self._mtimes) > _MOST_MTIMES:
+        if len(self._mtimes) > _MOST_REMEMBERED:
             self._mtimes.popitem(last=False)
 
     def _stored(self, path: str, nbytes: int | None) -> None:
         """Note what has been stored."""
         self.values.forget(path)
         if is_document(path):
+            self._early.clear()
             self.tree.forget_array(parent_of(path))
         if nbytes is None:
             self.tree.remove(path)
@@ -375,7 +378,11 @@ class Files:
 
     async def _save(self, path: str, data: bytes, action: Callable[[bytes], Action], check: Callable[[Action], None]) -> None:
         """Store a value, or hold it back."""
-        waits = not is_document(path) and await self._is_early(path)
+        if is_document(path):
+            self._early.clear()
+            waits = False
+        else:
+            waits = await self._is_early(path)
         if self.durable == "fsync" or waits:
             await self.held.put(path, data, action, check, waits=waits)
         else:
@@ -385,6 +392,18 @@ class Files:
 
     async def _is_early(self, path: str) -> bool:
         """Return whether a file looks like a chunk of an array that has no document yet."""
+        kept = self._early.get(parent_of(path))
+        if kept is not None and looks_like_chunk_key(name_of(path)) and self._clock() - kept[1] < self.attr_seconds:
+            return kept[0]
+        at = self._clock()
+        is_early = await self._find_early(path)
+        if looks_like_chunk_key(name_of(path)):
+            if len(self._early) > _MOST_REMEMBERED:
+                self._early.clear()
+            self._early[parent_of(path)] = is_early, at
+        return is_early
+
+    async def _find_early(self, path: str) -> bool:
         flavour = self.store.options.present
         owners = [owner for owner, _ in possible_owners(path)]
         if not owners or flavour.shows_draft or await self.tree.is_chunk(path):
@@ -470,7 +489,7 @@ class Files:
             raise Refused(errno.ENOTEMPTY)
         self._made.remove(path)
         self._removed[path] = self._clock()
-        if len(self._removed) > _MOST_MTIMES:
+        if len(self._removed) > _MOST_REMEMBERED:
             self._removed.popitem(last=False)
         self.tree.remove(path)
 

@@ -28,6 +28,7 @@ class Task:
     uid: int | None = None
     gid: int | None = None
     umask: int = 0o022
+    xattrs: bool = False
     log_file: str | None = None
     outlives: bool = False
     """True if it goes on when the process that started it has ended."""

@@ -124,6 +124,7 @@ def mount(
     gid: int | None = None,
     umask: int = 0o022,
     non_empty: bool = False,
+    xattrs: bool = False,
     outlives: bool = False,
     log_file: str | os.PathLike[str] | None = None,
     storage_options: dict[str, Any] | None = None,
@@ -145,6 +146,8 @@ def mount(
         allow_other: let other users of the machine in too.
         uid, gid, umask: user, group and missing mode bits of all files.
         non_empty: mount over a directory that is not empty.
+        xattrs: tell where a file lies, as ``KEY offset nbytes`` in the stored object, by the extended attribute ``user.shardstore.place``,
+            and its version by ``user.shardstore.version``. ``ls -l`` asks for attributes of each file, and takes longer then.
         outlives: let it go on when this process has ended.
         log_file: where errors are logged; by default on standard error.
         storage_options: for the filesystem: credentials, endpoint, retries.
@@ -185,6 +188,7 @@ def mount(
         uid=uid,
         gid=gid,
         umask=umask,
+        xattrs=xattrs,
         log_file=None if log_file is None else os.path.abspath(os.fspath(log_file)),
         outlives=outlives,
     )
@@ -344,10 +348,16 @@ def unmount(directory: str | os.PathLike[str], *, force: bool = False) -> None:
 
 
 def _pid(path: str) -> int | None:
-    try:
-        return int(os.getxattr(path, "user.shardstore.pid"))
-    except (OSError, ValueError):
-        return None
+    """Return the process of the mount at a path, by its command line."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                arguments = (entry / "cmdline").read_bytes().split(b"\0")[:-1]
+            except OSError:
+                continue  # it has ended
+            if b"shardstore.mounting" in arguments and arguments[-1] == os.fsencode(path):
+                return int(entry.name)
+    return None
 
 
 def _wait_for(pid: int) -> None:

@@ -90,9 +90,10 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
     enable_writeback_cache = False
     enable_acl = False
 
-    def __init__(self, files: Files, ownership: Ownership, started: Callable[[], None]) -> None:
+    def __init__(self, files: Files, ownership: Ownership, started: Callable[[], None], *, xattrs: bool = False) -> None:
         super().__init__()
         self.files = files
+        self._has_xattrs = xattrs
         self._ownership = ownership
         self._started = started
         self._inodes: dict[int, Inode] = {pyfuse3.ROOT_INODE: Inode(pyfuse3.ROOT_INODE, "", 1)}
@@ -156,11 +157,10 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
                 if inode.path is not None and self._by_path.get(inode.path) is inode:
                     del self._by_path[inode.path]
 
-    def _attributes(self, inode: Inode, nbytes: int, mtime_ns: int, attr_seconds: float | None = None) -> Any:
+    def _attributes(self, inode: Inode, nbytes: int, mtime_ns: int) -> Any:
         entry = pyfuse3.EntryAttributes()
         entry.st_ino = inode.number
-        seconds = self.files.attr_seconds if attr_seconds is None else attr_seconds
-        entry.entry_timeout = entry.attr_timeout = seconds
+        entry.entry_timeout = entry.attr_timeout = self.files.attr_seconds
         self._fill(entry, inode, nbytes, mtime_ns)
         return entry
 
@@ -332,7 +332,7 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
         file = await self.files.create(path, exclusive=bool(flags & os.O_EXCL), appends=bool(flags & os.O_APPEND))
         inode = self._inode(path)
         inode.lookups += 1
-        return self._info(file, inode), self._attributes(inode, file.nbytes, self.files.mtime_ns(path), attr_seconds=0)
+        return self._info(file, inode), self._attributes(inode, file.nbytes, self.files.mtime_ns(path))
 
     def _file(self, fh: int) -> Reader:
         opened = self._opened[fh]
@@ -402,11 +402,10 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
 
     @_answer
     async def getxattr(self, inode: int, name: bytes, ctx: Any) -> bytes:
+        self._check_xattrs()
         if not name.startswith(_XATTR):
             raise Refused(errno.ENODATA)
         path = self._path(inode)
-        if name == _XATTR + b"pid" and not path:
-            return str(os.getpid()).encode()
         pinned = await self.files.store.pin(path) if path and await self.files.find(path) != DIRECTORY else None
         if name == _XATTR + b"version" and pinned is not None:
             return pinned.version.encode(errors="surrogatepass")
@@ -414,8 +413,13 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
             return f"{pinned.stored_key} {pinned.offset} {pinned.nbytes}".encode(errors="surrogatepass")
         raise Refused(errno.ENODATA)
 
+    def _check_xattrs(self) -> None:
+        if not self._has_xattrs:
+            raise Refused(errno.ENOSYS)  # the kernel does not ask again: ls -l would, for each file
+
     @_answer
     async def listxattr(self, inode: int, ctx: Any) -> Sequence[bytes]:
+        self._check_xattrs()
         return ()  # they are asked for by name: to tell which there are would cost a request a file
 
     @_answer
@@ -429,6 +433,7 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
 
 # -- the session -----------------------------------------------------------------------------------------------------------
 
+_WORKERS_KEPT = 8
 _WORKERS = 99  # requests of the kernel that are carried out at once
 
 
@@ -444,7 +449,7 @@ def attach(operations: Operations, directory: str, options: Sequence[str]) -> No
 
 async def run() -> None:
     """Answer the kernel, on the IO loop, until somebody unmounts, or ``stop`` is called."""
-    await pyfuse3.main(max_tasks=_WORKERS)
+    await pyfuse3.main(min_tasks=_WORKERS_KEPT, max_tasks=_WORKERS)
 
 
 def stop() -> None:

@@ -113,7 +113,7 @@ def _mount(task: Task, pipe: _Pipe) -> int:
     )
     ownership = Ownership(os.getuid() if task.uid is None else task.uid, os.getgid() if task.gid is None else task.gid, task.umask)
     ended = threading.Event()
-    operations = Operations(files, ownership, lambda: pipe.tell(Ready(redacted(store.storage.url), read_only)))
+    operations = Operations(files, ownership, lambda: pipe.tell(Ready(redacted(store.storage.url), read_only)), xattrs=task.xattrs)
     options = ["nosuid", "nodev", "noexec", "default_permissions", "subtype=shardstore", f"fsname={_fsname(store.storage.url)}"]
     options += ["ro"] if read_only else []
     options += ["allow_other"] if task.allow_other else []

@@ -6,11 +6,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 
 from shardstore.errors import Conflict
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING
+from shardstore.mounting.names import is_document
 from shardstore.presented.flavours import Presented
 from shardstore.storage.base import Changed, Failed, Found, GuardChanged, Read
 
@@ -89,7 +90,9 @@ class Values:
 
     async def _next(self, key: str, following: Iterable[str], nbytes: Callable[[str], int | None]) -> list[str]:
         """Return the keys after ``key`` that lie in its shard, and are not known yet, up to the bytes that are read ahead."""
-        candidates = [other for other in islice(following, _CANDIDATES) if other not in self._kept]
+        # Documents come last in a directory, so the first one ends an array.
+        inside = takewhile(lambda other: not is_document(other), islice(following, _CANDIDATES))
+        candidates = [other for other in inside if other not in self._kept]
         groups = await self.store.shard_groups([key, *candidates])
         mine = next(group for group in groups if 0 in group)
         total = nbytes(key) or 0

@@ -80,6 +80,7 @@ class Tree:
     _arrays: dict[str, _Array] = field(default_factory=dict)
     _misses: dict[str, _Misses] = field(default_factory=dict)
     _under_way: dict[str, asyncio.Future[None]] = field(default_factory=dict)
+    _spaces: dict[str, tuple[_Space | None, float]] = field(default_factory=dict)
     _changes: dict[str, int | None] = field(default_factory=dict)  # while listings are under way
 
     # -- what is asked ---------------------------------------------------------------------------------------------------
@@ -202,20 +203,23 @@ class Tree:
         if self._under_way:
             self._changes[path] = None
         listed = self._listed.get(parent_of(path))
-        if listed is not None and listed.names.pop(name_of(path), None) is not None:
+        known = None if listed is None else listed.names.pop(name_of(path), None)
+        if listed is not None and known is not None:
             listed.order = None
-        self._forget_below(path)
-        self._arrays.pop(path, None)
+        if known == DIRECTORY or path in self._listed or path in self._arrays:
+            self._forget_below(path)
+            self.forget_array(path)
 
     def forget_array(self, path: str) -> None:
         """Look again whether there is an array at ``path``, whose document has been changed here."""
         self._arrays.pop(path, None)
+        self._spaces.clear()
 
     def forget(self, path: str) -> None:
         """Ask the storage again for all at and below a directory, and for its name."""
         self._listed.pop(parent_of(path), None)
         self._forget_below(path)
-        self._arrays.pop(path, None)
+        self.forget_array(path)
 
     def _forget_below(self, path: str) -> None:
         below = join(path, "") if path else ""
@@ -311,6 +315,17 @@ class Tree:
         """Return the sharded array that the directory ``path`` is, or is inside of; ``None`` if it is another one."""
         if not isinstance(self.store, Engine):
             return None  # of other flavours only the listing tells
+        kept = self._spaces.get(path)
+        if kept is not None and self.clock() - kept[1] < self.attr_seconds:
+            return kept[0]
+        at = self.clock()
+        space = await self._find_space(path)
+        if len(self._spaces) > self.whole_names:
+            self._spaces.clear()
+        self._spaces[path] = space, at
+        return space
+
+    async def _find_space(self, path: str) -> _Space | None:
         above = path
         while True:
             if (layout := await self._layout(above)) is not None:

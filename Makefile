@@ -4,6 +4,7 @@
 #   make test              tests that touch every module, on all cores, five to six minutes on two (TESTARGS="-n0 -k index -x" passes arguments to pytest)
 #   make test-all          all of them, twenty minutes
 #   make browser-test      a real Chromium draws through the server, and shows the report; needs Chromium and npm (apt install chromium npm)
+#   make mount-test        programs that know no shards on real mounts; needs FUSE and, as root on Debian, installs the rest
 #   make torture           the same tests of safety at full size: kills, races and faults, an hour (docs/evidence/torture.md)
 #   make simulate          clients, network and servers in one process, on virtual time: WORLD=gcs SEEDS=5000 (docs/evidence/simulation.md)
 #   make zarr-suite        zarr-python's own tests of arrays and groups, fetched and run on shardstore, ten minutes (docs/evidence/zarr-tests.md)
@@ -17,6 +18,7 @@
 #   make bench-snapshots   versioned stores beside icechunk, half an hour (docs/evidence/snapshots.md)
 #   make bench-upkeep      a versioned store for a year, and a garbage collection of 10^6 files beside icechunk, half an hour (docs/evidence/upkeep.md)
 #   make bench-serving     the server beside nginx and a proxy, and the report beside info, some minutes (docs/evidence/serving.md)
+#   make bench-mounting    a mount beside s3fs-fuse and a disk, some minutes (docs/evidence/mounting.md)
 #   make bench-transport   s3fs and gcsfs beside obstore, ten minutes (docs/howto/storages.md)
 #   make readers           which programs read what is written, each in an environment of its own, ten minutes (docs/evidence/readers.md)
 #   make check             formatting, lints, types, layer contracts
@@ -45,8 +47,8 @@ ZARR2      := build/zarr2
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all browser-test torture simulate zarr-suite safety bench bench-here bench-full bench-full-here bench-page bench-page-here bench-pack \
-	bench-references bench-snapshots bench-upkeep bench-serving bench-transport readers check wheel-test clean
+.PHONY: help demo test test-all browser-test mount-test torture simulate zarr-suite safety bench bench-here bench-full bench-full-here bench-page bench-page-here bench-pack \
+	bench-references bench-snapshots bench-upkeep bench-serving bench-mounting bench-transport readers check wheel-test clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -110,6 +112,24 @@ $(VENV)/.installed-browser: pyproject.toml $(VENV)/.installed-test
 browser-test: $(VENV)/.installed-browser
 	SHARDSTORE_BROWSER=1 $(BIN)/python -m pytest tests/server/browser -n0 $(TESTARGS)
 
+# Programs for tests of mounts, and what pyfuse3 is built with: commands, each with Debian's package of it.
+MOUNT_PROGRAMS := gcc:gcc pkg-config:pkg-config fusermount3:fuse3 rsync:rsync gdal_translate:gdal-bin
+MOUNT_MISSING   = $(strip $(foreach pair,$(MOUNT_PROGRAMS),$(if $(shell command -v $(firstword $(subst :, ,$(pair)))),,$(lastword $(subst :, ,$(pair))))) \
+	$(if $(shell pkg-config --exists fuse3 && echo yes),,libfuse3-dev))
+
+$(VENV)/.installed-mount: pyproject.toml $(VENV)/.installed-test
+	@if [ -n "$(MOUNT_MISSING)" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing $(MOUNT_MISSING)"; apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes $(MOUNT_MISSING) >/dev/null; \
+	elif [ -n "$(MOUNT_MISSING)" ]; then \
+		echo "missing, and only root can install them: $(MOUNT_MISSING)" >&2; exit 1; \
+	fi
+	@echo "installing pyfuse3, which is built, into $(VENV)"
+	$(PIP) install --editable '.[mount]'
+	@touch $@
+
+mount-test: $(VENV)/.installed-mount $(ZARR2)/.installed
+	SHARDSTORE_MOUNT=1 SHARDSTORE_ZARR2="$(CURDIR)/$(ZARR2)/bin/python" $(PYTEST) tests/mounting tests/test_docs.py -k "mounting" $(TESTARGS)
+
 # A second S3 server beside moto; in an environment of its own, since it insists on another botocore than s3fs.
 $(MINISTACK)/.installed: $(VENV)/.created
 	@echo "installing MiniStack, an S3 server for the torture tests, into $(MINISTACK)"
@@ -171,6 +191,9 @@ bench-upkeep: $(VENV)/.installed-test
 
 bench-serving: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/serving.py --page docs/evidence/serving.md $(BENCHARGS)
+
+bench-mounting: $(VENV)/.installed-mount
+	$(BIN)/python benchmarks/mounting.py --page docs/evidence/mounting.md $(BENCHARGS)
 
 bench-transport: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/transport.py $(BENCHARGS)

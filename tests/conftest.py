@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import uuid
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import hypothesis
@@ -64,6 +66,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker("exhaustive")
             if place.startswith(_OF_FILESYSTEM) and item.get_closest_marker("zarr") is None:
                 item.add_marker("exhaustive")
+
+
+def why_no_mounts() -> str | None:
+    """Return why nothing can be mounted here, if so."""
+    if find_spec("pyfuse3") is None:
+        return "pyfuse3 is not installed: make mount-test installs it"
+    if not os.path.exists("/dev/fuse"):
+        return "there is no /dev/fuse"
+    if os.getuid() != 0 and shutil.which("fusermount3") is None:
+        return "fusermount3 is missing: make mount-test installs it"
+    return None
+
+
+@pytest.fixture(scope="session")
+def can_mount() -> None:
+    """Skip a test where nothing can be mounted; or fail, if ``SHARDSTORE_MOUNT`` says that it can."""
+    if (reason := why_no_mounts()) is not None:
+        if os.environ.get("SHARDSTORE_MOUNT"):
+            pytest.fail(reason)
+        pytest.skip(reason)
 
 
 @pytest.fixture(scope="session")

@@ -70,6 +70,8 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("page", PAGES_WITH_CODE, ids=lambda page: str(page.relative_to(ROOT)))
 def test_examples(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    if page.name == "mounting.md":
+        request.getfixturevalue("can_mount")
     monkeypatch.chdir(tmp_path)
     blocks = blocks_of(page)
     if any("s3://" in block.code for block in blocks):

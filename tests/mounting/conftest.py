@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +20,6 @@ from shardstore.mounting.mounts import Mount
 WATCHDOG_SECONDS = 100.0
 
 DATA = np.random.default_rng(28).integers(0, 9, (32, 64, 64)).astype("u2")
-
-
-def why_no_mounts() -> str | None:
-    """Return why nothing can be mounted here, if so."""
-    if find_spec("pyfuse3") is None:
-        return "pyfuse3 is not installed: make mount-test installs it"
-    if not os.path.exists("/dev/fuse"):
-        return "there is no /dev/fuse"
-    if os.getuid() != 0 and shutil.which("fusermount3") is None:
-        return "fusermount3 is missing: make mount-test installs it"
-    return None
-
-
-@pytest.fixture(scope="session")
-def can_mount() -> None:
-    """Skip a test where nothing can be mounted; or fail, if ``SHARDSTORE_MOUNT`` says that it can."""
-    if (reason := why_no_mounts()) is not None:
-        if os.environ.get("SHARDSTORE_MOUNT"):
-            pytest.fail(reason)
-        pytest.skip(reason)
 
 
 def needs(program: str) -> None:

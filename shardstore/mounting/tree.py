@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
 from shardstore.engine.engine import Engine
 from shardstore.errors import Corruption
+from shardstore.format.chunk_keys import looks_like_chunk_prefix
 from shardstore.format.metadata_v3 import ArrayLayout
-from shardstore.format.store_keys import join
+from shardstore.format.store_keys import ancestors, join
 from shardstore.mounting.names import in_order, is_document, is_scratch, name_of, parent_of
 from shardstore.mounting.reading import Values
 from shardstore.presented.flavours import Presented
@@ -222,10 +223,15 @@ class Tree:
         self.forget_array(path)
 
     def _forget_below(self, path: str) -> None:
-        below = join(path, "") if path else ""
-        for kept in (self._listed, self._arrays):
-            for other in [other for other in kept if other == path or other.startswith(below)]:
-                del kept[other]
+        for other in self._below(self._listed, path):
+            del self._listed[other]
+        for other in self._below(self._arrays, path):
+            del self._arrays[other]
+
+    @staticmethod
+    def _below(kept: Mapping[str, object], path: str) -> list[str]:
+        begin = f"{path}/" if path else ""
+        return [other for other in kept if other == path or other.startswith(begin)]
 
     # -- listings --------------------------------------------------------------------------------------------------------
 
@@ -293,7 +299,8 @@ class Tree:
                         listed = below[parent] = Listed({}, at)
                         self._link(below, path, parent, at)
                     listed.names[name] = _UNKNOWN if nbytes is None else nbytes
-            self._forget_below(path)
+            for other in self._below(self._listed, path):
+                del self._listed[other]
             self._listed.update(below)
 
         await self._once(path, work)
@@ -326,17 +333,12 @@ class Tree:
         return space
 
     async def _find_space(self, path: str) -> _Space | None:
-        above = path
-        while True:
+        # The outermost array wins, as in the engine: an array has no nodes below it.
+        for above, rest in [*((above, rest) for above, rest in ancestors(path) if path and looks_like_chunk_prefix(rest)), (path, "")]:
             if (layout := await self._layout(above)) is not None:
                 space = _Space(above, layout)
-                return space if above == path or space.has_directory(path) else None
-            if not above:
-                return None
-            name = name_of(above)
-            if name != "c" and not name.isdecimal():
-                return None
-            above = parent_of(above)
+                return space if not rest or space.has_directory(path) else None
+        return None
 
     async def _layout(self, path: str) -> ArrayLayout | None:
         known = self._arrays.get(path)

@@ -338,7 +338,14 @@ class Reader:
     def _chunk_read(self, shard: ShardRead, index: CachedIndex, places: Places, values: list[Value]) -> list[_ChunkRead]:
         """Return the read of the wanted chunks of a shard, in a list; an empty list if none of them exists."""
         wanted = wanted_chunks(shard, index, places, values)
-        return [_ChunkRead(shard, index, wanted, coalesce_all(wanted.starts, wanted.ends, self._limits))] if wanted.numbers else []
+        if not wanted.numbers:
+            return []
+        if (wanted.ends > wanted.starts).any():
+            coalesced = coalesce_all(wanted.starts, wanted.ends, self._limits)
+        else:  # versions are asked for, and no bytes: neither are those between the chunks
+            start = int(wanted.starts[0])
+            coalesced = CoalescedReads.in_one(ByteRange(start, start), wanted.starts, wanted.ends)
+        return [_ChunkRead(shard, index, wanted, coalesced)]
 
     async def _read_first(
         self,

@@ -101,14 +101,13 @@ def mount(
         log_file=log,
         storage_options=options,
     )
+    if not background:
+        _end_on_signals(mounted)
     how = ", for reading only" if mounted.read_only else ""
     process = f" by process {mounted.pid}" if background else ""
     typer.echo(f"mounted {mounted.url} at {mounted.directory}{how}{process}")
     sys.stdout.flush()
-    if background:
-        return
-    _end_on_signals(mounted)
-    while not mounted.wait(0.5):  # in short turns, so that signals are noticed
+    while not background and not mounted.wait(0.5):  # in short turns, so that signals are noticed
         pass
 
 

@@ -74,6 +74,8 @@ class Mount:
             return False
         if self._reports.closed:
             return True
+        if self._process.stdin is not None:
+            self._process.stdin.close()
         with self._reports:
             report = _report(self._reports)
         if isinstance(report, Ended) and not report.unstored:
@@ -95,8 +97,6 @@ class Mount:
         if self._process.poll() is None:
             if not force:
                 _sync(self.directory)
-            if self._outlives:
-                unmount(self.directory, force=True)
             self.end()
         self.wait(END_SECONDS)
 
@@ -149,7 +149,7 @@ def mount(
         xattrs: tell where a file lies, as ``KEY offset nbytes`` in the stored object, by the extended attribute ``user.shardstore.place``,
             and its version by ``user.shardstore.version``. ``ls -l`` asks for attributes of each file, and takes longer then.
         outlives: let it go on when this process has ended.
-        log_file: where errors are logged; by default on standard error.
+        log_file: where errors are logged; by default on standard error, and with ``outlives`` in the system's log.
         storage_options: for the filesystem: credentials, endpoint, retries.
         options: further ones of ``shardstore.open``.
 
@@ -274,7 +274,7 @@ def _conf_allows_other() -> bool:
 def _is_stale(directory: str) -> bool:
     """Return whether the process that has mounted there has died."""
     try:
-        os.stat(directory)
+        os.statvfs(directory)  # which the kernel never answers from memory
     except OSError as exc:
         return exc.errno == errno.ENOTCONN
     return False

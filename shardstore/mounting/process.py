@@ -14,6 +14,7 @@ import pickle
 import signal
 import sys
 import threading
+from logging.handlers import SysLogHandler
 from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO
@@ -32,6 +33,7 @@ from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.redaction import redacted
 from shardstore.storage.wrappers import innermost
 
+_SYSTEM_LOG = "/dev/log"
 _STATIC_SECONDS = 3600.0
 """Names and sizes of a snapshot, which never change, are believed for so long."""
 
@@ -77,8 +79,14 @@ class _Pipe:
             self._file.flush()
 
 
-def _log_to(file: str | None) -> None:
-    handler = logging.StreamHandler() if file is None else logging.FileHandler(file)
+def _log_to(file: str | None, *, outlives: bool) -> None:
+    handler: logging.Handler
+    if file is not None:
+        handler = logging.FileHandler(file)
+    elif not outlives:
+        handler = logging.StreamHandler()
+    else:
+        handler = SysLogHandler(_SYSTEM_LOG) if os.path.exists(_SYSTEM_LOG) else logging.NullHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
     log = logging.getLogger("shardstore")
     log.addHandler(handler)
@@ -89,7 +97,7 @@ def main() -> int:
     """Run one mount; return the exit code of the process."""
     task: Task = pickle.load(sys.stdin.buffer)
     pipe = _Pipe(task.ready)
-    _log_to(task.log_file)
+    _log_to(task.log_file, outlives=task.outlives)
     try:
         return _mount(task, pipe)
     except Exception as exc:  # noqa: BLE001  # told to who waits for it
@@ -113,7 +121,13 @@ def _mount(task: Task, pipe: _Pipe) -> int:
     )
     ownership = Ownership(os.getuid() if task.uid is None else task.uid, os.getgid() if task.gid is None else task.gid, task.umask)
     ended = threading.Event()
-    operations = Operations(files, ownership, lambda: pipe.tell(Ready(redacted(store.storage.url), read_only)), xattrs=task.xattrs)
+
+    def started() -> None:
+        if task.outlives:  # who waits for the end of our output is not to wait as long as it is mounted
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        pipe.tell(Ready(redacted(store.storage.url), read_only))
+
+    operations = Operations(files, ownership, started, xattrs=task.xattrs)
     options = ["nosuid", "nodev", "noexec", "default_permissions", "subtype=shardstore", f"fsname={_fsname(store.storage.url)}"]
     options += ["ro"] if read_only else []
     options += ["allow_other"] if task.allow_other else []

@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -115,7 +116,7 @@ def on_disk(place: Path) -> dict[str, float]:
             found[name] = (processor_seconds(mounted.pid) - before) / CHUNKS * 1e6
         subprocess.run(["cp", "-r", place / "mnt/ct", place / "plain"], check=True)
     disk = timed(f"cp -r {place}/plain {place}/copied && sync {place}/copied")
-    with shardstore.mount(str(place / "data.zarr"), place / "mnt", durable="fsync"):
+    with shardstore.mount(str(place / "data.zarr"), place / "mnt", durable="fsync", chunks_per_shard=PER_SHARD):
         copied = timed(f"cp -r {place}/plain {place}/mnt/new && sync {place}/mnt/new")
     found["copy_seconds"] = copied
     found["copy_of_disk"] = disk / copied
@@ -130,12 +131,14 @@ def on_s3(place: Path) -> dict[str, float]:
         import s3fs
 
         fs = s3fs.S3FileSystem(**options)
-        fs.mkdir("sharded")
-        make("s3://sharded/data.zarr", storage_options=options)
+        bucket = f"b{uuid.uuid4().hex}"  # the servers of one process have the same objects
+        url = f"s3://{bucket}/data.zarr"
+        fs.mkdir(bucket)
+        make(url, storage_options=options)
         mnt = place / "mnt"
         mnt.mkdir()
         requests.lines.clear()
-        with shardstore.mount("s3://sharded/data.zarr", mnt, storage_options=options):
+        with shardstore.mount(url, mnt, storage_options=options):
             opening = len(requests.lines)
             found["find_seconds"] = timed(find(mnt / "ct"))
             found["cat_seconds"] = timed(cat(mnt / "ct"))
@@ -143,13 +146,13 @@ def on_s3(place: Path) -> dict[str, float]:
             found["requests_of_opening"] = opening
             subprocess.run(["cp", "-r", mnt / "ct", place / "plain"], check=True)
         requests.lines.clear()
-        with shardstore.mount("s3://sharded/data.zarr", mnt, storage_options=options, durable="fsync"):
+        with shardstore.mount(url, mnt, storage_options=options, durable="fsync", chunks_per_shard=PER_SHARD):
             timed(f"cp -r {place}/plain {mnt}/new && sync {mnt}/new")
-        found["commits_a_shard"] = requests.count('"PUT /sharded/data.zarr/new/c/') / SHARDS
+        found["commits_a_shard"] = requests.count(f'"PUT /{bucket}/data.zarr/new/c/') / SHARDS
         if shutil.which("s3fs") is not None:
-            fs.mkdir("plain")
-            fs.put(f"{place}/plain", "plain/ct", recursive=True)
-            with s3fs_fuse("plain", endpoint, place) as beside:
+            fs.mkdir(f"{bucket}-plain")
+            fs.put(f"{place}/plain", f"{bucket}-plain/ct", recursive=True)
+            with s3fs_fuse(f"{bucket}-plain", endpoint, place) as beside:
                 find_seconds, cat_seconds = timed(find(beside / "ct")), timed(cat(beside / "ct"))
             found |= {
                 "s3fs_find_seconds": find_seconds,

@@ -2,5 +2,5 @@
 
 A mount is a process of its own (``process``), which ``mounts`` starts and ends. In it ``operations`` answers the kernel, ``files`` gives
 files their meaning, ``tree`` knows names and sizes, ``reading`` and ``writing`` hold the bytes that are read and written, and ``held_back``
-commits them. Only ``operations`` imports pyfuse3.
+commits them. Only ``operations`` imports pyfuse3. The faces' users import ``mounts``. Begin with ``files.py``.
 """

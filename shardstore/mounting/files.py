@@ -584,6 +584,7 @@ class Files:
             raise Refused(errno.ENOTEMPTY)
         if not all(self._buffers[path].is_scratch for path in self._buffers.below(source)):
             raise Refused(errno.EBUSY)
+        await self.held.wait_below(source)
         await self.held.settle([key for key in self.held.pending.below(source) if not self.held.pending[key].waits])
         if source not in self._made or await self._is_stored(source):
             try:

@@ -210,6 +210,11 @@ class HeldBack:
             await self._drain(mine)
             self._raise_first(mine)
 
+    async def wait_below(self, directory: str) -> None:
+        """Wait until no commit of anything below a directory is under way."""
+        while others := [other for key, ended in self._changing.items() if key.startswith(f"{directory}/") for other in ended]:
+            await asyncio.wait(others)
+
     def moved(self, source: str, target: str) -> None:
         """Give the chunks that wait below a directory the names that they have after it was renamed."""
         for key in self.pending.below(source):

@@ -72,10 +72,13 @@ def mount(can_mount: None, tmp_path: Path) -> Iterator[Callable[..., Mount]]:
     yield make
     for timer in timers:
         timer.cancel()
-    for one in mounted:
-        if not one.wait(0):
-            one.unmount()
-        take_away(one.directory)
+    try:
+        for one in mounted:
+            if not one.wait(0):
+                one.unmount()
+    finally:
+        for one in mounted:
+            take_away(one.directory)
 
 
 def run(*command: str | Path, check: bool = True, seconds: float = 60, **options: Any) -> subprocess.CompletedProcess[str]:

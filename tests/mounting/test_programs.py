@@ -33,10 +33,10 @@ def files_in(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
-@pytest.fixture(params=["local", "moto"])
+@pytest.fixture
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str, object]]:
-    """A store, on a local disk or on S3, and the options of its filesystem."""
-    if request.param == "local":
+    """A store, on a local disk or, if the test's parameter ``where`` says so, on S3; and the options of its filesystem."""
+    if request.getfixturevalue("where") == "local":
         url, options = str(tmp_path / "data.zarr"), {}
     else:
         url, options = request.getfixturevalue("s3_url")
@@ -44,8 +44,10 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str
     return url, options
 
 
-@pytest.mark.parametrize("durable", ["close", "fsync"])
-def test_zarr_reads_and_writes_through_its_local_store(place: tuple[str, dict[str, object]], mount: MakeMount, durable: str) -> None:
+@pytest.mark.parametrize(("where", "durable"), [("local", "close"), ("local", "fsync"), ("moto", "close")])
+def test_zarr_reads_and_writes_through_its_local_store(
+    where: str, place: tuple[str, dict[str, object]], mount: MakeMount, durable: str
+) -> None:
     url, options = place
     expected = DATA.copy()
     with mount(url, storage_options=options, durable=durable) as mounted:
@@ -121,8 +123,10 @@ def test_gdal_reads_zarr_2(store: Path, mount: MakeMount, tmp_path: Path) -> Non
     np.testing.assert_array_equal(np.fromfile(tmp_path / "flat.raw", "u2").reshape(flat.shape), flat)
 
 
-@pytest.mark.parametrize("durable", ["close", "fsync"])
-def test_trees_are_copied_out_and_in(place: tuple[str, dict[str, object]], mount: MakeMount, tmp_path: Path, durable: str) -> None:
+@pytest.mark.parametrize(("where", "durable"), [("local", "close"), ("moto", "fsync")])
+def test_trees_are_copied_out_and_in(
+    where: str, place: tuple[str, dict[str, object]], mount: MakeMount, tmp_path: Path, durable: str
+) -> None:
     url, options = place
     with mount(url, storage_options=options, durable=durable) as mounted:
         run("cp", "-r", f"{mounted.directory}/ct", tmp_path / "out")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import pickle
@@ -107,6 +108,7 @@ def main() -> int:
 
 def _mount(task: Task, pipe: _Pipe) -> int:
     store = _open(task)
+    gc.freeze()  # what has been imported is not looked through again and again
     is_static = store.storage.capabilities.static
     read_only = task.read_only or is_static
     log = ErrorLog()

@@ -30,6 +30,7 @@ _UNKNOWN = -2  # the size of a document that has not been read yet
 WHOLE_NAMES = 200_000
 """All below a directory of an array is listed at once if its chunk grid has no more chunks there."""
 
+_SMALL_NAMES = 4096
 _MISS_SECONDS = 5.0
 _MISSES = 2
 
@@ -40,6 +41,8 @@ class Listed:
 
     names: dict[str, int]
     at: float
+    top: str = ""
+    """The directory whose listing this was part of."""
     order: list[str] | None = None
     """The names in the order in which they are shown: directories first, documents last."""
 
@@ -274,7 +277,7 @@ class Tree:
             names: dict[str, int] = {name_of(prefix.rstrip("/")): DIRECTORY for prefix in listed.prefixes}
             for value in listed.values:
                 names[name_of(value.key)] = _UNKNOWN if value.nbytes is None else value.nbytes
-            self._listed[path] = Listed(names, at)
+            self._listed[path] = Listed(names, at, path)
 
         await self._once(path, work)
 
@@ -289,14 +292,14 @@ class Tree:
     async def _list_below(self, path: str) -> None:
         async def work() -> None:
             at = self.clock()
-            below: dict[str, Listed] = {path: Listed({}, at)}
+            below: dict[str, Listed] = {path: Listed({}, at, path)}
             prefix = join(path, "") if path else ""
             async for batch in self.store.list_batches(prefix):
                 for key, nbytes in zip(batch.keys, batch.nbytes, strict=True):
                     parent, _, name = key.rpartition("/")
                     listed = below.get(parent)
                     if listed is None:
-                        listed = below[parent] = Listed({}, at)
+                        listed = below[parent] = Listed({}, at, path)
                         self._link(below, path, parent, at)
                     listed.names[name] = _UNKNOWN if nbytes is None else nbytes
             for other in self._below(self._listed, path):
@@ -311,7 +314,7 @@ class Tree:
         while path != top:
             above = parent_of(path)
             known = above in below
-            below.setdefault(above, Listed({}, at)).names[name_of(path)] = DIRECTORY
+            below.setdefault(above, Listed({}, at, top)).names[name_of(path)] = DIRECTORY
             if known:
                 return
             path = above
@@ -355,13 +358,7 @@ class Tree:
     async def _find_chunk(self, path: str, parent: str, space: _Space) -> int | None:
         """Look a chunk up of which no listing knows. The second in one directory lists it; the second such directory lists all of them."""
         if self._missed(parent) >= _MISSES:
-            top = parent
-            while top != space.path:
-                above = parent_of(top)
-                if space.chunks_below(above) > self.whole_names or self._missed(above) < _MISSES:
-                    break
-                top = above
-            await self._list(top)
+            await self._list(self._top_for(parent, space))
             if (listed := self._listed.get(parent)) is not None:
                 return listed.names.get(name_of(path))
             return None
@@ -375,6 +372,18 @@ class Tree:
                 raise error
             case _:
                 return await self.store.size(path)
+
+    def _top_for(self, path: str, space: _Space) -> str:
+        """Return the directory to be listed, with all below it, because names in ``path`` are asked for."""
+        known = self._listed.get(path)
+        if known is not None and known.top != path and space.chunks_below(known.top) <= _SMALL_NAMES:
+            return known.top  # a small listing that has expired is made anew as a whole
+        while path != space.path:
+            above = parent_of(path)
+            if space.chunks_below(above) > self.whole_names or self._missed(above) < _MISSES:
+                break
+            path = above
+        return path
 
     def _missed(self, path: str) -> int:
         """Note a miss below a directory; return how many there were lately."""

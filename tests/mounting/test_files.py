@@ -188,6 +188,19 @@ def test_names_that_no_listing_knows_are_listed_soon(counted: tuple[Files, Fault
     assert len(storage.requests) < 100  # 512 files
 
 
+def test_a_listing_that_has_expired_is_made_anew_as_a_whole(counted: tuple[Files, FaultStorage, Clock]) -> None:
+    files, storage, clock = counted
+    found = everything(files)
+    clock.now += 2
+    storage.plan()
+    for path, nbytes in found.items():
+        if "/c/" in path:
+            assert run_sync(files.find(path)) == nbytes
+    reads = [request for request in storage.requests if request.operation == "read" and "/c/" in request.key]
+    assert len(reads) <= 8 + 2  # the index of the first file, and then that of each shard
+    assert sum(request.operation in ("list", "list_dir") for request in storage.requests) == 1
+
+
 def test_directories_of_chunks_are_not_asked_for(counted: tuple[Files, FaultStorage, Clock]) -> None:
     files, storage, _ = counted
     assert run_sync(files.find("ct/c")) == DIRECTORY

@@ -134,7 +134,7 @@ def test_a_killed_mount_leaves_old_values_and_can_be_mounted_again(store: Path, 
     descriptor = os.open(f"{mounted.directory}/ct/c/0/0/0", os.O_WRONLY | os.O_TRUNC)
     os.write(descriptor, b"half")
     os.kill(mounted.pid, signal.SIGKILL)
-    with pytest.raises(OSError, match="Errno 10[37]"):
+    with pytest.raises(OSError, match=r"Errno 10[37]"):
         os.close(descriptor)
     with pytest.raises(StorageError, match="has died"):
         mounted.wait(10)

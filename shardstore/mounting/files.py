@@ -69,10 +69,11 @@ class _Pinned:
 
 @dataclass(slots=True)
 class Writer:
-    """A file that is open for writing, and for reading what is written."""
+    """A file that is open for writing, and for reading what is written; or, unless ``writes``, for reading what others here write."""
 
     buffer: Buffer
     appends: bool = False
+    writes: bool = True
 
     @property
     def nbytes(self) -> int:
@@ -204,6 +205,8 @@ class Files:
         if is_document(path):
             self._early.clear()
             self.tree.forget_array(parent_of(path))
+            if nbytes is not None and parent_of(path) in self._made:
+                self.tree.made_here.add(parent_of(path))
         if nbytes is None:
             self.tree.remove(path)
         else:
@@ -224,7 +227,7 @@ class Files:
         """
         if (buffer := self._buffers.get(path)) is not None:
             buffer.handles += 1
-            return Writer(buffer)
+            return Writer(buffer, writes=False)
         if (held := self.held.pending.get(path)) is not None:
             data = self.held.read(path)
             if held.data is None or data is None:
@@ -329,12 +332,12 @@ class Files:
         Raises:
             ShardStoreError: it is not stored, and the old value is there.
         """
-        if isinstance(file, Writer) and file.buffer.has_bytes:
+        if isinstance(file, Writer) and file.writes and file.buffer.has_bytes:
             await self._store(file.buffer)
 
     async def fsync(self, file: Reader) -> None:
         """Store what was written, and what is held back. Raises as ``flush``."""
-        if isinstance(file, Writer):
+        if isinstance(file, Writer) and file.writes:
             await self._store(file.buffer)
         await self.sync()
 

@@ -346,7 +346,7 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
     @_answer
     async def write(self, fh: int, off: int, buf: bytes) -> int:
         file = self._file(fh)
-        if not isinstance(file, Writer):
+        if not isinstance(file, Writer) or not file.writes:
             raise Refused(errno.EBADF)
         return file.write(off, buf)
 

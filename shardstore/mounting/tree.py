@@ -80,6 +80,9 @@ class Tree:
     attr_seconds: float
     clock: Callable[[], float] = time.monotonic
     whole_names: int = WHOLE_NAMES
+    made_here: set[str] = field(default_factory=set)
+    """Arrays that this mount has made. Their directories of chunks are there only once there is something in them: ``cp -r`` does not
+    look before it makes a directory in one that it has made, and would fail."""
     _listed: dict[str, Listed] = field(default_factory=dict)
     _arrays: dict[str, _Array] = field(default_factory=dict)
     _misses: dict[str, _Misses] = field(default_factory=dict)
@@ -103,21 +106,22 @@ class Tree:
 
     async def _find(self, path: str, parent: str, name: str) -> int | None:
         if (listed := self._fresh(parent)) is not None:
-            found = listed.names.get(name)
-            if found is not None or (space := await self._space(parent)) is None or not space.has_directory(path):
-                return found
-            return DIRECTORY
+            return listed.names.get(name)
         space = await self._space(parent)
-        if space is not None and (parent != space.path or space.has_directory(path)):
-            if space.has_directory(path):
-                return DIRECTORY
-            if space.is_chunk(path):
-                return await self._find_chunk(path, parent, space)
-            if is_scratch(name):
-                return None
+        if space is None or (parent == space.path and not space.has_directory(path)):
+            await self._list_level(parent)
+        elif is_scratch(name):
+            return None
+        elif space.path in self.made_here:
+            await self._list(space.path if space.chunks_below(space.path) <= self.whole_names else parent)
+        elif space.has_directory(path):
+            return DIRECTORY
+        elif space.is_chunk(path):
+            return await self._find_chunk(path, parent, space)
+        else:
             return await self.store.size(path)
-        await self._list_level(parent)
-        return self._listed[parent].names.get(name)
+        listed = self._listed.get(parent)
+        return None if listed is None else listed.names.get(name)
 
     async def names(self, path: str) -> Listed:
         """Return all names in a directory, with their sizes. Raises as ``find``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -148,6 +149,22 @@ def test_copies_need_no_order(store: Path, mount: MakeMount, tmp_path: Path, ord
         for name in ("c", "zarr.json") if order == "chunks first" else ("zarr.json", "c"):
             run("cp", "-r", tmp_path / "out" / name, target)
     np.testing.assert_array_equal(stored(store, "new"), DATA)
+
+
+def test_directories_of_a_new_array_can_be_made_after_its_document(store: Path, mount: MakeMount) -> None:
+    """As ``cp -r`` does, in the order of inodes, without a look at what is there."""
+    with mount(store) as mounted:
+        root = Path(mounted.directory)
+        (root / "new").mkdir()
+        (root / "new/zarr.json").write_bytes((root / "ct/zarr.json").read_bytes())
+        for name in ("new/c", "new/c/0", "new/c/0/1"):
+            time.sleep(1.1)  # what was listed has expired
+            (root / name).mkdir()
+        (root / "new/c/0/1/2").write_bytes(b"x")
+        time.sleep(1.1)
+        assert [path.name for path in (root / "new/c/0").iterdir()] == ["1"]
+        (root / "new/c/0/2").mkdir()
+    assert shardstore.get_mapper(str(store))["new/c/0/1/2"] == b"x"
 
 
 def test_tar_and_rsync(store: Path, mount: MakeMount, tmp_path: Path) -> None:

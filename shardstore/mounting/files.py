@@ -10,11 +10,8 @@ import errno
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
 
 from shardstore.engine.actions import Action, Creation, SetIfMissing, SetValue
-from shardstore.engine.pinned import OpenValue
 from shardstore.errors import InvalidInput, NotFound, ReadOnly, ShardStoreError, Unsupported
 from shardstore.format.chunk_keys import looks_like_chunk_key
 from shardstore.format.metadata_v3 import METADATA_NAME
@@ -23,6 +20,7 @@ from shardstore.format.v2.keys import ARRAY_NAME
 from shardstore.mounting.errnos import ErrorLog, Refused
 from shardstore.mounting.held_back import Durable, HeldBack, Limits
 from shardstore.mounting.names import ByPath, in_order, is_array_document, is_document, is_scratch, name_of, parent_of
+from shardstore.mounting.open_files import Entry, Pinned, Reader, Whole, Writer
 from shardstore.mounting.reading import Values
 from shardstore.mounting.tree import DIRECTORY, Tree
 from shardstore.mounting.writing import Buffer
@@ -32,68 +30,6 @@ WHOLE_NBYTES = 16 * 2**20
 """Larger values are not read whole when they are opened, but piece by piece, of one version."""
 
 _MOST_REMEMBERED = 100_000
-
-
-class Reader(Protocol):
-    """A file that is open for reading: one version of it, or what this mount is writing."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-    async def read(self, offset: int, nbytes: int) -> bytes | memoryview: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Whole:
-    data: bytes | memoryview
-
-    @property
-    def nbytes(self) -> int:
-        return len(self.data)
-
-    async def read(self, offset: int, nbytes: int) -> bytes | memoryview:
-        return self.data[offset : offset + nbytes]
-
-
-@dataclass(frozen=True, slots=True)
-class _Pinned:
-    value: OpenValue
-
-    @property
-    def nbytes(self) -> int:
-        return self.value.nbytes
-
-    async def read(self, offset: int, nbytes: int) -> bytes | memoryview:
-        return await self.value.read(offset, offset + nbytes)
-
-
-@dataclass(slots=True)
-class Writer:
-    """A file that is open for writing, and for reading what is written; or, unless ``writes``, for reading what others here write."""
-
-    buffer: Buffer
-    appends: bool = False
-    writes: bool = True
-
-    @property
-    def nbytes(self) -> int:
-        return self.buffer.nbytes
-
-    async def read(self, offset: int, nbytes: int) -> bytes | memoryview:
-        return self.buffer.read(offset, nbytes)
-
-    def write(self, offset: int, data: bytes) -> int:
-        self.buffer.write(self.buffer.nbytes if self.appends else offset, data)
-        return len(data)
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A name in a directory; ``nbytes`` is ``DIRECTORY`` for a directory."""
-
-    name: str
-    nbytes: int
-    mtime_ns: int
 
 
 class Files:
@@ -232,7 +168,7 @@ class Files:
             data = self.held.read(path)
             if held.data is None or data is None:
                 raise NotFound(f"there is no {path!r}")
-            return _Whole(data)
+            return Whole(data)
         nbytes = self.tree.nbytes(path)
         if nbytes is None or nbytes > WHOLE_NBYTES:
             pinned = await self.store.pin(check_key(path))
@@ -240,14 +176,14 @@ class Files:
                 self.tree.remove(path)
                 raise NotFound(f"there is no {path!r}")
             self.tree.put(path, pinned.nbytes)
-            return _Pinned(pinned) if pinned.nbytes > WHOLE_NBYTES else _Whole(await pinned.read(0, pinned.nbytes))
+            return Pinned(pinned) if pinned.nbytes > WHOLE_NBYTES else Whole(await pinned.read(0, pinned.nbytes))
         value = await self.values.open(path, self.tree.preceding(path), self.tree.following(path), self.tree.nbytes)
         if value is None:
             self.tree.remove(path)
             raise NotFound(f"there is no {path!r} any more")
         if value.nbytes != nbytes:
             self.tree.put(path, value.nbytes)
-        return _Whole(value.data)
+        return Whole(value.data)
 
     # -- writing ---------------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,8 @@ from shardstore.engine.pinned import PinnedValue
 from shardstore.errors import NotFound
 from shardstore.format.store_keys import join
 from shardstore.mounting.errnos import Refused, error_number
-from shardstore.mounting.files import Entry, Files, Reader, Writer
+from shardstore.mounting.files import Files
+from shardstore.mounting.open_files import Entry, Reader, Writer
 from shardstore.mounting.tree import DIRECTORY
 
 T = TypeVar("T")

@@ -19,6 +19,7 @@ from shardstore.format.store_keys import check_key, join, possible_owners
 from shardstore.format.v2.keys import ARRAY_NAME
 from shardstore.mounting.errnos import ErrorLog, Refused
 from shardstore.mounting.held_back import Durable, HeldBack, Limits
+from shardstore.mounting.moves import Moves
 from shardstore.mounting.names import ByPath, in_order, is_array_document, is_document, is_scratch, name_of, parent_of
 from shardstore.mounting.open_files import Entry, Pinned, Reader, Whole, Writer
 from shardstore.mounting.reading import Values
@@ -62,6 +63,8 @@ class Files:
         self._made: ByPath[None] = ByPath()  # directories that were made here, and may be empty
         self._removed: OrderedDict[str, float] = OrderedDict()  # directories that were removed here, and when
         self._early: dict[str, tuple[bool, float]] = {}  # by directory, and since when it is known
+        self._epoch = 0  # increased when a document is stored or held back
+        self._moves = Moves()
         self._mtimes: OrderedDict[str, int] = OrderedDict()
 
     # -- names -----------------------------------------------------------------------------------------------------------
@@ -140,6 +143,7 @@ class Files:
         self.values.forget(path)
         if is_document(path):
             self._early.clear()
+            self._epoch += 1
             self.tree.forget_array(parent_of(path))
             if nbytes is not None and parent_of(path) in self._made:
                 self.tree.made_here.add(parent_of(path))
@@ -181,7 +185,7 @@ class Files:
         if value is None:
             self.tree.remove(path)
             raise NotFound(f"there is no {path!r} any more")
-        if value.nbytes != nbytes:
+        if value.nbytes != nbytes == self.tree.nbytes(path):  # not if it was written here meanwhile
             self.tree.put(path, value.nbytes)
         return Whole(value.data)
 
@@ -197,13 +201,17 @@ class Files:
         """
         self._check_writable()
         check_key(path)
+        async with self._moves.change():
+            return await self._create(path, exclusive=exclusive, appends=appends)
+
+    async def _create(self, path: str, *, exclusive: bool, appends: bool) -> Writer:
         found = await self.find(path)
         if found == DIRECTORY:
             raise Refused(errno.EISDIR)
         if found is not None:
             if exclusive:
                 raise Refused(errno.EEXIST)
-            return await self.edit(path, truncates=False, appends=appends)
+            return await self._edit(path, truncates=False, appends=appends)
         if path in self._buffers:  # others were faster, while the storage was asked
             raise Refused(errno.EEXIST)
         was_erased = path in self.held.pending  # here, if not on the storage yet
@@ -219,6 +227,10 @@ class Files:
     async def edit(self, path: str, *, truncates: bool, appends: bool = False) -> Writer:
         """Open a file for writing that is there. Raises as ``open`` and ``create``."""
         self._check_writable()
+        async with self._moves.change():
+            return await self._edit(path, truncates=truncates, appends=appends)
+
+    async def _edit(self, path: str, *, truncates: bool, appends: bool = False) -> Writer:
         buffer = self._buffers.get(path)
         if buffer is None:
             if not truncates and (held := self.held.pending.get(path)) is not None and not held.waits:
@@ -229,7 +241,8 @@ class Files:
                 buffer = Buffer(path)
                 buffer.fill(self.held.read(path) or b"")
             else:
-                value = await self.values.read(check_key(path))
+                self.values.forget(check_key(path))  # the current one: another could not be replaced
+                value = await self.values.read(path)
                 if value is None:
                     raise NotFound(f"there is no {path!r} any more")
                 buffer = Buffer(path)
@@ -269,12 +282,14 @@ class Files:
             ShardStoreError: it is not stored, and the old value is there.
         """
         if isinstance(file, Writer) and file.writes and file.buffer.has_bytes:
-            await self._store(file.buffer)
+            async with self._moves.change():
+                await self._store(file.buffer)
 
     async def fsync(self, file: Reader) -> None:
         """Store what was written, and what is held back. Raises as ``flush``."""
         if isinstance(file, Writer) and file.writes:
-            await self._store(file.buffer)
+            async with self._moves.change():
+                await self._store(file.buffer)
         await self.sync()
 
     async def sync(self) -> None:
@@ -283,9 +298,11 @@ class Files:
 
     async def release(self, file: Reader) -> None:
         """Let go of a file that nobody has open any more through this descriptor."""
-        if not isinstance(file, Writer):
-            return
-        buffer = file.buffer
+        if isinstance(file, Writer):
+            async with self._moves.change():
+                await self._release(file.buffer)
+
+    async def _release(self, buffer: Buffer) -> None:
         buffer.handles -= 1
         if buffer.handles > 0:
             return
@@ -318,12 +335,14 @@ class Files:
     async def _save(self, path: str, data: bytes, action: Callable[[bytes], Action], check: Callable[[Action], None]) -> None:
         """Store a value, or hold it back."""
         if is_document(path):
-            self._early.clear()
             waits = False
         else:
             waits = await self._is_early(path)
         if self.durable == "fsync" or waits:
             await self.held.put(path, data, action, check, waits=waits)
+            if is_document(path):
+                self._early.clear()
+                self._epoch += 1
         else:
             made = action(data)
             await self.held.commit(path, data, made, check)
@@ -334,8 +353,10 @@ class Files:
         kept = self._early.get(parent_of(path))
         if kept is not None and looks_like_chunk_key(name_of(path)) and self._clock() - kept[1] < self.attr_seconds:
             return kept[0]
-        at = self._clock()
-        is_early = await self._find_early(path)
+        at, epoch = self._clock(), -1
+        while epoch != self._epoch:  # its document may be stored meanwhile
+            epoch = self._epoch
+            is_early = await self._find_early(path)
         if looks_like_chunk_key(name_of(path)):
             if len(self._early) > _MOST_REMEMBERED:
                 self._early.clear()
@@ -363,19 +384,25 @@ class Files:
 
     async def truncate(self, path: str, nbytes: int) -> None:
         """Cut or extend a file that is not open. Raises as ``edit`` and ``flush``."""
-        writer = await self.edit(path, truncates=nbytes == 0)
-        try:
-            if writer.buffer.nbytes != nbytes:
-                writer.buffer.truncate(nbytes)
-            await self._store(writer.buffer)
-        finally:
-            await self.release(writer)
+        self._check_writable()
+        async with self._moves.change():
+            writer = await self._edit(path, truncates=nbytes == 0)
+            try:
+                if writer.buffer.nbytes != nbytes:
+                    writer.buffer.truncate(nbytes)
+                await self._store(writer.buffer)
+            finally:
+                await self._release(writer.buffer)
 
     # -- names that change -----------------------------------------------------------------------------------------------
 
     async def unlink(self, path: str) -> None:
         """Remove a file. Raises ``NotFound``, ``Refused`` (it is a directory) or what erasing a document raises."""
         self._check_writable()
+        async with self._moves.change():
+            await self._unlink(path)
+
+    async def _unlink(self, path: str) -> None:
         found = await self.find(path)
         if found is None:
             raise NotFound(f"there is no {path!r}")
@@ -398,11 +425,19 @@ class Files:
         except InvalidInput as exc:  # there are shards below it
             raise Refused(errno.ENOTEMPTY, str(exc)) from exc
 
-    def _drop(self, path: str) -> None:
+    def _without_origin(self, buffer: Buffer) -> None:
+        """Erase what a scratch file was before it got its name: it has another one now, or none."""
+        if buffer.moved_from is not None:
+            self.held.without_backup(buffer.moved_from)
+            buffer.moved_from = None
+
+    def _drop(self, path: str, *, keeps_origin: str = "") -> None:
         """Take its name from a file that is being written, or is scratch."""
         buffer = self._buffers.remove(path)
         if buffer is not None:
             buffer.path = None
+            if buffer.moved_from != keeps_origin:
+                self._without_origin(buffer)
             if not buffer.handles:
                 buffer.close()
 
@@ -410,6 +445,10 @@ class Files:
         """Make a directory, which is remembered by this mount alone until there is a file in it."""
         self._check_writable()
         check_key(path)
+        async with self._moves.change():
+            await self._mkdir(path)
+
+    async def _mkdir(self, path: str) -> None:
         found = await self.find(path)
         if found is not None and (found != DIRECTORY or path in self._made or not await self.tree.is_hidden(path)):
             raise Refused(errno.EEXIST)
@@ -419,6 +458,10 @@ class Files:
     async def rmdir(self, path: str) -> None:
         """Remove an empty directory. Raises ``NotFound`` or ``Refused``."""
         self._check_writable()
+        async with self._moves.change():
+            await self._rmdir(path)
+
+    async def _rmdir(self, path: str) -> None:
         found = await self.find(path)
         if found is None:
             raise NotFound(f"there is no {path!r}")
@@ -441,19 +484,21 @@ class Files:
         """
         self._check_writable()
         check_key(target)
-        found, there = await self.find(source), await self.find(target)
-        if found is None:
-            raise NotFound(f"there is no {source!r}")
-        if no_replace and there is not None:
-            raise Refused(errno.EEXIST)
-        if source == target:
-            return
-        if found == DIRECTORY:
-            await self._rename_directory(source, target, there)
-        elif there == DIRECTORY:
-            raise Refused(errno.EISDIR)
-        else:
-            await self._rename_file(source, target, no_replace=no_replace)
+        is_directory = await self.find(source) == DIRECTORY
+        async with self._moves.move() if is_directory else self._moves.change():
+            found, there = await self.find(source), await self.find(target)
+            if found is None or (found == DIRECTORY) != is_directory:
+                raise NotFound(f"there is no {source!r}")
+            if no_replace and there is not None:
+                raise Refused(errno.EEXIST)
+            if source == target:
+                return
+            if is_directory:
+                await self._rename_directory(source, target, there)
+            elif there == DIRECTORY:
+                raise Refused(errno.EISDIR)
+            else:
+                await self._rename_file(source, target, no_replace=no_replace)
 
     async def _rename_file(self, source: str, target: str, *, no_replace: bool) -> None:
         buffer = self._buffers.get(source)
@@ -473,14 +518,18 @@ class Files:
             must_be_new = no_replace and target not in self.held.pending  # where it is erased, if not on the storage yet
             await self._save(target, data, *_plain_action(target, must_be_new))
         await self._show_directories(target)
-        self._drop(target)
+        self._drop(target, keeps_origin=source)
         if buffer is None and becomes_scratch:
             buffer = Buffer(target, is_scratch=True)
             buffer.fill(data)
         if buffer is not None:
             self._buffers.remove(source)
             buffer.path = target
-            buffer.creates = False
+            if not becomes_scratch:
+                buffer.replaces(data)
+                self._without_origin(buffer)
+            elif was_stored:
+                buffer.moved_from = source
             buffer.is_scratch = becomes_scratch
             if not becomes_scratch and buffer.changes == changes:
                 buffer.is_dirty = False
@@ -491,8 +540,8 @@ class Files:
         if becomes_scratch and target in self.held.pending:
             await self.held.erase(target)
         if was_stored:
-            # A document too: an editor puts the new one in its place at once.
-            await self.held.erase(source)
+            # What has only a scratch name now stays stored until that is removed too. An editor puts a new one in its place at once.
+            await self.held.erase(source, has_backup=becomes_scratch)
         self.set_mtime(target, self.mtime_ns(source))
         self._mtimes.pop(source, None)
 
@@ -505,6 +554,10 @@ class Files:
         """
         self._check_writable()
         check_key(target)
+        async with self._moves.change():
+            await self._link(source, target)
+
+    async def _link(self, source: str, target: str) -> None:
         buffer = self._buffers.get(source)
         if buffer is None or not buffer.is_scratch or await self._is_scratch(target):
             raise Refused(errno.EOPNOTSUPP)

@@ -17,7 +17,7 @@ from typing import BinaryIO, Literal, NamedTuple, cast
 from shardstore.engine.actions import ERASE, Action
 from shardstore.engine.keyed_store import TickBatch
 from shardstore.engine.values import KeyUpdate
-from shardstore.errors import InvalidInput, StorageError
+from shardstore.errors import InvalidInput, ShardStoreError, StorageError
 from shardstore.format.store_keys import possible_owners
 from shardstore.mounting.errnos import ErrorLog
 from shardstore.mounting.names import ByPath, document_rank, is_array_document, is_document
@@ -43,9 +43,32 @@ class Limits:
     wait_seconds: float = WAIT_SECONDS
 
 
+class _Spill:
+    """A temporary file, which goes when nothing in it is referred to any more."""
+
+    def __init__(self) -> None:
+        self.file = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115  # closed by __del__
+
+    def __del__(self) -> None:
+        self.file.close()
+
+
 class _Spilled(NamedTuple):
+    """Bytes in a temporary file."""
+
+    spill: _Spill
     offset: int
     nbytes: int
+
+    @classmethod
+    def of(cls, spill: _Spill, data: bytes) -> _Spilled:
+        offset = spill.file.seek(0, 2)
+        spill.file.write(data)
+        return cls(spill, offset, len(data))
+
+    def read(self) -> bytes:
+        self.spill.file.seek(self.offset)
+        return self.spill.file.read(self.nbytes)
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +81,8 @@ class Held:
     check: Callable[[Action], None]
     waits: bool = False
     """True of a chunk whose array has no document yet."""
+    has_backup: bool = False
+    """True of an erasure of what has got the name of a scratch file: it is carried out when that is removed."""
     error: Exception | None = None
 
     @property
@@ -113,9 +138,9 @@ class HeldBack:
     def __post_init__(self) -> None:
         self._commits = GroupCommit(self._update)
         self._draining = asyncio.Lock()
-        self._spill: BinaryIO | None = None
+        self._spill: _Spill | None = None
         self._spilled_values = 0
-        self._changing: dict[str, list[asyncio.Future[None]]] = {}
+        self._changing: dict[str, asyncio.Future[None]] = {}
 
     async def _update(self, updates: Sequence[KeyUpdate]) -> Sequence[Exception | None]:
         return await self.store.update_many(updates)
@@ -129,7 +154,7 @@ class HeldBack:
             ShardStoreError: it, or a chunk that waited for it, could not be stored.
         """
         before = self.pending.get(key)
-        async with self._under_way(key):
+        async with self._under_way([key]):
             await self._commits.submit((key, action))
         check(action)
         if (after := self.pending.get(key)) is None or after is before:  # what was held back meanwhile comes later
@@ -146,23 +171,26 @@ class HeldBack:
     async def erase_document(self, key: str) -> None:
         """Erase a document now, after what is held back of its node. Raises ``ShardStoreError`` if there is anything left below it."""
         await self._drain(self.pending.below(key.rpartition("/")[0]))
-        async with self._under_way(key):
+        async with self._under_way([key]):
             await self._commits.submit((key, ERASE))
         self._forget(key)
         self.stored(key, None)
 
     @asynccontextmanager
-    async def _under_way(self, key: str) -> AsyncIterator[None]:
-        """Note that a key is being changed: what is held back of it later has to be stored later."""
+    async def _under_way(self, keys: Sequence[str]) -> AsyncIterator[None]:
+        """Wait until none of these keys is being changed, and let others wait until this change has ended: changes of one key are carried
+        out one after the other, in the order in which they were made.
+        """
+        while others := {self._changing[key] for key in keys if key in self._changing}:
+            await asyncio.wait(others)
         ended = asyncio.get_running_loop().create_future()
-        others = self._changing.setdefault(key, [])
-        others.append(ended)
+        for key in keys:
+            self._changing[key] = ended
         try:
             yield
         finally:
             ended.set_result(None)
-            others.remove(ended)
-            if not others:
+            for key in keys:
                 del self._changing[key]
 
     # -- held back -----------------------------------------------------------------------------------------------------
@@ -175,20 +203,30 @@ class HeldBack:
             await self._drain([other for other, held in self.pending.items() if not held.waits and other != key])
         place: bytes | _Spilled = data
         if self._nbytes + len(data) > self.write_memory:
-            place = self._spilled(data)
+            self._spill = self._spill or _Spill()
+            place = _Spilled.of(self._spill, data)
         self._forget(key)
         self.pending[key] = Held(place, action, check, waits)
         if isinstance(place, bytes):
             self._nbytes += len(place)
+        else:
+            self._spilled_values += 1
         self._noted()
 
-    async def erase(self, key: str) -> None:
-        """Hold an erasure back."""
+    async def erase(self, key: str, *, has_backup: bool = False) -> None:
+        """Hold an erasure back; with ``has_backup``, until ``without_backup`` is called."""
         self._forget(key)
-        self.pending[key] = Held(None, lambda _: ERASE, lambda _: None)
+        self.pending[key] = Held(None, lambda _: ERASE, lambda _: None, has_backup=has_backup)
         self._noted()
         if len(self.pending) > MOST_ERASURES:
             await self._drain([other for other, held in self.pending.items() if not held.waits])
+
+    def without_backup(self, key: str) -> None:
+        """Let what ``erase`` holds back be erased: it has no other name any more."""
+        held = self.pending.get(key)
+        if held is not None and held.has_backup:
+            held.has_backup = False
+            self._noted()
 
     def read(self, key: str) -> bytes | None:
         """Return the bytes of a pending value; ``None`` if it is erased."""
@@ -212,7 +250,7 @@ class HeldBack:
 
     async def wait_below(self, directory: str) -> None:
         """Wait until no commit of anything below a directory is under way."""
-        while others := [other for key, ended in self._changing.items() if key.startswith(f"{directory}/") for other in ended]:
+        while others := {ended for key, ended in self._changing.items() if key.startswith(f"{directory}/")}:
             await asyncio.wait(others)
 
     def moved(self, source: str, target: str) -> None:
@@ -234,24 +272,12 @@ class HeldBack:
             self._nbytes -= len(held.data)
         elif held is not None and isinstance(held.data, _Spilled):
             self._spilled_values -= 1
-            if self._spill is not None and self._spilled_values == 0:
-                self._spill.close()
+            if self._spilled_values == 0:
                 self._spill = None
 
-    def _spilled(self, data: bytes) -> _Spilled:
-        if self._spill is None:
-            self._spill = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115  # closed when nothing is in it any more
-        offset = self._spill.seek(0, 2)
-        self._spill.write(data)
-        self._spilled_values += 1
-        return _Spilled(offset, len(data))
-
-    def _bytes(self, place: bytes | _Spilled | None) -> bytes | None:
-        if not isinstance(place, _Spilled):
-            return place
-        assert self._spill is not None
-        self._spill.seek(place.offset)
-        return self._spill.read(place.nbytes)
+    @staticmethod
+    def _bytes(place: bytes | _Spilled | None) -> bytes | None:
+        return place.read() if isinstance(place, _Spilled) else place
 
     # -- when ----------------------------------------------------------------------------------------------------------
 
@@ -296,7 +322,7 @@ class HeldBack:
     async def _drain(self, keys: Sequence[str]) -> None:
         """Store what is held back of these keys: documents first, then the rest shard by shard, and last the erasures of documents."""
         async with self._draining:
-            mine = {key: held for key in keys if (held := self.pending.get(key)) is not None}
+            mine = {key: held for key in keys if (held := self.pending.get(key)) is not None and not held.has_backup}
             documents = sorted((key for key, held in mine.items() if held.data is not None and is_document(key)), key=document_rank)
             arrays = {key for key in documents if is_array_document(key, self._bytes(mine[key].data) or b"")}
             stored: set[str] = set()
@@ -324,7 +350,7 @@ class HeldBack:
             return
         piece: list[str] = []
         nbytes = 0
-        for group in await self.store.shard_groups(keys):
+        for group in await self._groups(keys):
             for number in group:
                 piece.append(keys[number])
                 nbytes += mine[keys[number]].nbytes or 0
@@ -337,10 +363,25 @@ class HeldBack:
         """Carry out the actions of these keys together; return the keys of those that succeeded."""
         if not keys:
             return []
-        if self._changing and (others := [other for key in keys for other in self._changing.get(key, ())]):
-            await asyncio.wait(others)
+        keys = [key for key in keys if self.pending.get(key) is mine[key]]  # others have been written again meanwhile
+        if not keys:
+            return []
+        async with self._under_way(keys):
+            return await self._store_now(keys, mine)
+
+    async def _groups(self, keys: list[str]) -> Sequence[Sequence[int]]:
+        try:
+            return await self.store.shard_groups(keys)
+        except ShardStoreError:  # storing them will tell
+            return [range(len(keys))]
+
+    async def _store_now(self, keys: Sequence[str], mine: dict[str, Held]) -> list[str]:
         actions = [mine[key].action(self._bytes(mine[key].data) or b"") for key in keys]
-        errors = await self.store.update_many(list(zip(keys, actions, strict=True)))
+        errors: Sequence[Exception | None]
+        try:
+            errors = await self.store.update_many(list(zip(keys, actions, strict=True)))
+        except ShardStoreError as exc:
+            errors = [exc] * len(keys)
         done: list[str] = []
         for key, action, error in zip(keys, actions, errors, strict=True):
             held = mine[key]
@@ -365,6 +406,8 @@ class HeldBack:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        for key in [key for key, held in self.pending.items() if held.has_backup]:
+            self._forget(key)  # it keeps its old name: the other one was of this mount alone
         await self._drain(list(self.pending))
         return sorted(self.pending)
 

@@ -52,6 +52,7 @@ class Values:
     _kept: OrderedDict[str, Value] = field(default_factory=OrderedDict)
     _kept_nbytes: int = 0
     _recent: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    _changed: list[set[str]] = field(default_factory=list)  # of each read that is under way: what was changed here meanwhile
 
     async def read(self, key: str) -> Value | None:
         """Return the value of a key, ``None`` if there is none.
@@ -59,11 +60,9 @@ class Values:
         Raises:
             ShardStoreError: it could not be read.
         """
-        value = await self._known(key)
-        if value is None:
-            (value,) = await self._read([key])
-            if value is not None:
-                self._keep(key, value)
+        if (value := await self._known(key)) is not None:
+            return value
+        (value,) = await self._read_and_keep([key])
         return value
 
     async def open(self, key: str, preceding: Iterable[str], following: Iterable[str], nbytes: Callable[[str], int | None]) -> Value | None:
@@ -76,17 +75,29 @@ class Values:
             others: list[str] = []
             if self.read_ahead and any(other in self._recent for other in islice(preceding, _DISTANCE)):
                 others = await self._next(key, following, nbytes)
-            value, *ahead = await self._read([key, *others])
-            shared = (key, *others)
-            for other, found in zip(shared, [value, *ahead], strict=True):
-                if found is not None and others:
-                    found.shared = shared
-                    self._keep(other, found)
+            value = (await self._read_and_keep([key, *others], keep=bool(others)))[0]
         self._recent[key] = None
         self._recent.move_to_end(key)
         if len(self._recent) > _RECENT:
             self._recent.popitem(last=False)
         return value
+
+    async def _read_and_keep(self, keys: list[str], *, keep: bool = True) -> list[Value | None]:
+        """Read values as ``_read`` does, and keep those that have not been changed here meanwhile; the first one is read again then."""
+        for _ in range(_TRIES):
+            changed: set[str] = set()
+            self._changed.append(changed)
+            try:
+                values = await self._read(keys)
+            finally:
+                self._changed.remove(changed)
+            for key, found in zip(keys, values, strict=True):
+                if keep and found is not None and key not in changed:
+                    found.shared = tuple(keys)
+                    self._keep(key, found)
+            if keys[0] not in changed:
+                return values
+        return values
 
     async def _next(self, key: str, following: Iterable[str], nbytes: Callable[[str], int | None]) -> list[str]:
         """Return the keys after ``key`` that lie in its shard, and are not known yet, up to the bytes that are read ahead."""
@@ -115,16 +126,17 @@ class Values:
         if self.clock() - value.at < self.attr_seconds:
             self._kept.move_to_end(key)
             return value
-        keys = [other for other in value.shared or (key,) if other in self._kept]
+        keys = [other for other in value.shared if other in self._kept]
         at = self.clock()
+        before = {id(self._kept[other]) for other in keys}
         for other, outcome in zip(keys, await self.store.read_versions([Read(other, ()) for other in keys]), strict=True):
             kept = self._kept.get(other)
-            if kept is None:
-                continue
+            if kept is None or id(kept) not in before:
+                continue  # read again meanwhile
             if isinstance(outcome, Found) and outcome.generation == kept.generation:
                 kept.at = at
             else:
-                self.forget(other)
+                self._drop(other)
         return self._kept.get(key)
 
     async def _read(self, keys: list[str]) -> list[Value | None]:
@@ -148,17 +160,22 @@ class Values:
         raise Conflict(f"{keys[0]!r} was replaced again and again while it was read; try again")
 
     def _keep(self, key: str, value: Value) -> None:
-        self.forget(key)
+        self._drop(key)
         self._kept[key] = value
         self._kept_nbytes += value.nbytes
         while self._kept_nbytes > _KEPT * max(self.read_ahead, 2**20):
-            self.forget(next(iter(self._kept)))
+            self._drop(next(iter(self._kept)))
 
     def forget(self, key: str) -> None:
-        """Read a value anew when it is asked for next."""
+        """Read a value anew when it is asked for next: it has been changed here."""
+        for changed in self._changed:
+            changed.add(key)
+        self._drop(key)
+
+    def _drop(self, key: str) -> None:
         if (value := self._kept.pop(key, None)) is not None:
             self._kept_nbytes -= value.nbytes
 
     def forget_all(self) -> None:
-        self._kept.clear()
-        self._kept_nbytes = 0
+        for key in list(self._kept):
+            self.forget(key)

@@ -88,6 +88,8 @@ class Tree:
     _misses: dict[str, _Misses] = field(default_factory=dict)
     _under_way: dict[str, asyncio.Future[None]] = field(default_factory=dict)
     _spaces: dict[str, tuple[_Space | None, float]] = field(default_factory=dict)
+    _epoch: int = 0
+    """Increased when the document of an array has been changed here."""
     _changes: dict[str, int | None] = field(default_factory=dict)  # while listings are under way
 
     # -- what is asked ---------------------------------------------------------------------------------------------------
@@ -196,8 +198,7 @@ class Tree:
 
     def put(self, path: str, nbytes: int) -> None:
         """Note that there is a file of this size at ``path``, or a directory."""
-        if self._under_way:
-            self._changes[path] = nbytes
+        self._note(path, nbytes)
         while path:
             listed = self._listed.get(parent_of(path))
             if listed is not None:
@@ -208,8 +209,7 @@ class Tree:
 
     def remove(self, path: str) -> None:
         """Note that there is nothing at ``path`` or below it."""
-        if self._under_way:
-            self._changes[path] = None
+        self._note(path, None)
         listed = self._listed.get(parent_of(path))
         known = None if listed is None else listed.names.pop(name_of(path), None)
         if listed is not None and known is not None:
@@ -218,10 +218,17 @@ class Tree:
             self._forget_below(path)
             self.forget_array(path)
 
+    def _note(self, path: str, nbytes: int | None) -> None:
+        """Remember a change, in the order of changes, for listings that are under way."""
+        if self._under_way:
+            self._changes.pop(path, None)
+            self._changes[path] = nbytes
+
     def forget_array(self, path: str) -> None:
         """Look again whether there is an array at ``path``, whose document has been changed here."""
         self._arrays.pop(path, None)
         self._spaces.clear()
+        self._epoch += 1
 
     def forget(self, path: str) -> None:
         """Ask the storage again for all at and below a directory, and for its name."""
@@ -332,8 +339,10 @@ class Tree:
         kept = self._spaces.get(path)
         if kept is not None and self.clock() - kept[1] < self.attr_seconds:
             return kept[0]
-        at = self.clock()
-        space = await self._find_space(path)
+        at, epoch = self.clock(), -1
+        while epoch != self._epoch:  # a document may be stored meanwhile
+            epoch = self._epoch
+            space = await self._find_space(path)
         if len(self._spaces) > self.whole_names:
             self._spaces.clear()
         self._spaces[path] = space, at
@@ -351,12 +360,13 @@ class Tree:
         known = self._arrays.get(path)
         if known is not None and self.clock() - known.at < self.attr_seconds:
             return known.layout
-        at = self.clock()
+        at, epoch = self.clock(), self._epoch
         try:
             layout = await self.store.layout(path)
         except Corruption:
             layout = None  # whoever reads the document is told
-        self._arrays[path] = _Array(layout, at)
+        if epoch == self._epoch:
+            self._arrays[path] = _Array(layout, at)
         return layout
 
     async def _find_chunk(self, path: str, parent: str, space: _Space) -> int | None:

@@ -34,6 +34,8 @@ class Buffer:
         self.has_bytes = False
         """True once anything was written since it was created or truncated."""
         self.changes = 0
+        self.moved_from: str | None = None
+        """The key that had this value before the file got its scratch name; it is erased when the file is removed."""
         self.nbytes = 0
         self.lock = asyncio.Lock()
         self._digest: bytes | None = None  # of the value that it began with, or that was stored last
@@ -56,6 +58,11 @@ class Buffer:
         self.nbytes = len(data)
         self.has_bytes = True
         self._digest = _digest(data) if replaces else None
+
+    def replaces(self, data: bytes) -> None:
+        """Note that these bytes are stored under its name."""
+        self._digest = _digest(data)
+        self.creates = False
 
     def write(self, offset: int, data: bytes) -> None:
         self._extend(offset)

@@ -13,7 +13,7 @@ import typer
 
 from shardstore.cli.arguments import StorageOptions
 from shardstore.cli.execution import parse_bytes
-from shardstore.cli.secrets import ARGUMENTS, secret_in
+from shardstore.cli.secrets import ARGUMENTS
 from shardstore.errors import InvalidInput
 from shardstore.mounting import mounts
 from shardstore.storage.redaction import redacted
@@ -79,7 +79,7 @@ def mount(
         shardstore mount run.ice@main /mnt/run
     """
     options = storage.parsed()
-    if secret_in(url, options) is not None:
+    if options or redacted(url) != url:
         ARGUMENTS.hide(["mount", redacted(url), str(directory)])  # lists of processes would show it as long as it is mounted
     mounted = mounts.mount(
         url,

@@ -11,7 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from shardstore.engine.actions import Action, Creation, SetIfMissing, SetValue
+from shardstore.engine.actions import Action, Creation, Revise, SetIfMissing, SetValue, content_version
 from shardstore.errors import InvalidInput, NotFound, ReadOnly, ShardStoreError, Unsupported
 from shardstore.format.chunk_keys import looks_like_chunk_key
 from shardstore.format.metadata_v3 import METADATA_NAME
@@ -149,8 +149,10 @@ class Files:
                 self.tree.made_here.add(parent_of(path))
         if nbytes is None:
             self.tree.remove(path)
-        else:
-            self.tree.put(path, nbytes)
+            return
+        self.tree.put(path, nbytes)
+        while self._removed and (path := parent_of(path)):
+            self._removed.pop(path, None)
 
     def _check_writable(self) -> None:
         if self.read_only:
@@ -191,7 +193,7 @@ class Files:
 
     # -- writing ---------------------------------------------------------------------------------------------------------
 
-    async def create(self, path: str, *, exclusive: bool, appends: bool = False) -> Writer:
+    async def create(self, path: str, *, exclusive: bool, appends: bool = False, truncates: bool = False) -> Writer:
         """Open a file for writing that is not there yet.
 
         Raises:
@@ -202,16 +204,16 @@ class Files:
         self._check_writable()
         check_key(path)
         async with self._moves.change():
-            return await self._create(path, exclusive=exclusive, appends=appends)
+            return await self._create(path, exclusive=exclusive, appends=appends, truncates=truncates)
 
-    async def _create(self, path: str, *, exclusive: bool, appends: bool) -> Writer:
+    async def _create(self, path: str, *, exclusive: bool, appends: bool, truncates: bool) -> Writer:
         found = await self.find(path)
         if found == DIRECTORY:
             raise Refused(errno.EISDIR)
         if found is not None:
             if exclusive:
                 raise Refused(errno.EEXIST)
-            return await self._edit(path, truncates=False, appends=appends)
+            return await self._edit(path, truncates=truncates, appends=appends)
         if path in self._buffers:  # others were faster, while the storage was asked
             raise Refused(errno.EEXIST)
         was_erased = path in self.held.pending  # here, if not on the storage yet
@@ -414,8 +416,14 @@ class Files:
                 await self._erase_document(path)
             else:
                 await self.held.erase(path)
+        self._keep_directories(path)
         self._drop(path)
         self._mtimes.pop(path, None)
+
+    def _keep_directories(self, path: str) -> None:
+        """Remember the directories of a file that is removed: they stay, though nothing may be in them."""
+        while path := parent_of(path):
+            self._made[path] = None
 
     async def _erase_document(self, path: str) -> None:
         try:
@@ -504,6 +512,8 @@ class Files:
         buffer = self._buffers.get(source)
         was_stored = buffer is None or not buffer.is_scratch
         becomes_scratch = await self._is_scratch(target)
+        if becomes_scratch and was_stored:
+            await self.held.settle([source])  # it has to be stored as long as its only name is one of this mount
         if buffer is not None:
             data = buffer.content()
         elif source in self.held.pending:
@@ -541,7 +551,8 @@ class Files:
             await self.held.erase(target)
         if was_stored:
             # What has only a scratch name now stays stored until that is removed too. An editor puts a new one in its place at once.
-            await self.held.erase(source, has_backup=becomes_scratch)
+            await self.held.erase(source, _erasing(data), has_backup=becomes_scratch)
+            self._keep_directories(source)
         self.set_mtime(target, self.mtime_ns(source))
         self._mtimes.pop(source, None)
 
@@ -576,7 +587,9 @@ class Files:
             raise Refused(errno.ENOTEMPTY)
         if not all(self._buffers[path].is_scratch for path in self._buffers.below(source)):
             raise Refused(errno.EBUSY)
-        await self.held.wait_below(source)
+        for directory in (source, target):
+            await self.held.wait_below(directory)
+        await self.held.settle(self.held.pending.below(target))
         await self.held.settle([key for key in self.held.pending.below(source) if not self.held.pending[key].waits])
         if source not in self._made or await self._is_stored(source):
             try:
@@ -586,6 +599,7 @@ class Files:
                     raise
             except Unsupported as exc:
                 raise Refused(errno.EXDEV, str(exc)) from exc  # so that mv copies file by file
+        self.held.drop_below(target)
         self.held.moved(source, target)
         for path in [source, *self._made.below(source)]:
             if path in self._made:
@@ -596,7 +610,10 @@ class Files:
             assert buffer is not None
             buffer.path = target + path[len(source) :]
             self._buffers[buffer.path] = buffer
-        self._removed.pop(target, None)
+        self._early.clear()
+        self._epoch += 1
+        for path in [path for path in self._removed if path == target or path.startswith(f"{target}/")]:
+            del self._removed[path]
         for path in (source, target):
             self.tree.forget(path)
         self.values.forget_all()
@@ -612,6 +629,12 @@ class Files:
         for path in list(self._buffers):
             self._drop(path)
         return unstored
+
+
+def _erasing(data: bytes) -> Action:
+    """Return the erasure of a value, unless others have replaced it."""
+    mine = content_version(data)
+    return Revise(lambda old: old if old is not None and content_version(old) != mine else None)
 
 
 def _plain_action(key: str, no_replace: bool) -> tuple[Callable[[bytes], Action], Callable[[Action], None]]:

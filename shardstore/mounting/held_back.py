@@ -213,10 +213,10 @@ class HeldBack:
             self._spilled_values += 1
         self._noted()
 
-    async def erase(self, key: str, *, has_backup: bool = False) -> None:
+    async def erase(self, key: str, action: Action = ERASE, *, has_backup: bool = False) -> None:
         """Hold an erasure back; with ``has_backup``, until ``without_backup`` is called."""
         self._forget(key)
-        self.pending[key] = Held(None, lambda _: ERASE, lambda _: None, has_backup=has_backup)
+        self.pending[key] = Held(None, lambda _: action, lambda _: None, has_backup=has_backup)
         self._noted()
         if len(self.pending) > MOST_ERASURES:
             await self._drain([other for other, held in self.pending.items() if not held.waits])
@@ -252,6 +252,11 @@ class HeldBack:
         """Wait until no commit of anything below a directory is under way."""
         while others := {ended for key, ended in self._changing.items() if key.startswith(f"{directory}/")}:
             await asyncio.wait(others)
+
+    def drop_below(self, directory: str) -> None:
+        """Forget what is held back below a directory that has been replaced."""
+        for key in self.pending.below(directory):
+            self._forget(key)
 
     def moved(self, source: str, target: str) -> None:
         """Give the chunks that wait below a directory the names that they have after it was renamed."""
@@ -367,7 +372,8 @@ class HeldBack:
         if not keys:
             return []
         async with self._under_way(keys):
-            return await self._store_now(keys, mine)
+            # Again: what was waited for may have stored something later.
+            return await self._store_now([key for key in keys if self.pending.get(key) is mine[key]], mine)
 
     async def _groups(self, keys: list[str]) -> Sequence[Sequence[int]]:
         try:
@@ -376,6 +382,8 @@ class HeldBack:
             return [range(len(keys))]
 
     async def _store_now(self, keys: Sequence[str], mine: dict[str, Held]) -> list[str]:
+        if not keys:
+            return []
         actions = [mine[key].action(self._bytes(mine[key].data) or b"") for key in keys]
         errors: Sequence[Exception | None]
         try:

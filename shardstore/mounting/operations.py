@@ -142,7 +142,9 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
     def _renamed(self, source: str, target: str) -> None:
         self._detach(target)
         below = f"{source}/"
-        for path in [path for path in self._by_path if path == source or path.startswith(below)]:
+        moved = self._by_path.get(source)
+        is_file = moved is not None and moved.told_nbytes != DIRECTORY  # of a directory, all below it are looked for
+        for path in [source] if is_file else [path for path in self._by_path if path == source or path.startswith(below)]:
             inode = self._by_path.pop(path)
             inode.path = target + path[len(source) :]
             self._by_path[inode.path] = inode
@@ -330,7 +332,9 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
     @_answer
     async def create(self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: Any) -> Any:
         path = self._child(parent_inode, name)
-        file = await self.files.create(path, exclusive=bool(flags & os.O_EXCL), appends=bool(flags & os.O_APPEND))
+        file = await self.files.create(
+            path, exclusive=bool(flags & os.O_EXCL), appends=bool(flags & os.O_APPEND), truncates=bool(flags & os.O_TRUNC)
+        )
         inode = self._inode(path)
         inode.lookups += 1
         return self._info(file, inode), self._attributes(inode, file.nbytes, self.files.mtime_ns(path))

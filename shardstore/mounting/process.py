@@ -163,17 +163,21 @@ def _end_when_closed(ended: threading.Event) -> None:
 
 def _end(task: Task, pipe: _Pipe, files: Files, serving: Any) -> int:
     """Store what is held back while files can still be read, unmount, and store what has come meanwhile."""
+    error: BaseException | None = None
     try:
         run_sync(files.held.end())
         if not serving.done():
             get_loop().call_soon_threadsafe(stop)
         error = serving.exception()
+        unstored = run_sync(files.end())
+    except Exception as exc:  # noqa: BLE001  # what is held back is named all the same
+        error = exc
+        unstored = sorted(files.held.pending)
     finally:
         detach()
-    unstored = run_sync(files.end())
     for key in unstored:
         logging.getLogger(__name__).error("%s could not be stored and is lost: %s", key, task.directory)
     pipe.tell(Ended(tuple(unstored)))
     if error is not None:
-        raise error
-    return 1 if unstored else 0
+        logging.getLogger(__name__).error("%s was not unmounted as it should be", task.directory, exc_info=error)
+    return 1 if unstored or error is not None else 0

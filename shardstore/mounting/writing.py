@@ -14,7 +14,8 @@ from shardstore.mounting.errnos import Refused
 MEMORY_NBYTES = 8 * 2**20
 """More bytes of one file than this go to a temporary one."""
 
-_ZEROS = bytes(2**20)
+MOST_NBYTES = 4 * 2**30
+"""A longer file is refused: all of it is stored at once."""
 
 
 class Buffer:
@@ -66,6 +67,8 @@ class Buffer:
 
     def write(self, offset: int, data: bytes) -> None:
         self._extend(offset)
+        if offset + len(data) > MOST_NBYTES:
+            raise Refused(errno.EFBIG, f"{self.path!r} would be longer than {MOST_NBYTES >> 30} GiB")
         self._file.seek(offset)
         self._file.write(data)
         self.nbytes = max(self.nbytes, offset + len(data))
@@ -86,12 +89,15 @@ class Buffer:
             self.has_bytes = True
 
     def _extend(self, nbytes: int) -> None:
-        if nbytes > self.nbytes:
+        if nbytes > MOST_NBYTES:
+            raise Refused(errno.EFBIG, f"{self.path!r} would be longer than {MOST_NBYTES >> 30} GiB")
+        if nbytes > MEMORY_NBYTES:
+            self._file.rollover()
+            self._file.truncate(max(nbytes, self.nbytes))  # zeros that take no room
+        elif nbytes > self.nbytes:
             self._file.seek(self.nbytes)
-            while self.nbytes < nbytes:
-                piece = _ZEROS[: nbytes - self.nbytes]
-                self._file.write(piece)
-                self.nbytes += len(piece)
+            self._file.write(bytes(nbytes - self.nbytes))
+        self.nbytes = max(nbytes, self.nbytes)
 
     def _changed(self) -> None:
         self.is_dirty = True

@@ -58,11 +58,16 @@ class FilesMachine(RuleBasedStateMachine):
         self.model: dict[str, bytes] = {key: self._value(key) for key in CHUNKS[:8]}
         self.documents = {key: self._value(key) for key in ("zarr.json", "ct/zarr.json")}
         self.open: list[tuple[Any, bytes]] = []
+        self.origins: dict[str, tuple[str, bytes]] = {}  # of scratch files that were stored under another name, which stays stored
 
     def _value(self, key: str) -> bytes:
         value = run_sync(self.files.values.read(key))
         assert value is not None
         return bytes(value.data)
+
+    def _stored_again(self, path: str) -> None:
+        """Note that a key, or a scratch file, has a new value."""
+        self.origins = {name: origin for name, origin in self.origins.items() if origin[0] != path}
 
     # -- operations -----------------------------------------------------------------------------------------------------
 
@@ -89,6 +94,7 @@ class FilesMachine(RuleBasedStateMachine):
         run_sync(self.files.flush(file))
         run_sync(self.files.release(file))
         self.model[path] = data
+        self._stored_again(path)
 
     @rule(path=anything, offset=st.integers(0, 50), data=contents, appends=st.booleans())
     def write_part(self, path: str, offset: int, data: bytes, appends: bool) -> None:
@@ -114,6 +120,7 @@ class FilesMachine(RuleBasedStateMachine):
         if path in self.model:
             run_sync(self.files.unlink(path))
             del self.model[path]
+            self.origins.pop(path, None)
         else:
             with pytest.raises(NotFound):
                 run_sync(self.files.unlink(path))
@@ -129,7 +136,14 @@ class FilesMachine(RuleBasedStateMachine):
             return
         run_sync(self.files.rename(source, goal, no_replace=no_replace))
         if source != goal:
-            self.model[goal] = self.model.pop(source)
+            self.model[goal] = data = self.model.pop(source)
+            origin = self.origins.pop(source, None)
+            self.origins.pop(goal, None)
+            self._stored_again(goal)
+            if goal in SCRATCH:
+                origin = (source, data) if source not in SCRATCH else origin
+                if origin is not None:
+                    self.origins[goal] = origin
 
     @rule(source=st.sampled_from(SCRATCH), goal=paths)
     def link(self, source: str, goal: str) -> None:
@@ -142,6 +156,7 @@ class FilesMachine(RuleBasedStateMachine):
         else:
             run_sync(self.files.link(source, goal))
             self.model[goal] = self.model[source]
+            self._stored_again(goal)
 
     @rule(path=st.sampled_from(["ct/zarr.json"]))
     def save_as_editors_do(self, path: str) -> None:
@@ -218,7 +233,7 @@ class FilesMachine(RuleBasedStateMachine):
             return {key: bytes(await native.get((key, EVERYTHING)) or b"") for key in keys}
 
         stored = run_sync(everything())
-        kept = {path: data for path, data in self.model.items() if path not in SCRATCH}
+        kept = dict(self.origins.values()) | {path: data for path, data in self.model.items() if path not in SCRATCH}
         assert stored == kept | self.documents
 
 

@@ -1,0 +1,195 @@
+"""Changes of one name that overlap: what was acknowledged last is what is stored, and what is read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardstore._sync import run_sync
+from shardstore.mounting.errnos import Refused
+from shardstore.mounting.files import Files
+from shardstore.mounting.held_back import Limits
+from tests.mounting.conftest import make_store
+from tests.mounting.test_files import files_of, native
+
+KEY = "ct/c/0/0/0"
+NEW = b"what is new"
+SOON = Limits(idle_seconds=0.1, age_seconds=0.5, wait_seconds=30)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    make_store(str(tmp_path / "data.zarr"))
+    return str(tmp_path / "data.zarr")
+
+
+async def write(files: Files, path: str, data: bytes) -> None:
+    there = await files.find(path) is not None
+    file = await (files.edit(path, truncates=True) if there else files.create(path, exclusive=False))
+    file.write(0, data)
+    await files.flush(file)
+    await files.release(file)
+
+
+async def read(files: Files, path: str) -> bytes:
+    file = await files.open(path)
+    data = bytes(await file.read(0, 1 << 20))
+    await files.release(file)
+    return data
+
+
+def slowly(method: Callable[[Sequence[Any]], Awaitable[Any]], seconds: float, *, before: bool) -> Callable[[Sequence[Any]], Awaitable[Any]]:
+    """Return a method that waits before, or after, it does its work."""
+
+    async def slow(arguments: Sequence[Any]) -> Any:
+        if before:
+            await asyncio.sleep(seconds)
+        done = await method(arguments)
+        if not before:
+            await asyncio.sleep(seconds)
+        return done
+
+    return slow
+
+
+@pytest.mark.parametrize("path", [KEY, "notes.txt"])
+def test_a_file_that_is_written_while_its_erasure_is_under_way_stays(url: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = files_of(url, limits=SOON)
+
+    async def run() -> None:
+        await write(files, path, b"old")
+        monkeypatch.setattr(files.store, "update_many", slowly(files.store.update_many, 0.2, before=True))
+        await files.unlink(path)
+        for seconds in (0.05, 0.15, 0.2):  # before the erasure begins, and while it is under way
+            await asyncio.sleep(seconds)
+            await write(files, path, NEW)
+            await files.unlink(path)
+        await asyncio.sleep(0.15)
+        await write(files, path, NEW)
+        await files.sync()
+        assert await read(files, path) == NEW
+
+    run_sync(run())
+    run_sync(files.end())
+    assert native(url, path) == NEW
+
+
+def test_a_chunk_that_is_written_while_it_is_stored_with_its_document_is_the_last_one(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = files_of(url)
+    document = native(url, "ct/zarr.json")
+    assert document is not None
+
+    async def run() -> None:
+        await files.mkdir("new")
+        await write(files, "new/c/0/0/0", b"old")
+        monkeypatch.setattr(files.store, "update_many", slowly(files.store.update_many, 0.2, before=True))
+        storing = asyncio.create_task(write(files, "new/zarr.json", document))
+        await asyncio.sleep(0.3)
+        await write(files, "new/c/0/0/0", NEW)
+        await storing
+
+    run_sync(run())
+    assert native(url, "new/c/0/0/0") == NEW
+
+
+def test_what_was_read_before_a_commit_of_this_mount_is_not_used_after_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = files_of(url)
+
+    async def run() -> None:
+        await files.entries("ct")
+        await read(files, "ct/c/0/0/0")
+        monkeypatch.setattr(files.store, "read_versions", slowly(files.store.read_versions, 0.2, before=False))
+        reading = asyncio.create_task(read(files, "ct/c/0/0/1"))  # which reads ahead
+        await asyncio.sleep(0.1)
+        await write(files, "ct/c/0/0/2", NEW)
+        await reading
+        assert await read(files, "ct/c/0/0/2") == NEW
+
+    run_sync(run())
+
+
+def test_a_file_that_is_renamed_while_it_is_open_can_be_written_on(url: str) -> None:
+    files = files_of(url)
+
+    async def run() -> None:
+        file = await files.edit(KEY, truncates=False)
+        file.write(0, b"first")
+        await files.rename(KEY, "ct/c/0/0/1")
+        file.write(5, b"then")
+        await files.flush(file)
+        await files.release(file)
+
+    run_sync(run())
+    stored = native(url, "ct/c/0/0/1")
+    assert stored is not None
+    assert stored.startswith(b"firstthen")
+
+
+@pytest.mark.parametrize("path", [KEY, "zarr.json"])
+def test_what_has_only_a_scratch_name_stays_stored(url: str, path: str) -> None:
+    files = files_of(url, limits=SOON)
+    old = native(url, path)
+
+    async def run() -> None:
+        await files.rename(path, f"{path}~")
+        await asyncio.sleep(0.3)
+        assert await files.find(path) is None
+        await files.sync()
+
+    run_sync(run())
+    assert run_sync(files.end()) == []
+    assert native(url, path) == old
+
+
+def test_removing_a_backup_erases_what_it_was_of(url: str) -> None:
+    files = files_of(url)
+
+    async def run() -> None:
+        await files.rename(KEY, f"{KEY}~")
+        await files.unlink(f"{KEY}~")
+        await files.sync()
+
+    run_sync(run())
+    assert native(url, KEY) is None
+
+
+def test_erasures_below_the_target_of_a_rename_do_not_hit_what_is_moved_there(url: str) -> None:
+    files = files_of(url)
+
+    async def run() -> None:
+        await files.mkdir("other")
+        for key in ("other/x", "plain/x"):
+            if await files.find(key.partition("/")[0]) is None:
+                await files.mkdir(key.partition("/")[0])
+            await write(files, key, key.encode())
+        await files.unlink("plain/x")
+        await files.rmdir("plain")
+        await files.rename("other", "plain")
+        await files.sync()
+        assert await read(files, "plain/x") == b"other/x"
+
+    run_sync(run())
+    run_sync(files.end())
+    assert native(url, "plain/x") == b"other/x"
+
+
+def test_a_sparse_file_takes_no_time_and_too_long_a_one_is_refused(url: str) -> None:
+    files = files_of(url)
+
+    async def run() -> None:
+        file = await files.create("sparse", exclusive=True)
+        file.write(3 << 30, b"end")
+        assert file.nbytes == (3 << 30) + 3
+        assert await file.read(1 << 30, 4) == bytes(4)
+        with pytest.raises(Refused, match="4 GiB"):
+            file.write(5 << 30, b"end")
+        file.buffer.truncate(3)
+        await files.flush(file)
+        await files.release(file)
+
+    run_sync(run())
+    assert native(url, "sparse") == bytes(3)

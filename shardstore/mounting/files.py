@@ -11,7 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from shardstore.engine.actions import Action, Creation, Revise, SetIfMissing, SetValue, content_version
+from shardstore.engine.actions import ERASE, Action, Creation, Revise, SetIfMissing, SetValue, content_version
 from shardstore.errors import InvalidInput, NotFound, ReadOnly, ShardStoreError, Unsupported
 from shardstore.format.chunk_keys import looks_like_chunk_key
 from shardstore.format.metadata_v3 import METADATA_NAME
@@ -514,6 +514,7 @@ class Files:
         becomes_scratch = await self._is_scratch(target)
         if becomes_scratch and was_stored:
             await self.held.settle([source])  # it has to be stored as long as its only name is one of this mount
+        erasing: Action = ERASE  # where the bytes that are stored are not known
         if buffer is not None:
             data = buffer.content()
         elif source in self.held.pending:
@@ -523,6 +524,7 @@ class Files:
             if value is None:
                 raise NotFound(f"there is no {source!r} any more")
             data = bytes(value.data)
+            erasing = _erasing(data)
         changes = 0 if buffer is None else buffer.changes
         if not becomes_scratch:
             must_be_new = no_replace and target not in self.held.pending  # where it is erased, if not on the storage yet
@@ -551,7 +553,7 @@ class Files:
             await self.held.erase(target)
         if was_stored:
             # What has only a scratch name now stays stored until that is removed too. An editor puts a new one in its place at once.
-            await self.held.erase(source, _erasing(data), has_backup=becomes_scratch)
+            await self.held.erase(source, erasing, has_backup=becomes_scratch)
             self._keep_directories(source)
         self.set_mtime(target, self.mtime_ns(source))
         self._mtimes.pop(source, None)

@@ -52,7 +52,7 @@ class Values:
     _kept: OrderedDict[str, Value] = field(default_factory=OrderedDict)
     _kept_nbytes: int = 0
     _recent: OrderedDict[str, None] = field(default_factory=OrderedDict)
-    _changed: list[set[str]] = field(default_factory=list)  # of each read that is under way: what was changed here meanwhile
+    _changed: dict[int, set[str]] = field(default_factory=dict)  # of each read that is under way: what was changed here meanwhile
 
     async def read(self, key: str) -> Value | None:
         """Return the value of a key, ``None`` if there is none.
@@ -86,14 +86,15 @@ class Values:
         """Read values as ``_read`` does, and keep those that have not been changed here meanwhile; the first one is read again then."""
         for _ in range(_TRIES):
             changed: set[str] = set()
-            self._changed.append(changed)
+            self._changed[id(changed)] = changed
             try:
                 values = await self._read(keys)
             finally:
-                self._changed.remove(changed)
+                del self._changed[id(changed)]
+            shared = tuple(keys)
             for key, found in zip(keys, values, strict=True):
                 if keep and found is not None and key not in changed:
-                    found.shared = tuple(keys)
+                    found.shared = shared
                     self._keep(key, found)
             if keys[0] not in changed:
                 return values
@@ -168,7 +169,7 @@ class Values:
 
     def forget(self, key: str) -> None:
         """Read a value anew when it is asked for next: it has been changed here."""
-        for changed in self._changed:
+        for changed in self._changed.values():
             changed.add(key)
         self._drop(key)
 

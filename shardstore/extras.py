@@ -29,4 +29,5 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
 
 def how_to_install(extra: str) -> str:
     """Return the command that installs the packages of an extra."""
-    return " ".join(["pip install", *(f"'{requirement}'" for requirement in EXTRAS[extra])])
+    # Without the systems that they are for: those are in quotes too.
+    return " ".join(["pip install", *(f"'{requirement.partition(';')[0]}'" for requirement in EXTRAS[extra])])

@@ -11,20 +11,18 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from shardstore.engine.actions import ERASE, Action, Creation, Revise, SetIfMissing, SetValue, content_version
+from shardstore.engine.actions import ERASE, Action
 from shardstore.errors import InvalidInput, NotFound, ReadOnly, ShardStoreError, Unsupported
-from shardstore.format.chunk_keys import looks_like_chunk_key
-from shardstore.format.metadata_v3 import METADATA_NAME
-from shardstore.format.store_keys import check_key, join, possible_owners
-from shardstore.format.v2.keys import ARRAY_NAME
+from shardstore.format.store_keys import check_key, join
+from shardstore.mounting.early import Early
 from shardstore.mounting.errnos import ErrorLog, Refused
 from shardstore.mounting.held_back import Durable, HeldBack, Limits
 from shardstore.mounting.moves import Moves
-from shardstore.mounting.names import ByPath, in_order, is_array_document, is_document, is_scratch, name_of, parent_of
+from shardstore.mounting.names import ByPath, in_order, is_document, is_scratch, name_of, parent_of
 from shardstore.mounting.open_files import Entry, Pinned, Reader, Whole, Writer
 from shardstore.mounting.reading import Values
 from shardstore.mounting.tree import DIRECTORY, Tree
-from shardstore.mounting.writing import Buffer
+from shardstore.mounting.writing import Buffer, erasing_these, storing
 from shardstore.presented.flavours import Presented
 
 WHOLE_NBYTES = 16 * 2**20
@@ -60,10 +58,9 @@ class Files:
         self.began_ns = time.time_ns()
         self._clock = clock
         self._buffers: ByPath[Buffer] = ByPath()
-        self._made: ByPath[None] = ByPath()  # directories that were made here, and may be empty
+        self._made: ByPath[bool] = ByPath()  # directories that may be empty; True if they were made here
         self._removed: OrderedDict[str, float] = OrderedDict()  # directories that were removed here, and when
-        self._early: dict[str, tuple[bool, float]] = {}  # by directory, and since when it is known
-        self._epoch = 0  # increased when a document is stored or held back
+        self._early = Early(store.options.present, self.find, self.tree, self.values, self.held, attr_seconds, clock)
         self._moves = Moves()
         self._mtimes: OrderedDict[str, int] = OrderedDict()
 
@@ -142,10 +139,9 @@ class Files:
         """Note what has been stored."""
         self.values.forget(path)
         if is_document(path):
-            self._early.clear()
-            self._epoch += 1
+            self._early.forget()
             self.tree.forget_array(parent_of(path))
-            if nbytes is not None and parent_of(path) in self._made:
+            if nbytes is not None and self._made.get(parent_of(path)):
                 self.tree.made_here.add(parent_of(path))
         if nbytes is None:
             self.tree.remove(path)
@@ -214,13 +210,13 @@ class Files:
             if exclusive:
                 raise Refused(errno.EEXIST)
             return await self._edit(path, truncates=truncates, appends=appends)
-        if path in self._buffers:  # others were faster, while the storage was asked
-            raise Refused(errno.EEXIST)
+        is_scratch = await self._is_scratch(path)
+        if (others := self._buffers.get(path)) is not None:  # who were faster, while the storage was asked
+            if exclusive:
+                raise Refused(errno.EEXIST)
+            return self._opened(path, others, appends)
         was_erased = path in self.held.pending  # here, if not on the storage yet
-        buffer = Buffer(path, is_scratch=await self._is_scratch(path), creates=exclusive and not was_erased)
-        if path in self._buffers:
-            buffer.close()
-            raise Refused(errno.EEXIST)
+        buffer = Buffer(path, is_scratch=is_scratch, creates=exclusive and not was_erased)
         buffer.truncate(0)
         self._opened(path, buffer, appends)
         await self._show_directories(path)
@@ -260,7 +256,7 @@ class Files:
         """Let listings show the directories among chunks in which there is a file now: they were there before, without being shown."""
         while await self.tree.chunk_area(path):
             path = parent_of(path)
-            self._made[path] = None
+            self._made[path] = self._made.get(path, False)
 
     def _opened(self, path: str, buffer: Buffer, appends: bool) -> Writer:
         buffer.handles += 1
@@ -339,50 +335,15 @@ class Files:
         if is_document(path):
             waits = False
         else:
-            waits = await self._is_early(path)
+            waits = await self._early.is_early(path)
         if self.durable == "fsync" or waits:
             await self.held.put(path, data, action, check, waits=waits)
             if is_document(path):
-                self._early.clear()
-                self._epoch += 1
+                self._early.forget()
         else:
             made = action(data)
             await self.held.commit(path, data, made, check)
         self.set_mtime(path, time.time_ns())
-
-    async def _is_early(self, path: str) -> bool:
-        """Return whether a file looks like a chunk of an array that has no document yet."""
-        kept = self._early.get(parent_of(path))
-        if kept is not None and looks_like_chunk_key(name_of(path)) and self._clock() - kept[1] < self.attr_seconds:
-            return kept[0]
-        at, epoch = self._clock(), -1
-        while epoch != self._epoch:  # its document may be stored meanwhile
-            epoch = self._epoch
-            is_early = await self._find_early(path)
-        if looks_like_chunk_key(name_of(path)):
-            if len(self._early) > _MOST_REMEMBERED:
-                self._early.clear()
-            self._early[parent_of(path)] = is_early, at
-        return is_early
-
-    async def _find_early(self, path: str) -> bool:
-        flavour = self.store.options.present
-        owners = [owner for owner, _ in possible_owners(path)]
-        if not owners or flavour.shows_draft or await self.tree.is_chunk(path):
-            return False
-        for owner in owners:
-            document = join(owner, METADATA_NAME if flavour.is_canonical else ARRAY_NAME)
-            held = self.held.pending.get(document)
-            if held is not None and held.data is not None:
-                if is_array_document(document, self.held.read(document) or b""):
-                    return True  # it is stored before its chunks
-                continue
-            if await self.find(document) is None:
-                continue
-            value = await self.values.read(document)
-            if value is not None and is_array_document(document, bytes(value.data)):
-                return False
-        return True
 
     async def truncate(self, path: str, nbytes: int) -> None:
         """Cut or extend a file that is not open. Raises as ``edit`` and ``flush``."""
@@ -423,7 +384,7 @@ class Files:
     def _keep_directories(self, path: str) -> None:
         """Remember the directories of a file that is removed: they stay, though nothing may be in them."""
         while path := parent_of(path):
-            self._made[path] = None
+            self._made[path] = self._made.get(path, False)
 
     async def _erase_document(self, path: str) -> None:
         try:
@@ -461,7 +422,7 @@ class Files:
         if found is not None and (found != DIRECTORY or path in self._made or not await self.tree.is_hidden(path)):
             raise Refused(errno.EEXIST)
         self._removed.pop(path, None)
-        self._made[path] = None
+        self._made[path] = True
 
     async def rmdir(self, path: str) -> None:
         """Remove an empty directory. Raises ``NotFound`` or ``Refused``."""
@@ -524,11 +485,11 @@ class Files:
             if value is None:
                 raise NotFound(f"there is no {source!r} any more")
             data = bytes(value.data)
-            erasing = _erasing(data)
+            erasing = erasing_these(data)
         changes = 0 if buffer is None else buffer.changes
         if not becomes_scratch:
             must_be_new = no_replace and target not in self.held.pending  # where it is erased, if not on the storage yet
-            await self._save(target, data, *_plain_action(target, must_be_new))
+            await self._save(target, data, *storing(target, must_be_new))
         await self._show_directories(target)
         self._drop(target, keeps_origin=source)
         if buffer is None and becomes_scratch:
@@ -577,7 +538,7 @@ class Files:
         if await self.find(target) is not None:
             raise Refused(errno.EEXIST)
         must_be_new = target not in self.held.pending
-        await self._save(target, buffer.content(), *_plain_action(target, must_be_new))
+        await self._save(target, buffer.content(), *storing(target, must_be_new))
         await self._show_directories(target)
 
     async def _rename_directory(self, source: str, target: str, there: int | None) -> None:
@@ -604,16 +565,17 @@ class Files:
         self.held.drop_below(target)
         self.held.moved(source, target)
         for path in [source, *self._made.below(source)]:
-            if path in self._made:
-                self._made.remove(path)
-                self._made[target + path[len(source) :]] = None
+            if (is_new := self._made.remove(path)) is not None:
+                self._made[target + path[len(source) :]] = is_new
+        for other in self._buffers.values():
+            if other.moved_from is not None and other.moved_from.startswith(f"{source}/"):
+                other.moved_from = target + other.moved_from[len(source) :]
         for path in self._buffers.below(source):
             buffer = self._buffers.remove(path)
             assert buffer is not None
             buffer.path = target + path[len(source) :]
             self._buffers[buffer.path] = buffer
-        self._early.clear()
-        self._epoch += 1
+        self._early.forget()
         for path in [path for path in self._removed if path == target or path.startswith(f"{target}/")]:
             del self._removed[path]
         for path in (source, target):
@@ -631,22 +593,3 @@ class Files:
         for path in list(self._buffers):
             self._drop(path)
         return unstored
-
-
-def _erasing(data: bytes) -> Action:
-    """Return the erasure of a value, unless others have replaced it."""
-    mine = content_version(data)
-    return Revise(lambda old: old if old is not None and content_version(old) != mine else None)
-
-
-def _plain_action(key: str, no_replace: bool) -> tuple[Callable[[bytes], Action], Callable[[Action], None]]:
-    """Return how a value is stored whatever is there, or only where nothing is, and how its outcome is checked."""
-
-    def action(data: bytes) -> Action:
-        return SetIfMissing(data, Creation()) if no_replace else SetValue(data)
-
-    def check(action: Action) -> None:
-        if isinstance(action, SetIfMissing) and action.creation is not None and not action.creation.happened:
-            raise Refused(errno.EEXIST, f"{key!r} has been created by others meanwhile")
-
-    return action, check

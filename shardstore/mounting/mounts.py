@@ -34,8 +34,8 @@ _KIND = "fuse.shardstore"
 _DEVICE = Path("/dev/fuse")
 _CONF = Path("/etc/fuse.conf")
 _PACKAGES = (
-    "it is built when it is installed. On Debian and Ubuntu: apt-get install gcc python3-dev pkg-config libfuse3-dev fuse3; on Fedora: dnf "
-    "install gcc python3-devel pkgconf fuse3-devel fuse3; with conda: conda install -c conda-forge pyfuse3, and nothing else"
+    "on Debian and Ubuntu, apt-get install gcc python3-dev pkg-config libfuse3-dev fuse3; on Fedora, dnf install gcc python3-devel pkgconf "
+    "fuse3-devel fuse3"
 )
 
 
@@ -253,7 +253,10 @@ def _check_fuse(allow_other: bool) -> None:
     if not sys.platform.startswith("linux"):
         raise Unsupported("mounting works on Linux only: on other systems, 'shardstore serve' shows a store to other programs")
     if find_spec("pyfuse3") is None:
-        raise Unsupported(f"mounting needs pyfuse3: {how_to_install('mount')}; {_PACKAGES}")
+        raise Unsupported(
+            f"mounting needs pyfuse3, which is compiled when it is installed. First install what that takes: {_PACKAGES}. Then "
+            f"{how_to_install('mount')}. With conda, conda install -c conda-forge pyfuse3 does all of it"
+        )
     if not _DEVICE.exists():
         raise Unsupported(f"there is no {_DEVICE}: load the kernel's module by 'modprobe fuse', or give the container --device {_DEVICE}")
     if os.getuid() != 0:

@@ -1,4 +1,4 @@
-"""The bytes of files that are being written, until they are stored whole."""
+"""The bytes of files that are being written, until they are stored whole, and the actions that store and erase them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import errno
 import hashlib
 import tempfile
+from collections.abc import Callable
 
 from shardstore.engine.actions import Action, Creation, Revise, SetIfMissing, SetValue
 from shardstore.errors import Conflict
@@ -133,6 +134,25 @@ class Buffer:
 
     def close(self) -> None:
         self._file.close()
+
+
+def erasing_these(data: bytes) -> Action:
+    """Return the erasure of a value, unless others have replaced it."""
+    mine = _digest(data)
+    return Revise(lambda old: old if old is not None and _digest(old) != mine else None)
+
+
+def storing(key: str, no_replace: bool) -> tuple[Callable[[bytes], Action], Callable[[Action], None]]:
+    """Return how a value is stored whatever is there, or only where nothing is, and how its outcome is checked."""
+
+    def action(data: bytes) -> Action:
+        return SetIfMissing(data, Creation()) if no_replace else SetValue(data)
+
+    def check(action: Action) -> None:
+        if isinstance(action, SetIfMissing) and action.creation is not None and not action.creation.happened:
+            raise Refused(errno.EEXIST, f"{key!r} has been created by others meanwhile")
+
+    return action, check
 
 
 def _digest(data: bytes | memoryview) -> bytes:

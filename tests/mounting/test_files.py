@@ -6,7 +6,7 @@ import asyncio
 import errno
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -480,7 +480,7 @@ def test_nothing_is_written_where_only_reading_is_allowed(tmp_path: Path) -> Non
     url = str(tmp_path / "data.zarr")
     make_store(url)
     files = files_of(url, read_only=True)
-    attempts: list[Awaitable[Any]] = [
+    attempts: list[Coroutine[Any, Any, Any]] = [
         files.create("ct/c/0/0/0", exclusive=False),
         files.edit("ct/c/0/0/0", truncates=True),
         files.unlink("ct/c/0/0/0"),
@@ -491,5 +491,5 @@ def test_nothing_is_written_where_only_reading_is_allowed(tmp_path: Path) -> Non
     ]
     for attempt in attempts:
         with pytest.raises(ReadOnly) as caught:
-            run_sync(attempt)  # type: ignore[arg-type]
+            run_sync(attempt)
         assert error_number(caught.value) == errno.EROFS

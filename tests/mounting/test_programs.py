@@ -25,9 +25,10 @@ MakeMount = Callable[..., Mount]
 ZARR2 = os.environ.get("SHARDSTORE_ZARR2")
 
 
-def stored(url: str | Path, path: str = "ct", **options: object) -> np.ndarray:
+def stored(url: str | Path, path: str = "ct", **options: Any) -> np.ndarray:
     """Read an array natively, past the mount."""
-    return np.asarray(zarr.open_group(shardstore.open(str(url), **options), mode="r")[path][:])  # type: ignore[arg-type, index]
+    group: Any = zarr.open_group(shardstore.open(str(url), **options), mode="r")
+    return np.asarray(group[path][:])
 
 
 def files_in(root: Path) -> dict[str, bytes]:

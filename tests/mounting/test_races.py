@@ -129,6 +129,24 @@ def test_a_file_that_is_renamed_while_it_is_open_can_be_written_on(url: str) -> 
     assert stored.startswith(b"firstthen")
 
 
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_of_two_who_create_a_file_at_once_one_is_refused_only_if_it_was_to_be_new(url: str, exclusive: bool) -> None:
+    files = files_of(url)
+
+    async def run() -> None:
+        made = await asyncio.gather(*(files.create("notes.txt", exclusive=exclusive) for _ in range(2)), return_exceptions=True)
+        refused = [one for one in made if isinstance(one, Refused)]
+        assert len(refused) == exclusive
+        for one in made:
+            if not isinstance(one, BaseException):
+                one.write(0, NEW)
+                await files.flush(one)
+                await files.release(one)
+
+    run_sync(run())
+    assert native(url, "notes.txt") == NEW
+
+
 @pytest.mark.parametrize("path", [KEY, "zarr.json"])
 def test_what_has_only_a_scratch_name_stays_stored(url: str, path: str) -> None:
     files = files_of(url, limits=SOON)

@@ -1,4 +1,4 @@
-"""Commits: those that are carried out at once, and those that are held back to become a few commits a shard.
+"""The write-behind buffer of a mount: changes that are held back, so that many become one commit a shard; and immediate commits.
 
 Commits that are asked for while another is under way are carried out together. With ``durable="fsync"`` everything that is closed is held
 back; otherwise erasures, and chunks whose array has no document yet, since copies of directories send files in any order.
@@ -26,11 +26,11 @@ from shardstore.presented.flavours import Presented
 Durable = Literal["close", "fsync"]
 
 IDLE_SECONDS = 1.0
-"""What is held back is stored when nothing was added for so long,"""
+"""Held-back changes are stored when none was added for so many seconds."""
 AGE_SECONDS = 5.0
-"""or at the latest after this."""
+"""Held-back changes are stored at the latest after so many seconds."""
 WAIT_SECONDS = 30.0
-"""Chunks without an array are stored as other objects are when nothing was added for so long."""
+"""Chunks whose array still has no document are stored as plain objects when no change was added for so many seconds."""
 MOST_ERASURES = 50_000
 
 

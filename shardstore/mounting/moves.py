@@ -1,4 +1,4 @@
-"""Lets many change names at once, or one move a directory with all that is in it."""
+"""A shared and exclusive lock on the names of a mount: many may change files at once, but a directory is renamed alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 
 class Moves:
-    """A lock that many share, or one has alone."""
+    """The lock: ``change`` holds it shared, ``move`` exclusively."""
 
     def __init__(self) -> None:
         self._changed = asyncio.Condition()
@@ -20,7 +20,7 @@ class Moves:
 
     @asynccontextmanager
     async def change(self) -> AsyncIterator[None]:
-        """Change names, beside others who do; not while a directory is being moved. Not to be nested."""
+        """Hold the lock shared. Must not be nested: a ``move`` that waits between the two would wait for ever."""
         while not self._is_free():
             async with self._changed:
                 await self._changed.wait_for(self._is_free)
@@ -35,7 +35,7 @@ class Moves:
 
     @asynccontextmanager
     async def move(self) -> AsyncIterator[None]:
-        """Move a directory, alone."""
+        """Hold the lock exclusively, while a directory is renamed."""
         async with self._changed:
             await self._changed.wait_for(self._is_free)
             self._is_moving = True

@@ -54,7 +54,7 @@ def _check_apart(root: str, directory: str) -> None:
     """Raise ``InvalidInput`` if one of two directories is the other, or in it: answering the kernel would ask the kernel."""
     one, other = Path(root).resolve(), Path(directory).resolve()
     if one == other or one in other.parents or other in one.parents:
-        raise InvalidInput(f"{directory} and the store at {root} lie in one another: mount at a directory elsewhere")
+        raise InvalidInput(f"the mount point {directory} and the store {root} may not contain each other: mount at a directory elsewhere")
 
 
 def _fsname(url: str) -> str:

@@ -1,4 +1,4 @@
-"""The names, sizes and directories of a store, as listed not longer ago than ``attr_seconds``.
+"""A cache of directory listings: names and sizes, believed for ``attr_seconds``.
 
 A call of the engine for each name would cost fifteen times the processor time. So everything below a directory is listed at once, where it
 is not too much, and the listing answers what is asked below it. Inside an array whose chunk keys have ``/`` between numbers, directories
@@ -65,7 +65,7 @@ class _Array:
 
 @dataclass(slots=True)
 class _Misses:
-    """How often names below a directory were asked for that no listing knew."""
+    """Lookups below a directory that the cache could not answer, and when the last one was."""
 
     count: int = 0
     at: float = 0.0

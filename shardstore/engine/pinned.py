@@ -35,15 +35,18 @@ class HeldValue:
 class PinnedValue:
     """``nbytes`` bytes at ``offset`` of one version of the stored object at ``stored_key``.
 
-    ``version`` differs if the bytes may differ.
+    ``version`` differs if the bytes may differ; ``is_chunk`` tells whether other values may lie in that object too.
     """
 
-    def __init__(self, storage: Storage, key: str, stored_key: str, generation: Generation, slot: int, where: ChunkLocation) -> None:
+    def __init__(
+        self, storage: Storage, key: str, stored_key: str, generation: Generation, slot: int, where: ChunkLocation, *, is_chunk: bool
+    ) -> None:
         self._storage = storage
         self._key = key
         self.stored_key = stored_key
         self._generation = generation
         self.offset = where.offset
+        self.is_chunk = is_chunk
         self.nbytes = where.nbytes
         self.version = chunk_version(generation, slot, where).token
 
@@ -91,7 +94,7 @@ async def pin(key: str, storage: Storage, hierarchy: Hierarchy, reader: Reader, 
                 if found is None:
                     return None
                 generation, where = found
-                return PinnedValue(storage, key, shard.key, generation, target.slot, where)
+                return PinnedValue(storage, key, shard.key, generation, target.slot, where, is_chunk=True)
             case MetadataTarget():
                 return await _whole(key, values)
             case PlainTarget():
@@ -100,7 +103,7 @@ async def pin(key: str, storage: Storage, hierarchy: Hierarchy, reader: Reader, 
                     return None
                 if info.generation is None:
                     return await _whole(key, values)
-                return PinnedValue(storage, key, key, info.generation, 0, ChunkLocation(0, info.nbytes))
+                return PinnedValue(storage, key, key, info.generation, 0, ChunkLocation(0, info.nbytes), is_chunk=False)
             case GoneTarget():
                 return None
 

@@ -12,8 +12,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from shardstore.engine.actions import ERASE, Action
-from shardstore.errors import InvalidInput, NotFound, ReadOnly, ShardStoreError, Unsupported
-from shardstore.format.store_keys import check_key, join
+from shardstore.errors import AccessDenied, Conflict, InvalidInput, NotFound, ReadOnly, ShardStoreError, Unsupported
+from shardstore.format.store_keys import check_key, join, possible_owners
 from shardstore.mounting.early import Early
 from shardstore.mounting.errnos import ErrorLog, Refused
 from shardstore.mounting.held_back import Durable, HeldBack, Limits
@@ -29,6 +29,8 @@ WHOLE_NBYTES = 16 * 2**20
 """Larger values are not read whole when they are opened, but piece by piece, of one version."""
 
 _MOST_REMEMBERED = 100_000
+_FINAL = (AccessDenied, Conflict, InvalidInput, ReadOnly, Refused)
+"""What would fail again."""
 
 
 class Files:
@@ -178,7 +180,7 @@ class Files:
                 self.tree.remove(path)
                 raise NotFound(f"there is no {path!r}")
             self.tree.put(path, pinned.nbytes)
-            return Pinned(pinned) if pinned.nbytes > WHOLE_NBYTES else Whole(await pinned.read(0, pinned.nbytes))
+            return Pinned(path, pinned, self.values) if pinned.nbytes > WHOLE_NBYTES else Whole(await pinned.read(0, pinned.nbytes))
         value = await self.values.open(path, self.tree.preceding(path), self.tree.following(path), self.tree.nbytes)
         if value is None:
             self.tree.remove(path)
@@ -215,9 +217,18 @@ class Files:
             if exclusive:
                 raise Refused(errno.EEXIST)
             return self._opened(path, others, appends)
-        was_erased = path in self.held.pending  # here, if not on the storage yet
-        buffer = Buffer(path, is_scratch=is_scratch, creates=exclusive and not was_erased)
-        buffer.truncate(0)
+        must_be_new = exclusive and path not in self.held.pending  # where it is erased, if not on the storage yet
+        may_be_empty = self._may_be_empty(path)
+        is_lock = must_be_new and may_be_empty and not is_scratch
+        if is_lock:  # others rely on it at once
+            await self._save(path, b"", *storing(path, no_replace=True), at_once=True)
+            if (others := self._buffers.get(path)) is not None:
+                return self._opened(path, others, appends)
+        buffer = Buffer(path, is_scratch=is_scratch, creates=must_be_new and not is_lock, may_be_empty=may_be_empty)
+        if is_lock:
+            buffer.fill(b"", replaces=True)
+        else:
+            buffer.truncate(0)
         self._opened(path, buffer, appends)
         await self._show_directories(path)
         return Writer(buffer, appends)
@@ -233,17 +244,18 @@ class Files:
         if buffer is None:
             if not truncates and (held := self.held.pending.get(path)) is not None and not held.waits:
                 await self.held.settle([path])  # so that what replaces it does so on its condition too
+            may_be_empty = self._may_be_empty(check_key(path))
             if truncates:
-                buffer = Buffer(check_key(path))
+                buffer = Buffer(path, may_be_empty=may_be_empty)
             elif (held := self.held.pending.get(path)) is not None and held.data is not None:
-                buffer = Buffer(path)
+                buffer = Buffer(path, may_be_empty=may_be_empty)
                 buffer.fill(self.held.read(path) or b"")
             else:
-                self.values.forget(check_key(path))  # the current one: another could not be replaced
+                self.values.forget(path)  # the current one: another could not be replaced
                 value = await self.values.read(path)
                 if value is None:
                     raise NotFound(f"there is no {path!r} any more")
-                buffer = Buffer(path)
+                buffer = Buffer(path, may_be_empty=may_be_empty)
                 buffer.fill(value.data, replaces=True)
             if (others := self._buffers.get(path)) is not None:
                 buffer.close()
@@ -251,6 +263,10 @@ class Files:
         if truncates and (buffer.nbytes or not buffer.is_dirty):
             buffer.truncate(0)
         return self._opened(path, buffer, appends)
+
+    def _may_be_empty(self, path: str) -> bool:
+        """Return whether a file can be meant to be empty: no document is, and no chunk."""
+        return not is_document(path) and not possible_owners(path) and not self.store.options.present.shows_draft
 
     async def _show_directories(self, path: str) -> None:
         """Let listings show the directories among chunks in which there is a file now: they were there before, without being shown."""
@@ -273,13 +289,13 @@ class Files:
         return await self.tree.chunk_area(path) and not await self.tree.is_chunk(path)
 
     async def flush(self, file: Reader) -> None:
-        """Store what was written, since a descriptor is closed. A file that was only emptied waits: programs close one that they have
-        duplicated before they write.
+        """Store what was written, since a descriptor is closed. A chunk or document that is empty waits until one is closed again, or the
+        last one is: shells close one that they have duplicated before anything is written.
 
         Raises:
             ShardStoreError: it is not stored, and the old value is there.
         """
-        if isinstance(file, Writer) and file.writes and file.buffer.has_bytes:
+        if isinstance(file, Writer) and file.writes and file.buffer.is_complete():
             async with self._moves.change():
                 await self._store(file.buffer)
 
@@ -299,6 +315,8 @@ class Files:
         if isinstance(file, Writer):
             async with self._moves.change():
                 await self._release(file.buffer)
+        elif isinstance(file, Pinned):
+            file.close()
 
     async def _release(self, buffer: Buffer) -> None:
         buffer.handles -= 1
@@ -311,6 +329,8 @@ class Files:
                     await self._store(buffer)
             except ShardStoreError as exc:
                 self.log.note(f"{path!r} was emptied, and that could not be stored", exc)
+                if not isinstance(exc, _FINAL):  # nobody can be told any more: it is tried again, and fails whoever syncs
+                    await self.held.put(path, b"", buffer.action, buffer.check_stored, lambda: buffer.path == path)
             if buffer.handles or buffer.path is None:
                 return  # opened again meanwhile, or removed
             if self._buffers.get(buffer.path) is buffer:
@@ -326,23 +346,28 @@ class Files:
                 return
             changes = buffer.changes
             data = buffer.content()
-            await self._save(path, data, buffer.action, buffer.check_stored)
+            await self._save(path, data, buffer.action, buffer.check_stored, still=lambda: buffer.path == path)
             if buffer.changes == changes:
                 buffer.is_dirty = False
 
-    async def _save(self, path: str, data: bytes, action: Callable[[bytes], Action], check: Callable[[Action], None]) -> None:
-        """Store a value, or hold it back."""
-        if is_document(path):
-            waits = False
-        else:
-            waits = await self._early.is_early(path)
-        if self.durable == "fsync" or waits:
-            await self.held.put(path, data, action, check, waits=waits)
+    async def _save(
+        self,
+        path: str,
+        data: bytes,
+        action: Callable[[bytes], Action],
+        check: Callable[[Action], None],
+        *,
+        at_once: bool = False,
+        still: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Store a value, or hold it back unless ``at_once``; nothing if it is not ``still`` to be stored when its turn comes."""
+        waits = not at_once and not is_document(path) and await self._early.is_early(path)
+        if waits or (self.durable == "fsync" and not at_once):
+            await self.held.put(path, data, action, check, still, waits=waits)
             if is_document(path):
                 self._early.forget()
         else:
-            made = action(data)
-            await self.held.commit(path, data, made, check)
+            await self.held.commit(path, data, action(data), check, still)
         self.set_mtime(path, time.time_ns())
 
     async def truncate(self, path: str, nbytes: int) -> None:
@@ -371,15 +396,21 @@ class Files:
             raise NotFound(f"there is no {path!r}")
         if found == DIRECTORY:
             raise Refused(errno.EISDIR)
-        buffer = self._buffers.get(path)
-        if buffer is None or not buffer.is_scratch:
-            if is_document(path):
-                await self._erase_document(path)
-            else:
-                await self.held.erase(path)
-        self._keep_directories(path)
-        self._drop(path)
         self._mtimes.pop(path, None)
+        buffer = self._buffers.remove(path)
+        if buffer is not None:
+            buffer.path = None  # so that a close that has begun stores it no more
+        try:
+            if buffer is None or not buffer.is_scratch:
+                await (self._erase_document(path) if is_document(path) else self.held.erase(path))
+        except BaseException:
+            if buffer is not None and path not in self._buffers:
+                buffer.path = path
+                self._buffers[path] = buffer
+            raise
+        self._keep_directories(path)
+        if buffer is not None:
+            self._let_go(buffer)
 
     def _keep_directories(self, path: str) -> None:
         """Remember the directories of a file that is removed: they stay, though nothing may be in them."""
@@ -405,10 +436,14 @@ class Files:
         buffer = self._buffers.remove(path)
         if buffer is not None:
             buffer.path = None
-            if buffer.moved_from != keeps_origin:
-                self._without_origin(buffer)
-            if not buffer.handles:
-                buffer.close()
+            self._let_go(buffer, keeps_origin=keeps_origin)
+
+    def _let_go(self, buffer: Buffer, *, keeps_origin: str = "") -> None:
+        """Keep a file that has no name any more only as long as it is open."""
+        if buffer.moved_from != keeps_origin:
+            self._without_origin(buffer)
+        if not buffer.handles:
+            buffer.close()
 
     async def mkdir(self, path: str) -> None:
         """Make a directory, which is remembered by this mount alone until there is a file in it."""
@@ -425,7 +460,12 @@ class Files:
         self._made[path] = True
 
     async def rmdir(self, path: str) -> None:
-        """Remove an empty directory. Raises ``NotFound`` or ``Refused``."""
+        """Remove an empty directory; unless it is one of many, among chunks, what was in it is erased by then.
+
+        Raises:
+            NotFound, Refused: as POSIX says.
+            ShardStoreError: what was in it could not be erased.
+        """
         self._check_writable()
         async with self._moves.change():
             await self._rmdir(path)
@@ -438,6 +478,8 @@ class Files:
             raise Refused(errno.ENOTDIR)
         if await self.entries(path):
             raise Refused(errno.ENOTEMPTY)
+        if not name_of(path).isdecimal():
+            await self.held.settle(self.held.pending.below(path))
         self._made.remove(path)
         self._removed[path] = self._clock()
         if len(self._removed) > _MOST_REMEMBERED:
@@ -473,6 +515,8 @@ class Files:
         buffer = self._buffers.get(source)
         was_stored = buffer is None or not buffer.is_scratch
         becomes_scratch = await self._is_scratch(target)
+        if is_document(source) and was_stored and not becomes_scratch:
+            raise Refused(errno.EXDEV)  # so that mv copies it, and is told if it may not be removed
         if becomes_scratch and was_stored:
             await self.held.settle([source])  # it has to be stored as long as its only name is one of this mount
         erasing: Action = ERASE  # where the bytes that are stored are not known
@@ -511,10 +555,10 @@ class Files:
             else:
                 buffer.close()
         if becomes_scratch and target in self.held.pending:
-            await self.held.erase(target)
+            self.held.erase_later(target, ERASE, has_backup=False)
         if was_stored:
             # What has only a scratch name now stays stored until that is removed too. An editor puts a new one in its place at once.
-            await self.held.erase(source, erasing, has_backup=becomes_scratch)
+            self.held.erase_later(source, erasing, has_backup=becomes_scratch)
             self._keep_directories(source)
         self.set_mtime(target, self.mtime_ns(source))
         self._mtimes.pop(source, None)
@@ -560,8 +604,8 @@ class Files:
             except NotFound:
                 if source not in self._made:
                     raise
-            except Unsupported as exc:
-                raise Refused(errno.EXDEV, str(exc)) from exc  # so that mv copies file by file
+            except (Unsupported, InvalidInput) as exc:  # the latter for a directory of chunks
+                raise Refused(errno.EXDEV) from exc  # so that mv copies file by file
         self.held.drop_below(target)
         self.held.moved(source, target)
         for path in [source, *self._made.below(source)]:

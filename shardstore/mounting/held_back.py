@@ -1,18 +1,20 @@
 """The write-behind buffer of a mount: changes that are held back, so that many become one commit a shard; and immediate commits.
 
 Commits that are asked for while another is under way are carried out together. With ``durable="fsync"`` everything that is closed is held
-back; otherwise erasures, and chunks whose array has no document yet, since copies of directories send files in any order.
+back; otherwise chunks whose array has no document yet, since copies of directories send files in any order. Erasures that follow one
+another are held back too, for much shorter.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import BinaryIO, Literal, NamedTuple, cast
+from typing import Any, BinaryIO, Literal, NamedTuple, cast
 
 from shardstore.engine.actions import ERASE, Action
 from shardstore.engine.keyed_store import TickBatch
@@ -31,6 +33,8 @@ AGE_SECONDS = 5.0
 """Held-back changes are stored at the latest after so many seconds."""
 WAIT_SECONDS = 30.0
 """Chunks whose array still has no document are stored as plain objects when no change was added for so many seconds."""
+ERASE_SECONDS = 0.1
+"""Erasures are stored after so many seconds; one that no other has preceded by less, at once."""
 MOST_ERASURES = 50_000
 
 
@@ -41,6 +45,7 @@ class Limits:
     idle_seconds: float = IDLE_SECONDS
     age_seconds: float = AGE_SECONDS
     wait_seconds: float = WAIT_SECONDS
+    erase_seconds: float = ERASE_SECONDS
 
 
 class _Spill:
@@ -132,7 +137,9 @@ class HeldBack:
     _first: float = 0.0
     _last: float = 0.0
     _failures: int = 0
+    _erased: float = -math.inf
     _timer: asyncio.TimerHandle | None = None
+    _eraser: asyncio.TimerHandle | None = None
     _drains: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -147,14 +154,17 @@ class HeldBack:
 
     # -- at once -------------------------------------------------------------------------------------------------------
 
-    async def commit(self, key: str, data: bytes, action: Action, check: Callable[[Action], None]) -> None:
-        """Store a value now; a document together with the chunks that wait for it, after which errors of these are raised.
+    async def commit(self, key: str, data: bytes, action: Action, check: Callable[[Action], None], still: Callable[[], bool]) -> None:
+        """Store a value now, if it is ``still`` to be when its turn comes; a document together with the chunks that wait for it, whose
+        errors are raised then.
 
         Raises:
             ShardStoreError: it, or a chunk that waited for it, could not be stored.
         """
         before = self.pending.get(key)
         async with self._under_way([key]):
+            if not still():
+                return
             await self._commits.submit((key, action))
         check(action)
         if (after := self.pending.get(key)) is None or after is before:  # what was held back meanwhile comes later
@@ -196,11 +206,20 @@ class HeldBack:
     # -- held back -----------------------------------------------------------------------------------------------------
 
     async def put(
-        self, key: str, data: bytes, action: Callable[[bytes], Action], check: Callable[[Action], None], *, waits: bool = False
+        self,
+        key: str,
+        data: bytes,
+        action: Callable[[bytes], Action],
+        check: Callable[[Action], None],
+        still: Callable[[], bool],
+        *,
+        waits: bool = False,
     ) -> None:
-        """Hold a value back. Raises ``OSError`` if there is no room for it."""
+        """Hold a value back, if it is ``still`` to be when there is room. Raises ``OSError`` if there is no room for it."""
         if self._nbytes + len(data) > self.write_memory and not waits:
             await self._drain([other for other, held in self.pending.items() if not held.waits and other != key])
+        if not still():
+            return
         place: bytes | _Spilled = data
         if self._nbytes + len(data) > self.write_memory:
             self._spill = self._spill or _Spill()
@@ -213,20 +232,42 @@ class HeldBack:
             self._spilled_values += 1
         self._noted()
 
-    async def erase(self, key: str, action: Action = ERASE, *, has_backup: bool = False) -> None:
-        """Hold an erasure back; with ``has_backup``, until ``without_backup`` is called."""
-        self._forget(key)
-        self.pending[key] = Held(None, lambda _: action, lambda _: None, has_backup=has_backup)
-        self._noted()
-        if len(self.pending) > MOST_ERASURES:
+    async def erase(self, key: str) -> None:
+        """Erase a value: at once, or hold it back if it follows another one, as the files of a directory that is removed do.
+
+        Raises:
+            ShardStoreError: it was to be erased at once, and could not be.
+        """
+        follows = self.clock() - self._erased < self.limits.erase_seconds or self._draining.locked()
+        held = self._hold_erasure(key, ERASE)
+        if not follows:
+            await self._drain([key])
+            if held.error is not None and self.pending.get(key) is held:
+                self._forget(key)
+                raise held.error
+        elif len(self.pending) > MOST_ERASURES:
             await self._drain([other for other, held in self.pending.items() if not held.waits])
+        else:
+            self._erase_soon()
+        self._erased = self.clock()
+
+    def erase_later(self, key: str, action: Action, *, has_backup: bool) -> None:
+        """Hold an erasure back; with ``has_backup``, until ``without_backup`` is called."""
+        self._hold_erasure(key, action, has_backup=has_backup)
+        if not has_backup:
+            self._erase_soon()
+
+    def _hold_erasure(self, key: str, action: Action, *, has_backup: bool = False) -> Held:
+        self._forget(key)
+        held = self.pending[key] = Held(None, lambda _: action, lambda _: None, has_backup=has_backup)
+        return held
 
     def without_backup(self, key: str) -> None:
         """Let what ``erase`` holds back be erased: it has no other name any more."""
         held = self.pending.get(key)
         if held is not None and held.has_backup:
             held.has_backup = False
-            self._noted()
+            self._erase_soon()
 
     def read(self, key: str) -> bytes | None:
         """Return the bytes of a pending value; ``None`` if it is erased."""
@@ -308,9 +349,28 @@ class HeldBack:
             self._wake_in(max(0.01, min(self._last + self.limits.idle_seconds, self._first + self.limits.age_seconds) - now))
             return
         keys = [key for key, held in self.pending.items() if is_given_up or not held.waits]
-        task = asyncio.get_running_loop().create_task(self._drain_and_look(keys))
+        self._begin(lambda: self._drain_and_look(keys))
+
+    def _begin(self, drain: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        task = asyncio.get_running_loop().create_task(drain())
         self._drains.add(task)
         task.add_done_callback(self._drains.discard)
+
+    def _erase_soon(self) -> None:
+        if self._eraser is None:
+            self._eraser = asyncio.get_running_loop().call_later(self.limits.erase_seconds, self._begin, self._drain_erasures)
+
+    async def _drain_erasures(self) -> None:
+        """Carry out the erasures that are held back, and look again soon if there are others by then. Those that fail are retried later."""
+        try:
+            await self._drain([key for key, held in self.pending.items() if held.data is None])
+        finally:
+            self._eraser = None
+            erasures = [held for held in self.pending.values() if held.data is None and not held.has_backup]
+            if any(held.error is None for held in erasures):
+                self._erase_soon()
+            if any(held.error is not None for held in erasures):
+                self._noted()
 
     async def _drain_and_look(self, keys: list[str]) -> None:
         try:
@@ -411,9 +471,10 @@ class HeldBack:
 
     async def end(self) -> list[str]:
         """Store what is left, and return the keys of what could not be stored."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for timer in (self._timer, self._eraser):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._eraser = None
         for key in [key for key, held in self.pending.items() if held.has_backup]:
             self._forget(key)  # it keeps its old name: the other one was of this mount alone
         await self._drain(list(self.pending))

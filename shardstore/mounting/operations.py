@@ -227,7 +227,7 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
         known = self._inodes.get(inode)
         if fields.update_size:
             if isinstance(opened, _Opened) and isinstance(opened.file, Writer):
-                opened.file.buffer.truncate(attr.st_size)
+                opened.file.buffer.truncate(attr.st_size, stays=True)
             else:
                 await self.files.truncate(self._path(inode), attr.st_size)
         if fields.update_mtime and known is not None and known.path is not None:

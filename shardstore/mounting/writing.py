@@ -25,16 +25,18 @@ class Buffer:
     One that began with the value that was there replaces that value, and no other.
     """
 
-    def __init__(self, path: str, *, is_scratch: bool = False, creates: bool = False) -> None:
+    def __init__(self, path: str, *, is_scratch: bool = False, creates: bool = False, may_be_empty: bool = True) -> None:
         self.path: str | None = path
         """Where it is stored; ``None`` once it has been removed or replaced."""
         self.is_scratch = is_scratch
         self.creates = creates
         """The value must not be there when it is stored: the file was opened with ``O_EXCL``."""
+        self.may_be_empty = may_be_empty
         self.handles = 0
         self.is_dirty = False
         self.has_bytes = False
         """True once anything was written since it was created or truncated."""
+        self._stays_empty = False
         self.changes = 0
         self.moved_from: str | None = None
         """The key that had this value before the file got its scratch name; it is erased when the file is removed."""
@@ -76,7 +78,8 @@ class Buffer:
         self._changed()
         self.has_bytes = True
 
-    def truncate(self, nbytes: int) -> None:
+    def truncate(self, nbytes: int, *, stays: bool = False) -> None:
+        """Cut or extend it. ``stays``: if it is empty then, that is not only because something will be written."""
         if nbytes < self.nbytes:
             self._file.truncate(nbytes)
             self.nbytes = nbytes
@@ -85,9 +88,17 @@ class Buffer:
         self._changed()
         if nbytes == 0:
             self.has_bytes = False
+            self._stays_empty = stays
             self._digest = None  # nothing of the old value is in it
         else:
             self.has_bytes = True
+
+    def is_complete(self) -> bool:
+        """Return whether closing it now is to store it; called when it is closed."""
+        if self.has_bytes or self.may_be_empty or self._stays_empty:
+            return True
+        self._stays_empty = True
+        return False
 
     def _extend(self, nbytes: int) -> None:
         if nbytes > MOST_NBYTES:

@@ -30,7 +30,7 @@ from shardstore.storage.opening.open import open_storage
 from shardstore.testing.faults import Fail, Fault, FaultStorage, at_every_request
 from tests.mounting.conftest import DATA, make_store
 
-NEVER = Limits(idle_seconds=1e6, age_seconds=1e6, wait_seconds=1e6)
+NEVER = Limits(idle_seconds=1e6, age_seconds=1e6, wait_seconds=1e6, erase_seconds=1e6)
 NEW = b"what is new"
 
 
@@ -241,7 +241,7 @@ def test_removing_an_array_commits_each_shard_once(counted: tuple[Files, FaultSt
         if path != "ct/zarr.json":
             run_sync(files.unlink(path))
     run_sync(files.unlink("ct/zarr.json"))
-    assert files.store.counters.commits - commits <= 8
+    assert files.store.counters.commits - commits <= 9  # the first one is erased at once
     assert not [path for path in (tmp_path / "data.zarr/ct").rglob("*") if path.is_file()]
 
 
@@ -379,8 +379,9 @@ def test_a_reader_that_closes_a_file_does_not_store_what_another_is_writing(tmp_
     assert native(url, "ct/c/0/0/0") == NEW
 
 
-@pytest.mark.parametrize("closes", [1, 3])
-def test_a_file_that_was_only_emptied_is_stored_when_nobody_has_it_open(tmp_path: Path, closes: int) -> None:
+@pytest.mark.parametrize("closes", [1, 2])
+@pytest.mark.parametrize("cuts", [False, True])
+def test_a_chunk_that_was_only_emptied_is_stored_when_it_can_only_be_meant(tmp_path: Path, closes: int, cuts: bool) -> None:
     url = str(tmp_path / "data.zarr")
     make_store(url)
     old = native(url, "ct/c/0/0/0")
@@ -388,11 +389,49 @@ def test_a_file_that_was_only_emptied_is_stored_when_nobody_has_it_open(tmp_path
 
     async def empty() -> None:
         writer = await files.edit("ct/c/0/0/0", truncates=True)
-        for _ in range(closes):  # of descriptors that a shell has duplicated
+        if cuts:
+            writer.buffer.truncate(0, stays=True)
+        for _ in range(closes):  # a shell closes a descriptor that it has duplicated before anything is written
             await files.flush(writer)
         value = await Handle.make(url, None, {}).engine.get(("ct/c/0/0/0", EVERYTHING))
-        assert value == old
+        assert value == (b"" if cuts or closes > 1 else old)
         await files.release(writer)
+
+    run_sync(empty())
+    assert native(url, "ct/c/0/0/0") == b""
+
+
+def test_another_file_can_be_empty_when_it_is_closed(tmp_path: Path) -> None:
+    url = str(tmp_path / "data.zarr")
+    make_store(url)
+    files = files_of(url)
+
+    async def touch() -> None:
+        writer = await files.create("ct/notes", exclusive=False)
+        await files.flush(writer)
+        value = await Handle.make(url, None, {}).engine.get(("ct/notes", EVERYTHING))
+        assert value is not None
+        assert not value.nbytes
+        await files.release(writer)
+
+    run_sync(touch())
+
+
+def test_an_emptied_chunk_whose_storing_fails_is_told_by_sync(tmp_path: Path) -> None:
+    url = str(tmp_path / "data.zarr")
+    make_store(url)
+    storage = FaultStorage(open_storage(url, {}))
+    files = files_of(storage)
+
+    async def empty() -> None:
+        writer = await files.edit("ct/c/0/0/0", truncates=True)
+        await files.flush(writer)
+        storage.plan(Fault(1, Fail(), frozenset({"write", "compose"}), "ct/c/0/*", times=None))
+        await files.release(writer)
+        with pytest.raises(StorageError):
+            await files.sync()
+        storage.plan()
+        await files.sync()
 
     run_sync(empty())
     assert native(url, "ct/c/0/0/0") == b""
@@ -418,6 +457,106 @@ def test_who_creates_a_file_that_others_have_created_is_told_at_close(tmp_path: 
         run_sync(run())
     assert caught.value.number == errno.EEXIST
     assert native(url, "ct/c/0/0/0") == b"theirs"
+
+
+def test_of_two_mounts_one_creates_an_empty_file_that_must_be_new(tmp_path: Path) -> None:
+    url = str(tmp_path / "data.zarr")
+    make_store(url)
+    one, other = files_of(url), files_of(url)
+    for files in (one, other):
+        assert run_sync(files.find("ct/lock")) is None  # and is believed for a while
+    held = run_sync(one.create("ct/lock", exclusive=True))
+    with pytest.raises(Refused) as caught:
+        run_sync(other.create("ct/lock", exclusive=True))
+    assert caught.value.number == errno.EEXIST
+    held.write(0, b"by one")
+    run_sync(one.flush(held))
+    run_sync(one.release(held))
+    assert native(url, "ct/lock") == b"by one"
+
+
+def test_a_removed_file_is_erased_when_that_returns(tmp_path: Path) -> None:
+    url = str(tmp_path / "data.zarr")
+    make_store(url)
+    files = files_of(url)
+    run_sync(files.unlink("ct/c/0/0/0"))
+    assert native(url, "ct/c/0/0/0") is None
+    paths = [path for path in everything(files, "ct/c") if path != "ct/c/0/0/0"]
+    for path in paths:
+        run_sync(files.unlink(path))
+    assert native(url, paths[-1]) is not None  # of many, it is held back
+    for directory in (*{path.rpartition("/")[0] for path in paths}, *(f"ct/c/{i}" for i in range(8)), "ct/c"):
+        run_sync(files.rmdir(directory))
+    shardstore.get_mapper(url)[paths[-1]] = NEW  # what comes after rm -r is not erased
+    run_sync(files.sync())
+    assert run_sync(files.end()) == []
+    assert native(url, paths[-1]) == NEW
+
+
+def test_erasures_that_are_held_back_are_stored_soon(tmp_path: Path) -> None:
+    url = str(tmp_path / "data.zarr")
+    make_store(url)
+    files = files_of(url, limits=Limits(idle_seconds=1e6, age_seconds=1e6, wait_seconds=1e6))
+    for name in range(8):
+        run_sync(files.unlink(f"ct/c/0/0/{name}"))
+    for _ in range(3000):
+        if not files.held.pending:
+            break
+        time.sleep(0.01)
+    assert native(url, "ct/c/0/0/7") is None
+
+
+def test_a_file_that_cannot_be_erased_is_still_there(tmp_path: Path) -> None:
+    url = str(tmp_path / "data.zarr")
+    make_store(url)
+    storage = FaultStorage(open_storage(url, {}))
+    files = files_of(storage)
+    old = native(url, "ct/c/0/0/0")
+    storage.plan(Fault(1, Fail(), frozenset({"write", "compose"}), "ct/c/0/*", times=None))
+    with pytest.raises(StorageError):
+        run_sync(files.unlink("ct/c/0/0/0"))
+    assert get(files, "ct/c/0/0/0") == old
+    storage.plan()
+    run_sync(files.unlink("ct/c/0/0/0"))
+    assert native(url, "ct/c/0/0/0") is None
+
+
+def test_a_long_chunk_can_be_read_while_another_of_its_shard_is_written(tmp_path: Path) -> None:
+    url = str(tmp_path / "data.zarr")
+    make_store(url)
+    mapper = shardstore.get_mapper(url)
+    long = np.random.default_rng(1).bytes(17 << 20)  # longer than what is read whole
+    mapper["ct/c/0/0/0"] = long
+    files = files_of(url)
+    file = run_sync(files.open("ct/c/0/0/0"))
+
+    def read(begin: int, end: int) -> bytes:
+        return bytes(run_sync(file.read(begin, end - begin)))
+
+    assert read(0, 1000) == long[:1000]
+    assert read(1000, 2000) == long[1000:2000]
+    assert read(5 << 20, 6 << 20) == long[5 << 20 : 6 << 20]
+    mapper["ct/c/0/0/1"] = NEW
+    assert read(1 << 20, 2 << 20) == long[1 << 20 : 2 << 20]
+    mapper["ct/c/0/0/0"] = NEW
+    assert read(16 << 20, 18 << 20) == long[16 << 20 :]
+    run_sync(files.release(file))
+
+
+@pytest.mark.parametrize("at", [3, 1500, 5 << 20])
+def test_a_long_chunk_is_one_version_while_it_is_read(tmp_path: Path, at: int) -> None:
+    url = str(tmp_path / "data.zarr")
+    make_store(url)
+    mapper = shardstore.get_mapper(url)
+    long = bytearray(17 << 20)
+    mapper["ct/c/0/0/0"] = bytes(long)
+    file = run_sync(files_of(url).open("ct/c/0/0/0"))
+    for begin, end in ((0, 1000), (1000, 2000), (5 << 20, 6 << 20)):
+        run_sync(file.read(begin, end - begin))
+    long[at] = 1
+    mapper["ct/c/0/0/0"] = bytes(long)
+    with pytest.raises(Conflict, match="was replaced while it was being read"):
+        run_sync(file.read(7 << 20, 100))
 
 
 # -- order -----------------------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ class FilesMachine(RuleBasedStateMachine):
             attr_seconds=attr_seconds,
             read_ahead=read_ahead,
             write_memory=100,  # so that values are spilled and stored early
-            limits=Limits(idle_seconds=1e6, age_seconds=1e6, wait_seconds=1e6),
+            limits=Limits(idle_seconds=1e6, age_seconds=1e6, wait_seconds=1e6, erase_seconds=1e6),
         )
         self.model: dict[str, bytes] = {key: self._value(key) for key in CHUNKS[:8]}
         self.documents = {key: self._value(key) for key in ("zarr.json", "ct/zarr.json")}

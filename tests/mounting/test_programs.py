@@ -195,8 +195,24 @@ def test_rm_removes_an_array_and_mv_moves_one(store: Path, mount: MakeMount) -> 
     assert sorted(path.name for path in store.iterdir()) == ["moved", "zarr.json"]
 
 
+def test_mv_copies_directories_of_chunks(store: Path, mount: MakeMount) -> None:
+    """They are no nodes, which are renamed as a whole."""
+    with mount(store) as mounted:
+        root = Path(mounted.directory)
+        run("rm", "-r", root / "ct/c/7")
+        run("mv", root / "ct/c/0", root / "ct/c/7")
+        run("mv", root / "ct/c/1/2", root / "row")
+        assert len(list((root / "row").iterdir())) == 8
+    expected = DATA.copy()
+    expected[28:], expected[:4], expected[4:8, 16:24] = expected[:4], 0, 0
+    np.testing.assert_array_equal(stored(store), expected)
+
+
 def test_a_document_is_not_removed_while_there_are_chunks(store: Path, mount: MakeMount) -> None:
     with mount(store) as mounted:
+        refused = run("mv", f"{mounted.directory}/ct/zarr.json", f"{mounted.directory}/notes", check=False)
+        assert refused.returncode == 1
+        assert "Directory not empty" in refused.stderr
         refused = run("rm", f"{mounted.directory}/ct/zarr.json", check=False)
         assert refused.returncode == 1
         assert "Directory not empty" in refused.stderr

@@ -96,6 +96,32 @@ def test_a_chunk_that_is_written_while_it_is_stored_with_its_document_is_the_las
     assert native(url, "new/c/0/0/0") == NEW
 
 
+@pytest.mark.parametrize("path", [KEY, "notes.txt"])
+@pytest.mark.parametrize("durable", ["close", "fsync"])
+@pytest.mark.parametrize("follows", [False, True])
+def test_closing_a_file_that_is_being_removed_does_not_bring_it_back(
+    url: str, path: str, durable: str, follows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = files_of(url, limits=SOON, durable=durable, write_memory=0)
+
+    async def run() -> None:
+        await write(files, path, b"old")
+        await files.sync()
+        monkeypatch.setattr(files.store, "update_many", slowly(files.store.update_many, 0.05, before=True))
+        if follows:
+            await files.unlink("ct/c/7/7/7")
+        file = await files.edit(path, truncates=True)
+        file.write(0, NEW)
+        await asyncio.gather(files.unlink(path), files.flush(file))
+        await files.release(file)
+        assert await files.find(path) is None
+        await files.sync()
+
+    run_sync(run())
+    run_sync(files.end())
+    assert native(url, path) is None
+
+
 def test_what_was_read_before_a_commit_of_this_mount_is_not_used_after_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     files = files_of(url)
 

@@ -2,6 +2,7 @@
 
 ``python benchmarks/mounting.py [--rounds N] [--quick] [--page FILE] [--json FILE]``, as root or with fusermount3, Linux only. What is
 compared is measured in the same round, over the same server; medians are shown. Without the program ``s3fs`` that comparison is left out.
+What the library costs by itself, with files in memory, is measured beside it (``mounting_floor.py``).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import shutil
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 import uuid
@@ -40,6 +42,7 @@ BARS = {
     "ls_seconds": 8.0,
     "copy_of_disk": 0.5,
     "commits_a_shard": 2.0,
+    "cat_of_floor": 2.0,
 }
 AT_LEAST = {"find_of_s3fs", "cat_of_s3fs", "copy_of_disk"}
 
@@ -109,18 +112,46 @@ def on_disk(place: Path) -> dict[str, float]:
     make(str(place / "data.zarr"))
     (place / "mnt").mkdir()
     with shardstore.mount(str(place / "data.zarr"), place / "mnt") as mounted:
-        found = {}
-        for name, command in (("find_us", find(place / "mnt/ct")), ("cat_us", cat(place / "mnt/ct"))):
-            before = processor_seconds(mounted.pid)
-            timed(command)
-            found[name] = (processor_seconds(mounted.pid) - before) / CHUNKS * 1e6
+        found = looked_through(place / "mnt", mounted.pid)
         subprocess.run(["cp", "-r", place / "mnt/ct", place / "plain"], check=True)
     disk = timed(f"cp -r {place}/plain {place}/copied && sync {place}/copied")
+    with in_memory(place / "plain", place / "mnt") as pid:
+        found |= {f"floor_{name}": value for name, value in looked_through(place / "mnt", pid).items()}
+        found["floor_copy_of_disk"] = disk / timed(f"cp -r {place}/plain {place}/mnt/new && sync {place}/mnt/new")
+    found["cat_of_floor"] = found["cat_us"] / found["floor_cat_us"]
     with shardstore.mount(str(place / "data.zarr"), place / "mnt", durable="fsync", chunks_per_shard=PER_SHARD):
         copied = timed(f"cp -r {place}/plain {place}/mnt/new && sync {place}/mnt/new")
     found["copy_seconds"] = copied
     found["copy_of_disk"] = disk / copied
     return found
+
+
+def looked_through(mounted: Path, pid: int) -> dict[str, float]:
+    """Processor time of a mount's process for each file that is found, and for each that is read."""
+    found = {}
+    for name, command in (("find_us", find(mounted / "ct")), ("cat_us", cat(mounted / "ct"))):
+        before = processor_seconds(pid)
+        timed(command)
+        found[name] = (processor_seconds(pid) - before) / CHUNKS * 1e6
+    return found
+
+
+@contextmanager
+def in_memory(source: Path, directory: Path) -> Iterator[int]:
+    """Files that a process holds in memory, mounted, below ``ct``; gives its number."""
+    shown = source.parent / "shown"
+    shown.mkdir()
+    (shown / "ct").symlink_to(source)
+    process = subprocess.Popen([sys.executable, Path(__file__).with_name("mounting_floor.py"), shown, directory])
+    try:
+        for _ in range(300):
+            if os.path.ismount(directory):
+                break
+            time.sleep(0.1)
+        yield process.pid
+    finally:
+        detach(directory)
+        process.wait()
 
 
 def on_s3(place: Path) -> dict[str, float]:
@@ -163,6 +194,11 @@ def on_s3(place: Path) -> dict[str, float]:
     return found
 
 
+def detach(directory: Path) -> None:
+    program = next(name for name in ("fusermount3", "fusermount", "umount") if shutil.which(name))
+    subprocess.run([program, *(["-u"] if program != "umount" else []), directory], check=True)
+
+
 @contextmanager
 def s3fs_fuse(bucket: str, endpoint: str, place: Path) -> Iterator[Path]:
     """A bucket mounted by s3fs-fuse."""
@@ -179,7 +215,7 @@ def s3fs_fuse(bucket: str, endpoint: str, place: Path) -> Iterator[Path]:
             time.sleep(0.1)
         yield directory
     finally:
-        subprocess.run(["fusermount3" if shutil.which("fusermount3") else "fusermount", "-u", directory], check=True)
+        detach(directory)
 
 
 def many_names(place: Path, names: int) -> dict[str, float]:
@@ -195,7 +231,7 @@ def many_names(place: Path, names: int) -> dict[str, float]:
 def measured(rounds: int, *, quick: bool) -> dict[str, float]:
     """Return the medians of all rounds."""
     names = NAMES // 20 if quick else NAMES
-    parts: list[Callable[[Path], dict[str, float]]] = [on_disk, on_s3, lambda place: many_names(place, names)]
+    parts: list[Callable[[Path], dict[str, float]]] = [*[on_disk] * 3, on_s3, lambda place: many_names(place, names)]
     found: dict[str, list[float]] = {}
     for _ in range(rounds):
         for part in parts:
@@ -218,6 +254,7 @@ _WORDS = {
     "ls_seconds": "`ls -l` of 200,000 names in one directory (s)",
     "copy_of_disk": "`cp -r` and `sync` of 2,048 chunks into a mount with `--durable fsync`: rate, of that of a copy on the same disk",
     "commits_a_shard": "commits of a shard in that copy, on S3",
+    "cat_of_floor": "`cat` of all chunks, processor time, of that of the same library with the files in memory",
 }
 
 
@@ -240,6 +277,12 @@ def page_of(found: dict[str, float]) -> str:
                 f"| {words} | {sign} {BARS[name]:g} | {found[name]:.3g} | {'held' if holds(name, found[name]) else '**not held**'} |"
             )
     lines += [
+        "",
+        (
+            f"The library that answers the kernel, with the same files in memory: `find` {found['floor_find_us']:.0f} µs, `cat` "
+            f"{found['floor_cat_us']:.0f} µs a file, a copy into it at {found['floor_copy_of_disk']:.2f} of the disk's rate. No mount that "
+            "is built on it can be faster."
+        ),
         "",
         "Seconds: " + ", ".join(f"{name} {value:.2f}" for name, value in sorted(found.items()) if name.endswith("_seconds")) + ".",
         "",

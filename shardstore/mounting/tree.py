@@ -30,6 +30,9 @@ _UNKNOWN = -2  # the size of a document that has not been read yet
 WHOLE_NAMES = 200_000
 """All below a directory of an array is listed at once if its chunk grid has no more chunks there."""
 
+MOST_NAMES = 1_000_000
+"""Listings that are no longer believed are kept, for reading ahead, up to so many names."""
+
 _SMALL_NAMES = 4096
 _MISS_SECONDS = 5.0
 _MISSES = 2
@@ -80,10 +83,12 @@ class Tree:
     attr_seconds: float
     clock: Callable[[], float] = time.monotonic
     whole_names: int = WHOLE_NAMES
+    most_names: int = MOST_NAMES
     made_here: set[str] = field(default_factory=set)
     """Arrays that this mount has made. Their directories of chunks are there only once there is something in them: ``cp -r`` does not
     look before it makes a directory in one that it has made, and would fail."""
-    _listed: dict[str, Listed] = field(default_factory=dict)
+    _listed: dict[str, Listed] = field(default_factory=dict)  # the oldest first
+    _names: int = 0  # in listings, and in some that have been forgotten
     _arrays: dict[str, _Array] = field(default_factory=dict)
     _misses: dict[str, _Misses] = field(default_factory=dict)
     _under_way: dict[str, asyncio.Future[None]] = field(default_factory=dict)
@@ -288,7 +293,7 @@ class Tree:
             names: dict[str, int] = {name_of(prefix.rstrip("/")): DIRECTORY for prefix in listed.prefixes}
             for value in listed.values:
                 names[name_of(value.key)] = _UNKNOWN if value.nbytes is None else value.nbytes
-            self._listed[path] = Listed(names, at, path)
+            self._keep({path: Listed(names, at, path)})
 
         await self._once(path, work)
 
@@ -315,9 +320,24 @@ class Tree:
                     listed.names[name] = _UNKNOWN if nbytes is None else nbytes
             for other in self._below(self._listed, path):
                 del self._listed[other]
-            self._listed.update(below)
+            self._keep(below)
 
         await self._once(path, work)
+
+    def _keep(self, listed: dict[str, Listed]) -> None:
+        """Keep new listings, and forget the oldest ones where that makes too many names."""
+        for path, one in listed.items():
+            self._listed.pop(path, None)
+            self._listed[path] = one
+            self._names += len(one.names)
+        if self._names <= self.most_names:
+            return
+        self._names = sum(len(one.names) for one in self._listed.values())
+        for path in list(self._listed):
+            if self._names <= self.most_names // 2:
+                break
+            if self._fresh(path) is None and path not in listed:
+                self._names -= len(self._listed.pop(path).names)
 
     @staticmethod
     def _link(below: dict[str, Listed], top: str, path: str, at: float) -> None:
@@ -365,6 +385,8 @@ class Tree:
             layout = await self.store.layout(path)
         except Corruption:
             layout = None  # whoever reads the document is told
+        if len(self._arrays) > self.whole_names:
+            self._arrays.clear()
         if epoch == self._epoch:
             self._arrays[path] = _Array(layout, at)
         return layout

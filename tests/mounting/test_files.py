@@ -6,7 +6,7 @@ import asyncio
 import errno
 import json
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +199,29 @@ def test_a_listing_that_has_expired_is_made_anew_as_a_whole(counted: tuple[Files
     reads = [request for request in storage.requests if request.operation == "read" and "/c/" in request.key]
     assert len(reads) <= 8 + 2  # the index of the first file, and then that of each shard
     assert sum(request.operation in ("list", "list_dir") for request in storage.requests) == 1
+
+
+def test_old_listings_are_forgotten(counted: tuple[Files, FaultStorage, Clock]) -> None:
+    files, _, clock = counted
+    files.tree.most_names, files.tree.whole_names = 40, 0  # so that each directory has a listing of its own
+
+    async def list_rows(first: int, last: int) -> list[str]:
+        for i in range(first, last):
+            for j in range(8):
+                await files.tree.names(f"ct/c/{i}/{j}")
+                clock.now += 0.3
+        return [name async for name in _known(files)]
+
+    async def _known(files: Files) -> AsyncIterator[str]:
+        for i in range(8):
+            for j in range(8):
+                if files.tree.nbytes(f"ct/c/{i}/{j}/0") is not None:
+                    yield f"{i}/{j}"
+
+    assert run_sync(list_rows(0, 4))[-1] == "3/7"
+    known = run_sync(list_rows(4, 8))
+    assert len(known) <= 5
+    assert known[-1] == "7/7"
 
 
 def test_directories_of_chunks_are_not_asked_for(counted: tuple[Files, FaultStorage, Clock]) -> None:

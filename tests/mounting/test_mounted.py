@@ -70,12 +70,17 @@ def test_a_chunk_that_grows_while_it_is_open_is_never_short(store: Path, mount: 
             assert len(data) in (100 * n, 100 * n + 50)  # what was current not more than attr_seconds before
 
 
-def test_two_mounts_and_a_native_writer_lose_nothing(store: Path, mount: MakeMount) -> None:
-    first, second = mount(store), mount(store, durable="fsync")
+@pytest.mark.parametrize("on_s3", [False, True])
+def test_two_mounts_and_a_native_writer_lose_nothing(store: Path, mount: MakeMount, request: pytest.FixtureRequest, on_s3: bool) -> None:
+    url, options = str(store), None
+    if on_s3:
+        url, options = request.getfixturevalue("s3_url")
+        make_store(url, storage_options=options)
+    first, second = mount(url, storage_options=options), mount(url, durable="fsync", storage_options=options)
     arrays: list[Any] = [
         zarr.open_group(LocalStore(first.directory), mode="r+")["ct"],
         zarr.open_group(LocalStore(second.directory), mode="r+")["ct"],
-        zarr.open_group(shardstore.open(str(store)), mode="r+")["ct"],
+        zarr.open_group(shardstore.open(url, storage_options=options), mode="r+")["ct"],
     ]
     expected = DATA.copy()
     for z in range(0, 16, 4):
@@ -93,7 +98,7 @@ def test_two_mounts_and_a_native_writer_lose_nothing(store: Path, mount: MakeMou
         thread.join()
     for mounted in (first, second):
         mounted.unmount()
-    stored: Any = zarr.open_group(shardstore.open(str(store)), mode="r")["ct"]
+    stored: Any = zarr.open_group(shardstore.open(url, storage_options=options), mode="r")["ct"]
     np.testing.assert_array_equal(stored[:], expected)
 
 

@@ -125,6 +125,14 @@ def test_gdal_reads_zarr_2(store: Path, mount: MakeMount, tmp_path: Path) -> Non
     np.testing.assert_array_equal(np.fromfile(tmp_path / "flat.raw", "u2").reshape(flat.shape), flat)
 
 
+def test_gdal_reads_zarr_3(store: Path, mount: MakeMount, tmp_path: Path) -> None:
+    pytest.importorskip("rasterio", reason="rasterio has the newest GDAL from Python 3.12 on")
+    program = "import sys, numpy, rasterio; numpy.save(sys.argv[2], rasterio.open(sys.argv[1]).read())"
+    with mount(store) as mounted:
+        run(sys.executable, "-c", program, f'ZARR:"{mounted.directory}/ct"', tmp_path / "found.npy")
+    np.testing.assert_array_equal(np.load(tmp_path / "found.npy"), DATA)  # the first axis is that of bands
+
+
 @pytest.mark.parametrize(("where", "durable"), [("local", "close"), ("moto", "fsync")])
 def test_trees_are_copied_out_and_in(
     where: str, place: tuple[str, dict[str, object]], mount: MakeMount, tmp_path: Path, durable: str

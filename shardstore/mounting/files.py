@@ -8,27 +8,26 @@ from __future__ import annotations
 
 import errno
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 
 from shardstore.engine.actions import ERASE, Action
 from shardstore.errors import AccessDenied, Conflict, InvalidInput, NotFound, ReadOnly, ShardStoreError, Unsupported
-from shardstore.format.store_keys import check_key, join, possible_owners
+from shardstore.format.store_keys import check_key, possible_owners
 from shardstore.mounting.early import Early
 from shardstore.mounting.errnos import ErrorLog, Refused
 from shardstore.mounting.held_back import Durable, HeldBack, Limits
 from shardstore.mounting.moves import Moves
-from shardstore.mounting.names import ByPath, in_order, is_document, is_scratch, name_of, parent_of
-from shardstore.mounting.open_files import Entry, Pinned, Reader, Whole, Writer
+from shardstore.mounting.names import DIRECTORY, is_document, is_scratch, name_of, parent_of
+from shardstore.mounting.namespace import Namespace
+from shardstore.mounting.open_files import Pinned, Reader, Whole, Writer
 from shardstore.mounting.reading import Values
-from shardstore.mounting.tree import DIRECTORY, Tree
+from shardstore.mounting.tree import Tree
 from shardstore.mounting.writing import Buffer, erasing_these, storing
 from shardstore.presented.flavours import Presented
 
 WHOLE_NBYTES = 16 * 2**20
 """Larger values are not read whole when they are opened, but piece by piece, of one version."""
 
-_MOST_REMEMBERED = 100_000
 _FINAL = (AccessDenied, Conflict, InvalidInput, ReadOnly, Refused)
 """What would fail again."""
 
@@ -57,85 +56,16 @@ class Files:
         self.values = Values(store, attr_seconds, read_ahead, clock)
         self.tree = Tree(store, self.values, attr_seconds, clock)
         self.held = HeldBack(store, write_memory, self._stored, self.log, limits or Limits(), clock)
-        self.began_ns = time.time_ns()
-        self._clock = clock
-        self._buffers: ByPath[Buffer] = ByPath()
-        self._made: ByPath[bool] = ByPath()  # directories that may be empty; True if they were made here
-        self._removed: OrderedDict[str, float] = OrderedDict()  # directories that were removed here, and when
-        self._early = Early(store.options.present, self.find, self.tree, self.values, self.held, attr_seconds, clock)
+        self.names = Namespace(self.tree, self.held, attr_seconds, clock)
+        self._buffers = self.names.buffers
+        self._early = Early(store.options.present, self.names.find, self.tree, self.values, self.held, attr_seconds, clock)
         self._moves = Moves()
-        self._mtimes: OrderedDict[str, int] = OrderedDict()
 
     # -- names -----------------------------------------------------------------------------------------------------------
 
     async def find(self, path: str) -> int | None:
-        """Return the size of a file in bytes, ``DIRECTORY`` for a directory, ``None`` if there is nothing.
-
-        Raises:
-            ShardStoreError: the storage could not be asked.
-        """
-        if (buffer := self._buffers.get(path)) is not None:
-            return buffer.nbytes
-        if (held := self.held.pending.get(path)) is not None:
-            return held.nbytes
-        if path in self._made:
-            return DIRECTORY
-        try:
-            check_key(path or "x")
-        except InvalidInput:
-            return None
-        if parent_of(path) in self._made and not await self._is_stored(parent_of(path)):
-            return None
-        found = await self.tree.find(path)
-        return None if found == DIRECTORY and self._was_removed(path) else found
-
-    async def _is_stored(self, path: str) -> bool:
-        """Return whether a directory that was made here is on the storage too."""
-        above = path
-        while parent_of(above) in self._made:
-            above = parent_of(above)
-        return await self.tree.find(above) == DIRECTORY
-
-    def _was_removed(self, path: str) -> bool:
-        removed = self._removed.get(path)
-        return removed is not None and self._clock() - removed < self.attr_seconds
-
-    async def entries(self, path: str) -> list[Entry]:
-        """Return what is in a directory: directories first, documents last. Raises as ``find``."""
-        names: dict[str, int] = {}
-        if path not in self._made or await self._is_stored(path):
-            listed = await self.tree.names(path)
-            names = {name: listed.names[name] for name in listed.ordered(path)}
-        own = self._own(path)
-        for name, nbytes in own.items():
-            if nbytes is None:
-                names.pop(name, None)
-            else:
-                names[name] = nbytes
-        if own:
-            ordered = sorted(names, key=lambda name: (names[name] != DIRECTORY, is_document(join(path, name)), in_order(name)))
-            names = {name: names[name] for name in ordered}
-        return [
-            Entry(name, nbytes, self.mtime_ns(join(path, name)))
-            for name, nbytes in names.items()
-            if nbytes != DIRECTORY or not self._was_removed(join(path, name))
-        ]
-
-    def _own(self, path: str) -> dict[str, int | None]:
-        """Return the names in a directory that this mount knows better than the storage."""
-        own: dict[str, int | None] = dict.fromkeys(self._made.names(path), DIRECTORY)
-        own |= {name: self.held.pending[join(path, name)].nbytes for name in self.held.pending.names(path)}
-        own |= {name: self._buffers[join(path, name)].nbytes for name in self._buffers.names(path)}
-        return own
-
-    def mtime_ns(self, path: str) -> int:
-        """Return when a file was written, if it was written here; else when the store was mounted."""
-        return self._mtimes.get(path, self.began_ns)
-
-    def set_mtime(self, path: str, mtime_ns: int) -> None:
-        self._mtimes[path] = mtime_ns
-        if len(self._mtimes) > _MOST_REMEMBERED:
-            self._mtimes.popitem(last=False)
+        """Return what ``Namespace.find`` does."""
+        return await self.names.find(path)
 
     def _stored(self, path: str, nbytes: int | None) -> None:
         """Note what has been stored."""
@@ -143,14 +73,13 @@ class Files:
         if is_document(path):
             self._early.forget()
             self.tree.forget_array(parent_of(path))
-            if nbytes is not None and self._made.get(parent_of(path)):
+            if nbytes is not None and self.names.directories.was_made(parent_of(path)):
                 self.tree.made_here.add(parent_of(path))
         if nbytes is None:
             self.tree.remove(path)
             return
         self.tree.put(path, nbytes)
-        while self._removed and (path := parent_of(path)):
-            self._removed.pop(path, None)
+        self.names.directories.filled(path)
 
     def _check_writable(self) -> None:
         if self.read_only:
@@ -230,7 +159,7 @@ class Files:
         else:
             buffer.truncate(0)
         self._opened(path, buffer, appends)
-        await self._show_directories(path)
+        await self.names.show_directories(path)
         return Writer(buffer, appends)
 
     async def edit(self, path: str, *, truncates: bool, appends: bool = False) -> Writer:
@@ -268,16 +197,10 @@ class Files:
         """Return whether a file can be meant to be empty: no document is, and no chunk."""
         return not is_document(path) and not possible_owners(path) and not self.store.options.present.shows_draft
 
-    async def _show_directories(self, path: str) -> None:
-        """Let listings show the directories among chunks in which there is a file now: they were there before, without being shown."""
-        while await self.tree.chunk_area(path):
-            path = parent_of(path)
-            self._made[path] = self._made.get(path, False)
-
     def _opened(self, path: str, buffer: Buffer, appends: bool) -> Writer:
         buffer.handles += 1
         self._buffers[path] = buffer
-        self.set_mtime(path, time.time_ns())
+        self.names.set_mtime(path, time.time_ns())
         return Writer(buffer, appends)
 
     async def _is_scratch(self, path: str) -> bool:
@@ -368,7 +291,7 @@ class Files:
                 self._early.forget()
         else:
             await self.held.commit(path, data, action(data), check, still)
-        self.set_mtime(path, time.time_ns())
+        self.names.set_mtime(path, time.time_ns())
 
     async def truncate(self, path: str, nbytes: int) -> None:
         """Cut or extend a file that is not open. Raises as ``edit`` and ``flush``."""
@@ -396,7 +319,7 @@ class Files:
             raise NotFound(f"there is no {path!r}")
         if found == DIRECTORY:
             raise Refused(errno.EISDIR)
-        self._mtimes.pop(path, None)
+        self.names.set_mtime(path, None)
         buffer = self._buffers.remove(path)
         if buffer is not None:
             buffer.path = None  # so that a close that has begun stores it no more
@@ -408,14 +331,9 @@ class Files:
                 buffer.path = path
                 self._buffers[path] = buffer
             raise
-        self._keep_directories(path)
+        self.names.directories.show_above(path)
         if buffer is not None:
             self._let_go(buffer)
-
-    def _keep_directories(self, path: str) -> None:
-        """Remember the directories of a file that is removed: they stay, though nothing may be in them."""
-        while path := parent_of(path):
-            self._made[path] = self._made.get(path, False)
 
     async def _erase_document(self, path: str) -> None:
         try:
@@ -454,10 +372,9 @@ class Files:
 
     async def _mkdir(self, path: str) -> None:
         found = await self.find(path)
-        if found is not None and (found != DIRECTORY or path in self._made or not await self.tree.is_hidden(path)):
+        if found is not None and (found != DIRECTORY or path in self.names.directories or not await self.tree.is_hidden(path)):
             raise Refused(errno.EEXIST)
-        self._removed.pop(path, None)
-        self._made[path] = True
+        self.names.directories.make(path)
 
     async def rmdir(self, path: str) -> None:
         """Remove an empty directory; unless it is one of many, among chunks, what was in it is erased by then.
@@ -476,14 +393,11 @@ class Files:
             raise NotFound(f"there is no {path!r}")
         if found != DIRECTORY:
             raise Refused(errno.ENOTDIR)
-        if await self.entries(path):
+        if await self.names.entries(path):
             raise Refused(errno.ENOTEMPTY)
         if not name_of(path).isdecimal():
             await self.held.settle(self.held.pending.below(path))
-        self._made.remove(path)
-        self._removed[path] = self._clock()
-        if len(self._removed) > _MOST_REMEMBERED:
-            self._removed.popitem(last=False)
+        self.names.directories.remove(path)
         self.tree.remove(path)
 
     async def rename(self, source: str, target: str, *, no_replace: bool = False) -> None:
@@ -534,7 +448,7 @@ class Files:
         if not becomes_scratch:
             must_be_new = no_replace and target not in self.held.pending  # where it is erased, if not on the storage yet
             await self._save(target, data, *storing(target, must_be_new))
-        await self._show_directories(target)
+        await self.names.show_directories(target)
         self._drop(target, keeps_origin=source)
         if buffer is None and becomes_scratch:
             buffer = Buffer(target, is_scratch=True)
@@ -559,9 +473,9 @@ class Files:
         if was_stored:
             # What has only a scratch name now stays stored until that is removed too. An editor puts a new one in its place at once.
             self.held.erase_later(source, erasing, has_backup=becomes_scratch)
-            self._keep_directories(source)
-        self.set_mtime(target, self.mtime_ns(source))
-        self._mtimes.pop(source, None)
+            self.names.directories.show_above(source)
+        self.names.set_mtime(target, self.names.mtime_ns(source))
+        self.names.set_mtime(source, None)
 
     async def link(self, source: str, target: str) -> None:
         """Give a scratch file, as it is now, a second name that must be new: so zarr-python stores a value only where none is.
@@ -583,14 +497,14 @@ class Files:
             raise Refused(errno.EEXIST)
         must_be_new = target not in self.held.pending
         await self._save(target, buffer.content(), *storing(target, must_be_new))
-        await self._show_directories(target)
+        await self.names.show_directories(target)
 
     async def _rename_directory(self, source: str, target: str, there: int | None) -> None:
         if there is not None and there != DIRECTORY:
             raise Refused(errno.ENOTDIR)
         if target.startswith(f"{source}/"):
             raise Refused(errno.EINVAL)
-        if there == DIRECTORY and await self.entries(target):
+        if there == DIRECTORY and await self.names.entries(target):
             raise Refused(errno.ENOTEMPTY)
         if not all(self._buffers[path].is_scratch for path in self._buffers.below(source)):
             raise Refused(errno.EBUSY)
@@ -598,19 +512,17 @@ class Files:
             await self.held.wait_below(directory)
         await self.held.settle(self.held.pending.below(target))
         await self.held.settle([key for key in self.held.pending.below(source) if not self.held.pending[key].waits])
-        if source not in self._made or await self._is_stored(source):
+        if source not in self.names.directories or await self.names.is_stored(source):
             try:
                 await self.store.move_prefix(source, target)
             except NotFound:
-                if source not in self._made:
+                if source not in self.names.directories:
                     raise
             except (Unsupported, InvalidInput) as exc:  # the latter for a directory of chunks
                 raise Refused(errno.EXDEV) from exc  # so that mv copies file by file
         self.held.drop_below(target)
         self.held.moved(source, target)
-        for path in [source, *self._made.below(source)]:
-            if (is_new := self._made.remove(path)) is not None:
-                self._made[target + path[len(source) :]] = is_new
+        self.names.directories.moved(source, target)
         for other in self._buffers.values():
             if other.moved_from is not None and other.moved_from.startswith(f"{source}/"):
                 other.moved_from = target + other.moved_from[len(source) :]
@@ -620,8 +532,6 @@ class Files:
             buffer.path = target + path[len(source) :]
             self._buffers[buffer.path] = buffer
         self._early.forget()
-        for path in [path for path in self._removed if path == target or path.startswith(f"{target}/")]:
-            del self._removed[path]
         for path in (source, target):
             self.tree.forget(path)
         self.values.forget_all()

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TypeVar
 
 from shardstore.format.json_text import parse_object
 from shardstore.format.metadata_v3 import METADATA_NAME, is_array
+from shardstore.format.store_keys import join
 from shardstore.format.v2.keys import ARRAY_NAME, DOCUMENT_NAMES
 
 T = TypeVar("T")
+
+DIRECTORY = -1
+"""Stands for the size of a directory in listings."""
 
 _SCRATCH = re.compile(
     r"""
@@ -57,6 +62,16 @@ def name_of(path: str) -> str:
 def in_order(name: str) -> tuple[int, int, str]:
     """Return a key to sort names by in which numbers are in their own order, as chunks are."""
     return (0, int(name), name) if name.isdecimal() and len(name) < 20 else (1, 0, name)
+
+
+def shown_order(directory: str, names: Mapping[str, int]) -> list[str]:
+    """Return the names in a directory, given with their sizes, in the order in which they are shown: directories first, documents last."""
+    return sorted(names, key=lambda name: (names[name] != DIRECTORY, is_document(join(directory, name)), in_order(name)))
+
+
+def moved_path(path: str, source: str, target: str) -> str:
+    """Return the name that ``path``, at or below ``source``, has after ``source`` was renamed to ``target``."""
+    return target + path[len(source) :]
 
 
 class ByPath(dict[str, T]):

@@ -22,8 +22,8 @@ from shardstore.errors import NotFound
 from shardstore.format.store_keys import join
 from shardstore.mounting.errnos import Refused, error_number
 from shardstore.mounting.files import Files
+from shardstore.mounting.names import DIRECTORY
 from shardstore.mounting.open_files import Entry, Reader, Writer
-from shardstore.mounting.tree import DIRECTORY
 
 T = TypeVar("T")
 
@@ -189,7 +189,7 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
             raise NotFound(path)
         inode = self._inode(path)
         inode.lookups += 1
-        return self._attributes(inode, nbytes, self.files.mtime_ns(path))
+        return self._attributes(inode, nbytes, self.files.names.mtime_ns(path))
 
     @_answer
     async def lookup(self, parent_inode: int, name: bytes, ctx: Any) -> Any:
@@ -202,7 +202,7 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
             return entry
         inode = self._inode(path)
         inode.lookups += 1
-        return self._attributes(inode, nbytes, self.files.mtime_ns(path))
+        return self._attributes(inode, nbytes, self.files.names.mtime_ns(path))
 
     @_answer
     async def getattr(self, inode: int, ctx: Any = None) -> Any:
@@ -212,13 +212,13 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
         nbytes = await self.files.find(known.path)
         if nbytes is None:
             raise NotFound(known.path)
-        return self._attributes(known, nbytes, self.files.mtime_ns(known.path))
+        return self._attributes(known, nbytes, self.files.names.mtime_ns(known.path))
 
     def _attributes_of_removed(self, number: int, known: Inode | None) -> Any:
         """Return the attributes of a file that is open and has no name any more."""
         for opened in self._opened.values():
             if opened.inode is known and isinstance(opened, _Opened):
-                return self._attributes(opened.inode, opened.file.nbytes, self.files.began_ns)
+                return self._attributes(opened.inode, opened.file.nbytes, self.files.names.began_ns)
         raise pyfuse3.FUSEError(errno.ESTALE)
 
     @_answer
@@ -231,7 +231,7 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
             else:
                 await self.files.truncate(self._path(inode), attr.st_size)
         if fields.update_mtime and known is not None and known.path is not None:
-            self.files.set_mtime(known.path, attr.st_mtime_ns)
+            self.files.names.set_mtime(known.path, attr.st_mtime_ns)
         return await type(self).getattr(self, inode, ctx)
 
     @_answer
@@ -261,7 +261,7 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
         if path is None:
             return
         if start_id == 0:
-            opened.entries = await self.files.entries(path)
+            opened.entries = await self.files.names.entries(path)
         begin = f"{path}/" if path else ""
         seconds = self.files.attr_seconds
         attributes = pyfuse3.EntryAttributes()
@@ -337,7 +337,7 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
         )
         inode = self._inode(path)
         inode.lookups += 1
-        return self._info(file, inode), self._attributes(inode, file.nbytes, self.files.mtime_ns(path))
+        return self._info(file, inode), self._attributes(inode, file.nbytes, self.files.names.mtime_ns(path))
 
     def _file(self, fh: int) -> Reader:
         opened = self._opened[fh]

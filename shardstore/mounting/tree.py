@@ -18,13 +18,11 @@ from shardstore.errors import Corruption
 from shardstore.format.chunk_keys import looks_like_chunk_prefix
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.format.store_keys import ancestors, join
-from shardstore.mounting.names import in_order, is_document, is_scratch, name_of, parent_of
+from shardstore.mounting.names import DIRECTORY, is_scratch, name_of, parent_of, shown_order
 from shardstore.mounting.reading import Values
 from shardstore.presented.flavours import Presented
 from shardstore.storage.base import Absent, Failed, Found, Read
 
-DIRECTORY = -1
-"""Stands for the size of a directory in listings."""
 _UNKNOWN = -2  # the size of a document that has not been read yet
 
 WHOLE_NAMES = 200_000
@@ -51,10 +49,7 @@ class Listed:
 
     def ordered(self, path: str) -> list[str]:
         if self.order is None:
-            self.order = sorted(
-                self.names,
-                key=lambda name: (self.names[name] != DIRECTORY, is_document(join(path, name)), in_order(name)),
-            )
+            self.order = shown_order(path, self.names)
         return self.order
 
 

@@ -23,8 +23,7 @@ from shardstore.model.ranges import EVERYTHING, ByteRange
 from shardstore.mounting.errnos import Refused, error_number
 from shardstore.mounting.files import Files
 from shardstore.mounting.held_back import Limits
-from shardstore.mounting.names import is_document, is_scratch
-from shardstore.mounting.tree import DIRECTORY
+from shardstore.mounting.names import DIRECTORY, is_document, is_scratch
 from shardstore.storage.base import Storage
 from shardstore.storage.opening.open import open_storage
 from shardstore.testing.faults import Fail, Fault, FaultStorage, at_every_request
@@ -79,7 +78,7 @@ def native(url: str, key: str) -> bytes | None:
 def everything(files: Files, path: str = "") -> dict[str, int]:
     """Return all files with their sizes, as ``find`` would list them."""
     found: dict[str, int] = {}
-    for entry in run_sync(files.entries(path)):
+    for entry in run_sync(files.names.entries(path)):
         full = f"{path}/{entry.name}" if path else entry.name
         if entry.nbytes == DIRECTORY:
             found |= everything(files, full)
@@ -237,8 +236,8 @@ def test_directories_of_chunks_are_not_asked_for(counted: tuple[Files, FaultStor
 def test_documents_are_listed_last_and_directories_first(counted: tuple[Files, FaultStorage, Clock]) -> None:
     files, _, _ = counted
     put(files, "ct/a note", b"x")
-    assert [entry.name for entry in run_sync(files.entries("ct"))] == ["c", "a note", "zarr.json"]
-    assert [entry.name for entry in run_sync(files.entries("ct/c"))] == [str(i) for i in range(8)]
+    assert [entry.name for entry in run_sync(files.names.entries("ct"))] == ["c", "a note", "zarr.json"]
+    assert [entry.name for entry in run_sync(files.names.entries("ct/c"))] == [str(i) for i in range(8)]
 
 
 def test_a_copy_with_held_back_files_commits_each_shard_once(counted: tuple[Files, FaultStorage, Clock], tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from shardstore.model.ranges import EVERYTHING
 from shardstore.mounting.errnos import Refused
 from shardstore.mounting.files import Files
 from shardstore.mounting.held_back import Limits
-from shardstore.mounting.tree import DIRECTORY
+from shardstore.mounting.names import DIRECTORY
 
 EXAMPLES = int(os.environ.get("SHARDSTORE_EXAMPLES", "20"))
 
@@ -185,7 +185,7 @@ class FilesMachine(RuleBasedStateMachine):
             assert not inside
         except (Refused, NotFound):
             found = run_sync(self.files.find(name))
-            assert inside or found is None or run_sync(self.files.entries(name))
+            assert inside or found is None or run_sync(self.files.names.entries(name))
 
     # -- what has to hold -----------------------------------------------------------------------------------------------
 
@@ -211,7 +211,7 @@ class FilesMachine(RuleBasedStateMachine):
         waiting = [""]
         while waiting:
             path = waiting.pop()
-            entries = run_sync(self.files.entries(path))
+            entries = run_sync(self.files.names.entries(path))
             assert len({entry.name for entry in entries}) == len(entries)
             for entry in entries:
                 full = f"{path}/{entry.name}" if path else entry.name

@@ -126,7 +126,7 @@ def test_what_was_read_before_a_commit_of_this_mount_is_not_used_after_it(url: s
     files = files_of(url)
 
     async def run() -> None:
-        await files.entries("ct")
+        await files.names.entries("ct")
         await read(files, "ct/c/0/0/0")
         monkeypatch.setattr(files.store, "read_versions", slowly(files.store.read_versions, 0.2, before=False))
         reading = asyncio.create_task(read(files, "ct/c/0/0/1"))  # which reads ahead

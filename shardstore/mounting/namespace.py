@@ -1,0 +1,162 @@
+"""The names that a mount shows: those on the storage, and over them those that it has open, holds back, has made or has removed."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from shardstore.errors import InvalidInput
+from shardstore.format.store_keys import check_key, join
+from shardstore.mounting.held_back import HeldBack
+from shardstore.mounting.names import DIRECTORY, ByPath, parent_of, shown_order
+from shardstore.mounting.open_files import Entry
+from shardstore.mounting.tree import Tree
+from shardstore.mounting.writing import Buffer
+
+_MOST_MTIMES = 100_000
+_MOST_REMOVED = 100_000
+
+
+class Directories:
+    """Directories that may be empty, and are shown all the same (``path in directories``), and those that were removed."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._shown: ByPath[bool] = ByPath()  # True if it was made here
+        self._removed: OrderedDict[str, float] = OrderedDict()  # and when
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._shown
+
+    def names(self, path: str) -> list[str]:
+        """Return the names of those in a directory."""
+        return self._shown.names(path)
+
+    def was_made(self, path: str) -> bool:
+        """Return whether a program has made it."""
+        return self._shown.get(path, False)
+
+    def was_removed(self, path: str) -> bool:
+        """Return whether it was removed so lately that a listing may show it still."""
+        removed = self._removed.get(path)
+        return removed is not None and self._clock() - removed < self._seconds
+
+    def make(self, path: str) -> None:
+        self._removed.pop(path, None)
+        self._shown[path] = True
+
+    def show(self, path: str) -> None:
+        self._shown[path] = self._shown.get(path, False)
+
+    def show_above(self, path: str) -> None:
+        """Show the directories of a file that is removed: they stay, though nothing may be in them."""
+        while path := parent_of(path):
+            self.show(path)
+
+    def remove(self, path: str) -> None:
+        self._shown.remove(path)
+        self._removed[path] = self._clock()
+        if len(self._removed) > _MOST_REMOVED:
+            self._removed.popitem(last=False)
+
+    def filled(self, path: str) -> None:
+        """Note that there is a file at ``path``, so that no directory above it is removed."""
+        while self._removed and (path := parent_of(path)):
+            self._removed.pop(path, None)
+
+    def moved(self, source: str, target: str) -> None:
+        """Note that a directory, with those in it, has another name."""
+        for path in [source, *self._shown.below(source)]:
+            if (was_made := self._shown.remove(path)) is not None:
+                self._shown[target + path[len(source) :]] = was_made
+        for path in [path for path in self._removed if path == target or path.startswith(f"{target}/")]:
+            del self._removed[path]
+
+
+class Namespace:
+    """The names of one mount."""
+
+    def __init__(self, tree: Tree, held: HeldBack, attr_seconds: float, clock: Callable[[], float]) -> None:
+        self.buffers: ByPath[Buffer] = ByPath()
+        """Files that are open for writing, and scratch files."""
+        self.directories = Directories(attr_seconds, clock)
+        self.began_ns = time.time_ns()
+        self._tree = tree
+        self._held = held
+        self._mtimes: OrderedDict[str, int] = OrderedDict()
+
+    async def find(self, path: str) -> int | None:
+        """Return the size of a file in bytes, ``DIRECTORY`` for a directory, ``None`` if there is nothing.
+
+        Raises:
+            ShardStoreError: the storage could not be asked.
+        """
+        if (buffer := self.buffers.get(path)) is not None:
+            return buffer.nbytes
+        if (held := self._held.pending.get(path)) is not None:
+            return held.nbytes
+        if path in self.directories:
+            return DIRECTORY
+        try:
+            check_key(path or "x")
+        except InvalidInput:
+            return None
+        if parent_of(path) in self.directories and not await self.is_stored(parent_of(path)):
+            return None
+        found = await self._tree.find(path)
+        return None if found == DIRECTORY and self.directories.was_removed(path) else found
+
+    async def is_stored(self, path: str) -> bool:
+        """Return whether one of ``directories`` is on the storage too."""
+        above = path
+        while parent_of(above) in self.directories:
+            above = parent_of(above)
+        return await self._tree.find(above) == DIRECTORY
+
+    async def entries(self, path: str) -> list[Entry]:
+        """Return what is in a directory: directories first, documents last. Raises as ``find``."""
+        names: dict[str, int] = {}
+        if path not in self.directories or await self.is_stored(path):
+            listed = await self._tree.names(path)
+            names = {name: listed.names[name] for name in listed.ordered(path)}
+        own = self._own(path)
+        for name, nbytes in own.items():
+            if nbytes is None:
+                names.pop(name, None)
+            else:
+                names[name] = nbytes
+        if own:
+            names = {name: names[name] for name in shown_order(path, names)}
+        return [
+            Entry(name, nbytes, self.mtime_ns(join(path, name)))
+            for name, nbytes in names.items()
+            if nbytes != DIRECTORY or not self.directories.was_removed(join(path, name))
+        ]
+
+    def _own(self, path: str) -> dict[str, int | None]:
+        """Return the names in a directory that this mount knows better than the storage."""
+        own: dict[str, int | None] = dict.fromkeys(self.directories.names(path), DIRECTORY)
+        own |= {name: self._held.pending[join(path, name)].nbytes for name in self._held.pending.names(path)}
+        own |= {name: self.buffers[join(path, name)].nbytes for name in self.buffers.names(path)}
+        return own
+
+    async def show_directories(self, path: str) -> None:
+        """Let listings show the directories among chunks in which there is a file now: they were there before, without being shown."""
+        while await self._tree.chunk_area(path):
+            path = parent_of(path)
+            self.directories.show(path)
+
+    def mtime_ns(self, path: str) -> int:
+        """Return when a file was written, if it was written here; else when the store was mounted."""
+        return self._mtimes.get(path, self.began_ns)
+
+    def set_mtime(self, path: str, mtime_ns: int | None) -> None:
+        """Note when a file was written; ``None``: it is there no more."""
+        if mtime_ns is None:
+            self._mtimes.pop(path, None)
+            return
+        self._mtimes[path] = mtime_ns
+        if len(self._mtimes) > _MOST_MTIMES:
+            self._mtimes.popitem(last=False)

@@ -7,12 +7,13 @@ import sys
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from shardstore.cli.arguments import StorageOptions
 from shardstore.cli.execution import parse_bytes
+from shardstore.cli.pack import parse_policy
 from shardstore.cli.secrets import ARGUMENTS
 from shardstore.errors import InvalidInput
 from shardstore.mounting import mounts
@@ -43,32 +44,32 @@ def mount(
     read_only: Annotated[bool, typer.Option("--read-only", help="Refuse every write.")] = False,
     present: Annotated[PresentedAs, typer.Option("--present", help="The format that is shown.")] = PresentedAs.V3,
     durable: Annotated[
-        Durability, typer.Option("--durable", help="Store a file when it is closed; or in batches, by fsync and soon after.")
+        Durability, typer.Option("--durable", help="Store a file when it is closed; or in batches, at fsync or 1 to 5 s after.")
     ] = Durability.CLOSE,
     attr_seconds: Annotated[
-        float, typer.Option("--attr-seconds", metavar="SECONDS", help="Names and sizes are believed for so long.", min=0)
+        float, typer.Option("--attr-seconds", metavar="SECONDS", help="Names and sizes are cached for so long.", min=0)
     ] = 1.0,
     read_ahead: Annotated[str, typer.Option("--read-ahead", metavar="BYTES", help="Read ahead of chunks opened in order.")] = "16MiB",
     write_memory: Annotated[str, typer.Option("--write-memory", metavar="BYTES", help="Held back in memory at most.")] = "256MiB",
     chunks_per_shard: Annotated[
-        str, typer.Option("--chunks-per-shard", metavar="auto|none|I,J,K", help="Of arrays that are created.")
+        str, typer.Option("--chunks-per-shard", metavar="auto|none|I,J,K", help="Shards of arrays that are created.")
     ] = "auto",
     allow_other: Annotated[bool, typer.Option("--allow-other", help="Let other users of this machine in.")] = False,
     uid: Annotated[int | None, typer.Option("--uid", help="The user of all files.", min=0, show_default=False)] = None,
     gid: Annotated[int | None, typer.Option("--gid", help="The group of all files.", min=0, show_default=False)] = None,
-    umask: Annotated[str, typer.Option("--umask", metavar="MODE", help="Mode bits that no file has.")] = "022",
+    umask: Annotated[str, typer.Option("--umask", metavar="MODE", help="Permission bits that no file has, octal.")] = "022",
     non_empty: Annotated[bool, typer.Option("--non-empty", help="Mount over a directory that is not empty.")] = False,
     xattrs: Annotated[
         bool, typer.Option("--xattrs", help="Tell the place of a chunk by user.shardstore.place; ls -l takes longer.")
     ] = False,
     background: Annotated[bool, typer.Option("--background", help="Return when it is mounted.")] = False,
-    log: Annotated[Path | None, typer.Option("--log", metavar="FILE", help="Log errors there, not on stderr.", show_default=False)] = None,
+    log: Annotated[Path | None, typer.Option("--log", metavar="FILE", help="Log errors there.", show_default=False)] = None,
     storage: StorageOptions,
 ) -> None:
     """Mount a store as a tree of plain chunk files, for programs that know neither shards nor object stores.
 
-    Chunks are files that can be read, written, renamed and removed; below lie shards. A file is stored when it is closed, whole, and an
-    error is one of close. Ctrl-C, or `shardstore unmount DIR`, stores what is held back, and unmounts. Linux only.
+    Chunks are files that can be read, written, renamed and removed; below lie shards. A file is stored whole when it is closed; if that
+    fails, close returns the error. Ctrl-C, or `shardstore unmount DIR`, stores what is held back, and unmounts. Linux only.
 
     Examples:
 
@@ -90,7 +91,7 @@ def mount(
         attr_seconds=attr_seconds,
         read_ahead=parse_bytes("--read-ahead", read_ahead),
         write_memory=parse_bytes("--write-memory", write_memory),
-        chunks_per_shard=_counts(chunks_per_shard),
+        chunks_per_shard=parse_policy(chunks_per_shard),
         allow_other=allow_other,
         uid=uid,
         gid=gid,
@@ -114,9 +115,7 @@ def mount(
 def unmount(
     *,
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where a store is mounted.", show_default=False)],
-    force: Annotated[
-        bool, typer.Option("--force", help="Also where files are in use, cannot be stored, or the mount's process has died.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also where files are in use, or cannot be stored: these are lost.")] = False,
 ) -> None:
     """Unmount a store that `shardstore mount` has mounted, after what is held back has been stored.
 
@@ -133,15 +132,6 @@ def _end_on_signals(mounted: mounts.Mount) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end)
-
-
-def _counts(text: str) -> Any:
-    if text in ("auto", "none"):
-        return "auto" if text == "auto" else None
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError as exc:
-        raise InvalidInput(f"--chunks-per-shard {text!r} is neither 'auto', 'none' nor numbers such as 4,8,8") from exc
 
 
 def _bits(text: str) -> int:

@@ -15,9 +15,10 @@ from shardstore.errors import AccessDenied, Conflict, InvalidInput, NotFound, Re
 from shardstore.format.store_keys import check_key, possible_owners
 from shardstore.mounting.early import Early
 from shardstore.mounting.errnos import ErrorLog, Refused
-from shardstore.mounting.held_back import Durable, HeldBack, Limits
+from shardstore.mounting.held_back import HeldBack, Limits
+from shardstore.mounting.messages import Durable
 from shardstore.mounting.moves import Moves
-from shardstore.mounting.names import DIRECTORY, is_document, is_scratch, name_of, parent_of
+from shardstore.mounting.names import DIRECTORY, is_document, is_scratch, moved_path, name_of, parent_of
 from shardstore.mounting.namespace import Namespace
 from shardstore.mounting.open_files import Pinned, Reader, Whole, Writer
 from shardstore.mounting.reading import Values
@@ -29,7 +30,7 @@ WHOLE_NBYTES = 16 * 2**20
 """Larger values are not read whole when they are opened, but piece by piece, of one version."""
 
 _FINAL = (AccessDenied, Conflict, InvalidInput, ReadOnly, Refused)
-"""What would fail again."""
+"""Errors that a retry cannot mend."""
 
 
 class Files:
@@ -75,6 +76,8 @@ class Files:
             self.tree.forget_array(parent_of(path))
             if nbytes is not None and self.names.directories.was_made(parent_of(path)):
                 self.tree.made_here.add(parent_of(path))
+            elif nbytes is None:
+                self.tree.made_here.discard(parent_of(path))
         if nbytes is None:
             self.tree.remove(path)
             return
@@ -212,8 +215,8 @@ class Files:
         return await self.tree.chunk_area(path) and not await self.tree.is_chunk(path)
 
     async def flush(self, file: Reader) -> None:
-        """Store what was written, since a descriptor is closed. A chunk or document that is empty waits until one is closed again, or the
-        last one is: shells close one that they have duplicated before anything is written.
+        """Store what was written, since a descriptor is closed. A chunk or document that opening has emptied waits until one is closed
+        again, or the last one is: shells close one that they have duplicated before anything is written.
 
         Raises:
             ShardStoreError: it is not stored, and the old value is there.
@@ -377,7 +380,7 @@ class Files:
         self.names.directories.make(path)
 
     async def rmdir(self, path: str) -> None:
-        """Remove an empty directory; unless it is one of many, among chunks, what was in it is erased by then.
+        """Remove an empty directory. Unless its name is a number, as those among chunks are, what was in it is erased by then.
 
         Raises:
             NotFound, Refused: as POSIX says.
@@ -512,9 +515,11 @@ class Files:
             await self.held.wait_below(directory)
         await self.held.settle(self.held.pending.below(target))
         await self.held.settle([key for key in self.held.pending.below(source) if not self.held.pending[key].waits])
+        has_moved = False
         if source not in self.names.directories or await self.names.is_stored(source):
             try:
                 await self.store.move_prefix(source, target)
+                has_moved = True
             except NotFound:
                 if source not in self.names.directories:
                     raise
@@ -523,26 +528,32 @@ class Files:
         self.held.drop_below(target)
         self.held.moved(source, target)
         self.names.directories.moved(source, target)
+        self.names.directories.show_above(source)
         for other in self._buffers.values():
             if other.moved_from is not None and other.moved_from.startswith(f"{source}/"):
-                other.moved_from = target + other.moved_from[len(source) :]
+                other.moved_from = moved_path(other.moved_from, source, target)
         for path in self._buffers.below(source):
             buffer = self._buffers.remove(path)
             assert buffer is not None
-            buffer.path = target + path[len(source) :]
+            buffer.path = moved_path(path, source, target)
             self._buffers[buffer.path] = buffer
         self._early.forget()
-        for path in (source, target):
-            self.tree.forget(path)
+        self.tree.moved(source, target)
+        if has_moved:
+            self.tree.put(target, DIRECTORY)
         self.values.forget_all()
 
     # -- the end ---------------------------------------------------------------------------------------------------------
 
     async def end(self) -> list[str]:
-        """Store what is held back; return the keys of what could not be stored. Scratch files are gone with the mount."""
+        """Store what is held back; return the keys of what could not be stored. Scratch files, and what was not closed, are gone with the
+        mount.
+        """
         for path, buffer in list(self._buffers.items()):
             if buffer.is_scratch:
                 self.log.note("left unstored", Refused(errno.EIO, f"{path!r} has a name of files that programs keep for a moment"))
+            elif buffer.is_dirty:
+                self.log.note("left unstored", Refused(errno.EIO, f"{path!r} was written, and not closed"))
         unstored = await self.held.end()
         for path in list(self._buffers):
             self._drop(path)

@@ -1,8 +1,8 @@
 """The write-behind buffer of a mount: changes that are held back, so that many become one commit a shard; and immediate commits.
 
 Commits that are asked for while another is under way are carried out together. With ``durable="fsync"`` everything that is closed is held
-back; otherwise chunks whose array has no document yet, since copies of directories send files in any order. Erasures that follow one
-another are held back too, for much shorter.
+back; otherwise chunks whose array has no document yet, since copies of directories send files in any order, and what was emptied and could
+not be stored. Erasures that follow one another, and those of the old names of renamed files, are held back too, for a much shorter time.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Literal, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from shardstore.engine.actions import ERASE, Action
 from shardstore.engine.keyed_store import TickBatch
 from shardstore.engine.values import KeyUpdate
 from shardstore.errors import InvalidInput, ShardStoreError, StorageError
-from shardstore.format.store_keys import possible_owners
+from shardstore.format.metadata_v3 import METADATA_NAME
+from shardstore.format.store_keys import join, possible_owners
+from shardstore.format.v2.keys import ARRAY_NAME
 from shardstore.mounting.errnos import ErrorLog
-from shardstore.mounting.names import ByPath, document_rank, is_array_document, is_document
+from shardstore.mounting.names import ByPath, document_rank, is_array_document, is_document, moved_path
 from shardstore.presented.flavours import Presented
-
-Durable = Literal["close", "fsync"]
 
 IDLE_SECONDS = 1.0
 """Held-back changes are stored when none was added for so many seconds."""
@@ -34,11 +34,11 @@ AGE_SECONDS = 5.0
 WAIT_SECONDS = 30.0
 """Chunks whose array still has no document are stored as plain objects when no change was added for so many seconds."""
 ERASE_SECONDS = 0.1
-"""Erasures are stored after so many seconds; one that no other has preceded by less, at once."""
+"""An erasure that follows another one within this time is held back for this time."""
 MOST_ERASURES = 50_000
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Limits:
     """When what is held back is stored."""
 
@@ -99,7 +99,7 @@ class GroupCommit(TickBatch[KeyUpdate, None]):
     """Updates that arrive while others are being carried out are carried out together, after those."""
 
     def __init__(self, run: Callable[[Sequence[KeyUpdate]], Awaitable[Sequence[Exception | None]]]) -> None:
-        super().__init__(self._alone)
+        super().__init__(self._one_at_a_time)
         self._carries_out = run
         self._is_busy = False
 
@@ -108,7 +108,7 @@ class GroupCommit(TickBatch[KeyUpdate, None]):
             self._is_busy = True
             super()._begin(loop)
 
-    async def _alone(self, updates: Sequence[KeyUpdate]) -> Sequence[Exception | None]:
+    async def _one_at_a_time(self, updates: Sequence[KeyUpdate]) -> Sequence[Exception | None]:
         try:
             return await self._carries_out(updates)
         finally:
@@ -233,7 +233,8 @@ class HeldBack:
         self._noted()
 
     async def erase(self, key: str) -> None:
-        """Erase a value: at once, or hold it back if it follows another one, as the files of a directory that is removed do.
+        """Erase a value: at once; or hold the erasure back if it follows another one, as those of ``rm -r`` do, or if held-back changes are
+        being stored just now.
 
         Raises:
             ShardStoreError: it was to be erased at once, and could not be.
@@ -242,8 +243,9 @@ class HeldBack:
         held = self._hold_erasure(key, ERASE)
         if not follows:
             await self._drain([key])
-            if held.error is not None and self.pending.get(key) is held:
-                self._forget(key)
+            if held.error is not None:
+                if self.pending.get(key) is held:
+                    self._forget(key)
                 raise held.error
         elif len(self.pending) > MOST_ERASURES:
             await self._drain([other for other, held in self.pending.items() if not held.waits])
@@ -263,7 +265,7 @@ class HeldBack:
         return held
 
     def without_backup(self, key: str) -> None:
-        """Let what ``erase`` holds back be erased: it has no other name any more."""
+        """Let what ``erase_later`` holds back be erased: it has no other name any more."""
         held = self.pending.get(key)
         if held is not None and held.has_backup:
             held.has_backup = False
@@ -304,7 +306,7 @@ class HeldBack:
         for key in self.pending.below(source):
             held = self.pending.remove(key)
             assert held is not None
-            self.pending[target + key[len(source) :]] = held
+            self.pending[moved_path(key, source, target)] = held
 
     def _raise_first(self, keys: Iterable[str]) -> None:
         for key in keys:
@@ -483,4 +485,4 @@ class HeldBack:
 
 def _documents_of(key: str) -> set[str]:
     """Return the documents of the arrays that could own a chunk key."""
-    return {f"{path}/{name}" if path else name for path, _ in possible_owners(key) for name in ("zarr.json", ".zarray")}
+    return {join(path, name) for path, _ in possible_owners(key) for name in (METADATA_NAME, ARRAY_NAME)}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from shardstore.mounting.held_back import Durable
+Durable = Literal["close", "fsync"]
+"""When a file is stored: when it is closed, or in batches, by ``fsync`` and some time after it was closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,20 +18,20 @@ class Task:
     directory: str
     ready: int
     """The descriptor of the pipe by which the process reports."""
-    storage_options: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
-    read_only: bool = False
-    durable: Durable = "close"
-    attr_seconds: float = 1.0
-    read_ahead: int = 16 * 2**20
-    write_memory: int = 256 * 2**20
-    allow_other: bool = False
-    uid: int | None = None
-    gid: int | None = None
-    umask: int = 0o022
-    xattrs: bool = False
-    log_file: str | None = None
-    outlives: bool = False
+    storage_options: Mapping[str, Any]
+    options: Mapping[str, Any]
+    read_only: bool
+    durable: Durable
+    attr_seconds: float
+    read_ahead: int
+    write_memory: int
+    allow_other: bool
+    uid: int | None
+    gid: int | None
+    umask: int
+    xattrs: bool
+    log_file: str | None
+    outlives: bool
     """True if it goes on when the process that started it has ended."""
 
 

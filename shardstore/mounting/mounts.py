@@ -1,5 +1,5 @@
 """Start and end mounts, from the process that wants one. Each mount is a process of its own: a program that reads its own mount from the
-loop that serves it would wait for ever, and a fork would take threads and locks along half.
+loop that serves it would wait for ever, and a forked child would have the locks, but not the threads that release them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from typing import Any, BinaryIO, cast
 from shardstore.engine.options import Flavour, Present, check_flag
 from shardstore.errors import Conflict, InvalidInput, StorageError, Unsupported
 from shardstore.extras import how_to_install
-from shardstore.mounting.held_back import Durable
-from shardstore.mounting.messages import Ended, Failed, Ready, Report, Task
+from shardstore.mounting.messages import Durable, Ended, Failed, Ready, Report, Task
 from shardstore.plan.policy import ShardingPolicy
 from shardstore.storage.local.mounts import mount_of
 from shardstore.storage.redaction import redacted
@@ -83,22 +82,26 @@ class Mount:
         if isinstance(report, Ended):
             lost = ", ".join(report.unstored[:10])
             raise StorageError(f"{len(report.unstored)} files written to {self.directory} could not be stored in {self.url}: {lost}")
-        raise StorageError(f"the process that had mounted {self.url} at {self.directory} has died ({code}): unmount it by force")
+        raise StorageError(
+            f"the process that had mounted {self.url} at {self.directory} has died ({code}): shardstore unmount {self.directory}"
+        )
 
     def unmount(self, *, force: bool = False) -> None:
-        """Store what is held back, and unmount; where files are in use, as soon as they are not.
+        """Store what is held back, and unmount at once. Files that are still open fail with ``ENOTCONN``; what was written to them and not
+        closed is lost.
 
         Args:
             force: do not stop where something cannot be stored: it is lost then.
 
         Raises:
-            StorageError: something could not be stored. Unless ``force``, it is still mounted then.
+            StorageError: something could not be stored. Unless ``force``, it is still mounted then. Or it takes longer than ten minutes.
         """
         if self._process.poll() is None:
             if not force:
                 _sync(self.directory)
             self.end()
-        self.wait(END_SECONDS)
+        if not self.wait(END_SECONDS):
+            raise _too_slow(self.directory)
 
     def end(self) -> None:
         """Ask the process to store what is held back, and to unmount. Does not wait."""
@@ -141,7 +144,7 @@ def mount(
             soon after the last file was closed, and when it is unmounted.
         attr_seconds: names and sizes are believed for so long: what others change may be seen as late as that.
         read_ahead: bytes that are read ahead of chunks that are opened in order.
-        write_memory: bytes that are held back in memory.
+        write_memory: bytes that are held back in memory; more go to a temporary file, or are stored at once.
         chunks_per_shard: of arrays that are created; see ``shardstore.open``.
         allow_other: let other users of the machine in too.
         uid, gid, umask: user, group and missing mode bits of all files.
@@ -286,7 +289,7 @@ def _is_stale(directory: str) -> bool:
 def _checked(directory: str | os.PathLike[str], non_empty: bool) -> str:
     shown = os.path.abspath(os.path.expanduser(os.fspath(directory)))
     if _is_stale(shown):
-        raise InvalidInput(f"a mount at {shown} was left by a process that has died: shardstore unmount --force {shown}")
+        raise InvalidInput(f"a mount at {shown} was left by a process that has died: shardstore unmount {shown}")
     if not os.path.isdir(shown):
         raise InvalidInput(f"{shown} is not a directory: make it first")
     path = os.path.realpath(shown)
@@ -325,7 +328,7 @@ def unmount(directory: str | os.PathLike[str], *, force: bool = False) -> None:
     Raises:
         InvalidInput: nothing of shardstore is mounted there.
         Conflict: files there are in use.
-        StorageError: something could not be stored; it is still mounted.
+        StorageError: something could not be stored, and it is still mounted; or storing the rest takes longer than ten minutes.
     """
     shown = os.path.abspath(os.path.expanduser(os.fspath(directory)))
     is_stale = _is_stale(shown)
@@ -347,7 +350,7 @@ def unmount(directory: str | os.PathLike[str], *, force: bool = False) -> None:
             raise Conflict(f"files in {path} are in use: close them, leave the directory, or give --force")
         raise StorageError(f"{path} could not be unmounted: {said}")
     if pid is not None:
-        _wait_for(pid)
+        _wait_for(pid, path)
 
 
 def _pid(path: str) -> int | None:
@@ -363,13 +366,20 @@ def _pid(path: str) -> int | None:
     return None
 
 
-def _wait_for(pid: int) -> None:
-    """Wait until the process of a mount has stored what it had left, and ended."""
+def _wait_for(pid: int, directory: str) -> None:
+    """Wait until the process of a mount has stored what it had left, and ended. Raises ``StorageError`` if it does not in time."""
     try:
         descriptor = os.pidfd_open(pid)
     except (OSError, AttributeError):
         return
     try:
-        select.select([descriptor], [], [], END_SECONDS)
+        if not select.select([descriptor], [], [], END_SECONDS)[0]:
+            raise _too_slow(directory)
     finally:
         os.close(descriptor)
+
+
+def _too_slow(directory: str) -> StorageError:
+    return StorageError(
+        f"what was written to {directory} is still being stored after {END_SECONDS:.0f} s: its process goes on, see its log"
+    )

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from shardstore.errors import InvalidInput
 from shardstore.format.store_keys import check_key, join
 from shardstore.mounting.held_back import HeldBack
-from shardstore.mounting.names import DIRECTORY, ByPath, parent_of, shown_order
+from shardstore.mounting.names import DIRECTORY, ByPath, moved_path, parent_of, shown_order
 from shardstore.mounting.open_files import Entry
 from shardstore.mounting.tree import Tree
 from shardstore.mounting.writing import Buffer
@@ -19,7 +19,7 @@ _MOST_REMOVED = 100_000
 
 
 class Directories:
-    """Directories that may be empty, and are shown all the same (``path in directories``), and those that were removed."""
+    """Directories that may be empty, and are shown even if no listing has them (``path in directories``), and those that were removed."""
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
         self._seconds = seconds
@@ -70,7 +70,7 @@ class Directories:
         """Note that a directory, with those in it, has another name."""
         for path in [source, *self._shown.below(source)]:
             if (was_made := self._shown.remove(path)) is not None:
-                self._shown[target + path[len(source) :]] = was_made
+                self._shown[moved_path(path, source, target)] = was_made
         for path in [path for path in self._removed if path == target or path.startswith(f"{target}/")]:
             del self._removed[path]
 

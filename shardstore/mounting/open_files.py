@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import tempfile
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Protocol, cast
@@ -11,7 +10,7 @@ from typing import Any, BinaryIO, Protocol, cast
 from shardstore.engine.pinned import OpenValue, PinnedValue
 from shardstore.errors import Conflict
 from shardstore.mounting.reading import Values
-from shardstore.mounting.writing import Buffer
+from shardstore.mounting.writing import Buffer, hasher
 
 
 class Reader(Protocol):
@@ -37,13 +36,16 @@ class Whole:
         return self.data[offset : offset + nbytes]
 
 
+_MOST_PIECES = 1000
+
+
 @dataclass(slots=True)
-class _Told:
+class _ReadPiece:
     """A piece of a value that was read, and the digest of its bytes."""
 
     begin: int
     end: int
-    digest: Any = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
+    digest: Any = field(default_factory=hasher)
 
 
 @dataclass(slots=True)
@@ -51,13 +53,13 @@ class Pinned:
     """A value that is too long to be read whole when it is opened.
 
     It is read in pieces of one version. Once the storage does not have that any more, because another chunk of the shard was written, it is
-    read whole into a temporary file; if all that was read before is in it too, it is as good as the first one.
+    read whole into a temporary file; if all that was read before is in it too, reading goes on from it.
     """
 
     key: str
     value: OpenValue
     values: Values
-    _told: list[_Told] = field(default_factory=list)
+    _pieces: list[_ReadPiece] = field(default_factory=list)
     _whole: BinaryIO | None = None
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -67,25 +69,32 @@ class Pinned:
 
     async def read(self, offset: int, nbytes: int) -> bytes | memoryview:
         """Return bytes, clipped to the value. Raises ``Conflict`` if it was replaced by another one."""
+        if len(self._pieces) > _MOST_PIECES:  # read in no order: all of it is wanted, and is to be compared with less
+            await self._read_whole()
         if (whole := self._whole) is not None:
             return _piece(whole, offset, nbytes)
         try:
             data = await self.value.read(offset, offset + nbytes)
         except Conflict:
-            if isinstance(self.value, PinnedValue) and not self.value.is_chunk:
+            if not self._has_neighbours:
                 raise  # all of the object is this value
             return _piece(await self._read_whole(), offset, nbytes)
         whole = self._whole  # somebody else may have read it meanwhile
         if whole is not None and data != _piece(whole, offset, nbytes):
-            raise self._replaced() from None
-        self._note(offset, data)
+            raise self._replaced()
+        if self._has_neighbours:
+            self._note(offset, data)
         return data
 
+    @property
+    def _has_neighbours(self) -> bool:
+        return isinstance(self.value, PinnedValue) and self.value.is_chunk
+
     def _note(self, offset: int, data: bytes | memoryview) -> None:
-        if not self._told or self._told[-1].end != offset:
-            self._told.append(_Told(offset, offset))
-        self._told[-1].end += len(data)
-        self._told[-1].digest.update(data)
+        if not self._pieces or self._pieces[-1].end != offset:
+            self._pieces.append(_ReadPiece(offset, offset))
+        self._pieces[-1].end += len(data)
+        self._pieces[-1].digest.update(data)
 
     async def _read_whole(self) -> BinaryIO:
         async with self._reading:
@@ -94,11 +103,12 @@ class Pinned:
                 value = await self.values.read(self.key)
                 if value is None or value.nbytes != self.nbytes:
                     raise self._replaced()
-                for told in self._told:
-                    if hashlib.blake2b(value.data[told.begin : told.end], digest_size=16).digest() != told.digest.digest():
+                for piece in self._pieces:
+                    if hasher(value.data[piece.begin : piece.end]).digest() != piece.digest.digest():
                         raise self._replaced()
                 self._whole = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115  # see close
                 self._whole.write(value.data)
+                self._pieces.clear()
             return self._whole
 
     def close(self) -> None:

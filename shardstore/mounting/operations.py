@@ -22,7 +22,7 @@ from shardstore.errors import NotFound
 from shardstore.format.store_keys import join
 from shardstore.mounting.errnos import Refused, error_number
 from shardstore.mounting.files import Files
-from shardstore.mounting.names import DIRECTORY
+from shardstore.mounting.names import DIRECTORY, moved_path
 from shardstore.mounting.open_files import Entry, Reader, Writer
 
 T = TypeVar("T")
@@ -36,13 +36,13 @@ _XATTR = b"user.shardstore."
 
 @dataclass(slots=True, eq=False)
 class Inode:
-    """A file or directory that the kernel refers to ``lookups`` times, or that is open ``opened`` times."""
+    """A file or directory, to which the kernel refers ``lookups`` times."""
 
     number: int
     path: str | None
     """``None`` once it has been removed or replaced."""
     lookups: int = 0
-    told_nbytes: int = DIRECTORY
+    reported_nbytes: int = DIRECTORY
     """The size that the kernel was told last."""
 
 
@@ -143,10 +143,10 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
         self._detach(target)
         below = f"{source}/"
         moved = self._by_path.get(source)
-        is_file = moved is not None and moved.told_nbytes != DIRECTORY  # of a directory, all below it are looked for
+        is_file = moved is not None and moved.reported_nbytes != DIRECTORY  # of a directory, all below it are looked for
         for path in [source] if is_file else [path for path in self._by_path if path == source or path.startswith(below)]:
             inode = self._by_path.pop(path)
-            inode.path = target + path[len(source) :]
+            inode.path = moved_path(path, source, target)
             self._by_path[inode.path] = inode
 
     def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
@@ -162,13 +162,12 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
 
     def _attributes(self, inode: Inode, nbytes: int, mtime_ns: int) -> Any:
         entry = pyfuse3.EntryAttributes()
-        entry.st_ino = inode.number
         entry.entry_timeout = entry.attr_timeout = self.files.attr_seconds
         self._fill(entry, inode, nbytes, mtime_ns)
         return entry
 
     def _fill(self, entry: Any, inode: Inode, nbytes: int, mtime_ns: int) -> None:
-        inode.told_nbytes = nbytes
+        inode.reported_nbytes = nbytes
         entry.st_ino = inode.number
         entry.st_nlink = 1  # of a directory: how many are in it is not told
         entry.st_uid, entry.st_gid = self._ownership.uid, self._ownership.gid
@@ -187,6 +186,9 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
         nbytes = await self.files.find(path)
         if nbytes is None:
             raise NotFound(path)
+        return self._looked_up(path, nbytes)
+
+    def _looked_up(self, path: str, nbytes: int) -> Any:
         inode = self._inode(path)
         inode.lookups += 1
         return self._attributes(inode, nbytes, self.files.names.mtime_ns(path))
@@ -200,9 +202,7 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
             entry.st_ino = 0  # the kernel remembers that there is nothing
             entry.entry_timeout = self.files.attr_seconds
             return entry
-        inode = self._inode(path)
-        inode.lookups += 1
-        return self._attributes(inode, nbytes, self.files.names.mtime_ns(path))
+        return self._looked_up(path, nbytes)
 
     @_answer
     async def getattr(self, inode: int, ctx: Any = None) -> Any:
@@ -318,7 +318,7 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
         else:
             file = await self.files.edit(path, truncates=bool(flags & os.O_TRUNC), appends=bool(flags & os.O_APPEND))
         known = self._inodes[inode]
-        if known.told_nbytes != file.nbytes:
+        if known.reported_nbytes != file.nbytes:
             self._invalidate(inode)  # a program that asks for the size of what it has opened is told the size of that
         return self._info(file, known)
 
@@ -466,5 +466,5 @@ def stop() -> None:
 
 
 def detach() -> None:
-    """Unmount; where files are in use, as soon as they are not."""
+    """Unmount. Files that are open still fail with ``ENOTCONN`` from now on."""
     pyfuse3.close(unmount=True)

@@ -1,6 +1,7 @@
 """The process of one mount: opens the store, mounts it, and stores what is left when it is told to end.
 
-It gets its ``Task`` on standard input, so that no credential is in its command line, and ends when that is closed. It tells by another pipe
+It gets its ``Task`` on standard input, so that no credential is in its command line. Unless it ``outlives`` the program that started it, it
+ends when that input is closed. It tells by another pipe
 when it is ready, or why it will not be.
 """
 

@@ -18,7 +18,7 @@ from shardstore.errors import Corruption
 from shardstore.format.chunk_keys import looks_like_chunk_prefix
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.format.store_keys import ancestors, join
-from shardstore.mounting.names import DIRECTORY, is_scratch, name_of, parent_of, shown_order
+from shardstore.mounting.names import DIRECTORY, is_scratch, moved_path, name_of, parent_of, shown_order
 from shardstore.mounting.reading import Values
 from shardstore.presented.flavours import Presented
 from shardstore.storage.base import Absent, Failed, Found, Read
@@ -27,6 +27,9 @@ _UNKNOWN = -2  # the size of a document that has not been read yet
 
 WHOLE_NAMES = 200_000
 """All below a directory of an array is listed at once if its chunk grid has no more chunks there."""
+
+_MOST_REMEMBERED = 200_000
+"""Arrays, lookups and directories of chunks that are remembered."""
 
 MOST_NAMES = 1_000_000
 """Listings that are no longer believed are kept, for reading ahead, up to so many names."""
@@ -236,6 +239,13 @@ class Tree:
         self._forget_below(path)
         self.forget_array(path)
 
+    def moved(self, source: str, target: str) -> None:
+        """Ask the storage again for what a renamed directory was and is."""
+        for path in (source, target):
+            self.forget(path)
+        moved = {path for path in self.made_here if path == source or path.startswith(f"{source}/")}
+        self.made_here = (self.made_here - moved) | {moved_path(path, source, target) for path in moved}
+
     def _forget_below(self, path: str) -> None:
         for other in self._below(self._listed, path):
             del self._listed[other]
@@ -358,7 +368,7 @@ class Tree:
         while epoch != self._epoch:  # a document may be stored meanwhile
             epoch = self._epoch
             space = await self._find_space(path)
-        if len(self._spaces) > self.whole_names:
+        if len(self._spaces) > _MOST_REMEMBERED:
             self._spaces.clear()
         self._spaces[path] = space, at
         return space
@@ -380,7 +390,7 @@ class Tree:
             layout = await self.store.layout(path)
         except Corruption:
             layout = None  # whoever reads the document is told
-        if len(self._arrays) > self.whole_names:
+        if len(self._arrays) > _MOST_REMEMBERED:
             self._arrays.clear()
         if epoch == self._epoch:
             self._arrays[path] = _Array(layout, at)
@@ -424,7 +434,7 @@ class Tree:
             misses.count = 0
         misses.count += 1
         misses.at = now
-        if len(self._misses) > self.whole_names:
+        if len(self._misses) > _MOST_REMEMBERED:
             del self._misses[next(iter(self._misses))]
         return misses.count
 

@@ -44,7 +44,6 @@ class Buffer:
         self.lock = asyncio.Lock()
         self._digest: bytes | None = None  # of the value that it began with, or that was stored last
         self._stored_digest = b""
-        self._creation = Creation()
         self._file = tempfile.SpooledTemporaryFile(MEMORY_NBYTES)  # noqa: SIM115  # closed when nobody has it open
 
     def read(self, offset: int, nbytes: int) -> bytes:
@@ -118,8 +117,7 @@ class Buffer:
     def action(self, data: bytes) -> Action:
         """Return the action that stores it."""
         if self.creates:
-            self._creation = Creation()
-            return SetIfMissing(data, self._creation)
+            return SetIfMissing(data, Creation())
         if self._digest is None:
             return SetValue(data)
         # Not by versions: they change with any chunk of the shard.
@@ -137,8 +135,7 @@ class Buffer:
     def check_stored(self, action: Action) -> None:
         """Note that the action was carried out. Raises ``Refused`` if the file was to be created, and was there."""
         if isinstance(action, SetIfMissing):
-            if not self._creation.happened:
-                raise Refused(errno.EEXIST, f"{self.path!r} has been created by others meanwhile")
+            _check_created(self.path, action)
             self.creates = False
         elif isinstance(action, Revise):
             self._digest = self._stored_digest
@@ -160,11 +157,21 @@ def storing(key: str, no_replace: bool) -> tuple[Callable[[bytes], Action], Call
         return SetIfMissing(data, Creation()) if no_replace else SetValue(data)
 
     def check(action: Action) -> None:
-        if isinstance(action, SetIfMissing) and action.creation is not None and not action.creation.happened:
-            raise Refused(errno.EEXIST, f"{key!r} has been created by others meanwhile")
+        if isinstance(action, SetIfMissing):
+            _check_created(key, action)
 
     return action, check
 
 
+def _check_created(key: str | None, action: SetIfMissing) -> None:
+    if action.creation is not None and not action.creation.happened:
+        raise Refused(errno.EEXIST, f"{key!r} has been created by others meanwhile")
+
+
+def hasher(data: bytes | memoryview = b"") -> hashlib.blake2b:
+    """Return a hash object, of 16 bytes, that has taken in some bytes."""
+    return hashlib.blake2b(data, digest_size=16)
+
+
 def _digest(data: bytes | memoryview) -> bytes:
-    return hashlib.blake2b(data, digest_size=16).digest()
+    return hasher(data).digest()

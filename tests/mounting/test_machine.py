@@ -28,7 +28,7 @@ EXAMPLES = int(os.environ.get("SHARDSTORE_EXAMPLES", "20"))
 _numbers = itertools.count()
 
 CHUNKS = [f"ct/c/{i}/{j}" for i in range(4) for j in range(4)]
-OTHERS = ["notes.txt", "ct/README", "deep/er/file"]
+OTHERS = ["notes.txt", "ct/README", "deep/er/file", "moved/er/file", "moved/notes.txt"]
 SCRATCH = ["ct/c/0/0.abcdef0123456789.partial", "ct/c/1/1.__lock", "ct/.zarr.json.XyZ123", "some.tmp", "notes.txt~", "ct/c/2/unknown name"]
 KEYS = CHUNKS + OTHERS
 paths = st.sampled_from(KEYS)
@@ -186,6 +186,30 @@ class FilesMachine(RuleBasedStateMachine):
         except (Refused, NotFound):
             found = run_sync(self.files.find(name))
             assert inside or found is None or run_sync(self.files.names.entries(name))
+
+    @rule(source=st.sampled_from(["deep", "moved", "deep/er"]), goal=st.sampled_from(["deep", "moved", "moved/er"]))
+    def rename_directory(self, source: str, goal: str) -> None:
+        if run_sync(self.files.find(source)) != DIRECTORY or source == goal or goal.startswith(f"{source}/"):
+            return
+        self._directory(f"{goal.rpartition('/')[0]}/x" if "/" in goal else goal)
+        inside = {path: data for path, data in self.model.items() if path.startswith(f"{source}/")}
+        if {goal + path[len(source) :] for path in inside} - set(KEYS):
+            return  # names that the others do not know
+        there = run_sync(self.files.find(goal)) == DIRECTORY and run_sync(self.files.names.entries(goal))
+        if there:
+            with pytest.raises(Refused) as caught:
+                run_sync(self.files.rename(source, goal))
+            assert caught.value.number == errno.ENOTEMPTY
+            return
+        run_sync(self.files.rename(source, goal))
+        for path, data in inside.items():
+            del self.model[path]
+            self.model[goal + path[len(source) :]] = data
+        assert run_sync(self.files.find(source)) is None
+        self.origins = {
+            name: (goal + origin[len(source) :] if origin.startswith(f"{source}/") else origin, data)
+            for name, (origin, data) in self.origins.items()
+        }
 
     # -- what has to hold -----------------------------------------------------------------------------------------------
 

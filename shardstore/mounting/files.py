@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from shardstore.engine.actions import ERASE, Action
 from shardstore.errors import AccessDenied, Conflict, InvalidInput, NotFound, ReadOnly, ShardStoreError, Unsupported
@@ -112,7 +113,10 @@ class Files:
                 self.tree.remove(path)
                 raise NotFound(f"there is no {path!r}")
             self.tree.put(path, pinned.nbytes)
-            return Pinned(path, pinned, self.values) if pinned.nbytes > WHOLE_NBYTES else Whole(await pinned.read(0, pinned.nbytes))
+            if pinned.nbytes > WHOLE_NBYTES:
+                return Pinned(path, pinned, self.values)
+            with suppress(Conflict):  # another chunk of the shard may have been written
+                return Whole(await pinned.read(0, pinned.nbytes))
         value = await self.values.open(path, self.tree.preceding(path), self.tree.following(path), self.tree.nbytes)
         if value is None:
             self.tree.remove(path)
@@ -145,25 +149,30 @@ class Files:
                 raise Refused(errno.EEXIST)
             return await self._edit(path, truncates=truncates, appends=appends)
         is_scratch = await self._is_scratch(path)
-        if (others := self._buffers.get(path)) is not None:  # who were faster, while the storage was asked
-            if exclusive:
-                raise Refused(errno.EEXIST)
-            return self._opened(path, others, appends)
-        must_be_new = exclusive and path not in self.held.pending  # where it is erased, if not on the storage yet
+        must_be_new = exclusive and await self._is_free(path)
         may_be_empty = self._may_be_empty(path)
+        hidden = await self.names.hidden_above(path)
         is_lock = must_be_new and may_be_empty and not is_scratch
         if is_lock:  # others rely on it at once
             await self._save(path, b"", *storing(path, no_replace=True), at_once=True)
-            if (others := self._buffers.get(path)) is not None:
-                return self._opened(path, others, appends)
+        if (others := self._buffers.get(path)) is not None:  # who were faster, while the storage was asked
+            if exclusive and not is_lock:
+                raise Refused(errno.EEXIST)
+            return self._opened(path, others, appends)
         buffer = Buffer(path, is_scratch=is_scratch, creates=must_be_new and not is_lock, may_be_empty=may_be_empty)
         if is_lock:
             buffer.fill(b"", replaces=True)
         else:
             buffer.truncate(0)
-        self._opened(path, buffer, appends)
-        await self.names.show_directories(path)
-        return Writer(buffer, appends)
+        self.names.directories.show(*hidden)
+        return self._opened(path, buffer, appends)
+
+    async def _is_free(self, path: str) -> bool:
+        """Carry out an erasure of a name that is held back. Return whether a new value must find nothing there then: a file that has only a
+        scratch name now keeps its old one.
+        """
+        await self.held.carry_out_erasure(path)
+        return path not in self.held.pending
 
     async def edit(self, path: str, *, truncates: bool, appends: bool = False) -> Writer:
         """Open a file for writing that is there. Raises as ``open`` and ``create``."""
@@ -172,29 +181,34 @@ class Files:
             return await self._edit(path, truncates=truncates, appends=appends)
 
     async def _edit(self, path: str, *, truncates: bool, appends: bool = False) -> Writer:
-        buffer = self._buffers.get(path)
-        if buffer is None:
-            if not truncates and (held := self.held.pending.get(path)) is not None and not held.waits:
-                await self.held.settle([path])  # so that what replaces it does so on its condition too
-            may_be_empty = self._may_be_empty(check_key(path))
-            if truncates:
-                buffer = Buffer(path, may_be_empty=may_be_empty)
-            elif (held := self.held.pending.get(path)) is not None and held.data is not None:
-                buffer = Buffer(path, may_be_empty=may_be_empty)
-                buffer.fill(self.held.read(path) or b"")
-            else:
-                self.values.forget(path)  # the current one: another could not be replaced
-                value = await self.values.read(path)
-                if value is None:
-                    raise NotFound(f"there is no {path!r} any more")
-                buffer = Buffer(path, may_be_empty=may_be_empty)
-                buffer.fill(value.data, replaces=True)
-            if (others := self._buffers.get(path)) is not None:
-                buffer.close()
-                buffer = others
+        buffer = self._buffers.get(path) or await self._buffer_of(path, truncates)
         if truncates and (buffer.nbytes or not buffer.is_dirty):
             buffer.truncate(0)
         return self._opened(path, buffer, appends)
+
+    async def _buffer_of(self, path: str, truncates: bool) -> Buffer:
+        """Return a buffer for a file that is there; with its value, unless ``truncates``."""
+        may_be_empty = self._may_be_empty(check_key(path))
+        while not truncates:
+            if (held := self.held.pending.get(path)) is not None and not held.waits:
+                await self.held.settle([path])  # so that what replaces it does so on its condition too
+            data: bytes | memoryview | None
+            if (held := self.held.pending.get(path)) is not None:
+                data = self.held.read(path)
+            else:
+                self.values.forget(path)  # the current one: another could not be replaced
+                value = await self.values.read(path)
+                data = None if value is None else value.data
+            if (others := self._buffers.get(path)) is not None:
+                return others
+            if self.held.pending.get(path) is not held:
+                continue  # it was changed meanwhile
+            if data is None:
+                raise NotFound(f"there is no {path!r} any more")
+            buffer = Buffer(path, may_be_empty=may_be_empty)
+            buffer.fill(data, replaces=held is None)
+            return buffer
+        return Buffer(path, may_be_empty=may_be_empty)
 
     def _may_be_empty(self, path: str) -> bool:
         """Return whether a file can be meant to be empty: no document is, and no chunk."""
@@ -322,21 +336,22 @@ class Files:
             raise NotFound(f"there is no {path!r}")
         if found == DIRECTORY:
             raise Refused(errno.EISDIR)
+        buffer = self._buffers.get(path)
+        if buffer is None:
+            await self._erase(path)
+        else:
+            async with buffer.lock:  # a close that comes meanwhile waits for what becomes of it
+                if buffer.path != path:
+                    raise NotFound(f"there is no {path!r} any more")
+                if not buffer.is_scratch:
+                    await self._erase(path)
+                if self._buffers.get(path) is buffer:
+                    self._drop(path)
         self.names.set_mtime(path, None)
-        buffer = self._buffers.remove(path)
-        if buffer is not None:
-            buffer.path = None  # so that a close that has begun stores it no more
-        try:
-            if buffer is None or not buffer.is_scratch:
-                await (self._erase_document(path) if is_document(path) else self.held.erase(path))
-        except BaseException:
-            if buffer is not None and path not in self._buffers:
-                buffer.path = path
-                self._buffers[path] = buffer
-            raise
         self.names.directories.show_above(path)
-        if buffer is not None:
-            self._let_go(buffer)
+
+    async def _erase(self, path: str) -> None:
+        await (self._erase_document(path) if is_document(path) else self.held.erase(path))
 
     async def _erase_document(self, path: str) -> None:
         try:
@@ -357,14 +372,10 @@ class Files:
         buffer = self._buffers.remove(path)
         if buffer is not None:
             buffer.path = None
-            self._let_go(buffer, keeps_origin=keeps_origin)
-
-    def _let_go(self, buffer: Buffer, *, keeps_origin: str = "") -> None:
-        """Keep a file that has no name any more only as long as it is open."""
-        if buffer.moved_from != keeps_origin:
-            self._without_origin(buffer)
-        if not buffer.handles:
-            buffer.close()
+            if buffer.moved_from != keeps_origin:
+                self._without_origin(buffer)
+            if not buffer.handles:
+                buffer.close()
 
     async def mkdir(self, path: str) -> None:
         """Make a directory, which is remembered by this mount alone until there is a file in it."""
@@ -430,12 +441,27 @@ class Files:
 
     async def _rename_file(self, source: str, target: str, *, no_replace: bool) -> None:
         buffer = self._buffers.get(source)
+        if buffer is None:
+            await self._rename_to(source, target, None, no_replace)
+            return
+        buffer.handles += 1  # so that it is not closed meanwhile, nor stored under its old name
+        try:
+            async with buffer.lock:
+                if buffer.path != source:
+                    raise NotFound(f"there is no {source!r} any more")
+                await self._rename_to(source, target, buffer, no_replace)
+        finally:
+            await self._release(buffer)
+
+    async def _rename_to(self, source: str, target: str, buffer: Buffer | None, no_replace: bool) -> None:
         was_stored = buffer is None or not buffer.is_scratch
         becomes_scratch = await self._is_scratch(target)
         if is_document(source) and was_stored and not becomes_scratch:
             raise Refused(errno.EXDEV)  # so that mv copies it, and is told if it may not be removed
         if becomes_scratch and was_stored:
             await self.held.settle([source])  # it has to be stored as long as its only name is one of this mount
+        must_be_new = no_replace and await self._is_free(target)
+        hidden = await self.names.hidden_above(target)
         erasing: Action = ERASE  # where the bytes that are stored are not known
         if buffer is not None:
             data = buffer.content()
@@ -448,10 +474,20 @@ class Files:
             data = bytes(value.data)
             erasing = erasing_these(data)
         changes = 0 if buffer is None else buffer.changes
+        is_stored = False
         if not becomes_scratch:
-            must_be_new = no_replace and target not in self.held.pending  # where it is erased, if not on the storage yet
-            await self._save(target, data, *storing(target, must_be_new))
-        await self.names.show_directories(target)
+            action, check = storing(target, must_be_new)
+
+            def checked(made: Action) -> None:
+                nonlocal is_stored
+                check(made)
+                is_stored = True
+                if buffer is not None and buffer.path == target:
+                    buffer.replaces(data)
+
+            await self._save(target, data, action, checked, at_once=was_stored)  # the source is erased only after that
+        # No other task has its turn from here on.
+        self.names.directories.show(*hidden)
         self._drop(target, keeps_origin=source)
         if buffer is None and becomes_scratch:
             buffer = Buffer(target, is_scratch=True)
@@ -459,18 +495,18 @@ class Files:
         if buffer is not None:
             self._buffers.remove(source)
             buffer.path = target
+            self._buffers[target] = buffer
+            buffer.is_scratch = becomes_scratch
             if not becomes_scratch:
-                buffer.replaces(data)
+                if is_stored:
+                    buffer.replaces(data)
+                else:
+                    buffer.overwrites(creates=must_be_new)
                 self._without_origin(buffer)
+                if buffer.changes == changes:
+                    buffer.is_dirty = False
             elif was_stored:
                 buffer.moved_from = source
-            buffer.is_scratch = becomes_scratch
-            if not becomes_scratch and buffer.changes == changes:
-                buffer.is_dirty = False
-            if buffer.handles or becomes_scratch:
-                self._buffers[target] = buffer
-            else:
-                buffer.close()
         if becomes_scratch and target in self.held.pending:
             self.held.erase_later(target, ERASE, has_backup=False)
         if was_stored:
@@ -498,9 +534,9 @@ class Files:
             raise Refused(errno.EOPNOTSUPP)
         if await self.find(target) is not None:
             raise Refused(errno.EEXIST)
-        must_be_new = target not in self.held.pending
+        must_be_new, hidden = await self._is_free(target), await self.names.hidden_above(target)
         await self._save(target, buffer.content(), *storing(target, must_be_new))
-        await self.names.show_directories(target)
+        self.names.directories.show(*hidden)
 
     async def _rename_directory(self, source: str, target: str, there: int | None) -> None:
         if there is not None and there != DIRECTORY:

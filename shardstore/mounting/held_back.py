@@ -52,7 +52,8 @@ class _Spill:
     """A temporary file, which goes when nothing in it is referred to any more."""
 
     def __init__(self) -> None:
-        self.file = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115  # closed by __del__
+        # Without a buffer, whose bytes might find no room later. Closed by __del__.
+        self.file = cast(BinaryIO, tempfile.TemporaryFile(buffering=0))  # noqa: SIM115
 
     def __del__(self) -> None:
         self.file.close()
@@ -68,7 +69,13 @@ class _Spilled(NamedTuple):
     @classmethod
     def of(cls, spill: _Spill, data: bytes) -> _Spilled:
         offset = spill.file.seek(0, 2)
-        spill.file.write(data)
+        left = memoryview(data)
+        try:
+            while left:
+                left = left[spill.file.write(left) :]
+        except OSError:
+            spill.file.truncate(offset)
+            raise
         return cls(spill, offset, len(data))
 
     def read(self) -> bytes:
@@ -252,6 +259,12 @@ class HeldBack:
         else:
             self._erase_soon()
         self._erased = self.clock()
+
+    async def carry_out_erasure(self, key: str) -> None:
+        """Carry out the erasure of a key, if one is held back, and the others with it. Raises ``ShardStoreError`` if that one fails."""
+        if (held := self.pending.get(key)) is not None and held.data is None:
+            await self._drain([other for other, held in self.pending.items() if held.data is None])
+            self._raise_first([key])
 
     def erase_later(self, key: str, action: Action, *, has_backup: bool) -> None:
         """Hold an erasure back; with ``has_backup``, until ``without_backup`` is called."""
@@ -446,14 +459,21 @@ class HeldBack:
     async def _store_now(self, keys: Sequence[str], mine: dict[str, Held]) -> list[str]:
         if not keys:
             return []
-        actions = [mine[key].action(self._bytes(mine[key].data) or b"") for key in keys]
+        updates: list[KeyUpdate] = []
+        outcomes: list[tuple[str, Action, Exception | None]] = []
+        for key in keys:
+            try:
+                updates.append((key, mine[key].action(self._bytes(mine[key].data) or b"")))
+            except OSError as exc:  # of a temporary file
+                outcomes.append((key, ERASE, exc))
         errors: Sequence[Exception | None]
         try:
-            errors = await self.store.update_many(list(zip(keys, actions, strict=True)))
+            errors = await self.store.update_many(updates)
         except ShardStoreError as exc:
-            errors = [exc] * len(keys)
+            errors = [exc] * len(updates)
+        outcomes += [(key, action, error) for (key, action), error in zip(updates, errors, strict=True)]
         done: list[str] = []
-        for key, action, error in zip(keys, actions, errors, strict=True):
+        for key, action, error in outcomes:
             held = mine[key]
             try:
                 if error is not None:

@@ -13,6 +13,8 @@ from shardstore.format.v2.keys import ARRAY_NAME, DOCUMENT_NAMES
 
 T = TypeVar("T")
 
+_ATTRIBUTES = (".zattrs", ".zmetadata")  # of the documents of Zarr v2
+
 DIRECTORY = -1
 """Stands for the size of a directory in listings."""
 
@@ -48,7 +50,7 @@ def is_array_document(path: str, data: bytes) -> bool:
 
 def document_rank(path: str) -> tuple[int, int]:
     """Return a key to sort documents by in the order in which they are created: nodes above first, attributes after their node."""
-    return path.count("/"), path.endswith((".zattrs", ".zmetadata"))
+    return path.count("/"), path.endswith(_ATTRIBUTES)
 
 
 def parent_of(path: str) -> str:
@@ -65,8 +67,15 @@ def in_order(name: str) -> tuple[int, int, str]:
 
 
 def shown_order(directory: str, names: Mapping[str, int]) -> list[str]:
-    """Return the names in a directory, given with their sizes, in the order in which they are shown: directories first, documents last."""
-    return sorted(names, key=lambda name: (names[name] != DIRECTORY, is_document(join(directory, name)), in_order(name)))
+    """Return the names in a directory, given with their sizes, in the order in which they are shown: directories first, documents last.
+
+    Programs remove files in this order. Attributes come before the document of their node, with which they would be gone.
+    """
+    return sorted(names, key=lambda name: (names[name] != DIRECTORY, _document_order(join(directory, name)), in_order(name)))
+
+
+def _document_order(path: str) -> int:
+    return 0 if not is_document(path) else 1 if path.endswith(_ATTRIBUTES) else 2
 
 
 def moved_path(path: str, source: str, target: str) -> str:

@@ -47,8 +47,9 @@ class Directories:
         self._removed.pop(path, None)
         self._shown[path] = True
 
-    def show(self, path: str) -> None:
-        self._shown[path] = self._shown.get(path, False)
+    def show(self, *paths: str) -> None:
+        for path in paths:
+            self._shown[path] = self._shown.get(path, False)
 
     def show_above(self, path: str) -> None:
         """Show the directories of a file that is removed: they stay, though nothing may be in them."""
@@ -142,11 +143,13 @@ class Namespace:
         own |= {name: self.buffers[join(path, name)].nbytes for name in self.buffers.names(path)}
         return own
 
-    async def show_directories(self, path: str) -> None:
-        """Let listings show the directories among chunks in which there is a file now: they were there before, without being shown."""
+    async def hidden_above(self, path: str) -> list[str]:
+        """Return the directories among chunks above a new file: they were there before, without being shown, and are to be shown now."""
+        found: list[str] = []
         while await self._tree.chunk_area(path):
             path = parent_of(path)
-            self.directories.show(path)
+            found.append(path)
+        return found
 
     def mtime_ns(self, path: str) -> int:
         """Return when a file was written, if it was written here; else when the store was mounted."""

@@ -106,8 +106,14 @@ class Pinned:
                 for piece in self._pieces:
                     if hasher(value.data[piece.begin : piece.end]).digest() != piece.digest.digest():
                         raise self._replaced()
-                self._whole = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115  # see close
-                self._whole.write(value.data)
+                file = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115  # see close
+                try:
+                    file.write(value.data)
+                    file.flush()
+                except OSError:
+                    file.close()
+                    raise
+                self._whole = file
                 self._pieces.clear()
             return self._whole
 

@@ -6,10 +6,11 @@ import asyncio
 import errno
 import hashlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from shardstore.engine.actions import Action, Creation, Revise, SetIfMissing, SetValue
-from shardstore.errors import Conflict
+from shardstore.errors import Conflict, NoSpace
 from shardstore.mounting.errnos import Refused
 
 MEMORY_NBYTES = 8 * 2**20
@@ -43,7 +44,8 @@ class Buffer:
         self.nbytes = 0
         self.lock = asyncio.Lock()
         self._digest: bytes | None = None  # of the value that it began with, or that was stored last
-        self._stored_digest = b""
+        self._attempts: list[tuple[Action, bytes]] = []  # to replace that value since, with the digests of what they store
+        self._is_cut = False
         self._file = tempfile.SpooledTemporaryFile(MEMORY_NBYTES)  # noqa: SIM115  # closed when nobody has it open
 
     def read(self, offset: int, nbytes: int) -> bytes:
@@ -53,7 +55,11 @@ class Buffer:
         return self._file.read(nbytes)
 
     def content(self) -> bytes:
-        return self.read(0, self.nbytes)
+        """Return all bytes. Raises ``NoSpace`` if some that were written could not be kept."""
+        data = b"" if self._is_cut else self.read(0, self.nbytes)
+        if len(data) != self.nbytes:
+            raise NoSpace(f"{self.path!r} found no room in {tempfile.gettempdir()} while it was written, and is not stored")
+        return data
 
     def fill(self, data: bytes | memoryview, *, replaces: bool = False) -> None:
         """Give it its first bytes; with ``replaces``, they are those that are stored, and will be replaced only if they still are."""
@@ -65,14 +71,22 @@ class Buffer:
     def replaces(self, data: bytes) -> None:
         """Note that these bytes are stored under its name."""
         self._digest = _digest(data)
+        self._attempts.clear()
         self.creates = False
 
+    def overwrites(self, *, creates: bool) -> None:
+        """Note that it is to be stored whatever is there; or, with ``creates``, where there is nothing."""
+        self._digest = None
+        self._attempts.clear()
+        self.creates = creates
+
     def write(self, offset: int, data: bytes) -> None:
-        self._extend(offset)
         if offset + len(data) > MOST_NBYTES:
             raise Refused(errno.EFBIG, f"{self.path!r} would be longer than {MOST_NBYTES >> 30} GiB")
-        self._file.seek(offset)
-        self._file.write(data)
+        with self._cutting():
+            self._extend(offset)
+            self._file.seek(offset)
+            self._file.write(data)
         self.nbytes = max(self.nbytes, offset + len(data))
         self._changed()
         self.has_bytes = True
@@ -83,14 +97,25 @@ class Buffer:
             self._file.truncate(nbytes)
             self.nbytes = nbytes
         else:
-            self._extend(nbytes)
+            with self._cutting():
+                self._extend(nbytes)
         self._changed()
         if nbytes == 0:
-            self.has_bytes = False
+            self.has_bytes = self._is_cut = False
             self._stays_empty = stays
             self._digest = None  # nothing of the old value is in it
         else:
             self.has_bytes = True
+
+    @contextmanager
+    def _cutting(self) -> Iterator[None]:
+        """Remember an error of the temporary file: whatever is in it, it is not what was written."""
+        try:
+            yield
+        except OSError:
+            self._is_cut = self.has_bytes = True
+            self._changed()
+            raise
 
     def is_complete(self) -> bool:
         """Return whether closing it now is to store it; called when it is closed."""
@@ -121,8 +146,7 @@ class Buffer:
         if self._digest is None:
             return SetValue(data)
         # Not by versions: they change with any chunk of the shard.
-        self._stored_digest = _digest(data)
-        allowed = (self._digest, self._stored_digest)  # the second one where an answer was lost
+        allowed = {self._digest, _digest(data), *(digest for _, digest in self._attempts)}  # the latter where an answer was lost
         path = self.path
 
         def compute(old: bytes | None) -> bytes:
@@ -130,15 +154,20 @@ class Buffer:
                 raise Conflict(f"{path!r} was replaced by others while it was open here: what was written here is not stored")
             return data
 
-        return Revise(compute)
+        action = Revise(compute)
+        self._attempts.append((action, _digest(data)))
+        return action
 
     def check_stored(self, action: Action) -> None:
         """Note that the action was carried out. Raises ``Refused`` if the file was to be created, and was there."""
         if isinstance(action, SetIfMissing):
             _check_created(self.path, action)
             self.creates = False
-        elif isinstance(action, Revise):
-            self._digest = self._stored_digest
+        for attempt, digest in self._attempts:
+            if attempt is action:
+                self._digest = digest
+                self._attempts.clear()
+                break
 
     def close(self) -> None:
         self._file.close()

@@ -41,8 +41,8 @@ class Clock:
         return self.now
 
 
-def files_of(url: str | Storage, **options: Any) -> Files:
-    return Files(Handle.make(url, None, {"chunks_per_shard": (4, 4, 4)}).engine, **({"limits": NEVER} | options))
+def files_of(url: str | Storage, *, present: str = "v3", **options: Any) -> Files:
+    return Files(Handle.make(url, None, {"chunks_per_shard": (4, 4, 4), "present": present}).engine, **({"limits": NEVER} | options))
 
 
 def put(files: Files, path: str, data: bytes, *, exclusive: bool = False) -> None:

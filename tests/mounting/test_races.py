@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import io
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zarr
 
+import shardstore
 from shardstore._sync import run_sync
+from shardstore.errors import NoSpace, NotFound, StorageError, WriteOutcomeUnknown
 from shardstore.mounting.errnos import Refused
 from shardstore.mounting.files import Files
 from shardstore.mounting.held_back import Limits
+from shardstore.mounting.writing import MEMORY_NBYTES
+from shardstore.storage.opening.open import open_storage
+from shardstore.testing.faults import DropReply, Fault, FaultStorage
 from tests.mounting.conftest import make_store
 from tests.mounting.test_files import Clock, files_of, native
 
@@ -283,3 +291,282 @@ def test_a_sparse_file_can_be_read_and_one_beyond_4_gib_is_refused(url: str) -> 
 
     run_sync(run())
     assert native(url, "sparse") == bytes(3)
+
+
+# -- an independent attack's findings ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("durable", ["close", "fsync"])
+@pytest.mark.parametrize(("source", "target"), [("notes.txt", "notes.1"), ("notes.tmp", "notes.1"), (KEY, "ct/c/0/0/1")])
+def test_a_file_that_is_renamed_and_then_written_on_is_stored(url: str, durable: str, source: str, target: str) -> None:
+    files = files_of(url, durable=durable)
+
+    async def run() -> None:
+        there = await files.find(source) is not None
+        file = await (files.edit(source, truncates=True) if there else files.create(source, exclusive=False))
+        file.write(0, b"one")
+        await files.fsync(file)
+        await files.rename(source, target)
+        for _ in range(2):  # before what was renamed is stored, and after
+            file.write(file.nbytes, b" more")
+            await files.flush(file)
+            await files.sync()
+        await files.release(file)
+
+    run_sync(run())
+    assert run_sync(files.end()) == []
+    assert native(url, source) is None
+    assert native(url, target) == b"one more more"
+
+
+def test_the_old_name_is_erased_only_after_the_new_one_is_stored(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = files_of(url, durable="fsync")
+    old = native(url, KEY)
+
+    async def refuse(updates: Sequence[Any]) -> list[StorageError]:
+        return [StorageError("gone")] * len(updates)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files.store, "update_many", refuse)
+        with pytest.raises(StorageError):
+            run_sync(files.rename(KEY, "ct/c/0/0/1"))
+    assert run_sync(read(files, KEY)) == old
+    assert run_sync(files.end()) == []
+    assert native(url, KEY) == old
+
+
+@pytest.mark.parametrize("way", ["create", "rename", "link"])
+def test_what_must_be_new_waits_for_the_erasure_of_the_old_one(url: str, way: str) -> None:
+    files, other = files_of(url, clock=Clock()), files_of(url)
+    opened: list[tuple[Files, Any]] = []
+
+    async def take(files: Files) -> None:
+        if way == "create":
+            opened.append((files, await files.create("lock", exclusive=True)))
+            return
+        scratch = await files.create("lock.tmp", exclusive=False)
+        await files.release(scratch)
+        if way == "rename":
+            await files.rename("lock.tmp", "lock", no_replace=True)
+        else:
+            await files.link("lock.tmp", "lock")
+
+    async def run() -> None:
+        await write(files, "lock", b"old")
+        await files.unlink("ct/c/7/7/7")
+        await files.unlink("lock")
+        assert "lock" in files.held.pending  # its erasure is held back
+        await take(files)
+        await files.sync()
+        with pytest.raises(Refused):
+            await take(other)
+        for one, file in opened:
+            await one.release(file)
+
+    run_sync(run())
+    for one in (files, other):
+        assert run_sync(one.end()) == []
+    assert native(url, "lock") == b""
+
+
+def test_a_close_waits_for_what_becomes_of_an_unlink(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = files_of(url)
+
+    async def run() -> None:
+        await write(files, "notes.txt", b"old")
+        file = await files.edit("notes.txt", truncates=True)
+        file.write(0, NEW)
+
+        async def refuse(updates: Sequence[Any]) -> list[StorageError]:
+            return [StorageError("gone")] * len(updates)
+
+        gate = Gate(refuse)
+        with monkeypatch.context() as patched:
+            patched.setattr(files.store, "update_many", gate)
+            removing = asyncio.create_task(files.unlink("notes.txt"))
+            await gate.begun.wait()
+            closing = asyncio.create_task(files.flush(file))
+            await until_it_waits(closing)
+            patched.undo()
+            gate.opened.set()
+            with pytest.raises(StorageError):
+                await removing
+            await closing
+        await files.release(file)
+        assert await read(files, "notes.txt") == NEW
+        await write(files, "notes.txt", b"newer")
+
+    run_sync(run())
+    assert native(url, "notes.txt") == b"newer"
+
+
+def test_a_small_chunk_is_opened_while_another_of_its_shard_is_written(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = files_of(url)
+    old = native(url, KEY)
+    pin = files.store.pin
+
+    async def slow(key: str) -> Any:
+        pinned = await pin(key)
+        await asyncio.to_thread(shardstore.get_mapper(url).__setitem__, "ct/c/0/0/1", NEW)
+        return pinned
+
+    monkeypatch.setattr(files.store, "pin", slow)
+    assert run_sync(files.find(KEY)) is not None
+    assert run_sync(read(files, KEY)) == old
+
+
+def no_space() -> OSError:
+    return OSError(errno.ENOSPC, "no space left")
+
+
+def test_a_file_that_found_no_room_is_not_stored(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = files_of(url)
+
+    async def run() -> None:
+        await write(files, "notes.txt", b"old")
+        file = await files.edit("notes.txt", truncates=True)
+        file.write(0, bytes(MEMORY_NBYTES))
+        disk = Disk()
+        with monkeypatch.context() as patched:
+            patched.setattr("tempfile.TemporaryFile", lambda *_, **__: disk)
+            with pytest.raises(OSError, match="no space"):
+                file.write(MEMORY_NBYTES, b"more")
+        disk.is_full = False
+        with pytest.raises(NoSpace, match=r"notes\.txt"):
+            await files.flush(file)
+        file.buffer.truncate(0)
+        file.write(0, NEW)
+        await files.flush(file)
+        await files.release(file)
+
+    run_sync(run())
+    assert native(url, "notes.txt") == NEW
+
+
+class Disk(io.BytesIO):
+    """A temporary file on a disk that is full."""
+
+    is_full = True
+
+    def write(self, data: Any) -> int:
+        if self.is_full:
+            raise no_space()
+        return super().write(data)
+
+
+@pytest.mark.parametrize("method", ["rename", "create", "link"])
+def test_what_is_stored_is_told_though_nothing_can_be_asked_afterwards(url: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = files_of(url)
+
+    async def run() -> None:
+        await write(files, f"{KEY}.tmp", NEW)
+        await files.unlink(KEY)
+
+        async def fail(_path: str) -> bool:
+            raise StorageError("gone")
+
+        commit = files.held.commit
+
+        async def committing(*arguments: Any) -> None:
+            await commit(*arguments)
+            monkeypatch.setattr(files.tree, "chunk_area", fail)
+
+        monkeypatch.setattr(files.held, "commit", committing)
+        if method == "create":
+            await files.release(await files.create("ct/lock", exclusive=True))
+        else:
+            await getattr(files, method)(f"{KEY}.tmp", KEY)
+
+    run_sync(run())
+    assert run_sync(files.end()) == []
+    assert native(url, "ct/lock" if method == "create" else KEY) == (b"" if method == "create" else NEW)
+
+
+@pytest.mark.parametrize("durable", ["close", "fsync"])
+def test_a_file_that_is_closed_while_it_gets_a_scratch_name_can_be_read(url: str, durable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = files_of(url, durable=durable)
+
+    async def run() -> None:
+        await write(files, "notes.txt", b"old")
+        file = await files.edit("notes.txt", truncates=True)
+        file.write(0, NEW)
+        await files.flush(file)
+        gate = Gate(files.held.settle)
+        monkeypatch.setattr(files.held, "settle", gate)
+        renaming = asyncio.create_task(files.rename("notes.txt", "notes.txt~"))
+        await gate.begun.wait()
+        await files.release(file)
+        gate.opened.set()
+        await renaming
+        assert await read(files, "notes.txt~") == NEW
+        await files.rename("notes.txt~", "notes.txt")
+
+    run_sync(run())
+    assert run_sync(files.end()) == []
+    assert native(url, "notes.txt") == NEW
+
+
+def test_a_file_that_is_removed_while_it_is_being_opened_is_not_found(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = files_of(url, durable="fsync", clock=Clock())
+
+    async def run() -> None:
+        await write(files, "notes.txt", b"old")
+        await files.sync()
+        gate = Gate(files.store.read_versions, before=False)
+        monkeypatch.setattr(files.store, "read_versions", gate)
+        opening = asyncio.create_task(files.edit("notes.txt", truncates=False))
+        await gate.begun.wait()
+        await files.unlink("ct/c/7/7/7")
+        await files.unlink("notes.txt")
+        gate.opened.set()
+        with pytest.raises(NotFound):
+            await opening
+
+    run_sync(run())
+    assert run_sync(files.end()) == []
+    assert native(url, "notes.txt") is None
+
+
+def test_a_value_whose_answer_was_lost_is_no_value_of_others(url: str) -> None:
+    storage = FaultStorage(open_storage(url, {}))
+    files = files_of(storage)
+
+    async def run() -> None:
+        await write(files, "notes.txt", b"old")
+        file = await files.edit("notes.txt", truncates=False, appends=True)
+        file.write(0, b" one")
+        storage.plan(Fault(1, DropReply(), frozenset({"write"})))
+        with pytest.raises(WriteOutcomeUnknown):
+            await files.fsync(file)
+        storage.plan()
+        file.write(0, b" two")
+        await files.flush(file)
+        await files.release(file)
+
+    run_sync(run())
+    assert native(url, "notes.txt") == b"old one two"
+
+
+def test_a_spilled_value_that_cannot_be_read_keeps_nothing_else_back(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = files_of(url, durable="fsync", write_memory=10, clock=Clock())
+
+    async def run() -> None:
+        await write(files, "spilled", b"x" * 20)
+        await files.unlink("ct/c/7/7/7")
+        await files.unlink(KEY)
+        with monkeypatch.context() as patched:
+            patched.setattr(type(files.held.pending["spilled"].data), "read", lambda _: (_ for _ in ()).throw(no_space()))
+            with pytest.raises(OSError, match="no space"):
+                await files.sync()
+            assert list(files.held.pending) == ["spilled"]
+        await files.sync()
+
+    run_sync(run())
+    assert native(url, "spilled") == b"x" * 20
+
+
+def test_attributes_of_zarr_2_are_removed_before_the_node(url: str) -> None:
+    zarr.open_array(shardstore.open(url), path="ct", mode="r+").attrs["units"] = "K"
+    files = files_of(url, present="v2")
+    documents = [entry.name for entry in run_sync(files.names.entries("ct"))][-2:]
+    assert documents == [".zattrs", ".zarray"]

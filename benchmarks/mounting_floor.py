@@ -31,7 +31,7 @@ class Node:
     names: dict[bytes, Node] | None = None
 
 
-class InMemory(pyfuse3.Operations):  # type: ignore[misc]
+class InMemory(pyfuse3.Operations):  # type: ignore[misc]  # it has no types where it is not installed
     """The least that ``find``, ``cat`` and ``cp -r`` ask for."""
 
     def __init__(self, source: Path) -> None:

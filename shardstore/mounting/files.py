@@ -66,7 +66,7 @@ class Files:
     # -- names -----------------------------------------------------------------------------------------------------------
 
     async def find(self, path: str) -> int | None:
-        """Return what ``Namespace.find`` does."""
+        """Return the size of a file in bytes, ``DIRECTORY`` for a directory, ``None`` if there is nothing. Raises as ``Namespace.find``."""
         return await self.names.find(path)
 
     def _stored(self, path: str, nbytes: int | None) -> None:
@@ -168,8 +168,8 @@ class Files:
         return self._opened(path, buffer, appends)
 
     async def _is_free(self, path: str) -> bool:
-        """Carry out an erasure of a name that is held back. Return whether a new value must find nothing there then: a file that has only a
-        scratch name now keeps its old one.
+        """Carry out an erasure of ``path`` that is held back, and return whether nothing is stored there then. Something still is where the
+        file was renamed to a scratch name: it keeps its old name on the storage.
         """
         await self.held.carry_out_erasure(path)
         return path not in self.held.pending
@@ -300,8 +300,10 @@ class Files:
         at_once: bool = False,
         still: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Store a value, or hold it back unless ``at_once``; nothing if it is not ``still`` to be stored when its turn comes."""
-        waits = not at_once and not is_document(path) and await self._early.is_early(path)
+        """Store a value, or hold it back: an early chunk in any case, others unless ``at_once``. Nothing is stored that is not ``still`` to
+        be stored when its turn comes.
+        """
+        waits = not is_document(path) and await self._early.is_early(path)
         if waits or (self.durable == "fsync" and not at_once):
             await self.held.put(path, data, action, check, still, waits=waits)
             if is_document(path):
@@ -458,6 +460,8 @@ class Files:
         becomes_scratch = await self._is_scratch(target)
         if is_document(source) and was_stored and not becomes_scratch:
             raise Refused(errno.EXDEV)  # so that mv copies it, and is told if it may not be removed
+        if was_stored and not becomes_scratch and not is_document(target) and await self._early.is_early(target):
+            raise Refused(errno.EXDEV)  # as above: it would wait for a document, and the old one is not to be erased before it is stored
         if becomes_scratch and was_stored:
             await self.held.settle([source])  # it has to be stored as long as its only name is one of this mount
         must_be_new = no_replace and await self._is_free(target)

@@ -602,6 +602,20 @@ def test_chunks_wait_for_the_document_of_their_array(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "data.zarr/new/zarr.json").read_bytes())["codecs"][0]["name"] == "sharding_indexed"
 
 
+def test_a_stored_chunk_is_not_renamed_to_one_that_comes_before_its_document(tmp_path: Path) -> None:
+    url = str(tmp_path / "data.zarr")
+    make_store(url)
+    files = files_of(url)
+    old = native(url, "ct/c/0/0/0")
+    for directory in ("new", "new/c", "new/c/0", "new/c/0/0"):
+        run_sync(files.mkdir(directory))
+    with pytest.raises(Refused) as caught:
+        run_sync(files.rename("ct/c/0/0/0", "new/c/0/0/0"))
+    assert caught.value.number == errno.EXDEV
+    assert not (tmp_path / "data.zarr/new").exists()  # where it would be taken for a shard
+    assert native(url, "ct/c/0/0/0") == old
+
+
 def test_chunks_without_an_array_are_stored_as_they_are_in_the_end(tmp_path: Path) -> None:
     url = str(tmp_path / "data.zarr")
     make_store(url)

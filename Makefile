@@ -149,7 +149,7 @@ SECONDS ?= 3600
 WORLD ?= mixed
 SIMULATEARGS ?=
 simulate: $(VENV)/.installed-test
-	$(BIN)/python -m shardstore.testing.simulation --world $(WORLD) --seeds $(SEEDS) --seconds $(SECONDS) $(SIMULATEARGS)
+	$(BIN)/python -m tests.simulation --world $(WORLD) --seeds $(SEEDS) --seconds $(SECONDS) $(SIMULATEARGS)
 
 # They come with the source distribution of the zarr that is installed. SUITEARGS="tests/test_group.py -k members" runs some.
 zarr-suite: $(VENV)/.installed-test

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shardstore.testing.simulation.world import Kind
+    from tests.simulation.world import Kind
 
 MOST_SEEDS = 2000
 
@@ -325,7 +325,7 @@ def seeds_to_find(mutant: Mutant, most: int = MOST_SEEDS) -> int | None:
     """Return how many seeds it takes to notice a mutant, in this process, which has not loaded the module yet; ``None``: more."""
     sys.meta_path.insert(0, _Loader(mutant))
     logging.disable(logging.CRITICAL)
-    from shardstore.testing.simulation.campaign import run
+    from tests.simulation.campaign import run
 
     for seed in range(most):
         if run(seed, mutant.kind).violation is not None:

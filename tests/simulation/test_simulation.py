@@ -14,13 +14,13 @@ from typing import get_args
 
 import pytest
 
-from shardstore.testing.simulation import campaign
-from shardstore.testing.simulation.calls import FAULTS as DISK_FAULTS
-from shardstore.testing.simulation.campaign import run
-from shardstore.testing.simulation.histories import FAULTS, Limits
-from shardstore.testing.simulation.network import FAULTS as NETWORK_FAULTS
-from shardstore.testing.simulation.registers import NEVER, Operation, explanation
-from shardstore.testing.simulation.world import Kind
+from tests.simulation import campaign
+from tests.simulation.calls import FAULTS as DISK_FAULTS
+from tests.simulation.campaign import run
+from tests.simulation.histories import FAULTS, Limits
+from tests.simulation.network import FAULTS as NETWORK_FAULTS
+from tests.simulation.registers import NEVER, Operation, explanation
+from tests.simulation.world import Kind
 from tests.simulation.mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
@@ -92,7 +92,7 @@ def test_a_seed_is_always_the_same_run() -> None:
     mine = [run(seed, kind).digest for kind in KINDS for seed in (3, 5)]
     assert [run(seed, kind).digest for kind in KINDS for seed in (3, 5)] == mine
     assert len(set(mine)) == len(mine)
-    program = f"from shardstore.testing.simulation.campaign import run; print(*(run(s, k).digest for k in {KINDS} for s in (3, 5)))"
+    program = f"from tests.simulation.campaign import run; print(*(run(s, k).digest for k in {KINDS} for s in (3, 5)))"
     for hashes in ("0", "1"):
         done = subprocess.run(
             [sys.executable, "-c", program],

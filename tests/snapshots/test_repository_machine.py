@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
 from shardstore.snapshots import Repository
-from shardstore.testing.repository_machine import Meeting, RepositoryMachine, meetings
+from tests.snapshots.repository_machine import Meeting, RepositoryMachine, meetings
 
 EXAMPLES = int(os.environ.get("SHARDSTORE_EXAMPLES", "6"))
 

@@ -17,15 +17,15 @@ from shardstore.errors import ShardStoreError
 from shardstore.maintenance.execution import Execution
 from shardstore.maintenance.packing.pack import PackKeywords, pack
 from shardstore.maintenance.verify.run import Copy, verify_engine
-from shardstore.testing.simulation.calls import Habits
-from shardstore.testing.simulation.histories import ARRAYS, PER_SHARDS, SHAPES, Limits, Run, document
-from shardstore.testing.simulation.loop import Process
-from shardstore.testing.simulation.network import Conduct
-from shardstore.testing.simulation.operators import QUARANTINE, repaired
-from shardstore.testing.simulation.recorded import stored
-from shardstore.testing.simulation.registers import Violation
-from shardstore.testing.simulation.threads import in_thread
-from shardstore.testing.simulation.world import Kind
+from tests.simulation.calls import Habits
+from tests.simulation.histories import ARRAYS, PER_SHARDS, SHAPES, Limits, Run, document
+from tests.simulation.loop import Process
+from tests.simulation.network import Conduct
+from tests.simulation.operators import QUARANTINE, repaired
+from tests.simulation.recorded import stored
+from tests.simulation.registers import Violation
+from tests.simulation.threads import in_thread
+from tests.simulation.world import Kind
 
 TARGET, RECORD = "packed", "record"
 

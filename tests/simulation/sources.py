@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from shardstore.testing.simulation.loop import current_process
+from tests.simulation.loop import current_process
 
 EPOCH = 1_750_000_000.0
 """What clocks show, in seconds since 1970, when a world begins."""

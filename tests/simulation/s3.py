@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
-from shardstore.testing.simulation.network import Answer, ConnectionLost, ConnectTimeout, Network
-from shardstore.testing.simulation.objects import Objects, asked_range
+from tests.simulation.network import Answer, ConnectionLost, ConnectTimeout, Network
+from tests.simulation.objects import Objects, asked_range
 
 _ATTEMPTS = 4  # of the client library, for one call
 

@@ -19,8 +19,8 @@ from urllib.parse import quote, unquote
 
 import google_crc32c
 
-from shardstore.testing.simulation.network import Answer, ConnectionLost, ConnectTimeout, Network
-from shardstore.testing.simulation.objects import Objects, asked_range
+from tests.simulation.network import Answer, ConnectionLost, ConnectTimeout, Network
+from tests.simulation.objects import Objects, asked_range
 
 _ATTEMPTS = 6  # of the client library, for one call
 _LOCATION = "https://storage.googleapis.com"

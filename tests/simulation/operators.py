@@ -12,10 +12,10 @@ from shardstore.maintenance.execution import Execution
 from shardstore.maintenance.repair.run import RepairReport, repair
 from shardstore.maintenance.verify.run import VerifyReport, verify_engine
 from shardstore.storage.base import Storage
-from shardstore.testing.simulation.loop import Process
-from shardstore.testing.simulation.registers import Violation
-from shardstore.testing.simulation.threads import in_thread
-from shardstore.testing.simulation.world import World
+from tests.simulation.loop import Process
+from tests.simulation.registers import Violation
+from tests.simulation.threads import in_thread
+from tests.simulation.world import World
 
 QUARANTINE = "quarantine"
 _WORKERS = 2

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 
-from shardstore.testing.simulation.registers import NEVER, Operation, TooLong, Value, Violation, explanation
+from tests.simulation.registers import NEVER, Operation, TooLong, Value, Violation, explanation
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,12 +26,12 @@ from shardstore.storage.s3 import parts as s3_parts
 from shardstore.storage.s3 import probe as s3_probe
 from shardstore.storage.s3.client import forget_facts as forget_s3_facts
 from shardstore.storage.s3.storage import S3Storage
-from shardstore.testing.simulation import gcs, s3, sources, threads
-from shardstore.testing.simulation.calls import ROOT, Calls, Habits
-from shardstore.testing.simulation.disk import Disk, Inode
-from shardstore.testing.simulation.loop import Process, SimulationLoop, current_process
-from shardstore.testing.simulation.network import Conduct, Network
-from shardstore.testing.simulation.objects import Version
+from tests.simulation import gcs, s3, sources, threads
+from tests.simulation.calls import ROOT, Calls, Habits
+from tests.simulation.disk import Disk, Inode
+from tests.simulation.loop import Process, SimulationLoop, current_process
+from tests.simulation.network import Conduct, Network
+from tests.simulation.objects import Version
 
 Kind = Literal["aws", "s3", "weak", "bare", "gcs", "local"]
 """The kinds of storage: Amazon's S3; another server that honours all conditions; one that honours none on DELETE, on uploads in parts and

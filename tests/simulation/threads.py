@@ -18,7 +18,7 @@ from greenlet import GreenletExit, getcurrent
 from shardstore import _sync
 from shardstore.maintenance import execution
 from shardstore.storage.opening import location
-from shardstore.testing.simulation.loop import SimulationLoop, current_process
+from tests.simulation.loop import SimulationLoop, current_process
 
 P = ParamSpec("P")
 T = TypeVar("T")

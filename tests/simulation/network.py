@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from shardstore.testing.simulation.loop import SimulationLoop, current_process
+from tests.simulation.loop import SimulationLoop, current_process
 
 T = TypeVar("T")
 

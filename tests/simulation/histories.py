@@ -26,15 +26,15 @@ from shardstore.presented.flavours import Presented, flavour_of
 from shardstore.storage.local.range_locks import DIRECTORY_LOCK
 from shardstore.storage.requests.outcomes import PROBE_PREFIX
 from shardstore.storage.wrappers import innermost
-from shardstore.testing.simulation.calls import FAULTS as DISK_FAULTS
-from shardstore.testing.simulation.calls import Habits
-from shardstore.testing.simulation.loop import Process
-from shardstore.testing.simulation.network import FAULTS as NETWORK_FAULTS
-from shardstore.testing.simulation.network import Conduct
-from shardstore.testing.simulation.operators import QUARANTINE, operate, repaired, verified
-from shardstore.testing.simulation.recorded import Recorder, decoded, stored
-from shardstore.testing.simulation.registers import Operation, Value, Violation
-from shardstore.testing.simulation.world import Kind, World
+from tests.simulation.calls import FAULTS as DISK_FAULTS
+from tests.simulation.calls import Habits
+from tests.simulation.loop import Process
+from tests.simulation.network import FAULTS as NETWORK_FAULTS
+from tests.simulation.network import Conduct
+from tests.simulation.operators import QUARANTINE, operate, repaired, verified
+from tests.simulation.recorded import Recorder, decoded, stored
+from tests.simulation.registers import Operation, Value, Violation
+from tests.simulation.world import Kind, World
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from shardstore.adapters.versioned.repository import Repository
 from shardstore.adapters.versioned.session import ForkSession, Session
 from shardstore.errors import Conflict, InvalidInput, NotFound, ReadOnly
 from shardstore.snapshots.conflicts import BasicConflictSolver, ConflictDetector, ConflictError
-from shardstore.testing.repository_model import (
+from tests.snapshots.repository_model import (
     CHUNK,
     Coords,
     ModelNode,

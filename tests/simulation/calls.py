@@ -24,8 +24,8 @@ from greenlet import GreenletExit
 from shardstore.storage.local import durability, locks, range_locks, storage, sweep, versions
 from shardstore.storage.local.lock_files import ReadableFiles
 from shardstore.storage.local.mounts import Mount
-from shardstore.testing.simulation.disk import Disk, Inode, OpenFile, failure
-from shardstore.testing.simulation.loop import Process, SimulationLoop, current_process
+from tests.simulation.disk import Disk, Inode, OpenFile, failure
+from tests.simulation.loop import Process, SimulationLoop, current_process
 
 ROOT = "/simulated"
 _FIRST_DESCRIPTOR = 1_000_000

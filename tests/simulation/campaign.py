@@ -1,4 +1,4 @@
-"""Many runs, one seed after the other, on all processors: ``python -m shardstore.testing.simulation --help``.
+"""Many runs, one seed after the other, on all processors: ``python -m tests.simulation --help``.
 
 Of a seed that fails, a smaller run that fails too is sought: fewer operations, fewer kinds of faults, fewer clients. What is printed is the
 command that makes it again, with all that happened.
@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import get_args
 
-from shardstore.testing.simulation.histories import CLIENTS, FAULTS, OPERATIONS, Limits, Result, Run
-from shardstore.testing.simulation.packings import Packing, is_packing
-from shardstore.testing.simulation.world import Kind
+from tests.simulation.histories import CLIENTS, FAULTS, OPERATIONS, Limits, Result, Run
+from tests.simulation.packings import Packing, is_packing
+from tests.simulation.world import Kind
 
 _SEEDS_AT_ONCE = 20
 
@@ -129,7 +129,7 @@ def _limits(given: argparse.Namespace) -> Limits:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the command line says; return its exit code: 1 if a promise was broken."""
-    parser = argparse.ArgumentParser(prog="python -m shardstore.testing.simulation", description=(__doc__ or "").partition(":")[0])
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=(__doc__ or "").partition(":")[0])
     parser.add_argument("--world", choices=[*get_args(Kind), "mixed"], default="mixed", help="the kind of storage")
     parser.add_argument("--seeds", type=int, default=200, help="how many (default: %(default)s)")
     parser.add_argument("--first", type=int, help="the first seed; by default one that depends on the time")

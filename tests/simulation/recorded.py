@@ -11,10 +11,10 @@ from shardstore.errors import Conflict, Incomplete, ShardStoreError, StorageErro
 from shardstore.model.ranges import EVERYTHING
 from shardstore.presented.flavours import Presented
 from shardstore.storage.requests.outcomes import PROBE_PREFIX
-from shardstore.testing.simulation.loop import Process
-from shardstore.testing.simulation.registers import NEVER, Operation, Value, Violation
-from shardstore.testing.simulation.seen import Batch, History, Listing
-from shardstore.testing.simulation.world import World
+from tests.simulation.loop import Process
+from tests.simulation.registers import NEVER, Operation, Value, Violation
+from tests.simulation.seen import Batch, History, Listing
+from tests.simulation.world import World
 
 _DOCUMENTS = (".json", ".zarray", ".zgroup", ".zattrs")
 

@@ -7,12 +7,14 @@
     term         factor { ("*" | "//" | "%") factor }
     factor       ("+" | "-") factor | number | string | name | name "(" [name "=" expression {"," …}] ")" | "(" expression ")"
 
-Values are integers and texts; operators mean what they mean in Python. Whatever else jinja knows is ``NotInSubset``. Numbers, texts and
-nesting have bounds, so no set can make a reader compute without end.
+Python parses them: the tokens that are admitted mean the same in both languages. Values are integers and texts. Whatever else jinja knows
+is ``NotInSubset``, names that are keywords of Python too. Numbers, texts and nesting have bounds, so no set can make a reader compute
+without end.
 """
 
 from __future__ import annotations
 
+import ast
 import operator
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -45,63 +47,32 @@ class Unusable(Exception):
     """The text cannot be filled in."""
 
 
-@dataclass(frozen=True, slots=True)
-class Constant:
-    value: Value
+Node = ast.expr
+"""An expression as Python parses it, of the nodes that ``_check`` admits."""
 
-
-@dataclass(frozen=True, slots=True)
-class Name:
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    name: str
-    arguments: tuple[tuple[str, Node], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Unary:
-    sign: str
-    operand: Node
-
-
-@dataclass(frozen=True, slots=True)
-class Binary:
-    operator: str
-    left: Node
-    right: Node
-
-
-Node = Constant | Name | Call | Unary | Binary
-
-_OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "//": operator.floordiv,
-    "%": operator.mod,
+_OPERATORS: Mapping[type[ast.operator], tuple[str, Callable[[Any, Any], Any]]] = {
+    ast.Add: ("+", operator.add),
+    ast.Sub: ("-", operator.sub),
+    ast.Mult: ("*", operator.mul),
+    ast.FloorDiv: ("//", operator.floordiv),
+    ast.Mod: ("%", operator.mod),
 }
 
 
 # -- parsing -----------------------------------------------------------------------------------------------------------
 
-_TOKEN = re.compile(
-    r"""\s*(?:
-        (?P<number>(?:0|[1-9][0-9]{0,38})(?![0-9A-Za-z_.]))
-      | (?P<name>[A-Za-z_][A-Za-z0-9_]*)
-      | (?P<string>'[^'\\]*'|"[^"\\]*")
-      | (?P<end>\}\})
-      | (?P<sign>//|\*(?!\*)|=(?!=)|[-+%(),])
-    )""",
+_ANNOTATION = re.compile(
+    r"""(?> \s++ | (?:0|[1-9][0-9]{0,38}+)(?![0-9A-Za-z_.]) | [A-Za-z_][A-Za-z0-9_]*+(?!["'])
+        | '[^'\\\r\n]*+'(?!\s*['"]) | "[^"\\\r\n]*+"(?!\s*['"]) | // | \*(?!\*) | =(?!=) | [-+%(),] )*+\}\}""",
     re.VERBOSE | re.ASCII,
 )
+"""An annotation to its end, of tokens that mean the same to Python and to jinja."""
+_MOST_EXPRESSION = 4096
+_SPACES = str.maketrans("\r\n", "  ")
+_CONSTANTS = ("true", "false", "none")  # of jinja
 OTHER_MARKS = ("{%", "{#")
 PLAIN_NAME = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}\}", re.ASCII)
 """An annotation that is a name."""
-
-_KEYWORDS = frozenset(["true", "false", "none", "True", "False", "None", "not", "and", "or", "if", "else", "is", "in"])
 
 
 def parse_text(text: str) -> tuple[list[str], list[Node]]:
@@ -117,98 +88,48 @@ def parse_text(text: str) -> tuple[list[str], list[Node]]:
     position = 0
     while (start := text.find("{{", position)) >= 0:
         literals.append(text[position:start])
-        parser = _Parser(text, start + 2)
-        nodes.append(parser.annotation())
-        position = parser.position
+        annotation = _ANNOTATION.match(text, start + 2)
+        if annotation is None or annotation[0][0] in "+-":  # a sign there is white space control
+            raise NotInSubset(f"{text[start : start + 40]!r} has more than names, numbers, texts, calls and operators")
+        nodes.append(_parse(annotation[0][:-2]))
+        position = annotation.end()
     literals.append(text[position:])
     if any(mark in literal for literal in literals for mark in OTHER_MARKS):
         raise NotInSubset("it has {% or {#")
     return literals, nodes
 
 
-class _Parser:
-    """A parser of one annotation; ``position`` is behind what has been read."""
+def _parse(text: str) -> Node:
+    """Return an expression. Raises ``NotInSubset`` if it has anything but the nodes of the module's docstring."""
+    if len(text) > _MOST_EXPRESSION:
+        raise NotInSubset(f"it has an expression of {len(text)} characters, more than {_MOST_EXPRESSION}")
+    try:
+        node = ast.parse(text.translate(_SPACES).strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as exc:
+        raise NotInSubset(f"{text!r:.100} is no expression: {exc}") from exc
+    _check(node, 0)
+    return node
 
-    def __init__(self, text: str, position: int) -> None:
-        self._text = text
-        self.position = position
-        if text[position : position + 1] in ("-", "+"):
-            raise NotInSubset("it has white space control")
-        self._kind, self._token = "", ""
-        self._next()
 
-    def annotation(self) -> Node:
-        node = self._sum(0)
-        if self._kind != "end":
-            raise NotInSubset(f"{self._token!r} is not expected there")
-        return node
-
-    def _next(self) -> None:
-        matched = _TOKEN.match(self._text, self.position)
-        if matched is None:
-            raise NotInSubset(f"{self._text[self.position : self.position + 10]!r} is not known")
-        self._kind = str(matched.lastgroup)
-        self._token = matched[self._kind]
-        self.position = matched.end()
-
-    def _accept(self, *signs: str) -> str | None:
-        if self._kind != "sign" or self._token not in signs:
-            return None
-        sign = self._token
-        self._next()
-        return sign
-
-    def _sum(self, depth: int) -> Node:
-        node = self._product(depth)
-        while (sign := self._accept("+", "-")) is not None:
-            depth += 1  # a long chain nests as deep as it is long
-            node = Binary(sign, node, self._product(depth))
-        return node
-
-    def _product(self, depth: int) -> Node:
-        node = self._factor(depth)
-        while (sign := self._accept("*", "//", "%")) is not None:
-            depth += 1
-            node = Binary(sign, node, self._factor(depth))
-        return node
-
-    def _factor(self, depth: int) -> Node:
-        if depth > MOST_DEPTH:
-            raise NotInSubset(f"it is nested more than {MOST_DEPTH} deep")
-        if (sign := self._accept("+", "-")) is not None:
-            return Unary(sign, self._factor(depth + 1))
-        if self._accept("(") is not None:
-            node = self._sum(depth + 1)
-            self._expect(")")
-            return node
-        kind, token = self._kind, self._token
-        if kind not in ("number", "string", "name") or token in _KEYWORDS:
-            raise NotInSubset(f"{token!r} is not expected there")
-        self._next()
-        if kind == "number":
-            return Constant(int(token))
-        if kind == "string":
-            return Constant(token[1:-1])
-        return Name(token) if self._accept("(") is None else Call(token, self._arguments(depth + 1))
-
-    def _arguments(self, depth: int) -> tuple[tuple[str, Node], ...]:
-        found: dict[str, Node] = {}
-        while self._accept(")") is None:
-            if found:
-                self._expect(",")
-                if self._accept(")") is not None:
-                    break
-            name = self._token
-            if self._kind != "name" or name in _KEYWORDS or name in found:
-                raise NotInSubset(f"{name!r} is not the name of an argument")
-            self._next()
-            self._expect("=")
-            found[name] = self._sum(depth)
-        return tuple(found.items())
-
-    def _expect(self, sign: str) -> None:
-        if self._accept(sign) is None:
-            raise NotInSubset(f"{self._token!r} is there in place of {sign!r}")
+def _check(node: ast.AST, depth: int) -> None:
+    """Raise ``NotInSubset`` unless all of an expression can be evaluated here."""
+    if depth > MOST_DEPTH:
+        raise NotInSubset(f"it is nested more than {MOST_DEPTH} deep")
+    match node:
+        case ast.Constant(int() | str() as value) if not isinstance(value, bool):
+            operands: list[ast.expr] = []
+        case ast.Name(name) if name not in _CONSTANTS:
+            operands = []
+        case ast.UnaryOp(ast.UAdd() | ast.USub(), operand):
+            operands = [operand]
+        case ast.BinOp(left, sign, right) if type(sign) in _OPERATORS:
+            operands = [left, right]
+        case ast.Call(ast.Name(), [], keywords) if all(keyword.arg for keyword in keywords):
+            operands = [keyword.value for keyword in keywords]
+        case _:
+            raise NotInSubset(f"it has a {type(node).__name__}")
+    for operand in operands:
+        _check(operand, depth + 1)
 
 
 # -- evaluating --------------------------------------------------------------------------------------------------------
@@ -216,17 +137,8 @@ class _Parser:
 
 def names_in(node: Node) -> set[str]:
     """Return all names that an expression uses, except for those of functions."""
-    match node:
-        case Name(name):
-            return {name}
-        case Call(_, arguments):
-            return set().union(*(names_in(argument) for _, argument in arguments))
-        case Unary(_, operand):
-            return names_in(operand)
-        case Binary(_, left, right):
-            return names_in(left) | names_in(right)
-        case _:
-            return set()
+    functions = {id(call.func) for call in ast.walk(node) if isinstance(call, ast.Call)}
+    return {name.id for name in ast.walk(node) if isinstance(name, ast.Name) and id(name) not in functions}
 
 
 def evaluate(node: Node, known: Mapping[str, Value | Function]) -> Value:
@@ -237,25 +149,27 @@ def evaluate(node: Node, known: Mapping[str, Value | Function]) -> Value:
         Unusable: a name is not known, a value has the wrong type, or a bound is passed.
     """
     match node:
-        case Constant(value):
+        case ast.Constant(int() | str() as value):
             return value
-        case Name(name):
+        case ast.Name(name):
             found = _known(name, known)
             if callable(found):
                 raise Unusable(f"the template {name!r} has variables: it is used as {{{{{name}(name=value)}}}}")
             return found
-        case Call(name, arguments):
+        case ast.Call(ast.Name(name), _, keywords):
             function = _known(name, known)
             if not callable(function):
                 raise Unusable(f"{name!r} is not a template with variables")
-            return function(**{argument: evaluate(value, known) for argument, value in arguments})
-        case Unary(sign, operand):
+            return function(**{str(keyword.arg): evaluate(keyword.value, known) for keyword in keywords})
+        case ast.UnaryOp(sign, operand):
             value = evaluate(operand, known)
             if isinstance(value, str):
-                raise Unusable(f"TypeError: {sign} has the operand {value!r:.100}")
-            return -value if sign == "-" else value
-        case Binary(sign, left, right):
-            return _combined(sign, evaluate(left, known), evaluate(right, known))
+                raise Unusable(f"TypeError: a sign has the operand {value!r:.100}")
+            return -value if isinstance(sign, ast.USub) else value
+        case ast.BinOp(left, operation, right):
+            return _combined(operation, evaluate(left, known), evaluate(right, known))
+        case _:
+            raise AssertionError(f"{node} is in no expression")
 
 
 def _known(name: str, known: Mapping[str, Value | Function]) -> Value | Function:
@@ -265,10 +179,11 @@ def _known(name: str, known: Mapping[str, Value | Function]) -> Value | Function
         raise Unusable(f"{name!r} is undefined") from None
 
 
-def _combined(sign: str, left: Value, right: Value) -> Value:
+def _combined(operation: ast.operator, left: Value, right: Value) -> Value:
+    sign, function = _OPERATORS[type(operation)]
     if isinstance(left, int) and isinstance(right, int):
         try:
-            number: int = _OPERATORS[sign](left, right)
+            number: int = function(left, right)
         except ZeroDivisionError as exc:
             raise Unusable(f"ZeroDivisionError: {left} {sign} 0") from exc
         if abs(number) > MOST_NUMBER:
@@ -330,31 +245,32 @@ def evaluate_all(node: Node, variables: Mapping[str, npt.NDArray[np.int64]]) -> 
 def _interval(node: Node, variables: Mapping[str, _Interval]) -> _Interval | None:
     found: _Interval | None = None
     match node:
-        case Constant(int() as value):
+        case ast.Constant(int() as value):
             found = _Interval(value, value, value)
-        case Name(name):
+        case ast.Name(name):
             found = variables.get(name)
-        case Unary(sign, operand):
+        case ast.UnaryOp(sign, operand):
             found = _interval(operand, variables)
-            if found is not None and sign == "-":
+            if found is not None and isinstance(sign, ast.USub):
                 found = _Interval(-found.values, -found.most, -found.least)
-        case Binary(sign, left, right):
+        case ast.BinOp(left, operation, right):
             one, other = _interval(left, variables), _interval(right, variables)
             if one is not None and other is not None:
-                found = _combined_intervals(sign, one, other)
+                found = _combined_intervals(operation, one, other)
         case _:
             pass
     return None if found is None or max(-found.least, found.most) >= _INT64 else found
 
 
-def _combined_intervals(sign: str, one: _Interval, other: _Interval) -> _Interval | None:
+def _combined_intervals(operation: ast.operator, one: _Interval, other: _Interval) -> _Interval | None:
+    sign, function = _OPERATORS[type(operation)]
     if sign in ("//", "%") and other.least <= 0 <= other.most:
         return None
     if sign == "%":
         corners = [0, other.most - 1 if other.least > 0 else other.least + 1]
     else:
-        corners = [_OPERATORS[sign](a, b) for a, b in product((one.least, one.most), (other.least, other.most))]
+        corners = [function(a, b) for a, b in product((one.least, one.most), (other.least, other.most))]
     if max(map(abs, corners)) >= _INT64:  # before anything overflows
         return None
-    values: Array = _OPERATORS[sign](one.values, other.values)
+    values: Array = function(one.values, other.values)
     return _Interval.of(values, corners)

@@ -14,6 +14,7 @@ Specification: fsspec's reference sets, "Version 1".
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,7 +25,6 @@ from shardstore.format.references.expressions import (
     OTHER_MARKS,
     PLAIN_NAME,
     Function,
-    Name,
     Node,
     NotInSubset,
     Unusable,
@@ -55,7 +55,7 @@ class Text:
             self.literals, self.nodes = parse_text(text)
         except NotInSubset as exc:
             self._leave_to_jinja(str(exc), only_plain)
-        if only_plain and not all(isinstance(node, Name) for node in self.nodes):
+        if only_plain and not all(isinstance(node, ast.Name) for node in self.nodes):
             raise self._not_plain()
 
     @property
@@ -172,8 +172,8 @@ def constant_parts(text: Text, variables: Sequence[str]) -> tuple[list[str], lis
         return None
     pieces, nodes = [text.literals[0]], []
     for node, literal in zip(text.nodes, text.literals[1:], strict=True):
-        if isinstance(node, Name) and node.name not in variables and isinstance(text.known.get(node.name), str):
-            pieces[-1] += f"{text.known[node.name]}{literal}"
+        if isinstance(node, ast.Name) and node.id not in variables and isinstance(text.known.get(node.id), str):
+            pieces[-1] += f"{text.known[node.id]}{literal}"
         else:
             nodes.append(node)
             pieces.append(literal)

@@ -1,8 +1,8 @@
 """Snapshots of versioned stores as sources of sets: they know where their chunks lie, so nothing is looked for.
 
-The references lead to chunk files, which never change, and to whatever virtual references lead to, pinned by the ETags that the snapshot
-has of it. A set is not whole any more once the
-snapshot has expired and its files were collected: tag the snapshot.
+The references lead to chunk files, which never change, and to whatever virtual references lead to: batches have what the snapshot knows of
+each of these files, and a set is pinned by their ETags. A set is not whole any more once the snapshot has expired and its files were
+collected: tag the snapshot.
 """
 
 from __future__ import annotations
@@ -23,13 +23,20 @@ from shardstore.references.batches import ReferenceBatch, ReferenceSource, strid
 from shardstore.references.sets import PinsByUrl
 from shardstore.storage.known_references import KnownReferences, KnowsReferences
 
+_ONE_VERSION = (
+    "leave arrays out by paths (--exclude), so that one is left, or write the set with pins=False (--no-pins), by which chunks are read "
+    "from whatever is there"
+)
+
 
 class KnownArray:
     """An array of a snapshot."""
 
     shards = None
 
-    def __init__(self, storage: KnowsReferences, base: str, path: str, node: NodeDocuments, grid: tuple[int, ...], pins: PinsByUrl) -> None:
+    def __init__(
+        self, storage: KnowsReferences, base: str, path: str, node: NodeDocuments, grid: tuple[int, ...], pins: PinsByUrl | None
+    ) -> None:
         self.path = path
         self.node = node
         self.flavour: DocumentFlavour | None = None
@@ -67,7 +74,7 @@ class KnownArray:
         urls = [file if "://" in file else object_url(self._base, file) for file in files]
         generations: dict[str, str] = {}
         for number, url in zip(numbers_of_files, urls, strict=True):
-            if "://" in found.files[number]:  # chunk files never change
+            if self._pins is not None and "://" in found.files[number]:  # chunk files never change
                 check = found.checks.get(number)
                 self._pins.note(url, None if check is None else check.etag)
                 if check is not None and check.etag is not None:
@@ -88,15 +95,18 @@ class KnownArray:
         )
 
 
-def known_source(storage: KnowsReferences, base: str, choose: Callable[[str], bool]) -> ReferenceSource:
+def known_source(storage: KnowsReferences, base: str, choose: Callable[[str], bool], *, is_pinned: bool = False) -> ReferenceSource:
     """Return a snapshot as a source; ``base`` comes in front of the keys of its files, ``choose`` says which arrays are taken.
+
+    ``is_pinned``: note one version for each URL, as sets have it. The batches of a snapshot that refers to two versions of one URL raise
+    ``InvalidInput`` then; by their ``checks`` they tell these apart.
 
     Raises:
         NotFound: it has no nodes.
         Corruption: it cannot be read.
     """
-    pins = PinsByUrl()
-    source = ReferenceSource(storage.url, {}, [], pins=pins)
+    pins = PinsByUrl(remedy=_ONE_VERSION) if is_pinned else None
+    source = ReferenceSource(storage.url, {}, [], is_pinned=is_pinned, pins={} if pins is None else pins)
     documents = run_sync(storage.known_documents())
     if not documents:
         raise NotFound(f"there is no Zarr hierarchy at {storage.url}")

@@ -52,9 +52,8 @@ def open_source(
         check_taken_as_they_are(choices)
         check_apart(known.stored_in, place)
         base = base_of(known.stored_in, choices.urls, choices.base_url, place.directory)
-        found = known_source(known, base, lambda path: chosen(choices, path) is not None)
+        found = known_source(known, base, lambda path: chosen(choices, path) is not None, is_pinned=pins)
         check_patterns(choices, found.array_paths())
-        found.is_pinned = pins
         return found
     check_apart(storage, place)
     base = base_of(storage, choices.urls, choices.base_url, place.directory)

@@ -31,6 +31,7 @@ from shardstore.storage.base import Failed, Found, Storage, document_read
 from shardstore.storage.opening.address import Address
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.opening.reference_targets import absolute_url
+from shardstore.storage.redaction import redacted
 from shardstore.storage.references.entries import PinnedReference
 from shardstore.storage.references.storage import ReferenceStorage
 from shardstore.storage.wrappers import innermost
@@ -43,8 +44,9 @@ _DOCUMENTS_AT_ONCE = 256
 class PinsByUrl(dict[str, PinnedObject]):
     """The versions of objects that sets were made of, by URL."""
 
-    def __init__(self, *, keeps_relative: bool = False) -> None:
+    def __init__(self, *, keeps_relative: bool = False, remedy: str = "bring them up to date with shardstore refs update first") -> None:
         super().__init__()
+        self._remedy = remedy
         self.keeps_relative = keeps_relative
         """True if relative URLs stay what they are: the new set is where the old one is."""
         self.are_complete = True
@@ -55,7 +57,9 @@ class PinsByUrl(dict[str, PinnedObject]):
         if token is None:
             self.are_complete = False
         elif self.setdefault(url, PinnedObject(url, token, 0)).generation != token:
-            raise InvalidInput(f"the sets were made of two versions of {url}: bring them up to date with shardstore refs update first")
+            raise InvalidInput(
+                f"the references were made of two versions of {redacted(url)}, and a set says one for each URL: {self._remedy}"
+            )
 
 
 class SetArray:

@@ -101,7 +101,7 @@ def _identities(places: ChunkPlaces) -> list[object]:
         if file in (GONE, ABSENT):
             found.append(None)
         else:
-            found.append(places.data[number] if file < 0 else (places.files[file], offset, nbytes))
+            found.append(places.data[number] if file < 0 else (places.files[file], places.checks.get(file), offset, nbytes))
     return found
 
 

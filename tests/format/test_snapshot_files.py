@@ -187,8 +187,8 @@ def test_the_next_state_has_the_next_generation() -> None:
 
 
 def refs_of(rows: dict[tuple[int, ...], Any], ndim: int) -> ChunkRefs:
-    """Return references from ``(file, offset, nbytes)``, bytes, or ``None`` by coordinates."""
-    files: list[Any] = []
+    """Return references from ``(file, offset, nbytes)``, with a check behind them or without one, bytes, or ``None`` by coordinates."""
+    files: list[tuple[Any, Any]] = []
     file, offset, nbytes, inline = [], [], [], {}
     for number, coords in enumerate(sorted(rows)):
         match rows[coords]:
@@ -197,27 +197,40 @@ def refs_of(rows: dict[tuple[int, ...], Any], ndim: int) -> ChunkRefs:
             case bytes() as data:
                 inline[number] = data
                 place = (INLINE, 0, len(data))
-            case (name, start, length):
-                files += [] if name in files else [name]
-                place = (files.index(name), start, length)
+            case (name, start, length, *check):
+                one = name, check[0] if check else None
+                files += [] if one in files else [one]
+                place = (files.index(one), start, length)
         file.append(place[0])
         offset.append(place[1])
         nbytes.append(place[2])
     coords_ = np.array(sorted(rows), dtype=np.uint64).reshape(len(rows), ndim)
-    return ChunkRefs(coords_, np.array(file, np.int32), np.array(offset, np.uint64), np.array(nbytes, np.uint64), files, inline)
+    columns = np.array(file, np.int32), np.array(offset, np.uint64), np.array(nbytes, np.uint64)
+    checks = {number: check for number, (_, check) in enumerate(files) if check is not None}
+    return ChunkRefs(coords_, *columns, [name for name, _ in files], inline, checks)
 
 
 def rows_of(refs: ChunkRefs) -> dict[tuple[int, ...], Any]:
     found: dict[tuple[int, ...], Any] = {}
     for row, coords in enumerate(refs.coords.tolist()):
         number = int(refs.file[row])
-        place = (refs.files[number], int(refs.offset[row]), int(refs.nbytes[row])) if number >= 0 else None
+        place: Any = None
+        if number >= 0:
+            check = refs.checks.get(number)
+            place = refs.files[number], int(refs.offset[row]), int(refs.nbytes[row]), *([] if check is None else [check])
         found[tuple(coords)] = refs.inline[row] if number == INLINE else place
     return found
 
 
 FILES: list[Any] = [b"123456789012", b"abcdefghijkl", "s3://bucket/a.nc", "file:///b.nc"]
-places = st.one_of(st.none(), st.binary(max_size=4), st.tuples(st.sampled_from(FILES), st.integers(0, 2**64 - 1), st.integers(0, 2**40)))
+CHECKS = [VirtualCheck("one", None), VirtualCheck("other", None), VirtualCheck(None, 5), VirtualCheck(None, 6), VirtualCheck("one", 5)]
+spans = st.integers(0, 2**64 - 1), st.integers(0, 2**40)
+places = st.one_of(
+    st.none(),
+    st.binary(max_size=4),
+    st.tuples(st.sampled_from(FILES), *spans),
+    st.tuples(st.sampled_from(FILES[2:]), *spans, st.sampled_from(CHECKS)),
+)
 chunks = st.dictionaries(st.tuples(st.integers(0, 70_000), st.integers(0, 3)), places, max_size=12)
 
 
@@ -255,13 +268,12 @@ def test_what_does_not_fit_is_wider_or_refused(rows: dict[tuple[int, ...], Any],
 
 def test_virtual_files_have_checks_where_they_are_known() -> None:
     """D30"""
-    refs = refs_of({(0,): (FILES[2], 0, 1), (1,): (FILES[0], 0, 1), (2,): (FILES[3], 0, 1)}, 1)
-    refs = replace(refs, checks={0: VirtualCheck("etag", None), 2: VirtualCheck(None, 5)})
+    rows = {(0,): (FILES[2], 0, 1, CHECKS[0]), (1,): (FILES[0], 0, 1), (2,): (FILES[3], 0, 1, CHECKS[2]), (3,): (FILES[2], 0, 1)}
+    refs = refs_of(rows, 1)
     table = manifest_table({0: refs})
-    assert table["etag"].to_pylist() == ["etag", None, None]
-    found = decode_table(table, {0: 1})[0]
-    by_name = {found.files[number]: check for number, check in found.checks.items()}
-    assert by_name == {FILES[2]: VirtualCheck("etag", None), FILES[3]: VirtualCheck(None, 5)}
+    assert table["etag"].to_pylist() == ["one", None, None, None]
+    assert table["last_modified"].to_pylist() == [None, None, 5, None]
+    assert rows_of(decode_table(table, {0: 1})[0]) == rows
     with pytest.raises(InvalidInput, match="checksums"):
         encode_manifest({0: refs}, draft=True)
 

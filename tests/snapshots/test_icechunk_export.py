@@ -27,6 +27,7 @@ from shardstore.adapters.versioned.opened import OpenedStore, RepositoryOptions
 from shardstore.errors import InvalidInput
 from shardstore.format.json_text import dumps
 from shardstore.snapshots import IcechunkExport, Repository
+from shardstore.storage.opening.open import open_storage
 from tests.snapshots.icechunk_histories import IS_2, change, contents, read_key, set_document, write_key
 from tests.snapshots.repositories import run
 
@@ -343,6 +344,37 @@ def test_virtual_chunks_go_on_as_such_with_their_checksums(tmp_path: Path) -> No
     np.testing.assert_array_equal(found[:16, 16:], DATA[:16, 16:])
     with pytest.raises(REFUSALS):
         found[16:32, 16:32]
+
+
+def test_each_chunk_keeps_the_version_of_its_file(tmp_path: Path) -> None:
+    """Two chunks in one file, in a version that was replaced, and in the one that is there; then both in that."""
+    (tmp_path / "data").mkdir()
+    tokens = []
+    for number, values in enumerate((DATA[:16], DATA[16:32])):
+        file = tmp_path / "other"
+        file.write_bytes(values.tobytes())
+        os.utime(file, (1_700_000_000.5 + 100 * number,) * 2)
+        os.replace(file, tmp_path / "data/blob")
+        info = run(open_storage(f"file://{tmp_path}/data").stat("blob"))
+        assert info is not None
+        assert info.generation is not None
+        tokens.append(info.generation.token)
+    repo = Repository.create(tmp_path / "run.ice", virtual_prefixes=[f"file://{tmp_path}/data/"])
+    nbytes = 8 * DATA[0].nbytes
+    ids = []
+    for etags in (tokens, [tokens[1]] * 2):
+        session = repo.writable_session()
+        if not ids:
+            zarr.create_array(session.store, name="a", shape=(16, 64), chunks=(8, 64), dtype="i4", compressors=None)
+        session.set_virtual_refs("a", [[0, 0], [1, 0]], f"file://{tmp_path}/data/blob", [0, nbytes], nbytes, etags=etags)
+        ids.append(session.commit("refer"))
+    done = repo.export_icechunk(tmp_path / "out")
+    target = opened(tmp_path / "out", done)
+    first, second = (zarr.open_array(target.readonly_session(snapshot_id=done.snapshots[one]).store, path="a", mode="r") for one in ids)
+    np.testing.assert_array_equal(second[...], DATA[16:32])
+    np.testing.assert_array_equal(first[8:], DATA[24:32])
+    with pytest.raises(REFUSALS):
+        first[:8]
 
 
 def test_virtual_chunks_outside_of_what_is_authorised_are_refused(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from shardstore import open as open_store
 from shardstore import references
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ReadOnly
 from shardstore.model.generation import Generation
-from shardstore.snapshots import Repository
+from shardstore.snapshots import Repository, Session
+from shardstore.snapshots.levels import MOST_LEVELS
 from shardstore.storage.base import Storage
 from shardstore.storage.opening.open import open_storage
 from tests.snapshots.repositories import create_array, new_repository, read_array, run
@@ -97,6 +98,113 @@ def test_a_virtual_file_that_has_changed_is_not_read(tmp_path: Path, files: str)
     os.replace(other, tmp_path / "old" / "one.bin")
     with pytest.raises(Conflict, match=r"one\.bin has changed"):
         read_array(repo.readonly_session(), "a")
+
+
+@pytest.fixture
+def versions(tmp_path: Path) -> dict[str, str | None]:
+    """The etags of ``replaced/blob``, whose bytes are all 2, and of the version before, whose bytes were all 1."""
+    (tmp_path / "replaced").mkdir()
+    found: dict[str, str | None] = {"none": None}
+    for value, name in ((1, "old"), (2, "new")):
+        (tmp_path / "other").write_bytes(bytes([value]) * 16)
+        os.replace(tmp_path / "other", tmp_path / "replaced" / "blob")
+        info = run(open_storage(f"file://{tmp_path}/replaced").stat("blob"))
+        assert info is not None
+        assert info.generation is not None
+        found[name] = info.generation.token
+    return found
+
+
+def check_each(session: Session, names: list[str], path: str = "a") -> None:
+    """Check that of chunks which are referred to by these versions, those of the old one are refused, and the others are read."""
+    array = zarr.open_array(session.store, path=path, mode="r")
+    for chunk, name in enumerate(names):
+        part = slice(8 * chunk, 8 * chunk + 8)
+        if name == "old":
+            with pytest.raises(Conflict, match="blob has changed"):
+                array[part]
+        else:
+            np.testing.assert_array_equal(array[part], np.full(8, 2))
+
+
+def several_versions(place: Path, files: Path, versions: dict[str, str | None], names: list[str], **options: Any) -> Repository:
+    """Return a repository of one array, whose chunks are in one virtual file, each in the version of that name."""
+    prefix = f"file://{files}/replaced/"
+    repo = new_repository(place, virtual_prefixes=[prefix], **options)
+    session = repo.writable_session()
+    n = len(names)
+    zarr.create_array(session.store, name="a", shape=(8 * n + 8,), chunks=(8,), dtype="u1", compressors=None, fill_value=0)
+    etags = [versions[name] for name in names]
+    session.set_virtual_refs("a", np.arange(n)[:, None], f"{prefix}blob", [8 * (number % 2) for number in range(n)], 8, etags=etags)
+    check_each(session, names)
+    session.commit("several versions of a file")
+    return repo
+
+
+@pytest.mark.parametrize(
+    "names", [["new", "old"], ["old", "new"], ["none", "old"], ["old", "none"], ["new", "none", "old", "new"]], ids=repr
+)
+def test_each_chunk_is_held_against_its_own_version_of_a_file(tmp_path: Path, versions: dict[str, str | None], names: list[str]) -> None:
+    """D30"""
+    repo = several_versions(tmp_path / "repo", tmp_path, versions, names)
+    options = {"virtual_prefixes": repo.virtual_prefixes}
+    check_each(Repository.open(repo.url, **options).readonly_session(), names)
+    for number in range(MOST_LEVELS + 1):  # so that commits merge the manifests
+        session = repo.writable_session()
+        zarr.open_array(session.store, path="a")[8 * len(names) :] = number
+        session.commit("another chunk")
+        check_each(Repository.open(repo.url, **options).readonly_session(), names)
+    repo.rewrite_manifests()
+    again = Repository.open(repo.url, **options)
+    assert len(again.readonly_session()._core.nodes["a"].manifests) == 1
+    check_each(again.readonly_session(), names)
+
+
+def test_a_reference_to_another_version_of_the_same_bytes_is_a_difference(tmp_path: Path, versions: dict[str, str | None]) -> None:
+    repo = several_versions(tmp_path / "repo", tmp_path, versions, ["old", "new"])
+    before = repo.lookup_branch("main")
+    session = repo.writable_session()
+    session.set_virtual_refs("a", [[0], [1]], f"file://{tmp_path}/replaced/blob", [0, 8], 8, etags=versions["new"])
+    session.commit("the file was replaced")
+    check_each(repo.readonly_session(), ["new", "new"])
+    assert repo.diff(before, "main").updated_chunks == {"a": [(0,)]}
+
+
+def test_a_hierarchy_that_is_a_snapshot_keeps_the_version_of_each_chunk(tmp_path: Path, versions: dict[str, str | None]) -> None:
+    names = ["new", "old", "none"]
+    source = several_versions(tmp_path / "source", tmp_path, versions, names)
+    session = source.writable_session()
+    place = f"file://{tmp_path}/replaced/blob"
+    zarr.create_array(session.store, name="timed", shape=(16,), chunks=(8,), dtype="u1", compressors=None, fill_value=0)
+    session.set_virtual_refs("timed", [[0], [1]], place, [0, 8], 8, last_modified=[datetime.now(UTC), None])
+    session.commit("by times")
+    repo = new_repository(tmp_path / "repo", virtual_prefixes=[*source.virtual_prefixes, "memory://"])
+    for snapshot in (session.storage, source.readonly_session().storage):
+        session = repo.writable_session()
+        session.set_virtual_hierarchy(snapshot, "x", overwrite=True)
+        session.commit("referred")
+        found = repo.readonly_session()
+        check_each(found, names, "x/a")
+        timed = zarr.open_array(found.store, path="x/timed", mode="r")
+        np.testing.assert_array_equal(timed[8:], np.full(8, 2))
+        with pytest.raises(InvalidInput, match="by its time of modification"):
+            timed[:8]
+
+
+def test_a_set_of_references_names_one_version_of_a_file(tmp_path: Path, versions: dict[str, str | None]) -> None:
+    repo = several_versions(tmp_path / "repo", tmp_path, versions, ["new", "old"])
+    snapshot = repo.readonly_session().storage
+    for write in (references.write_json, references.write_parquet):
+        with pytest.raises(InvalidInput, match=r"two versions of file:.*blob.*pins=False"):
+            write(snapshot, tmp_path / "refs")
+        with pytest.raises(NotFound):
+            references.describe(tmp_path / "refs")
+    report = references.write_json(snapshot, tmp_path / "free.json", pins=False)
+    assert (report.references, report.is_pinned) == (2, False)
+    same = several_versions(tmp_path / "same", tmp_path, versions, ["new", "none"])
+    assert not references.write_json(same.readonly_session().storage, tmp_path / "same.json").is_pinned  # one of the two is not known
+    store = open_store(f"reference::{tmp_path}/same.json", read_only=True)
+    np.testing.assert_array_equal(zarr.open_array(store, path="a", mode="r")[:16], np.full(16, 2))
 
 
 def test_listings_tell_the_versions_of_virtual_chunks_whose_files_are_checked(tmp_path: Path, files: str) -> None:

@@ -5,7 +5,7 @@ Of a sharded hierarchy the references are to the inner chunks. What is in a set 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -167,12 +167,17 @@ async def _refs_of(virtual: VirtualFiles, batch: ReferenceBatch, kept: Any, grid
     if len(whole):
         sizes = await virtual.sizes([rows.targets[number] for number in file[whole].tolist()])
         nbytes[whole] = sizes
-    tokens = dict(rows.generations) | {
-        url: one.token for url, one in zip(rows.targets, batch.objects, strict=False) if one.token is not None
-    }
-    checks = {number: VirtualCheck(tokens[url]) for number, url in enumerate(rows.targets) if url in tokens}
+    checks = {number: check for number, check in enumerate(_checks_of(batch)) if check is not None}
     coords = np.stack(np.unravel_index(chunks, grid), axis=-1).astype(np.uint64) if grid else np.zeros((len(chunks), 0), dtype=np.uint64)
     return ChunkRefs(coords, file, offset, nbytes, list(rows.targets), {}, checks)
+
+
+def _checks_of(batch: ReferenceBatch) -> Sequence[VirtualCheck | None]:
+    """Return what is known of the object at each of a batch's targets: a URL may be there more than once, in several versions."""
+    if batch.checks:
+        return batch.checks
+    tokens = [one.token for one in batch.objects] or [batch.rows.generations.get(url) for url in batch.rows.targets]
+    return [None if token is None else VirtualCheck(token) for token in tokens]
 
 
 async def _set(session: Session, path: str, refs: ChunkRefs) -> None:

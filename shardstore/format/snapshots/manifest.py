@@ -40,6 +40,7 @@ GONE, INLINE = -2, -1
 ROWS_A_GROUP = 8192
 
 _OWN = b"shardstore"
+_CHECK_COLUMNS = "etag", "last_modified"
 _MOST_DRAFT_LENGTH = 2**32 - 1
 
 
@@ -213,26 +214,55 @@ def _by_file(refs: ChunkRefs, values: Sequence[Any], kind: pa.DataType) -> pa.Ar
 def _refs_of(rows: pa.Table, ndim: int) -> ChunkRefs:
     n = len(rows)
     coords = _coords_of(rows["coord"].combine_chunks(), n, ndim)
-    inline_column, ids, paths = (rows[name].combine_chunks() for name in ("inline_data", "chunk_id", "virtual_path"))
-    given = [_is_valid(column) for column in (inline_column, ids, paths)]
+    inline_column = rows["inline_data"].combine_chunks()
+    ids, paths = (_encoded(rows[name]) for name in ("chunk_id", "virtual_path"))
+    given = [_is_valid(inline_column), ids.numbers < len(ids.values), paths.numbers < len(paths.values)]
     if (np.sum(given, axis=0) > 1).any():
         raise Corruption(f"a chunk of a manifest is in two places: row {int(np.flatnonzero(np.sum(given, axis=0) > 1)[0])} of its array")
     file = np.full(n, GONE, dtype=np.int32)
     file[given[0]] = INLINE
-    files: list[bytes | str] = []
-    for names, is_given in zip((ids, paths), given[1:], strict=True):
-        if is_given.any():
-            encoded = names.dictionary_encode()
-            numbers = _numbers(encoded.indices, np.int32)
-            file[is_given] = len(files) + numbers[is_given]
-            files += encoded.dictionary.to_pylist()
-    for one in files:
-        if isinstance(one, bytes) and len(one) != ID_NBYTES:
+    file[given[1]] = ids.numbers[given[1]]
+    for one in ids.values:
+        if len(one) != ID_NBYTES:
             raise Corruption(f"the id of a chunk file has {len(one)} bytes, and not {ID_NBYTES}: {one!r}")
+    checks = [_encoded(rows[name]) if name in rows.column_names else _Encoded(np.zeros(n, np.int64), []) for name in _CHECK_COLUMNS]
+    virtual = _told_apart([paths, *checks], given[2])
+    file[given[2]] = len(ids.values) + virtual.numbers
+    files: list[bytes | str] = [*ids.values, *(path for path, *_ in virtual.values)]
+    known = [(number, VirtualCheck(*check)) for number, (_, *check) in enumerate(virtual.values, len(ids.values))]
     inline = {int(row): inline_column[int(row)].as_py() for row in np.flatnonzero(given[0])}
     offset = _numbers(rows["offset"], np.uint64)
     nbytes = _numbers(rows["length"], np.uint64 if rows["length"].type.bit_width == 64 else np.uint32).astype(np.uint64)
-    return ChunkRefs(coords, file, offset, nbytes, files, inline, _checks_of(rows, file))
+    return ChunkRefs(coords, file, offset, nbytes, files, inline, {number: check for number, check in known if check != NO_CHECK})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Encoded:
+    """A column as numbers of values that differ; a null has the number behind the last one."""
+
+    numbers: npt.NDArray[np.int64]
+    values: Sequence[Any]
+
+
+def _encoded(column: pa.ChunkedArray) -> _Encoded:
+    encoded = column.combine_chunks().dictionary_encode()
+    values = encoded.dictionary.to_pylist()
+    numbers = _numbers(encoded.indices, np.int32).astype(np.int64)
+    return _Encoded(np.where(_is_valid(encoded.indices), numbers, len(values)), values)
+
+
+def _told_apart(columns: Sequence[_Encoded], is_given: npt.NDArray[np.bool_]) -> _Encoded:
+    """Return the given rows as numbers of tuples that differ in any column: one URI may be in a manifest with several checks."""
+    first, *others = columns
+    numbers, rows = first.numbers[is_given], np.zeros(0, dtype=np.intp)
+    if not any(one.values for one in others):
+        return _Encoded(numbers, [(value,) for value in first.values])
+    for one in others:
+        both = numbers * (len(one.values) + 1) + one.numbers[is_given]
+        _, rows, numbers = np.unique(both, return_index=True, return_inverse=True)
+    shown = [[*one.values, None] for one in columns]
+    places = np.flatnonzero(is_given)[rows].tolist()
+    return _Encoded(numbers, [tuple(values[one.numbers[at]] for one, values in zip(columns, shown, strict=True)) for at in places])
 
 
 def _numbers(column: pa.Array | pa.ChunkedArray, dtype: type[np.generic]) -> npt.NDArray[Any]:
@@ -275,19 +305,6 @@ def _ascends(coords: npt.NDArray[np.uint64]) -> bool:
         is_less |= is_equal & (before[:, axis] < after[:, axis])
         is_equal &= before[:, axis] == after[:, axis]
     return bool(is_less.all())
-
-
-def _checks_of(rows: pa.Table, file: npt.NDArray[np.int32]) -> dict[int, VirtualCheck]:
-    if "etag" not in rows.column_names:
-        return {}
-    etags, times = rows["etag"], rows["last_modified"]
-    numbers, first = np.unique(file, return_index=True)
-    found = {
-        int(number): VirtualCheck(etags[int(row)].as_py(), times[int(row)].as_py())
-        for number, row in zip(numbers, first, strict=True)
-        if number >= 0
-    }
-    return {number: check for number, check in found.items() if check.etag is not None or check.last_modified is not None}
 
 
 def merged(older: ChunkRefs, newer: ChunkRefs) -> ChunkRefs:

@@ -218,6 +218,8 @@ def _run(
     of_branch = may_name_snapshot(destination) and run_sync(named_snapshot(destination, target_options)) is not None
 
     def advice() -> str:
+        if of_branch and phase == "finishing":
+            return "the commit may have been carried out: look by shardstore snapshots log, and run the same command again if it was not"
         if of_branch:
             return "nothing was committed. Run the same command again, and it begins anew"
         if phase in _BEFORE_WRITING:

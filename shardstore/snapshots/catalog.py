@@ -73,6 +73,14 @@ class Catalog(Protocol):
         """
         ...
 
+    async def check_able(self) -> None:
+        """Check that pointers can be swapped here. It is asked before files are stored that a swap is to make known.
+
+        Raises:
+            Unsupported: they cannot.
+        """
+        ...
+
     async def swap(self, name: str, before: Pointer | None, after: Pointer) -> Pointer:
         """Let a store's pointer be ``after`` if it is still ``before`` (``None``: if there is none); return it.
 
@@ -128,8 +136,11 @@ class StorageCatalog:
             return None
         return pointer_in(outcome, key, self.url)
 
+    async def check_able(self) -> None:
+        await self._probed()
+
     async def swap(self, name: str, before: Pointer | None, after: Pointer) -> Pointer:
-        await self._check_able()
+        await self._probed()
         key = _key_of(name)
         condition: Condition = IF_ABSENT
         if before is not None:
@@ -159,7 +170,7 @@ class StorageCatalog:
         raise lost or _refuses(name, self.url)
 
     async def delete(self, name: str, before: Pointer) -> None:
-        able = await self._check_able()
+        able = await self._probed()
         version = before.version
         if version is None or not able.conditional_delete:
             version = _version_of(name, self.url, await self.get(name), before)
@@ -200,13 +211,14 @@ class StorageCatalog:
                 f"that was carried out: {exc}. Look at the store again, or ask for the same again"
             ) from failure
 
-    async def _check_able(self) -> Capabilities:
+    async def _probed(self) -> Capabilities:
+        """Return what the storage can do. Raises ``Unsupported`` if that is not enough to swap a pointer."""
         able = await self._checked.probe()
         if not (able.create_if_absent and able.compare_and_swap):
             raise Unsupported(
                 f"{self.url} cannot change an object on condition that it is still what was read, so two commits at once could both "
                 "succeed: keep the catalog elsewhere, catalog=StorageCatalog(another place), or in a database, "
-                "catalog=SQLCatalog('postgresql+psycopg://…'). Nothing was written"
+                "catalog=SQLCatalog('postgresql+psycopg://…'). No store was made or changed"
             )
         return able
 
@@ -235,7 +247,7 @@ def pointer_in(found: Found, key: str, url: str) -> Pointer:
 
 
 def _no_pointer(key: str, url: str) -> str:
-    return f"{key!r} at {url} is no pointer to the state of a versioned store, or is damaged: restore the object. Nothing was changed"
+    return f"{key!r} at {url} is no pointer to the state of a versioned store, or is damaged: restore the object"
 
 
 def _lost_once(lost: WriteOutcomeUnknown | None, failure: Exception) -> WriteOutcomeUnknown | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from shardstore.errors import ShardStoreError, WriteOutcomeUnknown
 from shardstore.format.snapshots.file_names import CHUNKS, encode_id
 from shardstore.format.snapshots.state import Ref, Snapshot
 from shardstore.format.snapshots.structure import Structure
@@ -40,7 +41,7 @@ class NewHistory:
         self._may_be_there = False
 
     async def begin(self) -> None:
-        """Raise ``InvalidInput`` if there is a store already."""
+        """Raise ``InvalidInput`` if there is a store already, and ``Unsupported`` if none can be made."""
         await self._store.check_new()
 
     async def first(self) -> Snapshot:
@@ -82,10 +83,17 @@ class NewHistory:
 
         Raises:
             InvalidInput: somebody else has made one meanwhile.
+            StorageError: a request failed, and there is no store.
             WriteOutcomeUnknown: nobody can tell whether it is there.
         """
         self._may_be_there = True
-        return await self._store.create(History(self.snapshots, refs))
+        try:
+            return await self._store.create(History(self.snapshots, refs))
+        except WriteOutcomeUnknown:
+            raise
+        except ShardStoreError:
+            self._may_be_there = False
+            raise
 
     async def give_up(self) -> None:
         """Remove the files that were stored, as far as that can be done; nothing, if the store may be there."""

@@ -129,6 +129,9 @@ class SQLCatalog:
         check_store_name(name)
         return await self._do(lambda connection: self._found(connection, name), None)
 
+    async def check_able(self) -> None:
+        """Do nothing: every database can swap a pointer."""
+
     async def swap(self, name: str, before: Pointer | None, after: Pointer) -> Pointer:
         check_store_name(name)
         end = await self._ended(lambda connection: self._swapped(connection, name, before, after), False, makes=before is None)

@@ -176,13 +176,19 @@ class VersionedStore:
         return Moment(pointer, state)
 
     async def check_new(self) -> None:
-        """Raise ``InvalidInput`` if there is a store already, or a Zarr hierarchy, whose files would lie among those of the store."""
+        """Check that a store can be made; nothing has been stored then.
+
+        Raises:
+            InvalidInput: there is a store already, or a Zarr hierarchy, whose files would lie among those of the store.
+            Unsupported: the catalog cannot swap pointers.
+        """
         looks = await self.files.storage.read([Read(key, ()) for key in _HIERARCHY])
         if (there := next((key for key, look in zip(_HIERARCHY, looks, strict=True) if isinstance(look, Found)), None)) is not None:
             raise InvalidInput(
                 f"there is a Zarr hierarchy at {self.url}, with {there!r}, and a versioned store needs a place of its own: give another "
                 "one. To put the hierarchy under versions, adopt it into that"
             )
+        await self.catalog.check_able()
         await self.files.storage.probe()
         if await self.catalog.get(self.name) is not None:
             raise self._exists()
@@ -192,20 +198,34 @@ class VersionedStore:
 
         Raises:
             InvalidInput: there is one already.
+            Unsupported: the catalog cannot swap pointers.
+            StorageError: a request failed. After these three the files are removed again that this has stored, as far as that can be done.
+            WriteOutcomeUnknown: the store may be there or not.
         """
         await self.check_new()
         if history is None:
             history = self.first()
         state = State(str(uuid.UUID(bytes=self.files.random(16), version=4)), 0, self.url, history.snapshots, history.refs)
         location = new_state_name(0, self.files.random)
-        await store_all(self.files, [*history.files, NewFile(location, encode_state(state))])
+        new = [*history.files, NewFile(location, encode_state(state))]
         try:
-            pointer = await self.catalog.swap(self.name, None, Pointer(location, 0, state.id))
-        except PointerMoved as exc:
-            if exc.now is None or exc.now.store_id != state.id:
-                raise self._exists() from exc
-            pointer = Pointer(location, 0, state.id)  # carried out, and others have gone on from it
+            await store_all(self.files, new)
+            pointer = await self._first_pointer(Pointer(location, 0, state.id))
+        except (WriteOutcomeUnknown, Corruption):  # the latter: a name that is there already, and not this store's
+            raise
+        except ShardStoreError:
+            await self.remove_unused([one.key for one in new])
+            raise
         return Moment(pointer, state)
+
+    async def _first_pointer(self, pointer: Pointer) -> Pointer:
+        """Make the pointer of a new store. Raises ``InvalidInput`` if there is that of another store."""
+        try:
+            return await self.catalog.swap(self.name, None, pointer)
+        except PointerMoved as exc:
+            if exc.now is None or exc.now.store_id != pointer.store_id:
+                raise self._exists() from exc
+            return pointer  # carried out, and others have gone on from it
 
     def first(self) -> History:
         """Return the history of a new store."""
@@ -246,8 +266,10 @@ class VersionedStore:
         """Swap the current state for what ``change`` makes of it, which is called again whenever somebody else was first.
 
         ``begin``: the state to try first. ``also`` stores files in the first round, before the first swap. ``turn``: that of which this is
-        a part, which has been started. Raises what ``change`` raises, with nothing changed.
+        a part, which has been started. Raises what ``change`` raises, with nothing changed, and ``Unsupported`` if the catalog cannot swap
+        pointers, with nothing stored.
         """
+        await self.catalog.check_able()
         if turn is None:
             turn = self._contention.turn(self.name)
             await turn.start()
@@ -378,6 +400,7 @@ class VersionedStore:
         return await uninterrupted(commit())
 
     async def _commit(self, session: Session, begin: Moment | None, request: CommitRequest) -> str:
+        await self.catalog.check_able()
         await self.files.storage.probe()
         queue = self._committing.slot()
         if queue.locked():

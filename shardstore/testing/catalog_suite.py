@@ -80,6 +80,7 @@ class CatalogSuite:
 
     def test_looking_at_nothing_changes_nothing(self, c: SyncCatalog) -> None:
         assert c.get("a") is None
+        on_io_loop(c.catalog.check_able())
         assert c.names() == []
         assert c.another().get("a") is None
 

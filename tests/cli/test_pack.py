@@ -20,6 +20,8 @@ import zarr
 from shardstore.cli.execution import cluster, parse_bytes
 from shardstore.cli.progress import Step, _Lines
 from shardstore.errors import InvalidInput
+from shardstore.maintenance.packing.run import PackingRun
+from shardstore.snapshots.named import _BranchHierarchy
 from tests.cli.running import PLAIN, run, succeed
 from tests.packing.sources import stored
 
@@ -193,6 +195,22 @@ def test_interrupted_while_it_lists_it_says_that_nothing_was_done(source: Path, 
     assert b"nothing was done yet" in said
     assert b"is recorded" not in said
     assert sorted(path.name for path in tmp_path.iterdir()) == [source.name]
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("phase", ["prepare", "commit"])
+def test_interrupted_on_the_way_into_a_branch_it_says_what_became_of_the_commit(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    succeed("snapshots", "init", str(tmp_path / "run.ice"))
+    monkeypatch.setattr(*((PackingRun, "prepare") if phase == "prepare" else (_BranchHierarchy, "commit")), interrupt)
+    done = run("pack", str(source), f"{tmp_path}/run.ice@main/old")
+    assert done.code == 130
+    assert ("nothing was committed" in done.err) is (phase == "prepare")
+    assert ("may have been carried out" in done.err) is (phase == "commit")
 
 
 def test_a_disk_without_room(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,10 +68,11 @@ def test_what_is_no_pointer_is_told(data: bytes, tmp_path: Path) -> None:
 
 def test_a_storage_without_conditions_is_refused(tmp_path: Path) -> None:
     storage = WithoutConditions(MemoryStorage(str(tmp_path)))
-    for call in (StorageCatalog(storage).swap("a", None, pointer(0)), StorageCatalog(storage).delete("a", pointer(0))):
+    catalog = StorageCatalog(storage)
+    for call in (catalog.check_able(), catalog.swap("a", None, pointer(0)), catalog.delete("a", pointer(0))):
         with pytest.raises(Unsupported, match="SQLCatalog"):
             run(call)
-    assert run(names(StorageCatalog(storage))) == []
+    assert run(names(catalog)) == []
 
 
 @pytest.mark.parametrize("isolation", ["serializable", "repeatable read"])

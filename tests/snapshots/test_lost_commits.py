@@ -54,6 +54,9 @@ class LosingCatalog:
     async def get(self, name: str) -> Pointer | None:
         return await self.inner.get(name)
 
+    async def check_able(self) -> None:
+        await self.inner.check_able()
+
     async def swap(self, name: str, before: Pointer | None, after: Pointer) -> Pointer:
         then, self.then = self.then, None
         if then is None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,11 @@ from shardstore import ShardedFileSystem, pack, verify
 from shardstore import open as open_store
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ReadOnly, StorageError, Unsupported
 from shardstore.format.snapshots.state import decode_state
+from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import EVERYTHING
 from shardstore.snapshots import Repository, SQLCatalog, StorageCatalog
+from shardstore.snapshots.catalog import Pointer, PointerMoved
 from shardstore.storage.base import Found, Read, Storage
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.trace import TraceStorage
@@ -621,11 +624,68 @@ def test_a_catalog_in_a_database(tmp_path: Path) -> None:
 
 def test_storages_without_conditions_need_a_catalog_elsewhere(tmp_path: Path) -> None:
     storage = WithoutConditions(MemoryStorage(str(tmp_path)))
-    with pytest.raises(Unsupported, match="SQLCatalog"):
-        Repository.create(storage)
+    zarr.create_array(tmp_path / "old.zarr", data=DATA)
+    for refused in (lambda: Repository.create(storage), lambda: Repository.adopt(tmp_path / "old.zarr", storage)):
+        with pytest.raises(Unsupported, match="SQLCatalog"):
+            refused()
+        assert listed(storage) == {}
     repo = Repository.create(storage, catalog=StorageCatalog(MemoryStorage(f"{tmp_path}-catalog")))
     committed(repo)
     np.testing.assert_array_equal(read_array(repo.readonly_session(), "ct"), DATA)
+
+
+class LosesConditions(WithoutConditions):
+    """A storage that honours conditions until it does not any more, as a server may that is configured anew."""
+
+    is_able = True
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.inner.capabilities if self.is_able else super().capabilities
+
+
+def test_nothing_is_stored_for_a_change_that_the_catalog_cannot_make(tmp_path: Path) -> None:
+    files, catalog = MemoryStorage(str(tmp_path)), LosesConditions(MemoryStorage(f"{tmp_path}-catalog"))
+    repo = Repository.create(files, catalog=StorageCatalog(catalog))
+    session = repo.writable_session()
+    create_array(session, "ct", DATA, CHUNKS)
+    before = listed(files)
+    catalog.is_able = False
+    for change in (
+        lambda: session.commit("refused"),
+        lambda: repo.create_tag("v1", repo.lookup("main")),
+        lambda: repo.garbage_collect(timedelta()),
+    ):
+        with pytest.raises(Unsupported, match="No store was made or changed"):
+            change()
+        assert listed(files) == before
+    catalog.is_able = True
+    session.commit("data")
+    np.testing.assert_array_equal(read_array(repo.readonly_session(), "ct"), DATA)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_repository_that_cannot_be_made_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_first: bool) -> None:
+    """The catalog fails, or another client has made one just now."""
+    files = MemoryStorage(str(tmp_path))
+    catalog = StorageCatalog(MemoryStorage(f"{tmp_path}-catalog"))
+    zarr.create_array(tmp_path / "old.zarr", data=DATA)
+
+    async def swap(name: str, before: Pointer | None, after: Pointer) -> Pointer:
+        if is_first:
+            raise StorageError("the catalog fails")
+        raise PointerMoved("another client was first", replace(after, location="t/another", store_id="another"))
+
+    for make in (
+        lambda: Repository.create(files, catalog=catalog),
+        lambda: Repository.adopt(tmp_path / "old.zarr", files, catalog=catalog),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(catalog, "swap", swap)
+            with pytest.raises(StorageError if is_first else InvalidInput):
+                make()
+        assert listed(files) == {}
+    Repository.create(files, catalog=catalog)
 
 
 def test_wrong_options_are_refused(tmp_path: Path) -> None:

@@ -543,6 +543,6 @@ class _Target:
 
     def _outside(self, url: str) -> InvalidInput:
         return InvalidInput(
-            f"icechunk refuses a reference to {redacted(url)}: it is in no virtual chunk container of the repository's config. Nothing was "
-            f"written. These lines add one:\n{container_lines(url, self.source.base_url)}"
+            f"icechunk refuses a reference to {redacted(url)}: it is in no virtual chunk container of the repository's config, so that "
+            f"it was not set. These lines add one:\n{container_lines(url, self.source.base_url)}"
         )

@@ -10,19 +10,22 @@ A commit that swaps before 2 makes 2 fail. A commit after 2 looks at its files (
 time only says how long readers of expired snapshots, and sessions that have not committed, are left in peace. It counts from the collection
 that first found a file to be garbage, by the clocks of collectors alone. A collector that dies leaves the fence; the next one ends what it
 began.
+
+What was garbage can be needed again in one way: a session that has stored it before the collection commits it. The state names these late
+snapshots until the next collection, since they may have expired by then: what they needed counts from then.
 Specification: Icechunk draft, "Garbage collection", with D8 and D38.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from shardstore.errors import StorageError
+from shardstore.errors import Corruption, StorageError
 from shardstore.format.snapshots.file_names import (
     STATES,
     garbage_list_name,
@@ -110,7 +113,7 @@ async def collect(store: VersionedStore, grace_ms: int, say: Progress, *, dry_ru
     """Remove the files that have been garbage for ``grace_ms``, and note all garbage for the next time.
 
     Raises:
-        Corruption: a file that a snapshot needs is missing or damaged: nothing was removed.
+        Corruption: a file that a snapshot needs is missing or damaged: nothing was removed, but what an interrupted one had left.
     """
     if not dry_run:
         await _end_removal(store, say)
@@ -133,6 +136,9 @@ async def collect(store: VersionedStore, grace_ms: int, say: Progress, *, dry_ru
         known = NO_GARBAGE if last is None else await garbage_list(store.files, last.garbage)
         garbage, nbytes = _garbage(listed, reachable, state)
         since = known.since_of(garbage, now_ms)
+        late = () if last is None else [one for one in last.late if one not in reachable.structures]
+        if late:
+            since[await _needed_by(late, store, garbage, say)] = now_ms
         whole = Garbage(garbage, since, since <= now_ms - grace_ms)
         found = _collected(whole, nbytes, listed)
         return whole
@@ -159,6 +165,18 @@ async def collect(store: VersionedStore, grace_ms: int, say: Progress, *, dry_ru
     return found
 
 
+async def _needed_by(
+    structures: Sequence[str], store: VersionedStore, garbage: npt.NDArray[np.bytes_], say: Progress
+) -> npt.NDArray[np.bool_]:
+    """Return which of ``(n,)`` keys, which ascend, expired snapshots with these structures needed: all, where that cannot be read."""
+    expired = Reachable(store.files, say)
+    try:
+        await expired.add_structures(structures)
+    except Corruption:  # nothing that is needed is damaged, so it is no reason to remove nothing for ever
+        return np.ones(len(garbage), dtype=np.bool_)
+    return expired.has(garbage)
+
+
 async def _end_removal(store: VersionedStore, say: Progress) -> None:
     """Remove what the last collection has doomed, if that has not been done, and say so in the state."""
 
@@ -179,9 +197,10 @@ async def _end_removal(store: VersionedStore, say: Progress) -> None:
     say("removing files", len(keys), len(keys))
 
     async def change(state: State) -> State:
-        if state.collection != last:
+        now = state.collection
+        if now is None or now.garbage != last.garbage or not now.is_removing:
             return state  # another collector has ended it
-        return state.collected(replace(last, is_removing=False))
+        return state.collected(replace(now, is_removing=False))
 
     await store.change(change)
 

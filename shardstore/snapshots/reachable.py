@@ -62,12 +62,16 @@ class Reachable:
     _nread: int = 0
 
     async def add(self, snapshots: Iterable[Snapshot]) -> None:
-        """Add what these snapshots need.
+        """Add what these snapshots need. Raises as ``add_structures``."""
+        await self.add_structures(one.structure for one in snapshots)
+
+    async def add_structures(self, structures: Iterable[str]) -> None:
+        """Add what the snapshots with these structures need.
 
         Raises:
             Corruption: a file that one of them needs is missing or damaged.
         """
-        new = list(dict.fromkeys(one.structure for one in snapshots if one.structure not in self.structures))
+        new = list(dict.fromkeys(one for one in structures if one not in self.structures))
         manifests: dict[str, ManifestFile] = {}
         for some in _groups(new):
             for structure in await self._each(some, self.files.structure):
@@ -102,6 +106,11 @@ class Reachable:
             return self._chunks
         names = {STRUCTURES: self.structures, ATTRIBUTES: self.attributes, MANIFESTS: self.manifests.keys()}[folder]
         return np.array(sorted(names), dtype=ID_NAMES)
+
+    def has(self, keys: npt.NDArray[np.bytes_]) -> npt.NDArray[np.bool_]:
+        """Return which of ``(n,)`` keys, which ascend, are those of files that are needed."""
+        known = [np.char.add(folder.encode(), self.names(folder)) for folder in sorted(FOLDERS) if folder != STATES]
+        return are_among(keys, np.concatenate(known))
 
 
 def _groups(some: Sequence[T]) -> Iterable[Sequence[T]]:

@@ -494,7 +494,7 @@ class VersionedStore:
             if tip != parent.id:
                 raise _BranchMoved(f"branch {branch!r} of {self.url} has moved from snapshot {parent.id} to {tip}", state)
             await check_not_collected(session, state, planned.keys if is_stored else ())
-            return state.committed(snapshot, branch)
+            return state.committed(snapshot, branch, session.began)
 
         try:
             await self.change(change, begin, store, turn)

@@ -27,7 +27,16 @@ from shardstore.format.snapshots.manifest import (
     manifest_table,
     merged,
 )
-from shardstore.format.snapshots.state import Ref, Snapshot, State, check_ref_name, decode_state, encode_state
+from shardstore.format.snapshots.state import (
+    COLLECTION,
+    LastCollection,
+    Ref,
+    Snapshot,
+    State,
+    check_ref_name,
+    decode_state,
+    encode_state,
+)
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -165,6 +174,25 @@ def test_the_parent_of_a_snapshot_that_is_left_out_takes_its_place() -> None:
     assert decode_state(encode_state(again)) == again
     with pytest.raises(InvalidInput, match="branch 'main' points to snapshot 'd'"):
         state.without({"d"})
+
+
+def test_state_names_snapshots_of_sessions_that_are_older_than_the_last_collection() -> None:
+    """D38"""
+    collected = STATE.collected(LastCollection("t/garbage-00000000000000000004-0123456789ABCDEFGHJK.parquet", 0, is_removing=False))
+    assert collected.collection is not None
+    assert (collected.generation, collected.collection.generation) == (4, 4)
+    late = {began: collected.committed(Snapshot("C", "B", 3, "S3"), "main", began).collection for began in (0, 3, 4, 5)}
+    assert {began: one.late for began, one in late.items() if one is not None} == {0: ("S3",), 3: ("S3",), 4: (), 5: ()}
+    again = decode_state(encode_state(collected.committed(Snapshot("C", "B", 3, "S3"), "main", 3)))
+    assert again.collection == replace(collected.collection, late=("S3",))
+    both = again.committed(Snapshot("D", "C", 4, "S4"), "main", 2)
+    assert both.collection is not None
+    assert both.collection.late == ("S3", "S4")
+    assert both.collected(collected.collection).collection == collected.collection
+    for late_ in ("S3", [3], None):
+        damaged = decode_state(encode_state(replace(STATE, others={COLLECTION: {**both.collection.to_json(), "late": late_}})))
+        with pytest.raises(Corruption, match="which is none"):
+            _ = damaged.collection
 
 
 def test_the_next_state_has_the_next_generation() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import pickle
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,7 +17,8 @@ import pytest
 import zarr
 
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError, StorageError
-from shardstore.snapshots import ConflictDetector, ConflictError, Repository, Session, reachable
+from shardstore.format.snapshots.file_names import encode_id
+from shardstore.snapshots import BasicConflictSolver, ConflictDetector, ConflictError, Repository, Session, reachable
 from shardstore.snapshots import collect as collect_module
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.faults import DropReply, Effect, Fail, Fault, FaultStorage, Truncate, at_every_request
@@ -177,6 +179,158 @@ def test_what_expired_is_removed_after_the_grace(repo: Repository, monkeypatch: 
     assert len(before - files_of(repo)) == 17
     assert first.left_nbytes >= second.removed_nbytes > 0
     np.testing.assert_array_equal(read_array(Repository.open(repo.url).readonly_session(), "a"), [9] * 200 + [2] * 3800)
+
+
+# -- the grace of what was garbage before ------------------------------------------------------------------------------
+
+DAY = 86_400.0
+
+
+class Clock:
+    """The clock of a store, which stands still unless it is moved."""
+
+    def __init__(self, repo: Repository) -> None:
+        self.seconds = datetime(2100, 1, 1, tzinfo=UTC).timestamp()  # later than what was committed by another clock
+        repo._store.clock = lambda: self.seconds
+
+    def pass_days(self, days: float) -> datetime:
+        self.seconds += days * DAY
+        return datetime.fromtimestamp(self.seconds, UTC)
+
+
+def late_commit(repo: Repository, how: str) -> str:
+    """Let a collection see the files of a session, and commit them after that; return the id of the snapshot."""
+    session = repo.writable_session()
+    if how == "fork":
+        fork = session.fork()
+        zarr.open_array(fork.store, path="a", mode="r+")[:] = 7
+        travelled = pickle.loads(pickle.dumps(fork))
+        assert repo.garbage_collect().left >= 5
+        session.merge(travelled)
+    else:
+        zarr.open_array(session.store, path="a", mode="r+")[:] = 7
+        assert repo.garbage_collect().left >= 5
+    if how == "rebase":
+        commit(repo, 3, slice(0, 200))
+        return session.commit("late", rebase_with=BasicConflictSolver("ours"))
+    return session.commit("late")
+
+
+def replaced(repo: Repository, clock: Clock) -> None:
+    """Give all chunks other values, and let all snapshots expire but the newest."""
+    commit(repo, 9)
+    repo.rewrite_manifests()
+    assert repo.expire_snapshots(clock.pass_days(0.001)).snapshots
+
+
+@pytest.mark.parametrize("how", ["session", "fork", "rebase"])
+@pytest.mark.parametrize("removes", [False, True], ids=["first", "after others were removed"])
+def test_grace_counts_from_when_the_last_snapshot_that_needed_a_file_has_expired(repo: Repository, how: str, removes: bool) -> None:
+    """D38"""
+    clock = Clock(repo)
+    if removes:
+        expire_all(repo)
+        assert repo.garbage_collect(NOW).removed
+    late = late_commit(repo, how)
+    reader = repo.readonly_session(snapshot_id=late)
+    clock.pass_days(7)
+    replaced(repo, clock)
+    assert late not in [one.id for one in repo.ancestry()]
+    for _ in range(3):
+        assert "c/" not in repo.garbage_collect(dry_run=True).removed
+        assert "c/" not in repo.garbage_collect().removed
+        assert (read_array(reader, "a") == 7).all()
+        clock.pass_days(2)
+    clock.pass_days(2)
+    assert repo.garbage_collect().removed["c/"] >= 5
+    assert (read_array(Repository.open(repo.url).readonly_session(), "a") == 9).all()
+
+
+def test_a_late_commit_that_is_there_at_the_next_collection_is_no_garbage_since_before(repo: Repository) -> None:
+    clock = Clock(repo)
+    late = late_commit(repo, "session")
+    clock.pass_days(7)
+    repo.garbage_collect()
+    reader = repo.readonly_session(snapshot_id=late)
+    replaced(repo, clock)
+    assert "c/" not in repo.garbage_collect().removed
+    assert (read_array(reader, "a") == 7).all()
+
+
+def test_what_was_never_committed_is_removed_beside_late_commits(repo: Repository) -> None:
+    """Only what late snapshots needed gets its grace again."""
+    clock = Clock(repo)
+    abandoned = open_session(repo, 5)
+    files = {f"c/{encode_id(file)}" for file in abandoned._core.stored_files()}
+    late_commit(repo, "session")
+    clock.pass_days(7)
+    replaced(repo, clock)
+    assert repo.garbage_collect().removed["c/"] == len(files) == 5
+    assert not files & files_of(repo)
+
+
+@pytest.mark.parametrize("folder", ["s/", "m/"])
+def test_damage_to_an_expired_snapshot_does_not_keep_collections_from_their_work(repo: Repository, folder: str) -> None:
+    """Without its files nobody knows what it needed, so the grace of everything counts from now."""
+    clock = Clock(repo)
+    id_ = late_commit(repo, "session")
+    late = repo._now().state.snapshots[id_]
+    manifests = run(repo._store.files.structure(late.structure)).nodes["a"].manifests
+    clock.pass_days(7)
+    replaced(repo, clock)
+    damaged = f"s/{late.structure}" if folder == "s/" else f"m/{manifests[-1].file.name}"
+    run(repo._store.files.storage.delete_many([damaged]))
+    again = Repository.open(repo.url)
+    again._store.clock = repo._store.clock
+    first = again.garbage_collect()
+    assert (first.removed, first.left > 10) == ({}, True)
+    clock.pass_days(7)
+    assert again.garbage_collect().removed["c/"] >= 5
+
+
+def test_a_late_commit_does_not_keep_a_removal_from_ending(repo: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state says that files are being removed, until the collection that has swapped it has ended that."""
+    expire_all(repo)
+    session = repo.writable_session()  # it stores its files when the list of garbage is there already
+    delete_many = repo._store.files.storage.delete_many
+    committed: list[str] = []
+
+    async def commit_first(keys: list[str]) -> None:
+        if not committed:
+            committed.append(await asyncio.to_thread(late))
+        await delete_many(keys)
+
+    def late() -> str:
+        zarr.open_array(session.store, path="a", mode="r+")[:] = 7
+        return session.commit("late")
+
+    monkeypatch.setattr(repo._store.files.storage, "delete_many", commit_first)
+    assert repo.garbage_collect(NOW).removed
+    last = repo._now().state.collection
+    assert last is not None
+    assert committed
+    assert (last.is_removing, last.late) == (False, (repo._now().state.snapshots[committed[0]].structure,))
+
+
+def test_commits_of_sessions_that_began_after_a_collection_cost_collections_nothing(tmp_path: Path) -> None:
+    repo, trace = traced_repository(tmp_path, pack=(4,))
+    session = repo.writable_session()
+    create_array(session, "a", DATA, CHUNKS, compressors=None)
+    session.commit("array")
+    clock = Clock(repo)
+    open_session(repo)  # garbage
+    repo.garbage_collect()
+    for value in range(5):
+        commit(repo, value)
+    replaced(repo, clock)
+    last = repo._now().state.collection
+    assert last is not None
+    assert not last.late
+    with trace.count() as block:
+        repo.garbage_collect()
+    tip = repo._now().state.snapshots[repo.lookup_branch("main")]
+    needed = {part.file.name for node in run(repo._store.files.structure(tip.structure)).nodes.values() for part in node.manifests}
+    assert {event.key for event in block.events if event.op == "read" and event.key[:2] in ("s/", "m/")} == {f"m/{name}" for name in needed}
 
 
 def test_a_dry_run_changes_nothing(repo: Repository) -> None:

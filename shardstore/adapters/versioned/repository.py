@@ -429,8 +429,9 @@ class Repository:
     def garbage_collect(self, grace: timedelta = GRACE, *, dry_run: bool = False, progress: Progress | None = None) -> Collected:
         """Remove the files that no snapshot has needed for as long as ``grace``; return how many.
 
-        The time counts from the collection that first found that nothing needs a file: so a first collection removes nothing, unless
-        ``grace`` is zero, and readers of snapshots that have expired, and sessions that have not committed, are left in peace for so long.
+        The time counts from the collection that first found that nothing needs a file any more; while a snapshot needed it does not
+        count, though an earlier collection may have found it before. So a first collection removes nothing, unless ``grace`` is zero, and
+        readers of snapshots that have expired, and sessions that have not committed, are left in peace for so long.
         Commits may go on meanwhile, whatever their clocks say. A session that was opened before files were removed, and has stored some
         that are among them, cannot be committed any more, and says so. If a collection was interrupted, the next one ends it.
 
@@ -441,7 +442,7 @@ class Repository:
 
         Raises:
             InvalidInput: ``grace`` is no time, or is negative.
-            Corruption: a file that a snapshot needs is missing or damaged. Nothing was removed.
+            Corruption: a file that a snapshot needs is missing or damaged. Nothing was removed, but what an interrupted one had left.
         """
         check_flags(dry_run=dry_run)
         given: object = grace

@@ -3,7 +3,8 @@
 ::
 
     key      utf8, ascending     relative to the root of the store
-    since    int64               milliseconds since the epoch, by the collector's clock: when a collection first found nothing that refers
+    since    int64               milliseconds since the epoch, by the collector's clock: when a collection first found nothing that refers,
+                                 after the last time that a snapshot needed the file
     doomed   uint8               1: the collection that wrote the list removes it
 
 The file has a checksum, as ``arrow_tables.sealed`` says.

@@ -26,6 +26,7 @@ import google_crc32c
 
 from shardstore.errors import Corruption, InvalidInput, NotFound
 from shardstore.format.json_text import dumps_line
+from shardstore.format.snapshots.file_names import generation_of_garbage_list
 
 ORIGINAL_PARENT = "shardstore.parent"
 """Property of a snapshot whose parent was left out: the id of that (D8)."""
@@ -97,6 +98,20 @@ class LastCollection:
     """The generation from which files were removed that nothing referred to; 0: none ever were."""
     is_removing: bool
     """True until those in the list that are doomed have been removed."""
+    late: tuple[str, ...] = ()
+    """The structures of the snapshots that were committed since by sessions which had begun before it: files that these need may be in the
+    list.
+    """
+
+    @property
+    def generation(self) -> int:
+        """The generation of the state that named the list first."""
+        return generation_of_garbage_list(self.garbage) or 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the member of the file."""
+        said = {"garbage": self.garbage, "fence": self.fence, "removing": self.is_removing}
+        return said | ({"late": list(self.late)} if self.late else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +144,15 @@ class State:
         match found:
             case None:
                 return None
-            case {"garbage": str() as garbage, "fence": int() as fence, "removing": bool() as is_removing}:
-                return LastCollection(garbage, fence, is_removing)
+            case {"garbage": str() as garbage, "fence": int() as fence, "removing": bool() as is_removing, **more}:
+                late = more.get("late", [])
+                if isinstance(late, list) and all(isinstance(one, str) for one in late):
+                    return LastCollection(garbage, fence, is_removing, tuple(late))
         raise Corruption(f"the state file says of the last garbage collection {found!r}, which is none")
 
     def collected(self, collection: LastCollection) -> State:
         """Return the next state, after this garbage collection, or within it."""
-        said = {"garbage": collection.garbage, "fence": collection.fence, "removing": collection.is_removing}
-        return replace(self, generation=self.generation + 1, others={**self.others, COLLECTION: said})
+        return replace(self, generation=self.generation + 1, others={**self.others, COLLECTION: collection.to_json()})
 
     def made_from(self, location: str) -> State:
         """Return the same state, which remembers that it was made from the one at this location."""
@@ -161,10 +177,16 @@ class State:
             yield found
             at = found.parent
 
-    def committed(self, snapshot: Snapshot, branch: str | None) -> State:
-        """Return the next state: with one more snapshot, to which the branch points."""
+    def committed(self, snapshot: Snapshot, branch: str | None, began: int | None = None) -> State:
+        """Return the next state: with one more snapshot, to which the branch points. ``began``: the generation of the state with which the
+        session began that commits it, if it has one.
+        """
         refs = self.refs if branch is None else {**self.refs, branch: Ref(snapshot.id, "branch")}
-        return replace(self, generation=self.generation + 1, snapshots={**self.snapshots, snapshot.id: snapshot}, refs=refs)
+        last, others = self.collection, self.others
+        if last is not None and began is not None and began < last.generation:
+            others = {**others, COLLECTION: replace(last, late=(*last.late, snapshot.structure)).to_json()}
+        snapshots = {**self.snapshots, snapshot.id: snapshot}
+        return replace(self, generation=self.generation + 1, snapshots=snapshots, refs=refs, others=others)
 
     def without(self, snapshots: Collection[str]) -> State:
         """Return the next state, without some snapshots: those that followed them follow the nearest ancestor that is left (D8).

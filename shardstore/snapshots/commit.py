@@ -24,11 +24,19 @@ import numpy.typing as npt
 
 from shardstore.format.snapshots.attributes import MOST_INLINE_NBYTES, encode_attributes
 from shardstore.format.snapshots.changes import NodeChanges
+from shardstore.format.snapshots.chunk_coords import WIDTHS
 from shardstore.format.snapshots.file_names import ATTRIBUTES, MANIFESTS, STRUCTURES
-from shardstore.format.snapshots.manifest import ChunkRefs, encode_manifest, merged, subset, without_gone
+from shardstore.format.snapshots.manifest import INLINE, NO_CHECK, ChunkRefs, encode_manifest, merged, subset, without_gone
 from shardstore.format.snapshots.manifest_groups import manifest_file
 from shardstore.format.snapshots.state import KEEPS_VALUES
-from shardstore.format.snapshots.structure import AttributesPlace, Extent, ManifestPart, Node, Structure, encode_structure
+from shardstore.format.snapshots.structure import (
+    AttributesPlace,
+    Extent,
+    ManifestPart,
+    Node,
+    Structure,
+    encode_structure,
+)
 from shardstore.snapshots.chunk_files import ChunkFile
 from shardstore.snapshots.files import StoreFiles
 from shardstore.snapshots.levels import first_of_all, first_to_merge, levels_of
@@ -127,10 +135,11 @@ async def plan_structure(
     long_attributes = [
         (path, data) for path, node in nodes.items() if (data := node.columns.attributes) is not None and len(data) > MOST_INLINE_NBYTES
     ]
-    if long_attributes:
-        name = session.files.new_name()
-        files.append(NewFile(ATTRIBUTES + name, encode_attributes([data for _, data in long_attributes])))
-        for row, (path, _) in enumerate(long_attributes):
+    rows = session.files.draft_row + 1 if draft else len(long_attributes)
+    for start in range(0, len(long_attributes), max(1, rows)):
+        name, some = session.files.new_name(), long_attributes[start : start + rows]
+        files.append(NewFile(ATTRIBUTES + name, encode_attributes([data for _, data in some])))
+        for row, (path, _) in enumerate(some):
             node = nodes[path]
             nodes[path] = replace(node, columns=replace(node.columns, attributes=None), attributes=AttributesPlace(name, row))
     ordered = dict(sorted(nodes.items(), key=lambda item: item[0].split("/") if item[0] else []))
@@ -178,7 +187,7 @@ async def _manifests(files: StoreFiles, arrays: Mapping[int, ChunkRefs], *, draf
     """Return manifests with these references, as few as may be."""
     parts: dict[int, list[ManifestPart]] = {}
     new: list[NewFile] = []
-    pieces = _pieces(arrays, files.manifest_rows)
+    pieces = divided(arrays, files.manifest_rows, files.draft_row if draft else files.manifest_rows, files.column_nbytes)
     run = files.new_name() if len(pieces) > 1 else ""
     for piece in pieces:
         rows = sum(map(len, piece.values()))
@@ -198,21 +207,40 @@ async def _manifests(files: StoreFiles, arrays: Mapping[int, ChunkRefs], *, draf
     return Differences(parts, new)
 
 
-def _pieces(arrays: Mapping[int, ChunkRefs], most: int) -> list[dict[int, ChunkRefs]]:
-    """Divide references among manifests."""
+def divided(arrays: Mapping[int, ChunkRefs], most: int, last_begin: int, most_nbytes: int) -> list[dict[int, ChunkRefs]]:
+    """Divide references among manifests of up to ``most`` rows, of which no column has much more than ``most_nbytes``, and in which no
+    array begins behind row ``last_begin``.
+    """
     pieces: list[dict[int, ChunkRefs]] = []
-    room = 0
+    rows = nbytes = 0
     for array in sorted(arrays):
         refs = arrays[array]
-        at = 0
+        ends = np.cumsum(_nbytes_of_rows(refs))
+        at = before = 0
         while at < len(refs):
-            if not room:
-                pieces.append({})
-                room = most
-            taken = min(room, len(refs) - at)
+            taken = min(most - rows, int(np.searchsorted(ends, before + most_nbytes - nbytes, "right")) - at, len(refs) - at)
+            if not pieces or taken < 1 or rows > last_begin:
+                if not pieces or rows:
+                    pieces.append({})
+                    rows = nbytes = 0
+                    continue
+                taken = 1  # longer than what there is room for, by itself
             pieces[-1][array] = refs if taken == len(refs) else subset(refs, np.arange(at, at + taken))
-            at, room = at + taken, room - taken
+            at, rows, nbytes, before = at + taken, rows + taken, nbytes + int(ends[at + taken - 1]) - before, int(ends[at + taken - 1])
     return pieces
+
+
+def _nbytes_of_rows(refs: ChunkRefs) -> npt.NDArray[np.int64]:
+    """Return about the bytes of each row, ``(n,)``, in the column in which it has most."""
+    of_files = [max(_nbytes_of(file), _nbytes_of(refs.checks.get(number, NO_CHECK).etag or "")) for number, file in enumerate(refs.files)]
+    found = np.array([*of_files, 0, 0], dtype=np.int64)[refs.file]  # the last two are of chunks that are gone, or in the manifest
+    is_inline = refs.file == INLINE
+    found[is_inline] = refs.nbytes[is_inline]
+    return np.maximum(found, refs.coords.shape[1] * max(WIDTHS))
+
+
+def _nbytes_of(value: bytes | str) -> int:
+    return len(value) if isinstance(value, bytes) or value.isascii() else 4 * len(value)
 
 
 def extent_of(coords: npt.NDArray[np.uint64]) -> Extent:

@@ -36,7 +36,7 @@ from shardstore.format.snapshots.manifest_groups import (
     virtual_files,
 )
 from shardstore.format.snapshots.state import State, decode_state
-from shardstore.format.snapshots.structure import ManifestFile, Structure, decode_structure
+from shardstore.format.snapshots.structure import MOST_NARROW, ManifestFile, Structure, decode_structure
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, BytesLike
 from shardstore.storage.base import Changed, ConditionFailed, Failed, Found, Read, Storage
@@ -51,6 +51,8 @@ MANIFEST_CACHE_BYTES = 256 << 20
 """The bound on decoded manifests, and parts of them, that are kept."""
 
 MANIFEST_ROWS = 1 << 20
+COLUMN_NBYTES = 1 << 30
+"""Arrow's columns of bytes and of text have less than 2 GiB."""
 
 WHOLE_NBYTES = 1 << 20
 """A manifest up to this length is read whole, by one request."""
@@ -126,6 +128,10 @@ class StoreFiles:
         self.random = random
         self.manifest_rows = MANIFEST_ROWS
         """References in one manifest at most."""
+        self.column_nbytes = COLUMN_NBYTES
+        """Bytes of the values in one column of a manifest at most, about."""
+        self.draft_row = MOST_NARROW
+        """The last row of a manifest at which the references of an array begin, and of a file of attributes, by the draft's schema."""
         self._states: Lru[State] = Lru(_STATES_KEPT)
         self._structures: Lru[Structure] = Lru(_NODES_KEPT)
         self._attributes: Lru[list[bytes]] = Lru(_ATTRIBUTES_KEPT)

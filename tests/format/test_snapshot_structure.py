@@ -102,6 +102,16 @@ def test_what_does_not_fit_is_wider_or_refused(node: Node, message: str) -> None
     assert decode_structure(encode_structure([ROOT, node], {})).nodes["x"] == node
 
 
+def test_the_draft_names_65536_manifests() -> None:
+    """D16: their ids are from 0 to 65,535."""
+    parts = tuple(ManifestPart(ManifestFile(f"{number:020d}", 1, 1, 0), 0, ((0, 1),)) for number in range(65_537))
+    assert (
+        len(decode_structure(encode_structure([ROOT, Node.of(1, "x", array(4), parts[1:])], {}, draft=True)).nodes["x"].manifests) == 65_536
+    )
+    with pytest.raises(InvalidInput, match="65,537: merge them"):
+        encode_structure([ROOT, Node.of(1, "x", array(4), parts)], {}, draft=True)
+
+
 def changed(**members: Any) -> bytes:
     """Return a structure file whose last row has other members."""
     table = read(encode_structure([ROOT, Node.of(1, "x", array(4), (ManifestPart(FILES[0], 0, ((0, 4),)),))], {}))

@@ -43,7 +43,8 @@ if TYPE_CHECKING:  # an extra
     import pyarrow as pa
 
 _MANIFESTS, _CHANGES, _WIDE = b"icechunk.manifests", b"shardstore.changes", b"shardstore.wide"
-_MOST_NARROW = 2**16 - 1
+MOST_NARROW = 2**16 - 1
+"""The largest number that the draft's structure can hold."""
 _FEW_NODES = 64
 """Up to so many, zstd and dictionaries make no shorter file, and take twice the time."""
 
@@ -184,7 +185,7 @@ def encode_structure(nodes: Iterable[Node], changes: Mapping[str, Any], *, draft
     _check_unique(ordered)
     files = {file: number for number, file in enumerate(dict.fromkeys(part.file for node in ordered for part in node.manifests))}
     documents = _Documents(node.columns for node in ordered)
-    wide = max(len(files), _largest_in_documents(documents), *map(_largest_elsewhere, ordered)) > _MOST_NARROW
+    wide = max(len(files) - 1, _largest_in_documents(documents), *map(_largest_elsewhere, ordered)) > MOST_NARROW
     extra = any(one.extra is not None for one in documents)
     if draft and (wide or extra):
         raise InvalidInput(_why_not_draft(ordered, len(files)))
@@ -337,6 +338,9 @@ def _why_not_draft(nodes: Sequence[Node], nfiles: int) -> str:
     for node in nodes:
         if node.columns.extra is not None:
             return f"the draft's structure cannot hold the document of {node.path!r}: use schema='auto'"
-        if (most := max(_largest_in_document(node.columns), _largest_elsewhere(node))) > _MOST_NARROW:
+        if (most := max(_largest_in_document(node.columns), _largest_elsewhere(node))) > MOST_NARROW:
             return f"the draft's numbers go to 65,535, and {node.path!r} has {most}: use schema='auto'"
-    return f"the draft's structure names 65,536 manifests, and there are {nfiles}: use schema='auto'"
+    return (
+        f"the draft's structure names 65,536 manifests, and there are {nfiles:,}: merge them (Repository.rewrite_manifests, or shardstore "
+        "snapshots rewrite), or use schema='auto'"
+    )

@@ -160,7 +160,7 @@ def check(
     if not report.is_sound:
         objects = len(report.changed) + len(report.gone) + len(report.new)
         what = f"objects changed, gone or new: {objects:,}" if objects else f"wrong references: {len(report.wrong):,}"
-        complain("warning", f"{what}. shardstore refs update {target} brings the set up to date")
+        complain("warning", f"{what}. shardstore refs update {target} brings the set up to date, if it was not made of other sets")
         raise typer.Exit(ExitCode.CONFLICT)
 
 

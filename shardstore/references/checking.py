@@ -26,7 +26,7 @@ from shardstore.references.places import SetPlace, find_set, options_of_set, pin
 from shardstore.references.sets import PinsByUrl, reference_storage, set_source, store_of
 from shardstore.references.stores import StoredArray
 from shardstore.references.storing import ParquetForm, form_of
-from shardstore.storage.base import Failed, Found, Storage, document_read
+from shardstore.storage.base import Failed, Found, ObjectInfo, Storage, document_read
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.opening.reference_targets import LOCAL, canonical
 from shardstore.storage.references.storage import ReferenceStorage
@@ -70,7 +70,7 @@ def pins(target: Any, *, store: Any = None, target_options: Mapping[str, Any] | 
     above or below it, or if the set was made of other sets.
 
     Raises:
-        InvalidInput: the set was made of other sets, and no store is given; or it refers to nothing in the store.
+        InvalidInput: the set was made of other sets, or of a snapshot, and no store is given; or it refers to nothing in the store.
         NotFound: there is no set, or it does not say what it was made of.
         Corruption: that cannot be read.
         StorageError: a request failed.
@@ -79,7 +79,9 @@ def pins(target: Any, *, store: Any = None, target_options: Mapping[str, Any] | 
     section = pins_of(place)
     if store is None:
         if not section.origin.base:
-            raise InvalidInput(f"the set {place.shown} was made of other sets: say which store the pins are for, by store= (--store)")
+            raise InvalidInput(
+                f"the set {place.shown} was made of other sets, or of a snapshot: say which store the pins are for, by store= (--store)"
+            )
         return [Pin(key, one.generation) for key, one in section.objects.items()]
     key_of = keys_in(store)
     above = _place_of(_url_of(store_of(place, section))) if section.origin.base else ""
@@ -145,6 +147,9 @@ def check(
 ) -> CheckReport:
     """Compare the objects that a set refers to with the versions that it was made of: one listing of the store; no shard is read.
 
+    Of a set that was made of other sets, or of a snapshot, each object is looked at by one request; of those whose version nobody knows, or
+    which never change, only whether they are there.
+
     Args:
         target: the path or URL of the set.
         deep: also read the index of each shard, and compare every reference and every document.
@@ -169,13 +174,16 @@ def check(
             gone.append(key)
         elif not is_held(frozenset({one.generation}), token):
             changed.append(key)
+    unpinned = [] if section.origin.base else run_sync(_unpinned(reference_storage(place.url, options), section))
+    gone += [url for url, is_there in unpinned if not is_there]
     wrong = _files_gone(place)
     if deep and not wrong:
         wrong += _wrong(place, section, storage_options, options)
     # A set that left damaged shards out does not say which.
     new = [] if section.origin.arguments.get("on_error") == "skip" else [*now]
     store = store_of(place, section)
-    return CheckReport(place.shown, store, len(section.objects), tuple(changed), tuple(gone), tuple(new), tuple(wrong))
+    objects = len(section.objects) + len(unpinned)
+    return CheckReport(place.shown, store, objects, tuple(changed), tuple(gone), tuple(new), tuple(wrong))
 
 
 def _files_gone(place: SetPlace) -> list[str]:
@@ -282,8 +290,17 @@ def _tokens_now(
 
 
 async def _tokens_of_urls(references: ReferenceStorage, urls: list[str]) -> dict[str, str]:
-    targets = {url: references.targets.target(url) for url in urls}
-    infos = await asyncio.gather(*(target.storage.stat(target.key) for target in targets.values()))
-    return {
-        url: info.generation.token for url, info in zip(targets, infos, strict=True) if info is not None and info.generation is not None
-    }
+    infos = zip(urls, await _infos_of(references, urls), strict=True)
+    return {url: info.generation.token for url, info in infos if info is not None and info.generation is not None}
+
+
+async def _unpinned(references: ReferenceStorage, section: PinSection) -> list[tuple[str, bool]]:
+    """Return the URLs to which a set refers without a pin, and whether there is an object at each."""
+    urls = sorted({url async for url in references.urls() if url is not None and url not in section.objects})
+    return [(url, info is not None) for url, info in zip(urls, await _infos_of(references, urls), strict=True)]
+
+
+async def _infos_of(references: ReferenceStorage, urls: list[str]) -> list[ObjectInfo | None]:
+    await references.references()  # a set that is a directory has relative URLs from there
+    targets = [references.targets.target(url) for url in urls]
+    return list(await asyncio.gather(*(target.storage.stat(target.key) for target in targets)))

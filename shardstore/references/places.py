@@ -122,7 +122,7 @@ def pins_of(place: SetPlace) -> PinSection:
     if not found.origin.store:
         raise NotFound(
             f"the set {place.shown} does not say which versions it was made of: there is no {place.pins_key!r} beside it. Write it again "
-            "with pins, which are the default"
+            "with pins, which are the default, and without base_url; of a set that was made of others, write these again first"
         )
     return found
 

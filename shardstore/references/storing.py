@@ -128,12 +128,19 @@ def put(
 
 
 def _is_pinned(source: ReferenceSource) -> bool:
-    """Return whether the set says which versions it was made of; of a set that does not say that nobody knows it."""
-    return source.is_pinned and bool(source.base_url or source.pins)
+    """Return whether the set says which versions it was made of; of a set that does not say that nobody knows it.
+
+    It does too where there is no version to say: of sets without chunks, and of snapshots, whose chunk files never change.
+    """
+    return source.is_pinned and bool(source.base_url or source.pins or _are_all_known(source))
 
 
 def _is_all_pinned(source: ReferenceSource) -> bool:
-    return _is_pinned(source) and getattr(source.pins, "are_complete", True)
+    return _is_pinned(source) and _are_all_known(source)
+
+
+def _are_all_known(source: ReferenceSource) -> bool:
+    return getattr(source.pins, "are_complete", True)
 
 
 def _given(options: Form | Choices) -> dict[str, Any]:
@@ -152,7 +159,7 @@ def form_of(arguments: Mapping[str, Any]) -> tuple[Form, Choices]:
     if kind is None:
         raise Corruption("the pins of the set do not say how it was written: write the set again")
     if "sets" in arguments:
-        raise InvalidInput("the set was made of other sets: make it of them again")
+        raise InvalidInput("the set was made of other sets, or of a snapshot: make it of them again")
     of_form, of_choices = ({f.name: arguments[f.name] for f in fields(one) if f.name in arguments} for one in (kind, Choices))
     return kind(**of_form), Choices(**of_choices)
 

@@ -233,10 +233,12 @@ def divided(arrays: Mapping[int, ChunkRefs], most: int, last_begin: int, most_nb
 def _nbytes_of_rows(refs: ChunkRefs) -> npt.NDArray[np.int64]:
     """Return about the bytes of each row, ``(n,)``, in the column in which it has most."""
     of_files = [max(_nbytes_of(file), _nbytes_of(refs.checks.get(number, NO_CHECK).etag or "")) for number, file in enumerate(refs.files)]
-    found = np.array([*of_files, 0, 0], dtype=np.int64)[refs.file]  # the last two are of chunks that are gone, or in the manifest
+    found: npt.NDArray[np.int64] = np.array([*of_files, 0, 0], dtype=np.int64)[
+        refs.file
+    ]  # the last two are of chunks that are gone, or in the manifest
     is_inline = refs.file == INLINE
     found[is_inline] = refs.nbytes[is_inline]
-    return np.maximum(found, refs.coords.shape[1] * max(WIDTHS))
+    return found.clip(min=refs.coords.shape[1] * max(WIDTHS))
 
 
 def _nbytes_of(value: bytes | str) -> int:

@@ -206,7 +206,7 @@ def test_interrupted_on_the_way_into_a_branch_it_says_what_became_of_the_commit(
         signal.raise_signal(signal.SIGINT)
 
     succeed("snapshots", "init", str(tmp_path / "run.ice"))
-    monkeypatch.setattr(*((PackingRun, "prepare") if phase == "prepare" else (_BranchHierarchy, "commit")), interrupt)
+    monkeypatch.setattr(PackingRun if phase == "prepare" else _BranchHierarchy, phase, interrupt)
     done = run("pack", str(source), f"{tmp_path}/run.ice@main/old")
     assert done.code == 130
     assert ("nothing was committed" in done.err) is (phase == "prepare")

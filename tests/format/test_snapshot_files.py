@@ -296,7 +296,8 @@ def test_what_does_not_fit_is_wider_or_refused(rows: dict[tuple[int, ...], Any],
 
 def test_virtual_files_have_checks_where_they_are_known() -> None:
     """D30"""
-    rows = {(0,): (FILES[2], 0, 1, CHECKS[0]), (1,): (FILES[0], 0, 1), (2,): (FILES[3], 0, 1, CHECKS[2]), (3,): (FILES[2], 0, 1)}
+    rows: dict[tuple[int, ...], Any] = {}
+    rows |= {(0,): (FILES[2], 0, 1, CHECKS[0]), (1,): (FILES[0], 0, 1), (2,): (FILES[3], 0, 1, CHECKS[2]), (3,): (FILES[2], 0, 1)}
     refs = refs_of(rows, 1)
     table = manifest_table({0: refs})
     assert table["etag"].to_pylist() == ["one", None, None, None]

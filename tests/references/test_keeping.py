@@ -499,6 +499,29 @@ def test_choices_that_mean_nothing_for_sets_are_refused_and_pins_are_left_out(tm
     assert not (tmp_path / "two.json.pins").exists()
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_sets_of_sets_without_chunks_are_pinned(form: Any, tmp_path: Path) -> None:
+    """Nothing that they show can become another, so that there is nothing to write again."""
+    for name in ("p", "q"):
+        zarr.create_array(shardstore.open(tmp_path / f"{name}.zarr"), name=name, shape=(4,), chunks=(1,), dtype="i2")
+        references.write_json(tmp_path / f"{name}.zarr", tmp_path / f"{name}.json", pins=name == "p")
+    write = references.write_json if form == "json" else references.write_parquet
+    for name in ("p", "q"):
+        assert write(f"reference::{tmp_path}/{name}.json", tmp_path / f"{name}2").is_pinned
+    assert references.combine([tmp_path / "p2", tmp_path / "q.json"], tmp_path / "both", format=form).is_pinned
+    for name in ("p2", "q2", "both"):
+        found = references.check(tmp_path / name)
+        assert (found.is_sound, found.objects) == (True, 0)
+
+
+def test_advice_of_a_check_names_the_sets_that_do_not_say_their_versions(tmp_path: Path) -> None:
+    store_at(tmp_path / "a.zarr", np.ones((8, 8), "i4"))
+    references.write_json(tmp_path / "a.zarr", tmp_path / "one.json", pins=False)
+    references.write_json(f"reference::{tmp_path}/one.json", tmp_path / "two.json")
+    with pytest.raises(NotFound, match=r"Write it again with pins, .*; of a set that was made of others, write these again first"):
+        references.check(tmp_path / "two.json")
+
+
 def test_a_huge_grid_in_a_set_is_refused_where_chunks_have_no_numbers(tmp_path: Path) -> None:
     document = {"zarr_format": 2, "chunks": [1, 1], "dtype": "|u1", "order": "C", "fill_value": 0, "compressor": None, "filters": None}
     (tmp_path / "data").write_bytes(b"abc")

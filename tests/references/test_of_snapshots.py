@@ -117,6 +117,42 @@ def test_a_set_does_not_lie_in_the_store(repo: Repository, tmp_path: Path) -> No
         references.write_json(f"{tmp_path}/run.ice@nothing", tmp_path / "refs.json")
 
 
+@pytest.mark.parametrize("form", ["json", "parquet"])
+@pytest.mark.parametrize("urls", ["absolute", "relative"])
+def test_check_says_which_objects_of_a_snapshot_are_gone(repo: Repository, tmp_path: Path, form: str, urls: Any) -> None:
+    """Chunk files never change, so they have no pins; virtual ones have some."""
+    target, write = tmp_path / f"refs.{form}", references.write_json if form == "json" else references.write_parquet
+    report = write(f"{tmp_path}/run.ice@v1", target, urls=urls)
+    assert report.is_pinned
+    found = references.check(target)
+    assert (found.is_sound, found.objects) == (True, 4 + 4)
+    assert [pin.key for pin in references.pins(target, store=tmp_path / "old.zarr")] == [f"v/c/{n}" for n in ("0/0", "0/1", "1/0", "1/1")]
+    references.write_json(f"{tmp_path}/run.ice@v1", tmp_path / "same.json")
+    gone = next(path for path in (tmp_path / "run.ice/c").iterdir() if path.name in (tmp_path / "same.json").read_text())
+    gone.unlink()
+    zarr.open_array(shardstore.open(tmp_path / "old.zarr"), path="v")[:16, :16] = 0
+    found = references.check(target)
+    assert (len(found.gone), found.changed) == (1, (f"file://{tmp_path}/old.zarr/v/c/0/0",))
+    assert found.gone[0].endswith(gone.name)
+    with pytest.raises(InvalidInput, match="or of a snapshot: make it of them again"):
+        references.update(target)
+
+
+@pytest.mark.parametrize("form", ["json", "parquet"])
+def test_set_of_a_snapshot_without_chunks_is_pinned(tmp_path: Path, form: str) -> None:
+    repo = Repository.create(tmp_path / "run.ice")
+    with repo.transaction(message="empty") as store:
+        zarr.create_array(store, name="e", shape=(4,), chunks=(1,), dtype="i2")
+    write = references.write_json if form == "json" else references.write_parquet
+    assert write(f"{tmp_path}/run.ice@main", tmp_path / "refs").is_pinned
+    found = references.check(tmp_path / "refs")
+    assert (found.is_sound, found.objects) == (True, 0)
+    assert references.pins(tmp_path / "refs", store=tmp_path / "old.zarr") == []
+    assert not write(f"{tmp_path}/run.ice@main", tmp_path / "free", pins=False).is_pinned
+    with pytest.raises(NotFound, match="does not say"):
+        references.check(tmp_path / "free")
+
+
 def test_of_a_large_grid_only_what_exists_is_looked_at(tmp_path: Path) -> None:
     repo = Repository.create(tmp_path / "run.ice")
     session = repo.writable_session()

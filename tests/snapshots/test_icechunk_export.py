@@ -361,7 +361,7 @@ def test_each_chunk_keeps_the_version_of_its_file(tmp_path: Path) -> None:
         tokens.append(info.generation.token)
     repo = Repository.create(tmp_path / "run.ice", virtual_prefixes=[f"file://{tmp_path}/data/"])
     nbytes = 8 * DATA[0].nbytes
-    ids = []
+    ids: list[str] = []
     for etags in (tokens, [tokens[1]] * 2):
         session = repo.writable_session()
         if not ids:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -625,7 +626,8 @@ def test_a_catalog_in_a_database(tmp_path: Path) -> None:
 def test_storages_without_conditions_need_a_catalog_elsewhere(tmp_path: Path) -> None:
     storage = WithoutConditions(MemoryStorage(str(tmp_path)))
     zarr.create_array(tmp_path / "old.zarr", data=DATA)
-    for refused in (lambda: Repository.create(storage), lambda: Repository.adopt(tmp_path / "old.zarr", storage)):
+    makes: list[Callable[[], object]] = [lambda: Repository.create(storage), lambda: Repository.adopt(tmp_path / "old.zarr", storage)]
+    for refused in makes:
         with pytest.raises(Unsupported, match="SQLCatalog"):
             refused()
         assert listed(storage) == {}
@@ -676,10 +678,11 @@ def test_a_repository_that_cannot_be_made_leaves_no_files(tmp_path: Path, monkey
             raise StorageError("the catalog fails")
         raise PointerMoved("another client was first", replace(after, location="t/another", store_id="another"))
 
-    for make in (
+    makes: list[Callable[[], object]] = [
         lambda: Repository.create(files, catalog=catalog),
         lambda: Repository.adopt(tmp_path / "old.zarr", files, catalog=catalog),
-    ):
+    ]
+    for make in makes:
         with monkeypatch.context() as patch:
             patch.setattr(catalog, "swap", swap)
             with pytest.raises(StorageError if is_first else InvalidInput):

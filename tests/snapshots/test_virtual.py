@@ -147,7 +147,7 @@ def several_versions(place: Path, files: Path, versions: dict[str, str | None], 
 def test_each_chunk_is_held_against_its_own_version_of_a_file(tmp_path: Path, versions: dict[str, str | None], names: list[str]) -> None:
     """D30"""
     repo = several_versions(tmp_path / "repo", tmp_path, versions, names)
-    options = {"virtual_prefixes": repo.virtual_prefixes}
+    options: dict[str, Any] = {"virtual_prefixes": repo.virtual_prefixes}
     check_each(Repository.open(repo.url, **options).readonly_session(), names)
     for number in range(MOST_LEVELS + 1):  # so that commits merge the manifests
         session = repo.writable_session()

@@ -50,6 +50,7 @@ from shardstore.format.store_keys import (
     check_erased,
     check_key,
     check_keys,
+    check_node_path,
     check_prefix,
     join,
     metadata_key,
@@ -296,6 +297,7 @@ class Engine(KeyedStore):
         try:
             check_key(key)
             if isinstance(action, SetValue | SetIfMissing):
+                check_node_path(metadata_path(key) or "")
                 await self._v2_arrays.check(key, action.data, nothing_there=overlay.erased_below(key))
             match action:
                 case SetValue(data, own_shards):

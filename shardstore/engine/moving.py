@@ -30,7 +30,7 @@ from shardstore.format.chunk_keys import looks_like_chunk_prefix
 from shardstore.format.json_text import dumps, parse_object
 from shardstore.format.metadata_v3 import is_array
 from shardstore.format.presentation import sharded_otherwise
-from shardstore.format.store_keys import ancestors, check_key, groups_above, join, metadata_path
+from shardstore.format.store_keys import ancestors, check_key, check_node_path, groups_above, join, metadata_path
 from shardstore.format.v2.keys import is_document
 from shardstore.model.generation import UNCONDITIONAL, Condition
 from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike
@@ -162,6 +162,7 @@ async def _begin(source: _Place, target: _Place, overwrite: bool, *, moves: bool
     for place in (source, target):
         if place.path and metadata_path(check_key(place.path)) is not None:
             raise InvalidInput(f"{place.path!r} is the metadata of a node, which is copied and moved whole: name the node")
+    check_node_path(target.path)
     for place in (source, target):
         await place.nodes.no_transaction()
     for place in (source, target) if moves else (target,):

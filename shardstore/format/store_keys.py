@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from shardstore.errors import InvalidInput
 from shardstore.format.chunk_keys import looks_like_chunk_key
@@ -12,6 +12,7 @@ from shardstore.format.metadata_v3 import METADATA_NAME
 # What may be wrong with one of many keys, one a line: an empty segment or one of dots, NUL, a backslash, half of a surrogate pair.
 _PECULIAR = re.compile(r"[/\n](?:\.{0,2})(?=[/\n])|[\0\\\ud800-\udfff]")
 _NOT_UTF8 = re.compile(r"[\ud800-\udfff]")
+_OF_DOCUMENTS = re.compile(rf"[/\n]{re.escape(METADATA_NAME)}[/\n]")  # as a segment of one of many paths, one a line
 
 
 def check_key(key: object) -> str:
@@ -41,6 +42,34 @@ def check_keys(keys: Sequence[str]) -> None:
     if _PECULIAR.search(text) is not None:
         for key in keys:
             check_key(key)
+
+
+def check_node_path(path: object) -> str:
+    """Return the path of a node, ``""`` for the root, if a node can have it. Whatever brings a node to a path asks this before.
+
+    Raises:
+        InvalidInput: it is no key of a store, or a segment of it is the name that documents have.
+    """
+    if path == "":
+        return ""
+    try:
+        key = check_key(path)
+    except InvalidInput as exc:
+        raise InvalidInput(f"{path!r} cannot be the path of an array or a group: {exc}. Choose another name") from exc
+    if METADATA_NAME in key.split("/"):
+        raise InvalidInput(
+            f"{path!r} cannot be the path of an array or a group: {METADATA_NAME!r} is the document of one. Choose another name"
+        )
+    return key
+
+
+def check_node_paths(paths: Iterable[str]) -> None:
+    """Like ``check_node_path``, of many, which are looked at all together first."""
+    found = [path for path in paths if path]
+    text = "\n".join(("", *found, ""))
+    if _PECULIAR.search(text) is not None or _OF_DOCUMENTS.search(text) is not None:
+        for path in found:
+            check_node_path(path)
 
 
 def check_prefix(prefix: object) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from shardstore.errors import Conflict, Corruption, InvalidInput, StorageError, Unsupported, WriteOutcomeUnknown
-from shardstore.format.json_text import dumps, loads_object
+from shardstore.format.json_text import dumps, is_encodable, loads_object
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING
@@ -106,9 +106,11 @@ class Catalog(Protocol):
 
 def check_store_name(name: str) -> str:
     """Return the name if a store can have it. Raises ``InvalidInput``."""
-    if not name or name != name.strip() or any(character in name for character in "/\\\0@") or name.startswith("."):
+    odd = any(character in name for character in "/\\\0@") or not is_encodable(name)
+    if not name or name != name.strip() or odd or name.startswith("."):
         raise InvalidInput(
-            f"{name!r} cannot be the name of a store: it must not be empty, begin with '.' or a blank, or hold any of / \\ @"
+            f"{name!r} cannot be the name of a store: it must not be empty, begin with '.' or a blank, or hold any of / \\ @ or "
+            "what UTF-8 cannot hold"
         )
     return name
 

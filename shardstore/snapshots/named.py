@@ -17,6 +17,7 @@ from shardstore.errors import Corruption, NotFound, ReadOnly, Unsupported
 from shardstore.extras import how_to_install
 from shardstore.format.snapshots.state import Snapshot, State
 from shardstore.format.snapshots.structure import Structure
+from shardstore.format.store_keys import check_node_path
 from shardstore.plan.policy import ShardingPolicy
 from shardstore.snapshots.catalog import DEFAULT_NAME, Pointer, StorageCatalog, pointer_in
 from shardstore.snapshots.conflicts import ConflictDetector
@@ -145,6 +146,7 @@ async def _new_hierarchy(place: NamedSnapshot, pack: ShardingPolicy, max_memory:
     ref = moment.state.refs.get(branch)
     if ref is None or ref.type != "branch":
         raise ReadOnly(f"{redacted(place.url)} is no branch, so nothing can be written there: name a branch, such as @main")
+    check_node_path(place.path)
     moment, tip = await store.opened(lambda state: state.snapshots[state.ref(branch, "branch").snapshot])
     structure = await store.files.structure(tip.structure)
     session = Session(store.files, tip, structure, branch, pack=pack, max_memory=max_memory, began=moment.state.generation)

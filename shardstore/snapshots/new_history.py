@@ -15,7 +15,7 @@ from typing import Any
 
 from shardstore.errors import ShardStoreError, WriteOutcomeUnknown
 from shardstore.format.snapshots.file_names import CHUNKS, encode_id
-from shardstore.format.snapshots.state import Ref, Snapshot
+from shardstore.format.snapshots.state import Ref, Snapshot, check_said
 from shardstore.format.snapshots.structure import Structure
 from shardstore.plan.policy import ShardingPolicy
 from shardstore.snapshots.commit import plan_commit, properties, store_all, store_commit
@@ -64,6 +64,7 @@ class NewHistory:
         """Store what the session holds as a snapshot. Its time is later than that of its parent, whatever ``timestamp_ms`` says (D7)."""
         session, store = self._session, self._store
         assert session is not None
+        check_said(message, metadata)
         parent = self.snapshots.get(session.snapshot.id)
         async with session.still("it is being stored"):
             planned = await plan_commit(session, draft=store.draft)

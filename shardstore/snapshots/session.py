@@ -20,11 +20,11 @@ from shardstore.errors import InvalidInput, NotFound, ReadOnly
 from shardstore.format.chunk_keys import ChunkKeyEncoding, parse_chunk_key_encoding
 from shardstore.format.json_text import JsonObject, dumps, loads_object
 from shardstore.format.metadata_v3 import mentions_sharding
-from shardstore.format.snapshots.manifest import GONE, ChunkRefs, merged, subset, without_gone
+from shardstore.format.snapshots.manifest import GONE, ChunkRefs, check_texts, merged, subset, without_gone
 from shardstore.format.snapshots.node_columns import NodeColumns, to_columns, to_document
 from shardstore.format.snapshots.state import Snapshot
 from shardstore.format.snapshots.structure import ManifestPart, Node, Structure
-from shardstore.format.store_keys import groups_above, join
+from shardstore.format.store_keys import check_node_path, check_node_paths, groups_above, join
 from shardstore.model.chunks import ChunkCoords
 from shardstore.plan.policy import ShardingPolicy
 from shardstore.snapshots.chunk_files import ChunkGatherer, Written
@@ -192,13 +192,15 @@ class Session:
         ``check`` raises if it may not be written; nobody changes the document between that and the write.
 
         Raises:
-            InvalidInput: it is no document of Zarr v3, or one that a versioned store cannot hold.
+            InvalidInput: it is no document of Zarr v3, or one that a versioned store cannot hold; or no node can have this path.
         """
         self.check_writable(f"writing {join(path, 'zarr.json')!r}")
         while True:
             old, written = self.own_document(path)
             if check is not None:
                 await check()
+            if old is None:
+                check_node_path(path)
             columns = _columns_of(path, loads_object(data))
             was = None if old is None else await self.full_columns(old)
             self.check_writable(f"writing {join(path, 'zarr.json')!r}")
@@ -270,9 +272,10 @@ class Session:
         """Move the node at a path, and all below it, to another path; return whether there was anything. Groups above are made.
 
         Raises:
-            InvalidInput: there is something at the target, or it is inside of the source.
+            InvalidInput: there is something at the target, it is inside of the source, or no node can have this path.
         """
         self.check_writable(f"moving {source!r}")
+        check_node_path(target)
         if not source or f"{target}/".startswith(f"{source}/"):
             raise InvalidInput(f"{source!r} cannot be moved to {target!r}, which is inside of it")
         if any(path == target or path.startswith(f"{target}/") for path in self.nodes):
@@ -298,6 +301,7 @@ class Session:
         are removed, with their chunks.
         """
         self.check_writable("moving nodes")
+        check_node_paths(paths.values())
         for path in [path for path in self.nodes if path not in paths]:
             self.remove_node(path)
         self.new_serial()
@@ -424,8 +428,9 @@ class Session:
         self.changes.setdefault(node.id, ArrayChanges()).chunks[coords] = None
 
     def set_refs(self, node: Node, refs: ChunkRefs) -> None:
-        """Let chunks be where these references say."""
+        """Let chunks be where these references say. Raises ``InvalidInput`` if they cannot be stored."""
         self.check_writable(f"setting references of {node.path!r}")
+        check_texts(refs)
         self._find(node)
         self._put_refs(node, refs)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardstore.errors import InvalidInput
-from shardstore.format.store_keys import groups_above, join
+from shardstore.format.store_keys import check_node_path, groups_above, join
 from shardstore.snapshots.session import Session
 
 
@@ -25,10 +25,11 @@ def insert(session: Session, staged: Session, path: str, *, replaces: bool) -> N
     Without it, a group that takes the place of a group keeps its id, and whoever writes into that group meanwhile is not contradicted.
 
     Raises:
-        InvalidInput: a node above the path is an array. Nothing was changed.
+        InvalidInput: a node above the path is an array, or no node can have this path. Nothing was changed.
         ReadOnly: nothing can be changed.
     """
     session.check_writable(f"writing {path!r}")
+    check_node_path(path)
     for parent in groups_above(path):
         if (above := session.nodes.get(parent)) is not None and above.is_array:
             raise InvalidInput(f"nothing can be put at {path!r}: {parent!r} is an array")

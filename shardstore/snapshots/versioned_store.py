@@ -16,7 +16,7 @@ from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, Shar
 from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_v3 import METADATA_NAME
 from shardstore.format.snapshots.file_names import ATTRIBUTES, CHUNKS, MANIFESTS, STATES, STRUCTURES, is_id, is_own_name, new_state_name
-from shardstore.format.snapshots.state import MOST_PREVIOUS, Ref, Snapshot, State, check_ref_name, encode_state
+from shardstore.format.snapshots.state import MOST_PREVIOUS, Ref, Snapshot, State, check_ref_name, check_said, encode_state
 from shardstore.format.snapshots.structure import Node, encode_structure
 from shardstore.format.v2.keys import ARRAY_NAME, GROUP_NAME
 from shardstore.snapshots.catalog import DEFAULT_NAME, Catalog, Pointer, PointerMoved
@@ -67,7 +67,11 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class CommitRequest:
-    """What the caller of a commit asks for."""
+    """What the caller of a commit asks for.
+
+    Raises:
+        InvalidInput: the message or the metadata cannot be stored.
+    """
 
     message: str
     metadata: Mapping[str, Any] | None = None
@@ -79,6 +83,9 @@ class CommitRequest:
     """Make the manifests of each array one."""
     keeps_values: bool = False
     """No chunk gets another value: nobody else's session is contradicted by it."""
+
+    def __post_init__(self) -> None:
+        check_said(self.message, self.metadata)
 
 
 class VersionedStore:

@@ -11,7 +11,7 @@ from shardstore.errors import Corruption, InvalidInput
 from shardstore.format.json_text import loads_object, same_text
 from shardstore.format.snapshots.attributes import decode_attributes, encode_attributes
 from shardstore.format.snapshots.node_columns import NodeColumns, to_columns, to_document
-from shardstore.format.snapshots.structure import encode_structure
+from shardstore.format.snapshots.structure import Node, encode_structure
 
 GROUP = '{"zarr_format": 3, "node_type": "group", "attributes": {"a": 1.50}, "consolidated_metadata": null}'
 
@@ -108,6 +108,6 @@ def test_attributes_have_a_file_of_their_own() -> None:
     rows = [b'{"a": 1}', b"{}", b'{"long": "' + b"x" * 100_000 + b'"}']
     data = encode_attributes(rows)
     assert decode_attributes(data) == rows
-    for broken in (b"", data[:-10], encode_structure([], {})):
+    for broken in (b"", data[:-10], encode_structure([Node.of(0, "", loads_object(GROUP.encode()))], {})):
         with pytest.raises(Corruption, match=r"file of attributes|checksum is wrong"):
             decode_attributes(broken)

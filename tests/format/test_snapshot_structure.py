@@ -112,11 +112,11 @@ def test_the_draft_names_65536_manifests() -> None:
         encode_structure([ROOT, Node.of(1, "x", array(4), parts)], {}, draft=True)
 
 
-def changed(**members: Any) -> bytes:
-    """Return a structure file whose last row has other members."""
+def changed(of_row: int = -1, **members: Any) -> bytes:
+    """Return a structure file of which one row, by default the last, has other members."""
     table = read(encode_structure([ROOT, Node.of(1, "x", array(4), (ManifestPart(FILES[0], 0, ((0, 4),)),))], {}))
     rows = table.to_pylist()
-    rows[-1] |= members
+    rows[of_row] |= members
     file = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), file)
     return sealed(bytes(file.getvalue()))
@@ -151,7 +151,9 @@ def test_a_structure_that_contradicts_itself_is_refused(data: bytes, message: st
 def test_without_a_root_it_is_none() -> None:
     """D15"""
     with pytest.raises(Corruption, match="no root"):
-        decode_structure(encode_structure([Node.of(1, "x", GROUP)], {}))
+        decode_structure(changed(path="/y", of_row=0))
+    with pytest.raises(InvalidInput, match="needs a root"):
+        encode_structure([Node.of(1, "x", GROUP)], {})
 
 
 @pytest.mark.parametrize("data", [changed(manifests=[PART | {"flags": 0}]), changed(attrs_reference=PLACE | {"flags": 1})])

@@ -69,16 +69,22 @@ class OneArray(Chunks):
 
 
 class ArrayForEach(Chunks):
-    """Each key is the path of an array without dimensions, which has one chunk."""
+    """Each key is the path of an array without dimensions, which has one chunk. The name of documents, which no array can have, is another
+    one there.
+    """
 
     def document(self, key: str) -> tuple[str, bytes]:
-        return f"{key}/zarr.json", array_document([], [])
+        return f"{self._path(key)}/zarr.json", array_document([], [])
 
     def chunk(self, key: str) -> str:
-        return f"{key}/c"
+        return f"{self._path(key)}/c"
 
     def key(self, chunk: str) -> str | None:
-        return chunk.removesuffix("/c") if chunk.endswith("/c") else None
+        return chunk.removesuffix("/c").replace("zarr~json", "zarr.json") if chunk.endswith("/c") else None
+
+    @staticmethod
+    def _path(key: str) -> str:
+        return key.replace("zarr.json", "zarr~json")
 
 
 class SessionOfKeys(ReadsAndWrites):

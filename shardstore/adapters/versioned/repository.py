@@ -14,7 +14,7 @@ from shardstore.adapters.versioned.session import Session
 from shardstore.adapters.versioned.virtual_hierarchy import adopt_hierarchy, place_of_objects
 from shardstore.engine.options import check_flags
 from shardstore.errors import Corruption, InvalidInput, NotFound
-from shardstore.format.snapshots.state import Snapshot, State
+from shardstore.format.snapshots.state import Snapshot, State, check_said
 from shardstore.references.sets import is_set
 from shardstore.snapshots.collect import Collected, Expired, collect, expire
 from shardstore.snapshots.conflicts import BasicConflictSolver, ConflictDetector
@@ -317,6 +317,7 @@ class Repository:
 
         Nothing changed is no commit. Raises what ``Session.commit`` raises.
         """
+        check_said(message, metadata)
         session = self.writable_session(branch, isolation=isolation)
         try:
             yield session.store
@@ -463,13 +464,14 @@ class Repository:
             NotFound: there is no such branch.
             ConflictError: the branch was reset meanwhile.
         """
+        request = CommitRequest(message, merges_all=True, keeps_values=True)
         session = self.writable_session(branch)
         core = session._core
         if all(len(node.manifests) < 2 for node in core.nodes.values()):
             return None
         if dry_run:
             return session.snapshot_id
-        return self._commit_upkeep(session, CommitRequest(message, merges_all=True, keeps_values=True))
+        return self._commit_upkeep(session, request)
 
     def repack(
         self,
@@ -491,11 +493,12 @@ class Repository:
             Corruption: a chunk cannot be read. Nothing is changed.
             ConflictError: an array was resized or deleted meanwhile, or the branch was reset: do it again.
         """
+        request = CommitRequest(message, keeps_values=True)
         session = self.writable_session(branch)
         done = run_sync(repack(session._core, session.storage, progress or _say_nothing, dry_run=dry_run))
         if not done.cells or dry_run:
             return None, done
-        return self._commit_upkeep(session, CommitRequest(message, keeps_values=True)), done
+        return self._commit_upkeep(session, request), done
 
     def stats(self, progress: Progress | None = None) -> StoreStats:
         """Return how much the repository has: snapshots, files and bytes, and what of them no snapshot needs.

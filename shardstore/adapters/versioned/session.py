@@ -304,7 +304,8 @@ class Session:
 
         Raises:
             NotFound: there is nothing at ``from_path``.
-            InvalidInput: there is something at ``to_path``, or it is inside of ``from_path``.
+            InvalidInput: there is something at ``to_path``, it is inside of ``from_path``, or no node can have this path. Nothing was
+                changed.
         """
         run_sync(_do(partial(self._core.move_existing, from_path.strip("/"), to_path.strip("/"))))
 

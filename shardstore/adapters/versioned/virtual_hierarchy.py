@@ -18,8 +18,8 @@ from shardstore.format.json_text import JsonObject, dumps
 from shardstore.format.metadata_v3 import METADATA_NAME, mentions_sharding
 from shardstore.format.references.parquet import MISSING
 from shardstore.format.snapshots.manifest import ChunkRefs, VirtualCheck
-from shardstore.format.snapshots.state import Ref
-from shardstore.format.store_keys import check_key, groups_above, join
+from shardstore.format.snapshots.state import Ref, check_said
+from shardstore.format.store_keys import check_node_path, check_node_paths, groups_above, join
 from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, size_of
 from shardstore.references.choices import Choices, Paths, base_of, check_patterns, chosen, described
 from shardstore.references.known import known_source
@@ -55,6 +55,7 @@ def adopt_hierarchy(
     progress: Progress | None,
 ) -> None:
     """Make a store whose first commit refers to all chunks of a source; see ``Repository.adopt``. It is there when all of it is."""
+    check_said(message)
     store, options = opened.store, opened.options
     if not is_set(source) and location_of(open_hierarchy(source, source_options)).overlaps(location_of(store.files.given)):
         raise InvalidInput(
@@ -87,13 +88,13 @@ def refer_to(
 ) -> int:
     """Refer to all chunks of a source in a session; return the number of references. See ``Session.set_virtual_hierarchy``."""
     check_flags(overwrite=overwrite)
-    if path:
-        check_key(path)
+    check_node_path(path)
     found = _opened(source, Choices(paths), storage_options)
     shown = described(found, "v3", only_v2_keys=False)
     documents = {join(path, node) if node else path: by_name[METADATA_NAME] for node, by_name in shown.documents.items()}
     for group in groups_above(path):
         documents.setdefault(group, _GROUP)
+    check_node_paths(documents)
     whole = sorted(node for node, document in documents.items() if mentions_sharding(document.get("codecs")))
     if whole:
         raise Unsupported(

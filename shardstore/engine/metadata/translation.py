@@ -31,7 +31,7 @@ from shardstore.format.presentation import (
     update_stored,
 )
 from shardstore.format.shard_index import IndexFormat
-from shardstore.format.store_keys import join
+from shardstore.format.store_keys import check_node_path, join
 from shardstore.format.v2.kept import carry_kept
 from shardstore.model.generation import Generation, IfGeneration
 from shardstore.plan.commits import NONCE_NBYTES
@@ -73,6 +73,8 @@ class Translation:
             if was_sharded and current is not None:
                 await self._refuse_while_chunks_exist(current.node, "is no longer an array's")
             return data
+        if current is None:
+            check_node_path(path)
         if is_group(document):
             if was_sharded and current is not None:
                 await self._refuse_while_chunks_exist(current.node, "is a group's")
@@ -90,6 +92,8 @@ class Translation:
         own_shards: OwnShards = OwnShards.REFUSED,
     ) -> JsonObject:
         """Return the stored document of an array. With ``nothing_there``, its chunks are erased before it is stored."""
+        if current is None:
+            check_node_path(path)
         previous = current.document if current is not None and is_array(current.document or {}) else None
         presented = self._carried(presented, previous)
         if current is not None and previous is not None:

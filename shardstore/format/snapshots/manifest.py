@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from shardstore.errors import Corruption, InvalidInput
 from shardstore.format.arrow_tables import bytes_column, column, numbers_column
+from shardstore.format.json_text import is_encodable
 from shardstore.format.snapshots.chunk_coords import DRAFT_WIDTH, WIDTHS, decode_coords, encode_coords, width_for
 from shardstore.format.snapshots.file_names import ID_NBYTES
 
@@ -99,7 +100,7 @@ def encode_manifest(arrays: Mapping[int, ChunkRefs], *, draft: bool = False) -> 
     """Return the bytes of a manifest of the chunks of arrays, by their ids.
 
     Raises:
-        InvalidInput: with ``draft``, something does not fit the draft's types; the sentence names it.
+        InvalidInput: ``decode_table`` would refuse it; or, with ``draft``, something does not fit the draft's types. The sentence names it.
     """
     import pyarrow.parquet as pq  # an extra
 
@@ -125,6 +126,9 @@ def manifest_table(arrays: Mapping[int, ChunkRefs], *, draft: bool = False) -> p
 
     ids = sorted(arrays)
     refs = [arrays[one] for one in ids]
+    for array, one in arrays.items():
+        if (wrong := _wrong_refs(array, one)) is not None:
+            raise InvalidInput(f"references of chunks cannot be stored: {wrong}. Nothing was stored")
     most = max((int(one.coords.max()) for one in refs if one.coords.size), default=0)
     longest = max((int(one.nbytes.max()) for one in refs if len(one)), default=0)
     width, wide = width_for(most), longest > _MOST_DRAFT_LENGTH
@@ -171,6 +175,39 @@ def decode_table(table: pa.Table, ndims: Mapping[int, int]) -> dict[int, ChunkRe
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
         if int(ids[start]) in ndims
     }
+
+
+def check_texts(refs: ChunkRefs) -> None:
+    """Raise ``InvalidInput`` if a URI or an ETag is none that a manifest can hold: half of a surrogate pair is no UTF-8."""
+    if (wrong := _wrong_texts(refs)) is not None:
+        raise InvalidInput(f"chunks cannot be referred to: {wrong}. Nothing was changed")
+
+
+def _wrong_texts(refs: ChunkRefs) -> str | None:
+    texts = [
+        *(file for file in refs.files if isinstance(file, str)),
+        *(check.etag for check in refs.checks.values() if check.etag is not None),
+    ]
+    wrong = next((text for text in texts if not is_encodable(text)), None)
+    return None if wrong is None else f"{wrong!r} holds half of a surrogate pair, which UTF-8 cannot hold"
+
+
+def _wrong_refs(array: int, refs: ChunkRefs) -> str | None:
+    """Return why references of an array would be refused when they are read, or ``None``."""
+    n = len(refs)
+    if not 0 <= array < 2**32:
+        return f"{array} is no id of an array"
+    if any(len(column) != n for column in (refs.file, refs.offset, refs.nbytes)):
+        return f"there are {n} coordinates, {len(refs.file)} files, {len(refs.offset)} offsets and {len(refs.nbytes)} lengths"
+    if n > 1 and not _ascends(refs.coords):
+        return "the coordinates are not sorted, or one is there twice"
+    if n and (int(refs.file.min()) < GONE or int(refs.file.max()) >= len(refs.files)):
+        return f"a chunk is in file {int(refs.file.max())} of {len(refs.files)}"
+    if sorted(refs.inline) != np.flatnonzero(refs.file == INLINE).tolist():
+        return "the bytes that are given are not those of the chunks that are to be in the manifest"
+    if (short := next((one for one in refs.files if isinstance(one, bytes) and len(one) != ID_NBYTES), None)) is not None:
+        return f"the id of a chunk file has {len(short)} bytes, and not {ID_NBYTES}: {short!r}"
+    return _wrong_texts(refs)
 
 
 def _check_draft(width: int, longest: int, refs: Sequence[ChunkRefs]) -> None:

@@ -17,12 +17,12 @@ import math
 import re
 import struct
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
 from shardstore.errors import Corruption, InvalidInput
-from shardstore.format.json_text import JsonObject, dumps, loads, loads_object, same_text
+from shardstore.format.json_text import JsonObject, dumps, is_encodable, loads, loads_object, same_text
 
 _NUMBER = re.compile(r"(?:u?int(?:8|16|32|64)|float(?:16|32|64)|complex(?:64|128)|bool)")
 _SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -104,7 +104,7 @@ def _array_of(document: JsonObject) -> dict[str, Any]:
     if not _are_sizes(shape):
         raise InvalidInput(f"the document of an array has the shape {shape!r}")
     name = data_type if isinstance(data_type, str) else (data_type or {}).get("name") if isinstance(data_type, dict) else None
-    if not isinstance(name, str):
+    if not _is_text(name):
         raise InvalidInput(f"the document of an array has the data_type {data_type!r}")
     dimension_names = document.get("dimension_names")
     return {
@@ -123,25 +123,30 @@ def _are_sizes(value: Any) -> bool:
 
 
 def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(name is None or isinstance(name, str) for name in value)
+    return isinstance(value, list) and all(name is None or _is_text(name) for name in value)
+
+
+def _is_text(value: Any) -> TypeGuard[str]:
+    """Return whether a value is a text that a column can hold, as UTF-8."""
+    return isinstance(value, str) and is_encodable(value)
 
 
 def _grid_of(value: Any) -> dict[str, Any] | None:
     match value:
-        case {"name": str() as name, "configuration": {"chunk_shape": list() as chunk_shape}} if _are_sizes(chunk_shape):
+        case {"name": str() as name, "configuration": {"chunk_shape": list() as chunk_shape}} if _are_sizes(chunk_shape) and _is_text(name):
             return {"name": name, "configuration": {"chunk_shape": chunk_shape}}
     return None
 
 
 def _encoding_of(value: Any) -> dict[str, Any] | None:
     match value:
-        case {"name": str() as name, "configuration": {"separator": str() as separator}}:
+        case {"name": str() as name, "configuration": {"separator": str() as separator}} if _is_text(name) and _is_text(separator):
             return {"name": name, "configuration": {"separator": separator}}
     return None
 
 
 def _codecs_of(value: Any) -> list[dict[str, Any]] | None:
-    if not isinstance(value, list) or not all(isinstance(codec, dict) and isinstance(codec.get("name"), str) for codec in value):
+    if not isinstance(value, list) or not all(isinstance(codec, dict) and _is_text(codec.get("name")) for codec in value):
         return None
     return [
         {"name": codec["name"], "configuration": dumps(codec["configuration"]) if "configuration" in codec else None} for codec in value
@@ -159,7 +164,7 @@ def _codec_of(found: dict[str, Any]) -> JsonObject:
 def _fill_bytes(value: Any, data_type: str) -> bytes | None:
     """Return the bytes of a fill value; ``None`` if the column has no form for it."""
     if data_type == "string":
-        return value.encode() if isinstance(value, str) else None
+        return value.encode() if _is_text(value) else None
     if _NUMBER.fullmatch(data_type) is None:
         return None
     dtype = np.dtype(data_type).newbyteorder("<")

@@ -25,8 +25,9 @@ from typing import Any, Literal
 import google_crc32c
 
 from shardstore.errors import Corruption, InvalidInput, NotFound
-from shardstore.format.json_text import dumps_line
-from shardstore.format.snapshots.file_names import generation_of_garbage_list
+from shardstore.format.json_text import dumps_line, is_encodable
+from shardstore.format.snapshots.file_names import STRUCTURES, generation_of_garbage_list
+from shardstore.format.store_keys import check_key
 
 ORIGINAL_PARENT = "shardstore.parent"
 """Property of a snapshot whose parent was left out: the id of that (D8)."""
@@ -46,6 +47,11 @@ RefType = Literal["branch", "tag"]
 _CHECKSUM = "shardstore.crc32c"
 _SEAL = re.compile(rb',"shardstore\.crc32c":"([0-9a-f]{8})"\}\n\Z')
 _SEAL_NBYTES = 64
+_NO_NAME = re.compile(r"[@*?\[\x00-\x1f\x7f-\x9f]|::|:\Z")
+_MOST_LEVELS = 100
+"""Levels of nested values in metadata: Python's parser of JSON ends at the depth of its stack."""
+_MOST_BITS = 13_000
+"""Bits of a whole number in metadata: Python reads no number of more than 4,300 digits."""
 _MEMBERS = ("id", "generation", "store_root", "snapshots", "refs", _CHECKSUM)
 _TYPES: tuple[RefType, ...] = ("branch", "tag")
 
@@ -65,9 +71,15 @@ class Snapshot:
     _known_text: str | None = field(default=None, init=False, repr=False, compare=False)
 
     def text(self) -> str:
-        """Return its line in a state file, written once: a state has those of all snapshots, and each commit writes a state."""
+        """Return its line in a state file, written once: a state has those of all snapshots, and each commit writes a state.
+
+        Raises:
+            InvalidInput: a file cannot say it.
+        """
         known = self._known_text
         if known is None:
+            if (wrong := self._wrong()) is not None:
+                raise InvalidInput(f"the state of a versioned store cannot be stored: {wrong}. Nothing was changed")
             members = {
                 "snapshot-id": self.id,
                 "parent-snapshot-id": self.parent,
@@ -78,6 +90,13 @@ class Snapshot:
             known = dumps_line(members)
             object.__setattr__(self, "_known_text", known)
         return known
+
+    def _wrong(self) -> str | None:
+        """Return what of it a file cannot say, or ``None``."""
+        wrong = _wrong_text("the id of a snapshot", self.id) or _wrong_text(f"the structure of snapshot {self.id!r}", self.structure)
+        if wrong is None and self.structure.startswith(STRUCTURES):
+            return f"the structure of snapshot {self.id!r} is {self.structure!r}, with the folder that it is in"
+        return wrong or _wrong_whole(f"the time of snapshot {self.id!r}", self.timestamp_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,15 +232,77 @@ class State:
         return replace(self, generation=self.generation + 1, refs=refs)
 
 
-def check_ref_name(name: str) -> str:
-    """Return the name of a branch or tag if it can be one. Raises ``InvalidInput``."""
-    if not name or "@" in name or "\0" in name or name != name.strip():
-        raise InvalidInput(f"{name!r} cannot be the name of a branch or tag: it must not be empty, hold '@', or begin or end with a blank")
-    return name
+def check_ref_name(name: object) -> str:
+    """Return the name of a branch or tag if it can be one: one that a URL can name, as ``URL@name``.
+
+    Raises:
+        InvalidInput: it cannot.
+    """
+    try:
+        found = check_key(name)  # an empty segment, '.' and '..' would be lost from a URL
+    except InvalidInput as exc:
+        raise InvalidInput(f"{name!r} cannot be the name of a branch or tag: {exc}") from exc
+    if _NO_NAME.search(found) is not None or found != found.strip():
+        raise InvalidInput(
+            f"{name!r} cannot be the name of a branch or tag: it must not hold '@', '*', '?', '[', '::' or control characters, "
+            "end with ':', or begin or end with a blank, so that a URL can name it"
+        )
+    return found
+
+
+def check_said(message: object, metadata: object = None) -> None:
+    """Check the message and the metadata of a commit, before anything of it is stored.
+
+    Raises:
+        InvalidInput: the message is no text that UTF-8 can hold, or the metadata is no mapping from names to what JSON can hold.
+    """
+    if not isinstance(message, str):
+        raise InvalidInput(f"message {message!r} of a commit is no text")
+    if not is_encodable(message):
+        raise InvalidInput(f"message {message!r} of a commit holds half of a surrogate pair, which UTF-8 cannot hold: leave it out")
+    if metadata is None:
+        return
+    if not isinstance(metadata, Mapping):
+        raise InvalidInput(f"metadata of a commit is a mapping from names to values, not a {type(metadata).__name__}")
+    if (wrong := _not_json(dict(metadata), _MOST_LEVELS)) is not None:
+        raise InvalidInput(f"metadata of a commit cannot be stored: {wrong}")
+
+
+def _not_json(value: object, levels: int) -> str | None:
+    """Return why a value cannot be stored as JSON and be read again as it is, or ``None``."""
+    match value:
+        case None | bool() | float():
+            return None
+        case str():
+            return None if is_encodable(value) else f"{value!r} holds half of a surrogate pair, which UTF-8 cannot hold"
+        case int():
+            return None if value.bit_length() < _MOST_BITS else f"a number has {value.bit_length()} bits, and {_MOST_BITS} are too many"
+        case dict() | list() | tuple() if not levels:
+            return f"it has more than {_MOST_LEVELS} levels"
+        case dict():
+            if (name := next((name for name in value if not isinstance(name, str)), None)) is not None:
+                return f"{name!r} is no name: give a text"
+            return next((wrong for one in (*value, *value.values()) if (wrong := _not_json(one, levels - 1)) is not None), None)
+        case list() | tuple():
+            return next((wrong for one in value if (wrong := _not_json(one, levels - 1)) is not None), None)
+    return f"{value!r} is a {type(value).__name__}, for which JSON has no form: convert it"
 
 
 def encode_state(state: State) -> bytes:
-    """Return the bytes of a state file: a line for each snapshot."""
+    """Return the bytes of a state file: a line for each snapshot.
+
+    Raises:
+        InvalidInput: the state contradicts itself, or holds what JSON cannot: ``decode_state`` would refuse it.
+    """
+    if (wrong := _mistyped(state) or _contradiction(state)) is not None:
+        raise InvalidInput(f"the state of a versioned store cannot be stored: {wrong}. Nothing was changed")
+    try:
+        return _encoded(state)
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise InvalidInput(f"the state of a versioned store cannot be stored: {type(exc).__name__}: {exc}. Nothing was changed") from exc
+
+
+def _encoded(state: State) -> bytes:
     before = dumps_line({"id": state.id, "generation": state.generation, "store_root": state.root})
     refs = {name: {"name": name, "snapshot-id": ref.snapshot, "type": ref.type} for name, ref in state.refs.items()}
     after = dumps_line({"refs": refs, **state.others})
@@ -252,31 +333,55 @@ def decode_state(data: bytes | memoryview) -> State:
             refs,
             {name: value for name, value in found.items() if name not in _MEMBERS},
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise Corruption(f"this is no state file of a versioned store: {type(exc).__name__}: {exc}") from exc
     if len(state.snapshots) != len(snapshots):
         raise Corruption("the state file names a snapshot twice")
-    _check_parents(snapshots)
-    for name, ref in refs.items():
-        if ref.snapshot not in state.snapshots:
-            raise Corruption(f"{ref.type} {name!r} points to snapshot {ref.snapshot!r}, which is not in the state file")
+    if (wrong := _contradiction(state)) is not None:
+        raise Corruption(wrong)
     return state
 
 
-def _check_parents(snapshots: list[Snapshot]) -> None:
-    """Check that each snapshot follows its parent: so no ancestry is a circle."""
+def _contradiction(state: State) -> str | None:
+    """Return what contradicts itself in a state, or ``None``. Each snapshot follows its parent: so no ancestry is a circle."""
     seen: set[str | None] = {None}
-    for one in snapshots:
+    for one in state.snapshots.values():
         if one.parent not in seen:
-            raise Corruption(f"snapshot {one.id!r} does not stand behind its parent {one.parent!r} in the state file")
+            return f"snapshot {one.id!r} does not stand behind its parent {one.parent!r} in the state file"
         seen.add(one.id)
+    for name, ref in state.refs.items():
+        if ref.snapshot not in state.snapshots:
+            return f"{ref.type} {name!r} points to snapshot {ref.snapshot!r}, which is not in the state file"
+    return None
+
+
+def _mistyped(state: State) -> str | None:
+    """Return what of a state, but for its snapshots, a file cannot say, or ``None``."""
+    if (wrong := _wrong_text("id", state.id) or _wrong_whole("generation", state.generation)) is not None:
+        return wrong
+    if (listed := next(((key, one.id) for key, one in state.snapshots.items() if key != one.id), None)) is not None:
+        return f"snapshot {listed[1]!r} is listed as {listed[0]!r}"
+    for name, ref in state.refs.items():
+        if not isinstance(name, str) or ref.type not in _TYPES:
+            return f"{name!r} is a {ref.type!r}, and not the name of a branch or a tag"
+    if taken := sorted(state.others.keys() & set(_MEMBERS)):
+        return f"{taken[0]!r} is a member that every state has"
+    return None
+
+
+def _wrong_text(name: str, value: object) -> str | None:
+    return None if isinstance(value, str) and value else f"{name} is {value!r}"
+
+
+def _wrong_whole(name: str, value: object) -> str | None:
+    return None if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else f"{name} is {value!r}"
 
 
 def _snapshot(found: Mapping[str, Any]) -> Snapshot:
     parent = found["parent-snapshot-id"]
     if parent is not None and not isinstance(parent, str):
         raise TypeError(f"parent-snapshot-id is {parent!r}")
-    structure = _text(found, "structure-file").removeprefix("s/")
+    structure = _text(found, "structure-file").removeprefix(STRUCTURES)
     return Snapshot(_text(found, "snapshot-id"), parent, _whole(found, "timestamp-ms"), structure, dict(found.get("properties") or {}))
 
 
@@ -289,14 +394,14 @@ def _ref(name: str, found: Mapping[str, Any]) -> Ref:
 
 
 def _text(found: Mapping[str, Any], name: str) -> str:
-    value = found[name]
-    if not isinstance(value, str) or not value:
-        raise TypeError(f"{name} is {value!r}")
+    value: str = found[name]
+    if (wrong := _wrong_text(name, value)) is not None:
+        raise TypeError(wrong)
     return value
 
 
 def _whole(found: Mapping[str, Any], name: str) -> int:
-    value = found[name]
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise TypeError(f"{name} is {value!r}")
+    value: int = found[name]
+    if (wrong := _wrong_whole(name, value)) is not None:
+        raise TypeError(wrong)
     return value

@@ -38,6 +38,7 @@ from shardstore.errors import Corruption, InvalidInput
 from shardstore.format.arrow_tables import column, read_sealed, sealed
 from shardstore.format.json_text import JsonObject
 from shardstore.format.snapshots.node_columns import NodeColumns, to_columns, to_document
+from shardstore.format.store_keys import check_node_paths
 
 if TYPE_CHECKING:  # an extra
     import pyarrow as pa
@@ -173,16 +174,17 @@ def structure_schema(*, wide: bool = False, extra: bool = False) -> pa.Schema:
 
 
 def encode_structure(nodes: Iterable[Node], changes: Mapping[str, Any], *, draft: bool = False) -> bytes:
-    """Return the bytes of a structure file; without a node at the root, one is not added.
+    """Return the bytes of a structure file.
 
     Raises:
-        InvalidInput: two nodes have one path or id; or, with ``draft``, something does not fit the draft's types.
+        InvalidInput: ``decode_structure`` would refuse it: there is no root, two nodes have one path or id, or a path that no node can
+            have; or, with ``draft``, something does not fit the draft's types.
     """
     import pyarrow as pa  # an extra
     import pyarrow.parquet as pq
 
     ordered = sorted(nodes, key=lambda node: node.path.split("/") if node.path else [])
-    _check_unique(ordered)
+    _check_nodes(ordered)
     files = {file: number for number, file in enumerate(dict.fromkeys(part.file for node in ordered for part in node.manifests))}
     documents = _Documents(node.columns for node in ordered)
     wide = max(len(files) - 1, _largest_in_documents(documents), *map(_largest_elsewhere, ordered)) > MOST_NARROW
@@ -204,8 +206,11 @@ def encode_structure(nodes: Iterable[Node], changes: Mapping[str, Any], *, draft
         "attrs_reference": [_said_of_place(node.attributes) for node in ordered],
         "manifests": [[_said_of_part(part, files) for part in node.manifests] if node.is_array else None for node in ordered],
     }
-    arrays = {name: column(schema.field(name).type, values) for name, values in columns.items()}
-    arrays |= _document_columns(documents, schema.remove_metadata())
+    try:
+        arrays = {name: column(schema.field(name).type, values) for name, values in columns.items()}
+        arrays |= _document_columns(documents, schema.remove_metadata())
+    except (pa.ArrowInvalid, OverflowError, UnicodeError) as exc:
+        raise InvalidInput(f"a node cannot be stored in a structure file: {type(exc).__name__}: {exc}. Nothing was stored") from exc
     rows = pa.Table.from_arrays([arrays[member.name] for member in schema], schema=schema)
     pq.write_table(rows, file, write_statistics=False, **compression)
     return sealed(file.getvalue())
@@ -306,10 +311,18 @@ def _has_flags(row: Mapping[str, Any]) -> bool:
     return (place is not None and place["flags"] is not None) or any(part["flags"] is not None for part in row["manifests"] or ())
 
 
-def _check_unique(nodes: Sequence[Node]) -> None:
+def _check_nodes(nodes: Sequence[Node]) -> None:
+    check_node_paths(node.path for node in nodes)
+    if not any(not node.path for node in nodes):
+        raise InvalidInput("a structure file needs a root, and no node is at the path ''")
     for what, values in (("path", [node.path for node in nodes]), ("id", [node.id for node in nodes])):
         if len(set(values)) != len(values):
             raise InvalidInput(f"two nodes have one {what}")
+    for node in nodes:
+        if node.attributes is not None and node.columns.attributes is not None:
+            raise InvalidInput(f"{node.path!r} has its attributes in two places")
+        if node.manifests and not node.is_array:
+            raise InvalidInput(f"{node.path!r} is a group, and has chunks in manifests")
 
 
 @lru_cache(maxsize=4)

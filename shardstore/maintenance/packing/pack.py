@@ -11,6 +11,7 @@ from shardstore._sync import run_sync
 from shardstore.engine.options import check_flag
 from shardstore.errors import InvalidInput
 from shardstore.format.shard_index import IndexLocation
+from shardstore.format.snapshots.state import check_said
 from shardstore.maintenance.cluster import ExecutorLike
 from shardstore.maintenance.execution import WHOLE, Execution, Part
 from shardstore.maintenance.packing.places import open_branch, open_places
@@ -300,6 +301,7 @@ def _check_for_branch(options: PackOptions, executor: ExecutorLike | None, targe
     message: object = options.message
     if message is not None and not (isinstance(message, str) and message):
         raise InvalidInput(f"message {options.message!r} is no text: a commit needs one")
+    check_said(message or "")
 
 
 def _options(given: PackKeywords) -> PackOptions:

@@ -18,6 +18,13 @@ class NotFound(ShardStoreError, KeyError, FileNotFoundError):
         return str(self.args[0]) if self.args else ""
 
 
+class SnapshotExpired(ShardStoreError):
+    """What is asked for was part of a snapshot that has expired, and is gone for good: open a newer snapshot.
+
+    It is neither a ``KeyError`` nor a ``FileNotFoundError``: no caller may take it for a chunk that was never written.
+    """
+
+
 class InvalidInput(ShardStoreError, ValueError):
     """The caller asked for something that cannot be done as asked; nothing was changed."""
 

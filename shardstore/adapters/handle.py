@@ -24,7 +24,7 @@ from shardstore.engine.actions import Action
 from shardstore.engine.engine import Engine
 from shardstore.engine.metadata.hierarchy import HierarchyRegistry, Node
 from shardstore.engine.options import EngineOptions, check_flag
-from shardstore.errors import InvalidInput, ReadOnly, Unsupported
+from shardstore.errors import InvalidInput, NotFound, ReadOnly, Unsupported
 from shardstore.model.showing import ShownInNotebooks
 from shardstore.presented.engine_storage import EngineStorage
 from shardstore.presented.flavours import Presented, flavour_of, presented
@@ -37,7 +37,7 @@ from shardstore.storage.opening.snapshot_urls import may_name_snapshot, named_sn
 from shardstore.storage.opening.transports import Transport, carried_by
 from shardstore.storage.redaction import redacted
 from shardstore.storage.static import as_said, check_static
-from shardstore.storage.wrappers import Counters
+from shardstore.storage.wrappers import Counters, unreachable
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ class Handle:
         if isinstance(options.get("chunks_per_shard"), list):
             options["chunks_per_shard"] = tuple(options["chunks_per_shard"])
         handle = cls(Recipe(_absolute(target), storage_options, EngineOptions(**options), fsync, locks, transport, static))
-        handle.engine  # noqa: B018  # a target that cannot be opened is an error now, not at the first read
+        handle._make()  # a target that cannot be opened is an error now, not at the first read
         return handle
 
     @classmethod
@@ -196,9 +196,16 @@ class Handle:
     def engine(self) -> Presented:
         """The engine of this process."""
         if self._engine is None or self._made_in != _fork_count:
-            with _lock:
-                self._engine = self._find()
-                self._made_in = _fork_count
+            try:
+                return self._make()
+            except NotFound as exc:  # of a key it would say that it is absent
+                raise unreachable("opening the store again, in another process,", exc) from exc
+        return self._engine
+
+    def _make(self) -> Presented:
+        with _lock:
+            self._engine = self._find()
+            self._made_in = _fork_count
         return self._engine
 
     def _find(self) -> Presented:

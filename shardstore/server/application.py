@@ -24,7 +24,17 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from shardstore._sync import run_async
-from shardstore.errors import AccessDenied, Conflict, Corruption, InvalidInput, NotFound, ShardStoreError, StorageError, Unsupported
+from shardstore.errors import (
+    AccessDenied,
+    Conflict,
+    Corruption,
+    InvalidInput,
+    NotFound,
+    ShardStoreError,
+    SnapshotExpired,
+    StorageError,
+    Unsupported,
+)
 from shardstore.format.store_keys import check_directory, check_key
 from shardstore.server import s3_answers
 from shardstore.server.access import Access
@@ -238,7 +248,7 @@ def _status_of(exc: Exception) -> tuple[int, Headers]:
             return 404, []
         case InvalidInput():
             return 400, []
-        case Corruption():
+        case Corruption() | SnapshotExpired():  # not 404 or 410, which clients take for a chunk that was never written
             return 500, []
         case Unsupported():
             return 501, []

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from shardstore.errors import Corruption, NotFound, StorageError, WriteOutcomeUnknown
+from shardstore.errors import Corruption, StorageError, WriteOutcomeUnknown
 from shardstore.format.snapshots.attributes import decode_attributes
 from shardstore.format.snapshots.chunk_coords import CoordSearch
 from shardstore.format.snapshots.file_names import (
@@ -304,7 +304,7 @@ class StoreFiles:
             raise Corruption(f"{key!r} in {self.url} is damaged: {exc}. Restore the file") from exc
 
     async def whole(self, key: str) -> memoryview:
-        """Return the bytes of a file. Raises ``MissingFile``, and ``NotFound`` for a state, if it is missing."""
+        """Return the bytes of a file. Raises ``MissingFile`` if it is missing."""
         (data,) = await self._ranges(key, [EVERYTHING])
         return data
 
@@ -322,7 +322,7 @@ class StoreFiles:
         if isinstance(outcome, Changed):
             raise Corruption(f"{key!r} in {self.url} was changed while it was read, which no file of a versioned store ever is")
         if generation_of_state(key) is not None:
-            raise NotFound(f"the state file {key!r} is not in {self.url}: the store is elsewhere than its catalog says, or was removed")
+            raise MissingFile(f"the state file {key!r} is not in {self.url}: the store is elsewhere than its catalog says, or was removed")
         what = "a snapshot" if generation_of_garbage_list(key) is None else "the next garbage collection"
         raise MissingFile(f"{key!r} is not in {self.url}, though {what} needs it: somebody has removed it; restore the file")
 

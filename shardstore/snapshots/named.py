@@ -25,7 +25,7 @@ from shardstore.snapshots.files import StoreFiles
 from shardstore.snapshots.session import WHY_FLAGGED, Session
 from shardstore.snapshots.session_storage import SessionStorage
 from shardstore.snapshots.staging import insert, staging_session
-from shardstore.snapshots.versioned_store import COMMIT_TRIES, CommitRequest, Moment, VersionedStore, check_snapshot, snapshot_of
+from shardstore.snapshots.versioned_store import COMMIT_TRIES, CommitRequest, Moment, VersionedStore, snapshot_of, still_there
 from shardstore.snapshots.virtual_files import VirtualFiles
 from shardstore.storage.base import Found, Storage
 from shardstore.storage.opening.open import open_storage
@@ -87,8 +87,8 @@ async def _in_store(name: SnapshotName, store: VersionedStore, pointer: Pointer,
         else:
             if not f"{name.rest}/".startswith(f"{pinned.ref}/"):
                 raise NotFound(f"{store.url} is to show what {pinned.ref!r} was, and {name.rest!r} is asked for")
-            check_snapshot(state, pinned.snapshot_id)
-            snapshot, ref, path = state.snapshots[pinned.snapshot_id], pinned.ref, name.rest[len(pinned.ref) + 1 :]
+            snapshot = still_there(state, pinned.snapshot_id, store.url)
+            ref, path = pinned.ref, name.rest[len(pinned.ref) + 1 :]
         with needing_pyarrow(f"{store.url} is a versioned store, and to read one"):
             structure = await store.files.structure(snapshot.structure)
         return NamedSnapshot(name, Pinned(ref, snapshot.id), path, store.url, snapshot, structure)

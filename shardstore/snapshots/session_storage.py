@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore.engine.reading.chunk_parts import MOST_OBJECT_BYTES, MOST_OBJECTS, ChunkParts, ReadsInThreads, divide
-from shardstore.errors import Corruption, InvalidInput, NotFound, ReadOnly, ShardStoreError
+from shardstore.errors import Corruption, InvalidInput, ReadOnly, ShardStoreError, SnapshotExpired
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.snapshots.file_names import CHUNKS, encode_id
 from shardstore.format.snapshots.manifest import GONE, INLINE, VirtualCheck, in_a_row
@@ -152,7 +152,7 @@ class SessionStorage(ReadsAndWrites):
             return error
         if self.session.snapshot.id in state.snapshots:
             return error
-        return NotFound(
+        return SnapshotExpired(
             f"snapshot {self.session.snapshot.id} of {self.session.files.url} has expired, and a garbage collection has removed files that "
             "only it needed: open a newer snapshot"
         )
@@ -323,7 +323,10 @@ class SessionStorage(ReadsAndWrites):
         """Return the document of each node, by path."""
         found: dict[str, JsonObject] = {}
         for path in list(self.session.nodes):
-            document = await self.session.document(path)
+            try:
+                document = await self.session.document(path)
+            except MissingFile as exc:
+                raise await self._explained(exc) from exc
             if document is not None:
                 found[path] = loads_object(document[0])
         return found

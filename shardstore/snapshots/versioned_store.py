@@ -12,7 +12,16 @@ from typing import Any, TypeVar
 
 from shardstore.engine.contention import Contention, Turn
 from shardstore.engine.writing.writer import uninterrupted
-from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError, StorageError, WriteOutcomeUnknown
+from shardstore.errors import (
+    Conflict,
+    Corruption,
+    InvalidInput,
+    NotFound,
+    ShardStoreError,
+    SnapshotExpired,
+    StorageError,
+    WriteOutcomeUnknown,
+)
 from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_v3 import METADATA_NAME
 from shardstore.format.snapshots.file_names import ATTRIBUTES, CHUNKS, MANIFESTS, STATES, STRUCTURES, is_id, is_own_name, new_state_name
@@ -134,7 +143,7 @@ class VersionedStore:
                 raise NotFound(f"there is no versioned store {self._place}: make one by Repository.create, or `shardstore snapshots init`")
             try:
                 return await self._moment(pointer)
-            except NotFound:
+            except MissingFile:
                 if pointer == gone:
                     raise
             gone, pointer = pointer, None  # others may have replaced the state since, and collected it
@@ -549,6 +558,13 @@ def check_snapshot(state: State, snapshot: str) -> None:
     """Raise ``NotFound`` if there is no such snapshot."""
     if snapshot not in state.snapshots:
         raise NotFound(f"there is no snapshot {snapshot!r}: it has expired, or is of another store")
+
+
+def still_there(state: State, snapshot: str, url: str) -> Snapshot:
+    """Return a snapshot of a store that has been open before. Raises ``SnapshotExpired`` if it is no more."""
+    if (found := state.snapshots.get(snapshot)) is None:
+        raise SnapshotExpired(f"snapshot {snapshot} of {url}, which is to be shown again, has expired: open a newer snapshot")
+    return found
 
 
 def snapshot_of(state: State, ref: str) -> Snapshot:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError
+from shardstore.errors import Conflict, Corruption, InvalidInput, ShardStoreError, StorageError
 from shardstore.format.snapshots.file_names import CHUNKS, encode_id
 from shardstore.format.snapshots.manifest import ChunkRefs, VirtualCheck
 from shardstore.model.generation import Generation
@@ -69,7 +69,7 @@ class VirtualFiles:
         return answers
 
     async def sizes(self, urls: Sequence[str]) -> list[int]:
-        """Return the lengths of virtual files in bytes. Raises ``NotFound`` if one is not there."""
+        """Return the lengths of virtual files in bytes. Raises ``StorageError`` if one is not there."""
         unique = list(dict.fromkeys(urls))
         for url in unique:
             self.check_authorised(url)
@@ -77,7 +77,7 @@ class VirtualFiles:
         infos = await asyncio.gather(*(target.storage.stat(target.key) for target in targets))
         for url, info in zip(unique, infos, strict=True):
             if info is None:
-                raise NotFound(f"{redacted(url)} is not there, so it cannot be referred to")
+                raise StorageError(f"{redacted(url)} is not there, so it cannot be referred to: make it reachable, or leave it out")
         known = {url: info.nbytes for url, info in zip(unique, infos, strict=True) if info is not None}
         return [known[url] for url in urls]
 

@@ -4,13 +4,15 @@ checks answers, and one that counts requests.
 The engine puts ``CheckedStorage`` and ``CountingStorage`` around the storage that it is given. Other wrappers, such as those in
 ``shardstore.testing``, derive from ``StorageWrapper``.
 
-Three things that a storage, or a client library, a proxy or a server behind it, can do wrong would otherwise become wrong data:
+Four things that a storage, or a client library, a proxy or a server behind it, can do wrong would otherwise become wrong data:
 
 - A range that comes cut short would be taken for a short value, or for a damaged document.
 - ``Changed`` as the answer to a read of *any* version says that the object kept changing. It would be taken for absence, and so for a
   chunk that was never written.
 - ``asyncio.CancelledError`` out of a library whose own connection or session was cancelled would be taken for a cancellation
   of the caller, who asked for none, and of everybody whose updates are in the same commit.
+- ``NotFound`` says that something is gone which the storage itself reads through, such as an archive or a set of references. Above it would
+  be taken for the absence of the key: a storage says that by ``ABSENT`` and ``None``.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TypeVar
 
-from shardstore.errors import Conflict, ShardStoreError, StorageError, WriteOutcomeUnknown
+from shardstore.errors import Conflict, NotFound, ShardStoreError, StorageError, WriteOutcomeUnknown
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import ByteRange, BytesLike, CopiedRange, Segment, resolve
@@ -149,7 +151,7 @@ class SettledStorage(StorageWrapper, ABC):
 
 class CheckedStorage(StorageWrapper):
     """Forwards to ``inner``, and checks the answers: reads are as long as was asked for, only reads of one version are answered by
-    ``Changed``, and only a caller's own cancellation cancels a request.
+    ``Changed``, only a caller's own cancellation cancels a request, and no error can be taken for absence.
     """
 
     def __init__(self, inner: Storage, sleep: Sleep = asyncio.sleep) -> None:
@@ -162,6 +164,10 @@ class CheckedStorage(StorageWrapper):
             return await request
         except asyncio.CancelledError as exc:
             raise self._unless_cancelled(what, key, error) from exc
+        except NotFound as exc:
+            if error is WriteOutcomeUnknown:  # what is to be written to is gone
+                raise
+            raise unreachable(f"{what} {key!r} in {self.url}", exc) from exc
 
     def _unless_cancelled(self, what: str, key: str, error: type[ShardStoreError]) -> BaseException:
         task = asyncio.current_task()
@@ -197,6 +203,10 @@ class CheckedStorage(StorageWrapper):
 
     def _whole(self, read: Read, outcome: ReadOutcome) -> ReadOutcome:
         """Return the outcome, or a failure if it was cut short."""
+        if isinstance(outcome, Failed) and isinstance(outcome.error, NotFound):
+            error = unreachable(f"reading {read.key!r} in {self.url}", outcome.error)
+            error.__cause__ = outcome.error
+            return Failed(error)
         if not isinstance(outcome, Found):
             return outcome
         for request, buffer in zip(read.ranges, outcome.buffers, strict=True):
@@ -221,6 +231,8 @@ class CheckedStorage(StorageWrapper):
                 yield info
         except asyncio.CancelledError as exc:
             raise self._unless_cancelled("listing", prefix, StorageError) from exc
+        except NotFound as exc:
+            raise unreachable(f"listing {prefix!r} in {self.url}", exc) from exc
 
     async def list_dir(self, prefix: str) -> DirListing:
         return await self._asked("listing", prefix, self.inner.list_dir(prefix))
@@ -244,6 +256,11 @@ class CheckedStorage(StorageWrapper):
 
     async def delete_many(self, keys: Sequence[str]) -> None:
         await self._asked("deleting", keys[0] if keys else "", self.inner.delete_many(keys), WriteOutcomeUnknown)
+
+
+def unreachable(what: str, exc: NotFound) -> StorageError:
+    """Return the error to raise, from ``exc``, if something is not there that a storage reads through: no key is absent for that."""
+    return StorageError(f"{what} failed, since what it reads through is gone: {exc}. Make that reachable again")
 
 
 def _first_changing(reads: Sequence[Read], outcomes: Sequence[ReadOutcome]) -> int | None:

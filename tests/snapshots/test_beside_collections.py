@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import zarr
 
-from shardstore.errors import Conflict, NotFound, StorageError
+from shardstore.errors import Conflict, SnapshotExpired, StorageError
 from shardstore.snapshots import ConflictDetector, Repository
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.wrappers import innermost
@@ -54,7 +54,7 @@ def commit_old(repo: Repository) -> None:
 
 
 def read(repo: Repository) -> None:
-    with suppress(NotFound):  # it has expired since
+    with suppress(SnapshotExpired):  # it has expired since
         read_array(repo.readonly_session(), "a")
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import zarr
 
-from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError, StorageError
+from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError, SnapshotExpired, StorageError
 from shardstore.format.snapshots.file_names import encode_id
 from shardstore.snapshots import BasicConflictSolver, ConflictDetector, ConflictError, Repository, Session, reachable
 from shardstore.snapshots import collect as collect_module
@@ -377,9 +377,9 @@ def test_readers_of_expired_snapshots_are_told(repo: Repository) -> None:
     expire_all(repo)
     assert read_array(reading, "a")[0] == 1  # it goes on until its files are removed
     repo.garbage_collect(NOW)
-    with pytest.raises(NotFound, match=rf"snapshot {old} .* has expired, and a garbage collection has removed files"):
+    with pytest.raises(SnapshotExpired, match=rf"snapshot {old} .* has expired, and a garbage collection has removed files"):
         read_array(again, "a")
-    with pytest.raises(NotFound, match="has expired"):
+    with pytest.raises(SnapshotExpired, match="has expired"):
         list(again.mapping())
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shardstore.errors import NotFound
+from shardstore.errors import SnapshotExpired
 from shardstore.snapshots import Repository
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.testing.storage_suite import SyncStorage
@@ -56,7 +56,7 @@ def collect_beside_writers(place: Path, commits: int) -> tuple[int, int]:
             removed += sum(repo.garbage_collect(timedelta()).removed.values())
             try:
                 assert value_of(repo.readonly_session()) >= 0
-            except NotFound:  # it has expired since
+            except SnapshotExpired:  # it has expired since
                 continue
             assert all(process.is_alive() for process in running)
     finally:

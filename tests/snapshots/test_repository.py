@@ -568,7 +568,7 @@ def test_the_state_is_that_of_the_store_that_the_catalog_names(tmp_path: Path) -
     first, second = Repository.create(tmp_path / "a"), Repository.create(tmp_path / "b")
     committed(first)
     shutil.copy(tmp_path / "a" / "catalog.json", tmp_path / "b" / "catalog.json")
-    with pytest.raises(NotFound, match="is not in"):
+    with pytest.raises(Corruption, match="is not in"):
         second.list_branches()
     shutil.copytree(tmp_path / "a" / "t", tmp_path / "b" / "t", dirs_exist_ok=True)
     assert second._store.files is not first._store.files

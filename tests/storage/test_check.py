@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import CancelledError
 
 import pytest
 
-from shardstore.errors import Conflict, StorageError, WriteOutcomeUnknown
-from shardstore.model.ranges import EVERYTHING, ByteRange, ByteSuffix
-from shardstore.storage.base import CHANGED, Failed, Found, Read
+from shardstore.errors import Conflict, NotFound, StorageError, WriteOutcomeUnknown
+from shardstore.model.generation import Condition, Generation
+from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike, ByteSuffix
+from shardstore.storage.base import CHANGED, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.wrappers import CheckedStorage
 from shardstore.testing.faults import Cancel, Change, Delay, Fault, FaultStorage, Truncate
@@ -109,3 +110,50 @@ def test_who_is_cancelled_is_cancelled(faults: FaultStorage, s: SyncStorage) -> 
 
     with pytest.raises(CancelledError):
         on_io_loop(cancelled())
+
+
+# -- absence -------------------------------------------------------------------------------------------------------------
+
+
+class ReadsThroughWhatIsGone(MemoryStorage):
+    """Says ``NotFound`` of everything, in each of the ways in which a storage can."""
+
+    async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        if len(reads) > 1:
+            raise NotFound("the archive is gone")
+        return [Failed(NotFound("the archive is gone"))]
+
+    async def stat(self, key: str) -> ObjectInfo | None:
+        raise NotFound("the archive is gone")
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        raise NotFound("the archive is gone")
+        yield
+
+    async def list_dir(self, prefix: str) -> DirListing:
+        raise NotFound("the archive is gone")
+
+
+def test_what_a_storage_reads_through_and_is_gone_is_no_missing_key() -> None:
+    s = SyncStorage(CheckedStorage(ReadsThroughWhatIsGone("/gone"), no_sleep))
+    one, both = s.read_many(Read("a", ())), s.read_many(Read("a", ()), Read("b", ()))
+    for outcome in (*one, *both):
+        assert isinstance(outcome, Failed)
+        assert isinstance(outcome.error, StorageError)
+        assert not isinstance(outcome.error, NotFound | KeyError | FileNotFoundError)
+        assert "reading 'a' in " in str(outcome.error)
+        assert "the archive is gone" in str(outcome.error)
+    for look in (lambda: s.stat("a"), lambda: s.infos(), lambda: on_io_loop(s.storage.list_dir(""))):
+        with pytest.raises(StorageError, match="what it reads through is gone: the archive is gone") as caught:
+            look()
+        assert not isinstance(caught.value, NotFound)
+
+
+class ArrayDeleted(MemoryStorage):
+    async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
+        raise NotFound("the array was deleted")
+
+
+def test_what_is_to_be_written_to_and_is_gone_is_said_as_it_is() -> None:
+    with pytest.raises(NotFound, match="the array was deleted"):
+        SyncStorage(CheckedStorage(ArrayDeleted("/deleted"), no_sleep)).put("a", b"x")

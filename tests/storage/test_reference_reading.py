@@ -268,7 +268,8 @@ def test_what_is_not_there_is_an_error_and_no_absent_chunk(memory: SyncStorage, 
     s = open_set({"a": [f"{memory.storage.url}/none", 1, 3], "b": [f"file://{tmp_path}/none"], "c": ["base64:x"], "d": "base64:a"})
     for key in ("a", "b"):
         assert f"refers for {key!r} to what is not there, " in error_of(s, key, kind=StorageError)
-    assert s.stat("b") is None
+    with pytest.raises(StorageError, match="refers for 'b' to what is not there, "):
+        s.stat("b")
     assert [(info.key, info.nbytes) for info in s.infos("b")] == [("b", UNKNOWN_NBYTES)]
     assert "'d'" in error_of(s, "d", kind=Corruption)
     assert s.get("e") is None

@@ -27,10 +27,11 @@ from shardstore.adapters.own_shards import set_value
 from shardstore.engine.actions import ERASE, Action, SetValue
 from shardstore.engine.options import check_flags
 from shardstore.engine.reading.listing import ListedValue
-from shardstore.errors import InvalidInput, NotFound, ReadOnly
+from shardstore.errors import InvalidInput, NotFound, ReadOnly, SnapshotExpired
 from shardstore.format.store_keys import join
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix
 from shardstore.presented.flavours import Presented
+from shardstore.storage.generic.errors import ABSENT_ERRORS
 from shardstore.storage.opening.snapshot_place import Pinned
 from shardstore.storage.wrappers import Counters
 
@@ -262,6 +263,8 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
         for key, value, (_, part) in zip(keys, values, wanted, strict=True):
             if value is None:
                 out.append(self._missing(key))
+            elif isinstance(value, SnapshotExpired):
+                raise value  # of all files, and not of this one: whoever leaves out what is returned would take it for absent
             elif isinstance(value, Exception):
                 out.append(value)
             else:
@@ -273,11 +276,16 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
     async def _cat(
         self, path: Any, recursive: bool = False, on_error: str = "raise", batch_size: int | None = None, **kwargs: Any
     ) -> bytes | dict[str, bytes | Exception]:
-        """Return whole files in one batch: one file as bytes, many as a dictionary by path."""
+        """Return whole files in one batch: one file as bytes, many as a dictionary by path.
+
+        With ``on_error="omit"`` files that do not exist are left out, and other errors are raised: a damaged chunk is not an absent one.
+        """
         paths = await self._expand_path(path, recursive=recursive)
         if recursive:
             paths = [p for p in paths if await self._isfile(p)] if len(paths) == 1 else await self._files_of(paths)
         values = await self._cat_ranges(paths, None, None, on_error="raise" if on_error == "raise" else "return")
+        if on_error == "omit":
+            raise_first([value for value in values if not isinstance(value, ABSENT_ERRORS)])
         if len(paths) == 1 and isinstance(path, str) and paths[0] == self._root.full_path(path):
             if isinstance(values[0], Exception):
                 return {} if on_error == "omit" else {paths[0]: values[0]}
@@ -346,6 +354,21 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
         if not await self._has_any(key + "/"):
             raise self._missing(key)
         return self._directory(key)
+
+    async def _isfile(self, path: str) -> bool:
+        """Return whether there is such a file. Raises what keeps that from being known."""
+        return await self._type_of(path) == "file"
+
+    async def _isdir(self, path: str) -> bool:
+        """Return whether there is such a directory. Raises what keeps that from being known."""
+        return await self._type_of(path) == "directory"
+
+    async def _type_of(self, path: str) -> str | None:
+        await self._root.settle()
+        try:
+            return str((await self._info(path))["type"])
+        except (*ABSENT_ERRORS, InvalidInput):  # no file has a name that is refused
+            return None
 
     async def _has_any(self, prefix: str) -> bool:
         async for _ in iterate(lambda: self.engine.list(prefix)):

@@ -24,7 +24,7 @@ from shardstore.snapshots.rebase import merge
 from shardstore.snapshots.session import WHY_FLAGGED, ndim_of
 from shardstore.snapshots.session import Session as SessionCore
 from shardstore.snapshots.session_storage import SessionStorage
-from shardstore.snapshots.versioned_store import CommitRequest, Moment, check_snapshot
+from shardstore.snapshots.versioned_store import CommitRequest, Moment, still_there
 from shardstore.snapshots.virtual_files import virtual_refs
 
 if TYPE_CHECKING:
@@ -354,8 +354,7 @@ def _fork_of(opened: OpenedStore, state: ForkState) -> ForkSession:
 
 def _session_of(opened: OpenedStore, snapshot_id: str) -> Session:
     moment = run_sync(opened.store.now())
-    check_snapshot(moment.state, snapshot_id)
-    return Session(opened, moment, moment.state.snapshots[snapshot_id])
+    return Session(opened, moment, still_there(moment.state, snapshot_id, opened.store.url))
 
 
 def _storage_of(opened: OpenedStore, snapshot_id: str) -> SessionStorage:

@@ -203,9 +203,7 @@ class GenericStorage:
             self._seen.drop(read.key)
             if not self._is_referred(read.key):
                 return ABSENT
-            absent = StorageError(
-                f"{self.url} refers for {read.key!r} to what is not there: make it reachable again, or mend the reference"
-            )
+            absent = self._refers_to_nothing(read.key)
             absent.__cause__ = exc
             return Failed(absent)
         except Exception as exc:  # noqa: BLE001  # filesystems raise what they like; it is handed on as the outcome
@@ -281,7 +279,12 @@ class GenericStorage:
         if known is not None and known.nbytes is not None:
             return ObjectInfo(key, known.nbytes, None if known.trace is None else known.version(known.nbytes))
         info = await self._look(key)
+        if info is None and self._is_referred(key):
+            raise self._refers_to_nothing(key)
         return None if info is None else await self._object_info(key, info)
+
+    def _refers_to_nothing(self, key: str) -> StorageError:
+        return StorageError(f"{self.url} refers for {key!r} to what is not there: make it reachable again, or mend the reference")
 
     # -- writing -------------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ import fsspec
 from fsspec.core import split_protocol
 from fsspec.spec import AbstractFileSystem
 
-from shardstore.errors import Corruption, InvalidInput
+from shardstore.errors import Corruption, InvalidInput, NotFound, StorageError
 from shardstore.format.references.pins import object_url
 from shardstore.storage.base import Storage
 from shardstore.storage.generic.links import is_one, protocols_of
@@ -211,7 +211,10 @@ class ReferenceTargets:
         name = name or str(root)
         storage = self._opened.get(name)
         if storage is None:
-            storage = self._opened[name] = self._opener(root, options or None)
+            try:
+                storage = self._opened[name] = self._opener(root, options or None)
+            except NotFound as exc:  # else the chunk would be taken for one that was never written
+                raise StorageError(f"that is not there: {exc}. Make it reachable again, or mend the reference") from exc
         return Target(storage, key, read_sizes(storage.kind)[0])
 
     def _in_address(self, address: Address, options: Mapping[str, Any]) -> Target:

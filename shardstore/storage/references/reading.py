@@ -154,11 +154,7 @@ class ReferenceReader:
     def _not_found(self, group: _ObjectReads, wanted: Wanted, found: ReadOutcome) -> ReadOutcome:
         key = wanted.read.key
         if isinstance(found, Absent):
-            return Failed(
-                StorageError(
-                    f"{self._shown} refers for {key!r} to what is not there, {wanted.url}: make it reachable again, or mend the reference"
-                )
-            )
+            return Failed(refers_to_nothing(key, self._shown, wanted.url))
         if isinstance(found, Failed):
             return Failed(referring(found.error, key, self._shown, wanted.url))
         if isinstance(found, Changed) and group.is_pinned:
@@ -175,6 +171,11 @@ class ReferenceReader:
 def shown_url(url: str | None) -> str:
     """Return a URL of a set for people."""
     return "its target" if url is None else redacted(url)
+
+
+def refers_to_nothing(key: str, shown: str, url: str) -> StorageError:
+    """Return the error of a reference whose object is not there: the key is not absent for that."""
+    return StorageError(f"{shown} refers for {key!r} to what is not there, {url}: make it reachable again, or mend the reference")
 
 
 def referring(exc: ShardStoreError, key: str, shown: str, url: str) -> ShardStoreError:

@@ -24,7 +24,7 @@ from shardstore.storage.generic.errors import read_only
 from shardstore.storage.references.entries import Entry, PinnedReference, ReferenceSet, SetPlace, Target, Targets
 from shardstore.storage.references.json_set import read_json_set, set_of
 from shardstore.storage.references.parquet_set import CACHE_BYTES, read_parquet_set
-from shardstore.storage.references.reading import ReferenceReader, referring, shown_url
+from shardstore.storage.references.reading import ReferenceReader, referring, refers_to_nothing, shown_url
 from shardstore.storage.references.versions import inline_version, presented_version
 from shardstore.storage.requests.ranged_reads import too_long
 
@@ -249,7 +249,9 @@ class ReferenceStorage(ReadsOnly):
         if entry is None:
             return None
         info = _info_of(key, entry)
-        return await self._look(key, entry) if info is None and isinstance(entry, PinnedReference) else info
+        if info is None and isinstance(entry, PinnedReference) and (info := await self._look(key, entry)) is None:
+            raise refers_to_nothing(key, self.url, shown_url(entry.reference.url))
+        return info
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         found = await self.references()

@@ -1,0 +1,162 @@
+"""An archive, a set of references or a target of one that was there and is gone: never an absent chunk."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+import zarr
+
+import shardstore
+from shardstore.errors import NotFound, ShardStoreError, StorageError
+from shardstore.snapshots import Repository
+from tests.snapshots.repositories import create_array
+
+pytestmark = pytest.mark.zarr
+
+DATA = np.arange(1, 9, dtype="u1")
+
+
+def zipped(directory: Path, archive: Path) -> Path:
+    with zipfile.ZipFile(archive, "w") as file:
+        for path in directory.rglob("*"):
+            if path.is_file():
+                file.write(path, str(path.relative_to(directory)))
+    return archive
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    zarr.create_array(tmp_path / "plain.zarr", name="a", data=DATA, chunks=(4,), compressors=None)
+    return tmp_path / "plain.zarr"
+
+
+def raised(read: Callable[[], object]) -> BaseException:
+    with pytest.raises(ShardStoreError) as caught:
+        read()
+    return caught.value
+
+
+def reads_of(mapping: Any) -> list[Callable[[], object]]:
+    return [
+        lambda: mapping["a/c/0"],
+        lambda: mapping.get("a/c/0", b"the default"),
+        lambda: mapping.getitems(["a/c/0"], on_error="omit"),
+        lambda: "a/c/0" in mapping,
+        lambda: list(mapping),
+    ]
+
+
+def check_no_absence(read: Callable[[], object]) -> None:
+    error = raised(read)
+    assert isinstance(error, StorageError), repr(error)
+    assert not isinstance(error, NotFound | KeyError | FileNotFoundError)
+
+
+def test_archive_that_is_gone_when_a_copy_is_read(plain: Path, tmp_path: Path) -> None:
+    archive = zipped(plain, tmp_path / "x.zip")
+    url = f"zip://::{archive}"
+    mapping = shardstore.get_mapper(url)
+    array = zarr.open_array(shardstore.open(url), path="a", mode="r")
+    copies = pickle.dumps(mapping), pickle.dumps(array)
+    archive.unlink()
+    with pytest.raises(NotFound):
+        shardstore.get_mapper(url)  # who opens it is told that there is none
+    again = pickle.loads(copies[0])
+    for read in reads_of(again):
+        check_no_absence(read)
+    check_no_absence(lambda: pickle.loads(copies[1])[...])
+
+
+def test_set_of_references_that_is_gone_when_a_copy_is_read(plain: Path, tmp_path: Path) -> None:
+    shardstore.references.write_json(plain, tmp_path / "refs.json")
+    url = f"reference::{tmp_path}/refs.json"
+    mapping = shardstore.get_mapper(url)
+    array = zarr.open_array(shardstore.open(url), path="a", mode="r")
+    copies = pickle.dumps(mapping), pickle.dumps(array)
+    (tmp_path / "refs.json").unlink()
+    for read in reads_of(pickle.loads(copies[0])):
+        check_no_absence(read)
+    check_no_absence(lambda: pickle.loads(copies[1])[...])
+
+
+@pytest.mark.parametrize("name", ["data.bin", "zip"])
+def test_target_of_a_reference_that_is_gone(name: str, tmp_path: Path) -> None:
+    """The file itself, or the archive in which it lies."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/data.bin").write_bytes(DATA.tobytes())
+    archive = zipped(tmp_path / "in", tmp_path / "x.zip")
+    target = f"file://{tmp_path}/in/data.bin" if name == "data.bin" else f"zip://data.bin::file://{archive}"
+    zarr.create_array(tmp_path / "d.zarr", shape=(8,), chunks=(4,), dtype="u1", compressors=None)
+    document = (tmp_path / "d.zarr/zarr.json").read_text()
+    group = '{"zarr_format": 3, "node_type": "group"}'
+    refs = {"zarr.json": group, "a/zarr.json": document, "a/c/0": [target, 0, 4], "a/c/1": [target, 4, 4]}
+    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
+    (tmp_path / "in/data.bin").unlink()
+    archive.unlink()
+    mapping = shardstore.get_mapper(f"reference::{tmp_path}/refs.json")
+    for read in reads_of(mapping)[:3]:
+        check_no_absence(read)
+    check_no_absence(lambda: zarr.open_array(shardstore.open(f"reference::{tmp_path}/refs.json"), path="a", mode="r")[...])
+    mapper = fsspec.get_mapper(f"sharded::reference::{tmp_path}/refs.json")
+    for read in reads_of(mapper)[:2]:
+        check_no_absence(read)
+
+
+def test_reference_to_a_whole_file_that_is_gone_is_no_missing_key(tmp_path: Path) -> None:
+    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": {"a/c/0": [f"file://{tmp_path}/gone"]}}))
+    mapping = shardstore.get_mapper(f"reference::{tmp_path}/refs.json")
+    mapper = fsspec.get_mapper(f"sharded::reference::{tmp_path}/refs.json")
+    of_fsspec = shardstore.get_mapper(fsspec.filesystem("reference", fo=str(tmp_path / "refs.json")).get_mapper(""))
+    for read in (*reads_of(mapping)[:4], *reads_of(mapper)[:2], reads_of(mapper)[3], *reads_of(of_fsspec)[:4]):
+        check_no_absence(read)
+    check_no_absence(lambda: mapping.getsize("a/c/0"))
+    assert list(mapping) == ["a/c/0"]
+
+
+@pytest.mark.parametrize("name", ["data.bin", "zip"])
+def test_virtual_file_that_is_gone(name: str, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/data.bin").write_bytes(DATA.tobytes())
+    archive = zipped(tmp_path / "in", tmp_path / "x.zip")
+    target = f"file://{tmp_path}/in/data.bin" if name == "data.bin" else f"zip://data.bin::file://{archive}"
+    prefix = target.removesuffix("data.bin") if name == "data.bin" else "zip://"
+    repo = Repository.create(f"memory://{tmp_path}", virtual_prefixes=[prefix if prefix.endswith("/") else f"{prefix}/"])
+    session = repo.writable_session()
+    create_array(session, "a", np.zeros(8, "u1"), (4,), compressors=None)
+    session.set_virtual_refs("a", [[0], [1]], target, [0, 4], 4)
+    session.commit("refers")
+    (tmp_path / "in/data.bin").unlink()
+    archive.unlink()
+    reading = repo.readonly_session()
+    for read in (*reads_of(reading.mapping())[:3], lambda: zarr.open_array(reading.store, path="a", mode="r")[...]):
+        error = raised(read)
+        assert not isinstance(error, NotFound | KeyError | FileNotFoundError), repr(error)
+
+
+def test_damaged_chunk_is_not_left_out_as_a_missing_one(plain: Path) -> None:
+    zarr.create_array(plain, name="b", data=DATA, chunks=(2,), shards=(8,))
+    (plain / "b/c/0").write_bytes(b"no shard")
+    fs, root = fsspec.url_to_fs(f"sharded::file://{plain}")
+    paths = [f"{root}/a/c/0", f"{root}/b/c/0", f"{root}/a/c/9"]
+    with pytest.raises(shardstore.Corruption):
+        fs.cat(paths, on_error="omit")
+    assert list(fs.cat([paths[0], paths[2]], on_error="omit")) == paths[:1]
+    returned = fs.cat(paths, on_error="return")
+    assert [type(returned[path]).__name__ for path in paths] == ["bytes", "Corruption", "NotFound"]
+    with pytest.raises(shardstore.Corruption):
+        fs.isfile(paths[1])
+    assert (fs.isfile(paths[0]), fs.isfile(paths[2]), fs.isfile(f"{root}/a//b"), fs.isdir(f"{root}/a"), fs.isdir(paths[0])) == (
+        True,
+        False,
+        False,
+        True,
+        False,
+    )

@@ -24,6 +24,7 @@ from shardstore.snapshots.conflicts import (
     ConflictError,
     ConflictType,
     NodeConflict,
+    Selection,
     Side,
     double_chunks,
     find_conflicts,
@@ -32,6 +33,9 @@ from shardstore.snapshots.conflicts import (
 from shardstore.snapshots.diffs import changed_chunks
 from shardstore.snapshots.files import StoreFiles
 from shardstore.snapshots.session import Session, ndim_of
+
+_FOR_FORK: Mapping[Selection, Selection] = {"fail": "fail", "ours": "theirs", "theirs": "ours"}
+"""What the session's selection means to a fork, which is brought onto the session as onto the commits of others."""
 
 
 @dataclass(slots=True)
@@ -70,9 +74,7 @@ async def rebase(session: Session, state: State, solver: ConflictDetector, url: 
             met.conflicts,
         )
     if solver.chunks() == "theirs":
-        for array in met.ours.chunks:
-            if array not in met.ours.changes.created:
-                session.give_up_chunks(met.ours.by_id[array], double_chunks(met.ours, met.theirs, array))
+        _give_up_double(session, met.ours, met.theirs)
     _apply(session, met.structure, met.ours, met.theirs, met.attributes)
     session.snapshot = met.tip
 
@@ -111,11 +113,12 @@ def expired(session: Session, url: str) -> ConflictError:
     )
 
 
-async def merge(session: Session, fork: Session) -> None:
-    """Make what was changed in a fork of a session part of it. Where both have changed a chunk, the fork's counts.
+async def merge(session: Session, fork: Session, on_chunk_conflict: Selection) -> None:
+    """Make what was changed in a fork of a session part of it. ``on_chunk_conflict`` says whose chunk counts where both have changed one:
+    ``"ours"`` is the session's, ``"theirs"`` that of the fork.
 
     Raises:
-        ConflictError: something else contradicts; the session is as before.
+        ConflictError: something contradicts; the session is as before.
         InvalidInput: the session has been brought onto another snapshot since.
     """
     if fork.snapshot.id != session.snapshot.id:
@@ -127,13 +130,23 @@ async def merge(session: Session, fork: Session) -> None:
         await fork.gatherer.store(fork.gatherer.plan())
         ours, theirs = _side_of(fork), _side_of(session)
         attributes, more = await _merged_attributes(fork, ours, theirs)
-        conflicts = [*find_conflicts(ours, theirs, session.base.nodes, BasicConflictSolver()), *more]
+        solver = BasicConflictSolver(on_chunk_conflict=_FOR_FORK[on_chunk_conflict])
+        conflicts = [*find_conflicts(ours, theirs, session.base.nodes, solver), *more]
         if conflicts:
             shown = "; ".join(map(str, conflicts[:10]))
             raise ConflictError(f"a fork contradicts the session that it is merged into: {shown}. Nothing of it was merged", conflicts)
+        if solver.chunks() == "theirs":
+            _give_up_double(fork, ours, theirs)
         _apply(fork, replace(session.base, nodes=session.nodes), ours, theirs, attributes)
         session.take_over(fork)
         fork.why_read_only = "it has been merged"
+
+
+def _give_up_double(session: Session, ours: Side, theirs: Side) -> None:
+    """Forget what a session has done to chunks that others have changed too."""
+    for array in ours.chunks:
+        if array not in ours.changes.created:
+            session.give_up_chunks(ours.by_id[array], double_chunks(ours, theirs, array))
 
 
 def _side_of(session: Session) -> Side:

@@ -14,7 +14,7 @@ import pytest
 import zarr
 
 from shardstore.errors import Conflict, InvalidInput, ReadOnly
-from shardstore.snapshots import ConflictDetector, ConflictError, ForkSession, Repository
+from shardstore.snapshots import ConflictDetector, ConflictError, ConflictType, ForkSession, Repository
 from tests.snapshots.repositories import create_array, new_repository, read_array
 
 pytestmark = pytest.mark.zarr
@@ -167,3 +167,93 @@ def test_fork_of_a_session_that_began_after_the_collection_looks_for_nothing(rep
     repo.garbage_collect(timedelta())
     session = repo.writable_session()
     assert session.fork()._core.began == travelled(session.fork())._core.began == session._core.began > 0
+
+
+# -- forks that wrote into one chunk -------------------------------------------------------------------------------------
+
+
+def into_one_chunk(session: Any) -> list[ForkSession]:
+    """Forks of which each has written half of chunk (0, 0), and a chunk of its own."""
+    forks = [session.fork(), session.fork()]
+    for number, fork in enumerate(forks):
+        array = zarr.open_array(fork.store, path="a")
+        array[4 * number : 4 * number + 4, :8] = number + 1
+        array[16 + 8 * number, :8] = number + 1
+    return [travelled(fork) for fork in forks]
+
+
+@pytest.mark.parametrize("way", [{}, {"on_chunk_conflict": "theirs"}])
+def test_chunk_of_the_last_fork_counts(way: Any, repo: Repository) -> None:
+    session = repo.writable_session()
+    session.merge(*into_one_chunk(session), **way)
+    found = read_array(session, "a")
+    assert (found[0, 0], found[4, 0], found[16, 0], found[24, 0]) == (0, 2, 1, 2)
+
+
+def test_chunk_of_the_session_counts(repo: Repository) -> None:
+    session = repo.writable_session()
+    session.merge(*into_one_chunk(session), on_chunk_conflict="ours")
+    session.commit("merged")
+    found = read_array(repo.readonly_session(), "a")
+    assert (found[0, 0], found[4, 0], found[16, 0], found[24, 0]) == (1, 0, 1, 2)
+
+
+def test_chunk_that_two_forks_have_written_can_be_a_conflict(repo: Repository) -> None:
+    session = repo.writable_session()
+    first, second = into_one_chunk(session)
+    session.merge(first, on_chunk_conflict="fail")
+    with pytest.raises(ConflictError, match=r"a fork contradicts the session.*a: both have changed chunks, chunks \(0, 0\)") as caught:
+        session.merge(second, on_chunk_conflict="fail")
+    (conflict,) = caught.value.conflicts
+    assert (conflict.conflict_type, conflict.path, conflict.conflicted_chunks) == (ConflictType.ChunkDoubleUpdate, "a", ((0, 0),))
+    found = read_array(session, "a")
+    assert (found[0, 0], found[4, 0], found[16, 0], found[24, 0]) == (1, 0, 1, 0)
+    session.merge(second)  # it is as it was, and can be merged in another way
+    assert read_array(session, "a")[24, 0] == 2
+
+
+def test_chunk_that_one_fork_has_erased_is_a_conflict_too(repo: Repository) -> None:
+    with repo.transaction(message="data") as store:
+        zarr.open_array(store, path="a")[...] = DATA
+    session = repo.writable_session()
+    writes, erases = session.fork(), session.fork()
+    write_rows(writes, 0, DATA[:8] + 1)
+    del erases.mapping()["a/c/0/0"]
+    session.merge(travelled(erases), on_chunk_conflict="fail")
+    with pytest.raises(ConflictError, match=r"chunks \(0, 0\)"):
+        session.merge(travelled(writes), on_chunk_conflict="fail")
+
+
+def test_chunk_that_the_session_itself_has_written_is_a_conflict_too(repo: Repository) -> None:
+    session = repo.writable_session()
+    fork = write_rows(session.fork(), 0, DATA[:8])
+    write_rows(session, 0, DATA[:8] + 1)
+    with pytest.raises(ConflictError, match="both have changed chunks"):
+        session.merge(fork, on_chunk_conflict="fail")
+    session.merge(fork, on_chunk_conflict="ours")
+    np.testing.assert_array_equal(read_array(session, "a")[:8], DATA[:8] + 1)
+
+
+def test_forks_that_wrote_other_chunks_are_no_conflict(repo: Repository) -> None:
+    session = repo.writable_session()
+    session.merge(
+        *(write_rows(session.fork(), 8 * number, DATA[8 * number : 8 * number + 8]) for number in range(8)), on_chunk_conflict="fail"
+    )
+    np.testing.assert_array_equal(read_array(session, "a"), DATA)
+
+
+def test_chunks_of_what_a_fork_has_made_are_no_conflict(repo: Repository) -> None:
+    session = repo.writable_session()
+    fork = session.fork()
+    create_array(fork, "new", DATA, (8, 8))
+    write_rows(session, 0, DATA[:8])
+    session.merge(travelled(fork), on_chunk_conflict="ours")
+    np.testing.assert_array_equal(read_array(session, "new"), DATA)
+
+
+def test_other_words_for_whose_chunk_counts_are_refused(repo: Repository) -> None:
+    session = repo.writable_session()
+    fork = write_rows(session.fork(), 0, DATA[:8])
+    with pytest.raises(InvalidInput, match="on_chunk_conflict 'mine' is none of 'fail', 'ours', 'theirs'"):
+        session.merge(fork, on_chunk_conflict="mine")  # type: ignore[arg-type]
+    assert not session.has_uncommitted_changes

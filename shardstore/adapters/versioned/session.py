@@ -16,7 +16,7 @@ from shardstore.adapters.mapping.mapping import ShardedMap
 from shardstore.adapters.versioned.opened import OpenedStore
 from shardstore.errors import InvalidInput
 from shardstore.format.snapshots.state import Snapshot
-from shardstore.snapshots.conflicts import ConflictDetector
+from shardstore.snapshots.conflicts import BasicConflictSolver, ConflictDetector, Selection
 from shardstore.snapshots.diffs import Diff, status
 from shardstore.snapshots.forks import ForkState, fork_state, restore
 from shardstore.snapshots.reachable import Progress
@@ -194,20 +194,28 @@ class Session:
         fork._core.began = core.began
         return fork
 
-    def merge(self, *forks: ForkSession) -> None:
-        """Make what was changed in forks of this session part of it, one after the other. Of a chunk that several have changed, the last
-        counts. A fork that has been merged is not to be used any more.
+    def merge(self, *forks: ForkSession, on_chunk_conflict: Selection = "theirs") -> None:
+        """Make what was changed in forks of this session part of it, one after the other. A fork that has been merged is not to be used
+        any more.
+
+        Args:
+            forks: made by ``fork`` of this session.
+            on_chunk_conflict: what happens where a fork has changed a chunk that this session, or a fork before, has changed too, as in
+                ``BasicConflictSolver``: ``"theirs"``: the fork's chunk counts, so that the last one wins; ``"ours"``: what is in the
+                session counts; ``"fail"``: that is a conflict. Where two workers have written parts of one chunk, one of the parts is lost,
+                and only ``"fail"`` shows it.
 
         Raises:
-            ConflictError: a fork contradicts what is in the session: another node at one path, a change of what was deleted. Those before
-                it are merged, it and those behind it are not.
+            ConflictError: a fork contradicts what is in the session: another node at one path, a change of what was deleted, and, with
+                ``"fail"``, a chunk that both have changed. Those before it are merged, it and those behind it are not.
             InvalidInput: this session has been brought onto another snapshot since.
         """
+        BasicConflictSolver(on_chunk_conflict=on_chunk_conflict)  # raises
         self._core.check_writable("a merge")
         for fork in forks:
             if not isinstance(fork, ForkSession):
                 raise InvalidInput(f"{fork!r} is no fork of a session: make one by session.fork()")
-            run_sync(merge(self._core, fork._core))
+            run_sync(merge(self._core, fork._core, on_chunk_conflict))
 
     def set_virtual_refs(
         self,

@@ -24,7 +24,7 @@ def run_sync(coroutine: Coroutine[object, object, T]) -> T:
         RuntimeError: called on the IO loop itself, which would wait for ever.
     """
     loop = get_loop()
-    if _running_loop() is loop:
+    if on_io_loop():
         coroutine.close()
         raise RuntimeError("a synchronous call of shardstore on fsspec's IO loop would block it: await the asynchronous one")
     future = asyncio.run_coroutine_threadsafe(coroutine, loop)
@@ -103,6 +103,11 @@ async def iterate(items: Callable[[], AsyncIterator[T]], most: int = _ITEMS_AT_O
     finally:
         if isinstance(iterator, AsyncGenerator):
             await run_async(_close(iterator))
+
+
+def on_io_loop() -> bool:
+    """Return whether the caller runs on the IO loop, where ``run_sync`` must not be called."""
+    return _running_loop() is get_loop()
 
 
 async def _close(iterator: AsyncGenerator[T, None]) -> None:

@@ -293,6 +293,62 @@ def test_copies_of_a_filesystem_show_the_same_snapshot(local: Store) -> None:
     np.testing.assert_array_equal(np.asarray(pickle.loads(pickle.dumps(array))[...]), 2)
 
 
+def mapping_value(mapping: Any) -> int:
+    """The value of the array, by its attributes' document in a mapping."""
+    return int(json.loads(mapping["scans/ct/zarr.json"])["attributes"]["value"])
+
+
+@pytest.fixture
+def described(local: Store) -> Store:
+    """A store whose documents tell the snapshots, too."""
+    describe(local, 3)
+    return local
+
+
+def describe(store: Store, value: int) -> None:
+    commit(store.repo, value)
+    with store.repo.transaction(message="attributes") as target:
+        zarr.open_array(target, path="scans/ct").attrs["value"] = value
+
+
+def test_a_mapper_shows_the_snapshot_of_when_it_was_made(described: Store) -> None:
+    """With all that is opened over it, before or after its first key is asked for."""
+    mapping = fsspec.get_mapper(f"sharded::file://{described.url}@main")
+    describe(described, 4)
+    before = zarr.open_group(mapping, mode="r")["scans/ct"]
+    describe(described, 5)
+    assert mapping_value(mapping) == 3
+    describe(described, 6)
+    after = zarr.open_group(mapping, mode="r")["scans/ct"]
+    assert [np.unique(np.asarray(array[...])).tolist() for array in (before, after)] == [[3], [3]]  # type: ignore[index]
+    travelled = pickle.loads(pickle.dumps(mapping))
+    assert mapping_value(travelled) == 3
+    assert mapping_value(fsspec.get_mapper(f"sharded::file://{described.url}@main")) == 6
+
+
+@pytest.mark.parametrize("copy", [lambda fs: pickle.loads(pickle.dumps(fs)), lambda fs: fsspec.AbstractFileSystem.from_json(fs.to_json())])
+def test_a_copy_of_a_filesystem_that_has_read_nothing_shows_the_same_snapshot(copy: Callable[[Any], Any], described: Store) -> None:
+    fs = fsspec.filesystem("sharded", fo=f"file://{described.url}@main", skip_instance_cache=True)
+    again = copy(fs)
+    describe(described, 4)
+    shown = [json.loads(one.cat("scans/ct/zarr.json"))["attributes"]["value"] for one in (again, fs)]
+    assert shown == [3, 3]
+
+
+def test_a_mapper_of_what_is_not_there_is_refused_when_it_is_made(local: Store) -> None:
+    with pytest.raises(InvalidInput, match="'nothing' is no branch, tag or snapshot"):
+        fsspec.get_mapper(f"sharded::file://{local.url}@nothing")
+
+
+def test_a_mapper_asks_once_for_its_snapshot(described: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked(monkeypatch)
+    mapping = fsspec.get_mapper(f"sharded::file://{described.url}@main")
+    folders = [key.partition("/")[0] for _, key in asked.requests]
+    assert folders == ["catalog.json", "t", "s"]
+    assert mapping_value(mapping) == 3
+    assert len(asked.requests) == 3
+
+
 def test_what_is_gone_is_no_missing_chunk(local: Store, tmp_path: Path) -> None:
     """zarr takes ``FileNotFoundError`` for a chunk that was never written, and shows the fill value."""
     array = zarr.open_array(f"sharded::file://{local.url}@v1", path="scans/ct", mode="r")

@@ -15,7 +15,7 @@ from fsspec.json import FilesystemJSONEncoder
 from fsspec.spec import make_instance
 from fsspec.utils import tokenize
 
-from shardstore._sync import iterate, run_async
+from shardstore._sync import iterate, on_io_loop, run_async
 from shardstore.adapters.batch_values import given_bytes, raise_failed, raise_first
 from shardstore.adapters.fsspec.chain import check_options, link_below
 from shardstore.adapters.fsspec.file import PackedFile, ShardedFile, TextFile
@@ -90,13 +90,21 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
         self._pipeline = pipeline
         self._given_loop = loop
         # fsspec strips paths by a class method, which cannot know the root, everywhere; on an instance it can.
-        self._strip_protocol = self._root.full_path  # type: ignore[method-assign]
+        self._strip_protocol = self._full_path  # type: ignore[method-assign]
 
     # -- paths -----------------------------------------------------------------------------------------------------
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
         return without_protocol(path)
+
+    def _full_path(self, path: Any) -> Any:
+        """Return the full path of one, or of each of a list. A mapper of fsspec asks for it when it is made, and so shows one snapshot from
+        then on, as all that is opened over it.
+        """
+        if not self.asynchronous and not on_io_loop():
+            self._settle_snapshot()
+        return self._root.full_path(path)
 
     def key_of(self, path: str) -> str:
         """Return the presented key that a path names; ``""`` for the root."""
@@ -185,6 +193,8 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
 
     def _pinned_options(self) -> dict[str, Any]:
         """Return the options that this was made by, with the snapshot that it shows: a copy elsewhere shows the same one."""
+        if self._root.pinned is None and not on_io_loop():
+            self._settle_snapshot()
         pinned = self._root.pinned
         return self.storage_options if pinned is None else {**self.storage_options, "snapshot": str(pinned)}
 

@@ -35,7 +35,7 @@ from shardstore.snapshots.files import StoreFiles
 from shardstore.snapshots.session import Session, ndim_of
 
 _FOR_FORK: Mapping[Selection, Selection] = {"fail": "fail", "ours": "theirs", "theirs": "ours"}
-"""What the session's selection means to a fork, which is brought onto the session as onto the commits of others."""
+"""What the session's selection means to a fork, which is brought onto the session as a session is brought onto later commits."""
 
 
 @dataclass(slots=True)
@@ -143,7 +143,7 @@ async def merge(session: Session, fork: Session, on_chunk_conflict: Selection) -
 
 
 def _give_up_double(session: Session, ours: Side, theirs: Side) -> None:
-    """Forget what a session has done to chunks that others have changed too."""
+    """Forget what a session has done to chunks that both sides have changed."""
     for array in ours.chunks:
         if array not in ours.changes.created:
             session.give_up_chunks(ours.by_id[array], double_chunks(ours, theirs, array))

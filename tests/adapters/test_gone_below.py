@@ -68,7 +68,7 @@ def test_archive_that_is_gone_when_a_copy_is_read(plain: Path, tmp_path: Path) -
     copies = pickle.dumps(mapping), pickle.dumps(array)
     archive.unlink()
     with pytest.raises(NotFound):
-        shardstore.get_mapper(url)  # who opens it is told that there is none
+        shardstore.get_mapper(url)  # opening it says that there is none
     again = pickle.loads(copies[0])
     for read in reads_of(again):
         check_no_absence(read)
@@ -160,3 +160,48 @@ def test_damaged_chunk_is_not_left_out_as_a_missing_one(plain: Path) -> None:
         True,
         False,
     )
+
+
+# -- links to a disk that is not mounted ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["b", "b/c", "b/c/0"])
+@pytest.mark.parametrize("shards", [None, (8,)])
+def test_what_lies_behind_a_link_to_nowhere_is_not_absent(where: str, shards: Any, tmp_path: Path) -> None:
+    root = tmp_path / "data.zarr"
+    zarr.create_array(root, name="b", data=DATA, chunks=(2,), shards=shards)
+    array = zarr.open_group(shardstore.open(root, metadata_ttl=1e9), mode="r")["b"]
+    assert isinstance(array, zarr.Array)
+    (tmp_path / "disk").mkdir()
+    (root / where).rename(tmp_path / "disk/x")
+    (root / where).symlink_to(tmp_path / "disk/x")
+    assert np.asarray(array[...]).tolist() == DATA.tolist()
+    (tmp_path / "disk").rename(tmp_path / "unmounted")
+    mapping = shardstore.get_mapper(root)
+    for read in (
+        lambda: array[...],
+        lambda: array[:2],
+        lambda: mapping.get("b/c/0", b"the default"),
+        lambda: "b/c/0" in mapping,
+        lambda: mapping.getitems(["b/c/0"], on_error="omit"),
+        lambda: zarr.open_array(shardstore.open(root), path="b", mode="r")[...],
+    ):
+        check_no_absence(read)
+    (tmp_path / "unmounted").rename(tmp_path / "disk")
+    assert np.asarray(array[...]).tolist() == DATA.tolist()
+
+
+def test_what_is_missing_behind_a_link_that_leads_somewhere_is_absent(tmp_path: Path) -> None:
+    root = tmp_path / "data.zarr"
+    zarr.create_array(root, name="b", data=DATA, chunks=(2,), fill_value=5)
+    (root / "b/c/1").unlink()
+    (root / "b/c").rename(tmp_path / "c")
+    (root / "b/c").symlink_to(tmp_path / "c")
+    array = zarr.open_array(shardstore.open(root), path="b", mode="r")
+    assert np.asarray(array[2:4]).tolist() == [5, 5]
+    assert shardstore.get_mapper(root).get("b/c/1") is None
+
+
+def test_place_of_a_store_that_is_not_there_yet_is_empty(tmp_path: Path) -> None:
+    mapping = shardstore.get_mapper(tmp_path / "no/such/place")
+    assert (mapping.get("a"), list(mapping)) == (None, [])

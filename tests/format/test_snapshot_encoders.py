@@ -295,14 +295,16 @@ def test_attributes_come_back(rows: list[bytes]) -> None:
 
 # -- manifests -----------------------------------------------------------------------------------------------------------
 
-files_of_chunks = st.sampled_from([b"123456789012", b"abcdefghijkl", b"short", "s3://bucket/a.nc", f"file:///{HALF}", ""])
+files_of_chunks: st.SearchStrategy[bytes | str] = st.sampled_from(
+    [b"123456789012", b"abcdefghijkl", b"short", "s3://bucket/a.nc", f"file:///{HALF}", ""]
+)
 checks = st.builds(VirtualCheck, st.one_of(st.none(), texts), st.one_of(st.none(), st.integers(-5, 5)))
 
 
 @st.composite
 def some_refs(draw: st.DrawFn) -> ChunkRefs:
     n = draw(st.integers(0, 3))
-    files = draw(st.lists(files_of_chunks, max_size=3, unique=True))
+    files: list[bytes | str] = draw(st.lists(files_of_chunks, max_size=3, unique=True))
     coords = draw(st.lists(st.integers(0, 3), min_size=n, max_size=n))
     if draw(st.booleans()):
         coords = sorted(set(coords))

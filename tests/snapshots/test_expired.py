@@ -21,6 +21,7 @@ from shardstore.errors import Corruption, NotFound, ShardStoreError, SnapshotExp
 from shardstore.mounting.errnos import error_number
 from shardstore.server import serve
 from shardstore.snapshots import Repository
+from shardstore.snapshots.session_storage import SessionStorage
 from shardstore.storage.wrappers import innermost
 from tests.snapshots.repositories import create_array, read_array, run
 from tests.test_processes import in_fork, may_fork, needs_fork
@@ -185,13 +186,16 @@ def test_forked_child_shows_no_fill_values(store: Store) -> None:
 def test_tools_say_that_it_has_expired(store: Store, tmp_path: Path) -> None:
     session = store.session()
     mapping = shardstore.get_mapper(f"{store.url}@main")
+    known = innermost(mapping.engine.storage)
+    assert isinstance(known, SessionStorage)
+    documents = known.known_documents
     store.expire()
     for tool in (
         lambda: shardstore.pack(session.storage, str(tmp_path / "packed.zarr")),
         lambda: shardstore.census(session.storage),
         lambda: run(session.storage.known_documents()),
         lambda: run(session.storage.known_references("a")),
-        lambda: run(innermost(mapping.engine.storage).known_documents()),
+        lambda: run(documents()),
     ):
         error = raised(tool)
         assert is_no_absence(error) or is_no_absence(error.__cause__ or error), repr(error)

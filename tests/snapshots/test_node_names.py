@@ -42,7 +42,7 @@ def repo(tmp_path: Path) -> Repository:
 
 def members(store: Any) -> dict[str, Any]:
     found = zarr.open_group(store, mode="r").members(max_depth=None)
-    return {name: node[...].tolist() if isinstance(node, zarr.Array) else None for name, node in found}
+    return {name: np.asarray(node[...]).tolist() if isinstance(node, zarr.Array) else None for name, node in found}
 
 
 def in_transaction(mapping: Any, path: str) -> None:

@@ -232,7 +232,7 @@ def test_names_that_no_url_can_hold_are_refused(name: str, tmp_path: Path) -> No
 
 
 def test_snapshots_are_opened_by_every_name(tmp_path: Path) -> None:
-    """Through whatever reads URLs; beside each other, since a name may be the beginning of another."""
+    """All in one store, since a name may be the beginning of another."""
     url = str(tmp_path / "run.ice")
     repo = Repository.create(url, fsync=False)
     for number, name in enumerate(NAMES):
@@ -243,5 +243,6 @@ def test_snapshots_are_opened_by_every_name(tmp_path: Path) -> None:
     for number, name in enumerate(NAMES):
         if name == "main":
             continue
-        for store in (shardstore.open(f"{url}@{name}"), f"sharded::file://{url}@{name}"):
+        stores: list[Any] = [shardstore.open(f"{url}@{name}"), f"sharded::file://{url}@{name}"]
+        for store in stores:
             assert zarr.open_array(store, path="a", mode="r")[0] == number, name

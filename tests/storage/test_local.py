@@ -148,7 +148,11 @@ def test_links_are_followed_and_loops_are_not(s: SyncStorage, tmp_path: Path) ->
     assert s.get("d/link/x") == b"there"
     assert s.keys("d/link/x") == ["d/link/x"]
     assert len(s.keys()) < 10
-    assert s.get("d/nowhere") is None
+    for look in (s.get, s.stat):
+        with pytest.raises(StorageError, match=r"'d/nowhere': .*/root/d/nowhere is a link to what is not there: .*remove the link"):
+            look("d/nowhere")
+    assert s.get("d/link/y") is None
+    assert s.stat("d/link/y") is None
 
 
 def test_what_is_no_file_is_no_object(s: SyncStorage, tmp_path: Path) -> None:

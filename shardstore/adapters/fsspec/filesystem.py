@@ -274,7 +274,7 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
             if value is None:
                 out.append(self._missing(key))
             elif isinstance(value, SnapshotExpired):
-                raise value  # of all files, and not of this one: whoever leaves out what is returned would take it for absent
+                raise value  # of all files, and not of this one: a caller that leaves out what is returned would take it for absent
             elif isinstance(value, Exception):
                 out.append(value)
             else:

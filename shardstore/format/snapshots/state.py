@@ -362,7 +362,7 @@ def _mistyped(state: State) -> str | None:
     if (listed := next(((key, one.id) for key, one in state.snapshots.items() if key != one.id), None)) is not None:
         return f"snapshot {listed[1]!r} is listed as {listed[0]!r}"
     for name, ref in state.refs.items():
-        if not isinstance(name, str) or ref.type not in _TYPES:
+        if ref.type not in _TYPES:
             return f"{name!r} is a {ref.type!r}, and not the name of a branch or a tag"
     if taken := sorted(state.others.keys() & set(_MEMBERS)):
         return f"{taken[0]!r} is a member that every state has"

@@ -108,6 +108,28 @@ def stat_file(path: str) -> os.stat_result | None:
     return status if stat_modes.S_ISREG(status.st_mode) else None
 
 
+def missing(path: str, what: str) -> StorageError | None:
+    """Return the error of a path at which there is nothing, if that is for a link on the way to it, or at it, which leads to what is not
+    there, such as a disk that is not mounted. ``None``: there is no such object.
+    """
+    at = path
+    while (mode := _mode(at)) is None:
+        above = os.path.dirname(at)
+        if above == at:
+            return None
+        at = above
+    if not stat_modes.S_ISLNK(mode) or os.path.exists(at):
+        return None
+    return StorageError(f"{what}: {at} is a link to what is not there: make that reachable again, or remove the link")
+
+
+def _mode(path: str) -> int | None:
+    try:
+        return os.lstat(path).st_mode
+    except OSError:
+        return None
+
+
 def fresh_status(path: str) -> os.stat_result | None:
     """Return the status as ``stat_file`` does, by opening the file: then a network file system asks its server, where ``stat`` may answer
     from a cache.

@@ -16,7 +16,7 @@ import numpy as np
 from shardstore.errors import StorageError
 from shardstore.model.ranges import ByteRange, resolve
 from shardstore.storage.base import ABSENT, CHANGED, Failed, Found, Read, ReadOutcome
-from shardstore.storage.local.files import READ_FLAGS, pread, stat_file, translated
+from shardstore.storage.local.files import READ_FLAGS, missing, pread, stat_file, translated
 from shardstore.storage.local.versions import still_shows, version_of, wait_to_settle
 from shardstore.storage.requests.ranged_reads import too_long
 
@@ -104,7 +104,10 @@ def read_file(path: str, read: Read) -> ReadOutcome:
         if outcome is CHANGED and read.generation is not None:
             wait_to_settle(read.generation, stat_file(path))
         return outcome
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+    except FileNotFoundError:
+        behind_link = missing(path, f"reading {read.key!r}")
+        return ABSENT if behind_link is None else Failed(behind_link)
+    except (IsADirectoryError, NotADirectoryError):
         return ABSENT
     except StorageError as exc:
         return Failed(exc)

@@ -30,7 +30,7 @@ from shardstore.storage.local import links as local_links
 from shardstore.storage.local import walk as local_walk
 from shardstore.storage.local.append import APPENDS_IN_PLACE, append_to
 from shardstore.storage.local.extents import Extents
-from shardstore.storage.local.files import READ_FLAGS, stat_file, translated, translating
+from shardstore.storage.local.files import READ_FLAGS, missing, stat_file, translated, translating
 from shardstore.storage.local.mounts import Mounts, mount_of
 from shardstore.storage.local.names import is_reserved
 from shardstore.storage.local.permissions import make_like, permissions_at
@@ -529,7 +529,11 @@ class LocalStorage:
     async def stat(self, key: str) -> ObjectInfo | None:
         path = self._path(key)
         status = None if path is None else await self._read_hop(key, "looking up", lambda: self._rules.status(path))
-        if path is None or status is None:
+        if path is None:
+            return None
+        if status is None:
+            if (error := await self._read_hop(key, "looking up", lambda: missing(path, f"looking up {key!r}"))) is not None:
+                raise error
             return None
         return ObjectInfo(key, status.st_size, listed_generation(status, path))
 

@@ -85,7 +85,7 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
         check_flags(read_only=read_only, pipeline=pipeline)
         check_options(options, target_protocol)
         pinned = None if snapshot is None else Pinned.parse(snapshot)
-        self._root = Root(link_below(fo, target_protocol, target_options, fs), options, pinned, self._forget_instance)
+        self._root = Root(link_below(fo, target_protocol, target_options, fs), options, pinned, self._show_snapshot)
         self.read_only = read_only
         self._pipeline = pipeline
         self._given_loop = loop
@@ -192,16 +192,19 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
         return make_instance, (type(self), self.storage_args, self._pinned_options())
 
     def _pinned_options(self) -> dict[str, Any]:
-        """Return the options that this was made by, with the snapshot that it shows: a copy elsewhere shows the same one."""
+        """Return the options that a copy is made by: it shows the same snapshot."""
         if self._root.pinned is None and not on_io_loop():
             self._settle_snapshot()
-        pinned = self._root.pinned
-        return self.storage_options if pinned is None else {**self.storage_options, "snapshot": str(pinned)}
+        options: dict[str, Any] = self.storage_options
+        return options
 
-    def _forget_instance(self) -> None:
-        """Let fsspec make a new instance for who asks from now on: this one shows what a branch is now, and will not show what follows."""
+    def _show_snapshot(self) -> None:
+        """Have copies show the snapshot that this shows, zarr's too, which are made of these options; and fsspec make a new instance when
+        the branch is asked for again: this one will not show what follows.
+        """
         if "snapshot" not in self.storage_options:
             type(self)._cache.pop(self._fs_token, None)
+            self.storage_options = {**self.storage_options, "snapshot": str(self._root.pinned)}
 
     def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
         """Return what JSON makes this instance anew from; as fsspec's, which knows no options that are ``None``."""

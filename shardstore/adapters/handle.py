@@ -31,6 +31,7 @@ from shardstore.presented.flavours import Presented, flavour_of, presented
 from shardstore.storage.base import Storage
 from shardstore.storage.draft_store import WITHOUT_VERSIONS, underlying_storage
 from shardstore.storage.local.rules import Locks
+from shardstore.storage.opening.chains import links_of_url, protocols_of_links, text_of
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.opening.snapshot_place import SnapshotPlace
 from shardstore.storage.opening.snapshot_urls import may_name_snapshot, named_snapshot
@@ -113,8 +114,8 @@ def _canonical(value: Any) -> Any:
 def _absolute(target: Any) -> Any:
     """Return a local path as an absolute one: a change of directory, or a pickle, must not lead it elsewhere."""
     if isinstance(target, os.PathLike):
-        target = os.fspath(target)
-    if isinstance(target, str) and target and "::" not in target and "://" not in target:
+        return text_of(target)
+    if isinstance(target, str) and target and protocols_of_links(links_of_url(target)) == [""]:
         return os.path.abspath(os.path.expanduser(target))
     return target
 

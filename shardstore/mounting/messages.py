@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 Durable = Literal["close", "fsync"]
@@ -14,7 +15,8 @@ Durable = Literal["close", "fsync"]
 class Task:
     """What is mounted, where and how."""
 
-    url: str
+    url: str | Path
+    """A path object is never taken for the URL of a snapshot, where it exists."""
     directory: str
     ready: int
     """The descriptor of the pipe by which the process reports."""

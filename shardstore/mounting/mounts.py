@@ -22,6 +22,7 @@ from shardstore.extras import how_to_install
 from shardstore.mounting.messages import Durable, Ended, Failed, Ready, Report, Task
 from shardstore.plan.policy import ShardingPolicy
 from shardstore.storage.local.mounts import mount_of
+from shardstore.storage.opening.chains import scheme_of, text_of
 from shardstore.storage.redaction import redacted
 
 READY_SECONDS = 120.0
@@ -177,7 +178,7 @@ def mount(
     target = _checked(directory, non_empty)
     reading, writing = os.pipe()
     task = Task(
-        url=os.fspath(url),
+        url=_absolute(url),
         directory=target,
         ready=writing,
         storage_options=storage_options or {},
@@ -210,7 +211,7 @@ def _start(task: Task, reports: BinaryIO) -> Mount:
         message = pickle.dumps(task)
     except (pickle.PicklingError, AttributeError, TypeError) as exc:
         raise InvalidInput(f"an option cannot be given to the process of the mount: {exc}") from exc
-    arguments = [sys.executable, "-P", "-m", "shardstore.mounting", redacted(task.url), task.directory]
+    arguments = [sys.executable, "-P", "-m", "shardstore.mounting", redacted(str(task.url)), task.directory]
     process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=(task.ready,), start_new_session=True)
     assert process.stdin is not None
     process.stdin.write(message)
@@ -229,7 +230,7 @@ def _start(task: Task, reports: BinaryIO) -> Mount:
     process.wait()
     if isinstance(report, Failed):
         raise report.error
-    raise StorageError(f"the process that was to mount {redacted(task.url)} has ended ({process.returncode}) before it was ready")
+    raise StorageError(f"the process that was to mount {redacted(str(task.url))} has ended ({process.returncode}) before it was ready")
 
 
 def _report(reports: BinaryIO, process: subprocess.Popen[bytes] | None = None) -> Report | None:
@@ -284,6 +285,12 @@ def _is_stale(directory: str) -> bool:
     except OSError as exc:
         return exc.errno == errno.ENOTCONN
     return False
+
+
+def _absolute(url: str | os.PathLike[str]) -> str | Path:
+    """Return a URL as text, and a path object as an absolute one."""
+    text = text_of(url)
+    return text if isinstance(url, str) or scheme_of(text) else Path(text)
 
 
 def _checked(directory: str | os.PathLike[str], non_empty: bool) -> str:

@@ -18,6 +18,7 @@ from shardstore.references.stores import ArrayChoice, OnError
 from shardstore.storage.base import Storage
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.opening.address import Address
+from shardstore.storage.opening.chains import links_of_url
 from shardstore.storage.wrappers import innermost
 
 Flavour = Literal["auto", "v2", "v3", "dual"]
@@ -169,7 +170,7 @@ def base_of(storage: Storage, urls: Urls, base_url: str | None, directory: str) 
         return base_url.rstrip("/") + "/"
     inner = innermost(storage)
     url = f"file://{os.path.abspath(inner.root)}" if isinstance(inner, LocalStorage) else storage.url
-    if "::" in url or "://" not in url:
+    if "://" not in url or len(links_of_url(url)) > 1:
         raise InvalidInput(f"the objects of {storage.url} have no URL of their own that others could open: give base_url")
     if urls != "relative":
         return url.rstrip("/") + "/"

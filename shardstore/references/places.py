@@ -17,6 +17,7 @@ from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import Failed, Found, Read, Storage
 from shardstore.storage.opening.address import Address
+from shardstore.storage.opening.chains import text_of
 from shardstore.storage.opening.location import location_of
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.redaction import redacted
@@ -65,8 +66,7 @@ def open_set(target: Any, options: Mapping[str, Any] | None, *, is_directory: bo
     """
     if not isinstance(target, str | os.PathLike):
         raise InvalidInput(f"the place of a set of references is a path or a URL, not a {type(target).__name__}")
-    text = os.fspath(target)
-    assert isinstance(text, str)
+    text = text_of(target)
     address = Address.parse(text)
     if not address.segments:
         raise InvalidInput(f"{redacted(text)!r} names no place for a set of references below it: give a name in it")

@@ -5,7 +5,6 @@ The references of a set in JSON are in memory; of one in Parquet, records are re
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from math import prod
@@ -29,6 +28,7 @@ from shardstore.references.batches import ReferenceBatch, ReferenceSource
 from shardstore.references.places import SetPlace
 from shardstore.storage.base import Failed, Found, Storage, document_read
 from shardstore.storage.opening.address import Address
+from shardstore.storage.opening.chains import is_known, text_of
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.opening.reference_targets import absolute_url
 from shardstore.storage.redaction import redacted
@@ -174,7 +174,7 @@ def reference_storage(target: Any, options: Mapping[str, Any] | None) -> Referen
         ShardStoreError: it cannot be opened.
     """
     if not isinstance(target, Storage) and not str(target).startswith("reference://"):
-        url = os.fspath(target).removeprefix("reference::")
+        url = text_of(target).removeprefix("reference::")
         target = f"reference::{url}"
         if options and not all(isinstance(value, Mapping) for value in options.values()):
             options = {Address.parse(url).protocol: dict(options)}  # of the filesystem that the set is in, not of the set itself
@@ -192,7 +192,7 @@ def store_of(place: SetPlace, section: PinSection) -> str:
         Corruption: they lead out of the storage of the set.
     """
     base = section.origin.base
-    if not base or "://" in base or "::" in base or base.startswith("/"):
+    if not base or "://" in base or is_known(base.partition("::")[0]) or base.startswith("/"):
         return section.origin.store
     return absolute_url(Address.parse(place.directory), base).rstrip("/")
 

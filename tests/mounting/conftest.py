@@ -62,7 +62,7 @@ def mount(can_mount: None, tmp_path: Path) -> Iterator[Callable[..., Mount]]:
     def make(url: str | Path, **options: Any) -> Mount:
         directory = tmp_path / f"mnt{len(mounted)}"
         directory.mkdir()
-        one = shardstore.mount(str(url), directory, **options)
+        one = shardstore.mount(url, directory, **options)
         mounted.append(one)
         timer = threading.Timer(WATCHDOG_SECONDS, give_up, [one])
         timer.start()

@@ -354,6 +354,17 @@ def test_a_snapshot_is_mounted_for_reading(mount: MakeMount, tmp_path: Path) -> 
             Path(mounted.directory, "ct/c/0/0/0").unlink()
 
 
+@pytest.mark.parametrize("name", ["run.ice::v2", "run.ice@main"])
+def test_a_path_object_is_never_a_url(name: str, mount: MakeMount, tmp_path: Path) -> None:
+    repo = shardstore.snapshots.Repository.create(tmp_path / "run.ice", fsync=False)
+    with repo.transaction(message="one") as made:
+        zarr.create_array(made, name="ct", data=DATA, chunks=(8, 8, 8))
+    zarr.create_array(LocalStore(tmp_path / name), name="ct", data=DATA + 1, chunks=(8, 8, 8), shards=(16, 16, 16))
+    with mount(tmp_path / name) as mounted:
+        array: Any = zarr.open_group(LocalStore(mounted.directory, read_only=True), mode="r")["ct"]
+        np.testing.assert_array_equal(array[:], DATA + 1)
+
+
 def test_the_draft_is_shown_under_its_own_keys(mount: MakeMount, tmp_path: Path) -> None:
     url = str(tmp_path / "draft")
     chunks = shardstore.ShardingTransformer(url, present="draft", stored="transformer")

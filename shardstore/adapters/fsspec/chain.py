@@ -14,8 +14,10 @@ from fsspec.spec import AbstractFileSystem
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import InvalidInput
 from shardstore.storage.base import Storage
+from shardstore.storage.opening.chains import LOCAL_PROTOCOLS, reads_through_another, scheme_of
 from shardstore.storage.opening.kinds import kind_of_protocol
 from shardstore.storage.opening.open import chained_target
+from shardstore.storage.redaction import redacted
 
 _OF_A_CHAIN = frozenset({"fo", "fs", "target_protocol"})
 _OWN_OPTIONS = sorted(
@@ -82,6 +84,7 @@ def link_below(fo: object, target_protocol: object, target_options: Mapping[str,
         return ChainLink(fo, options or None, str(strip_protocol(fo)).rstrip("/"))
     if not isinstance(target_protocol, str):
         raise InvalidInput(f"target_protocol={target_protocol!r} is not the name of a protocol")
+    _check_links(target_protocol, options, fo)
     cls = get_filesystem_class(target_protocol)
     root = str(cls._strip_protocol(fo))
     if not _OF_A_CHAIN.isdisjoint(options):  # a chain goes on below
@@ -90,5 +93,21 @@ def link_below(fo: object, target_protocol: object, target_options: Mapping[str,
         return ChainLink(chained_target(target_protocol, options, path), None, root.rstrip("/"))
     if has_magic(root):  # a pattern: the root is the directory above it
         root = root[: root.index(next(c for c in root if c in "*?["))].rpartition("/")[0]
-    url = root if "://" in root else f"{target_protocol}://{root}"
+    url = root if scheme_of(root) else f"{target_protocol}://{root}"
     return ChainLink(url, options or None, root.rstrip("/"))
+
+
+def _check_links(protocol: object, options: object, path: object) -> None:
+    """Check each link that has one behind it: fsspec cuts URLs at every ``::``, and ``sharded::/data/run::v2`` would open ``/data/run``.
+
+    Raises:
+        InvalidInput: the filesystem of a link would ignore what is behind it.
+    """
+    while isinstance(protocol, str) and isinstance(options, Mapping) and "target_protocol" in options:
+        if not reads_through_another(protocol):
+            how = "open such a path by shardstore.open(pathlib.Path(…)) or get_mapper, or give it as fo, with target_protocol='file'"
+            raise InvalidInput(
+                f"{protocol!r}, the link of {redacted(str(path))!r}, reads through no other link, and '::' is between two: "
+                f"{how if protocol in LOCAL_PROTOCOLS else 'give fs=, and the path in it as fo'}"
+            )
+        protocol, options, path = options["target_protocol"], options.get("target_options"), options.get("fo")

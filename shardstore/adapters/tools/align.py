@@ -291,7 +291,7 @@ def _open_for_reading(plan: _Plan) -> xarray.Dataset:
     import xarray
 
     store, group, options = plan.store, plan.group, plan.storage_options
-    if not is_zarr(store) and not str(store).startswith("sharded::"):
+    if not is_zarr(store) and not (isinstance(store, str) and store.startswith("sharded::")):
         from shardstore.adapters.zarr.store import ShardedStore
 
         store, options = ShardedStore(store, read_only=True, storage_options=options), None

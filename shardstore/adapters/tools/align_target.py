@@ -25,6 +25,7 @@ from shardstore.format.store_keys import join
 from shardstore.model.ranges import EVERYTHING
 from shardstore.plan.policy import ShardingPolicy
 from shardstore.presented.flavours import Presented
+from shardstore.storage.opening.chains import text_of
 
 _CHAIN = "sharded::"
 
@@ -100,7 +101,7 @@ def open_target(store: Any, storage_options: Mapping[str, Any] | None) -> Target
         InvalidInput: it is something else.
     """
     if isinstance(store, os.PathLike):
-        store = os.fspath(store)
+        store = text_of(store)
     if isinstance(store, str) and store.startswith(_CHAIN):
         return _of_filesystem(*url_to_fs(store, **(storage_options or {})))
     if isinstance(store, str):

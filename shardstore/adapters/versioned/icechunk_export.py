@@ -13,7 +13,6 @@ last: tags, branches, and behind all of them ``main``. So an export that was int
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -45,6 +44,7 @@ from shardstore.snapshots.session import Session as SessionCore
 from shardstore.snapshots.versioned_store import FIRST_BRANCH, Moment
 from shardstore.storage.base import Storage
 from shardstore.storage.opening.address import Address
+from shardstore.storage.opening.chains import text_of
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.redaction import redacted
 
@@ -183,7 +183,7 @@ def _check_nothing_there(storage: Any, target: Any, options: Mapping[str, Any] |
     if isinstance(target, library().Storage):
         is_there = library().Repository.exists(storage)
     else:  # without icechunk, which would make the folder
-        is_there = run_sync(_has_any(open_storage(os.path.expanduser(os.fspath(target)), dict(options or {}) or None)))
+        is_there = run_sync(_has_any(open_storage(text_of(target), dict(options or {}) or None)))
     if is_there:
         raise _something_there(storage, target)
 

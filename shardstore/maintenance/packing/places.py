@@ -25,6 +25,7 @@ from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.made_versions import options_of_new, with_versions
 from shardstore.storage.mapping import MappingStorage
 from shardstore.storage.opening.address import Address
+from shardstore.storage.opening.chains import text_of
 from shardstore.storage.opening.location import Location, location_of, why_not_apart
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.opening.options import protocol_of
@@ -191,7 +192,7 @@ def _record(target: Any, record: Any, written: Storage, options: dict[str, Any] 
     it, or in memory, for this run, where it cannot be inside.
     """
     if record is not None:
-        takes_options = isinstance(record, str) and protocol_of(record) == protocol_of(target)
+        takes_options = isinstance(record, str | os.PathLike) and protocol_of(record) == protocol_of(target)
         return open_storage(record, options if takes_options else None, fsync=fsync), ""
     if isinstance(written, LocalStorage):
         return LocalStorage(written.root + SUFFIX, fsync=fsync, locks=written.locks), ""
@@ -201,7 +202,7 @@ def _record(target: Any, record: Any, written: Storage, options: dict[str, Any] 
         place = written.beside(SUFFIX)
         return (written, INSIDE) if place is None else (place, "")
     if isinstance(target, str | os.PathLike):
-        beside = Address.parse(os.fsdecode(target)).beside(SUFFIX)
+        beside = Address.parse(text_of(target)).beside(SUFFIX)
         if beside is not None:
             return open_storage(beside, options, fsync=fsync), ""
     if isinstance(target, tuple) and isinstance(target[0], AbstractFileSystem) and str(target[1]).strip("/"):

@@ -28,6 +28,7 @@ from shardstore.storage.base import Storage
 from shardstore.storage.boundaries import check_own
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.opening.address import has_host
+from shardstore.storage.opening.chains import links_of_url, scheme_of, text_of
 from shardstore.storage.opening.location import location_of
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.s3.storage import S3Storage
@@ -56,13 +57,14 @@ def open_quarantine(target: Any, given: Any, storage: Storage, storage_options: 
 
 def _beside(target: Any) -> Any:
     if isinstance(target, os.PathLike):
-        target = os.fspath(target)
+        target = text_of(target)
     if isinstance(target, tuple) and len(target) == 2 and isinstance(target[0], AbstractFileSystem):
         path = str(target[1]).rstrip("/")
         if "/" in path.strip("/"):
             return target[0], path + _SUFFIX
-    elif isinstance(target, str) and "::" not in target:
-        protocol, separator, path = target.rstrip("/").rpartition("://")
+    elif isinstance(target, str) and len(links_of_url(target)) == 1:
+        protocol = scheme_of(target)
+        separator, path = bool(protocol), target.rstrip("/").removeprefix(f"{protocol}://")
         if path and (not separator or not has_host(protocol) or "/" in path):
             return target.rstrip("/") + _SUFFIX
     # Not every target may be shown: a store of icechunk waits for its writers first.

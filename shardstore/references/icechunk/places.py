@@ -13,6 +13,7 @@ from typing import Any
 from shardstore.errors import InvalidInput
 from shardstore.references.icechunk.library import library
 from shardstore.references.icechunk.lines import location_of, prefix_of, shown_local_path
+from shardstore.storage.opening.chains import text_of
 from shardstore.storage.redaction import HARMLESS, redacted
 
 Options = Mapping[str, Any]
@@ -39,7 +40,7 @@ def storage_at(target: Any, options: Options) -> Any:
         return target
     if not isinstance(target, str | os.PathLike):
         raise InvalidInput(f"a repository of icechunk is a folder, a URL or an icechunk.Storage, not a {type(target).__name__}")
-    url = os.fsdecode(target) if isinstance(target, os.PathLike) else target
+    url = text_of(target)
     check_options("storage options", options)
     protocol, _, rest = url.partition("://")
     if not (rest if "://" in url else url):

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 
 from shardstore.errors import InvalidInput
+from shardstore.storage.opening.chains import LOCAL_PROTOCOLS, links_of_url, scheme_of
 from shardstore.storage.opening.kinds import kind_of_protocol
 from shardstore.storage.redaction import redacted
 
@@ -13,8 +14,7 @@ _OURS = "sharded::"
 
 # Protocols without a storage kind whose paths begin with no bucket, container or host that could not itself be a key.
 _WITHOUT_HOST = frozenset({"", "zip", "tar", "libarchive", "reference", "dir", "arrow_hdfs"})
-_LOCAL = frozenset({"file", "local"})
-_ABSOLUTE = _LOCAL | {""}
+_ABSOLUTE = LOCAL_PROTOCOLS | {""}
 
 
 def has_host(protocol: str) -> bool:
@@ -42,17 +42,18 @@ class Address:
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """Parse a URL. Raises ``InvalidInput`` if it is empty, or a path of ``file://`` that is not absolute."""
+        """Parse a URL. Raises ``InvalidInput`` if it is empty, no chain, or a path of ``file://`` that is not absolute."""
         url = url.removeprefix(_OURS)
         if not url:
             raise InvalidInput("an empty string names no place; '.' is the current directory")
-        links = url.split("::")
-        own = next((i for i, link in enumerate(links) if "://" in link), len(links) - 1)
+        links = links_of_url(url)
+        own = next((i for i, link in enumerate(links) if scheme_of(link)), len(links) - 1)
         if not _CONTAINERS.isdisjoint(links[:own]):
             return cls(links[0], url, ())
         before, link, tail = "".join(f"{x}::" for x in links[:own]), links[own], "".join(f"::{x}" for x in links[own + 1 :])
-        protocol, separator, path = link.rpartition("://") if "://" in link else ("", "", os.path.abspath(os.path.expanduser(link)))
-        if protocol in _LOCAL and not path.startswith("/"):
+        protocol = scheme_of(link)
+        separator, path = ("://", link[len(protocol) + 3 :]) if protocol else ("", os.path.abspath(os.path.expanduser(link)))
+        if protocol in LOCAL_PROTOCOLS and not path.startswith("/"):
             raise InvalidInput(
                 f"{link!r} is not absolute: {protocol}:// needs three slashes, as in {protocol}:///data/x.zarr; or give {path!r}"
             )

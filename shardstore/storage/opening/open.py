@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
 from functools import partial
@@ -14,7 +13,7 @@ import fsspec.core
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.mapping import FSMap
-from fsspec.registry import available_protocols, get_filesystem_class, known_implementations, registry
+from fsspec.registry import get_filesystem_class
 from fsspec.spec import AbstractFileSystem
 
 from shardstore.errors import AccessDenied, InvalidInput, NotFound, ShardStoreError, StorageError, Unsupported
@@ -26,6 +25,7 @@ from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.local.rules import Locks, check_locks
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.opening import options as open_options
+from shardstore.storage.opening.chains import OURS, check_cut, check_known, is_known, links_of_url, protocols_of_links
 from shardstore.storage.opening.kinds import LocalOpener, kind_of_filesystem, kind_of_protocol
 from shardstore.storage.opening.references import OWN_OPTIONS, open_set
 from shardstore.storage.opening.snapshot_place import SnapshotPlace
@@ -34,9 +34,6 @@ from shardstore.storage.opening.zarr_stores import is_zarr_store, open_zarr_stor
 from shardstore.storage.redaction import redacted, shown_cause, unusable_options
 from shardstore.storage.references.filesystems import check_made_by_user, for_inner_link, for_inner_links
 from shardstore.storage.static import as_said, check_static
-
-_OURS = "sharded"
-"""The protocol of views of stores in fsspec; registered by ``adapters.fsspec.filesystem``."""
 
 
 def open_storage(
@@ -69,12 +66,8 @@ def open_storage(
     options = dict(storage_options or {})
     other = None if check_transport(transport) == "fsspec" else transport  # the default contradicts nothing
     carrier: Transport = open_options.own_option(options, "transport", check_transport, other, is_carried) or "fsspec"
-    static = open_options.own_option(options, "static", check_static, check_static(static), _is_protocol)
+    static = open_options.own_option(options, "static", check_static, check_static(static), is_known)
     return as_said(static, carried_by(carrier, _open(target, options, partial(LocalStorage, fsync=fsync, locks=locks))))
-
-
-def _is_protocol(name: str) -> bool:
-    return name in known_implementations or name in registry
 
 
 def _check_encodable(target: object) -> None:
@@ -119,39 +112,6 @@ def _open(target: object, options: dict[str, Any], local: LocalOpener) -> Storag
 # -- URLs --------------------------------------------------------------------------------------------------------------
 
 
-def _protocols(url: str) -> list[str]:
-    """Return the protocol of every link of the chain, outermost first; ``""`` for a plain path."""
-    links = url.split("::")
-    found: list[str] = []
-    for i, link in enumerate(links):
-        protocol, separator, _ = link.partition("://")
-        if separator and "/" not in protocol:
-            found.append(protocol)
-        elif (i < len(links) - 1 and "/" not in link) or (link in available_protocols() and len(links) > 1):
-            found.append(link)  # a link without a path, as in "simplecache::s3://…"
-        else:
-            found.append("")
-    return found
-
-
-def _is_drive(protocol: str) -> bool:
-    return len(protocol) == 1 and protocol.isalpha()
-
-
-def _check_protocols(url: str, protocols: list[str]) -> None:
-    """Check that every link is known: fsspec would take ``foo::s3://bucket`` for a local path."""
-    known = {*available_protocols(), *registry}
-    for protocol in protocols:
-        if not protocol or protocol in known or _is_drive(protocol):
-            continue
-        close = difflib.get_close_matches(protocol.lower(), [p for p in known if p != _OURS], 1, cutoff=0.5)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise InvalidInput(
-            f"the protocol {protocol!r} of {redacted(url)!r} is not known: {hint}Any that fsspec knows will do, such as file://, "
-            "memory://, s3://, gs://, https://; a package that brings another has to be installed"
-        )
-
-
 def _without_ours(url: str, options: dict[str, Any]) -> str:
     """Return ``url`` without a ``sharded::`` before it, which means what this package does in any case.
 
@@ -159,14 +119,14 @@ def _without_ours(url: str, options: dict[str, Any]) -> str:
         InvalidInput: a view of a store is elsewhere in the chain, so its chunks would be sharded twice.
     """
     first, separator, rest = url.partition("::")
-    if first in (_OURS, f"{_OURS}://") and separator:
-        if _OURS in options:
-            raise InvalidInput(f"storage_options[{_OURS!r}] of {redacted(url)!r}: pass them to open() as arguments, not in storage_options")
+    if first in (OURS, f"{OURS}://") and separator:
+        if OURS in options:
+            raise InvalidInput(f"storage_options[{OURS!r}] of {redacted(url)!r}: pass them to open() as arguments, not in storage_options")
         url = rest
-    if _OURS in _protocols(url):
+    if OURS in protocols_of_links(links_of_url(url)):
         raise InvalidInput(
             f"{redacted(url)!r} is, or reads through, a shardstore view of a store. Opening it again would shard the chunks twice. "
-            f"Leave {_OURS}:: out, or put it at the very front with the path at the end"
+            f"Leave {OURS}:: out, or put it at the very front with the path at the end"
         )
     return url
 
@@ -175,11 +135,12 @@ def _open_url(url: str, options: dict[str, Any], local: LocalOpener) -> Storage:
     url = _without_ours(url, options)
     if not url:
         raise InvalidInput("an empty string names no target; '.' is the current directory")
-    protocols = _protocols(url)
-    if protocols == [""] or (len(protocols) == 1 and _is_drive(protocols[0])):
+    links = links_of_url(url)
+    protocols = protocols_of_links(links)
+    if protocols == [""]:
         open_options.refuse(url, options)
         return local(url)
-    _check_protocols(url, protocols)
+    check_known(url, protocols)
     shown = redacted(url)
     if protocols[0] in REFERENCES:
         return _open_references(url, shown, protocols, options)
@@ -190,6 +151,7 @@ def _open_url(url: str, options: dict[str, Any], local: LocalOpener) -> Storage:
         if kind is not None and kind.plain_options is not None and _are_plain(given, kind.plain_options):
             open_options.refuse(shown, {name: value for name, value in given.items() if name not in kind.plain_options})
             return kind.open(kind.filesystem, url, local)
+    check_cut(url, links)
     fs, path = _filesystem_of(url, shown, options_by_link)
     return _open_filesystem(fs, path, local, url)
 
@@ -242,7 +204,7 @@ def _open_references(url: str, shown: str, protocols: list[str], options: Mappin
     chain are for what the references lead to.
     """
     chain = [protocol or "file" for protocol in protocols]
-    of_targets = {name: given for name, given in options.items() if name not in chain and isinstance(given, Mapping) and _is_protocol(name)}
+    of_targets = {name: given for name, given in options.items() if name not in chain and isinstance(given, Mapping) and is_known(name)}
     others = {name: given for name, given in options.items() if name not in of_targets}
     options_by_link = open_options.by_link(shown, chain, others)
     _check_links(url, shown, options_by_link)
@@ -307,7 +269,7 @@ def _reason(exc: Exception) -> str:
 
 
 def _open_filesystem(fs: AbstractFileSystem, path: str, local: LocalOpener, url: str | None = None) -> Storage:
-    if is_any(fs, frozenset({_OURS})):
+    if is_any(fs, frozenset({OURS})):
         raise InvalidInput(
             f"the filesystem {type(fs).__name__} is, or reads through, a shardstore view of a store. Opening it again would shard the "
             "chunks twice. Give the filesystem below it"

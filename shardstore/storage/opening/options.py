@@ -7,16 +7,16 @@ and the error that follows would be about something else.
 from __future__ import annotations
 
 import difflib
-import inspect
+import os
 import warnings
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from functools import lru_cache
 from typing import Any, TypeVar
 
 from fsspec.spec import AbstractFileSystem
 
 from shardstore.errors import InvalidInput
 from shardstore.storage.opening.address import Address
+from shardstore.storage.opening.chains import parameters_of, text_of
 from shardstore.storage.opening.kinds import kind_of_protocol
 from shardstore.storage.redaction import HARMLESS, redacted
 
@@ -54,8 +54,8 @@ def options_of_another(
 
 
 def protocol_of(target: object) -> str | None:
-    """Return the protocol of a URL, ``""`` of a path; ``None`` of what is no text."""
-    return Address.parse(target).protocol if isinstance(target, str) and target else None
+    """Return the protocol of a URL, ``""`` of a path; ``None`` of what is neither."""
+    return Address.parse(text_of(target)).protocol if isinstance(target, str | os.PathLike) and os.fspath(target) else None
 
 
 def own_option(
@@ -103,7 +103,7 @@ def check(
         _check_endpoint(url, options)
     if kind is not None and kind.check_options is not None:
         kind.check_options(url, options)
-    named, takes_any = _parameters(cls)  # type: ignore[arg-type]  # mypy does not take type[Any] for Hashable
+    named, takes_any = parameters_of(cls)  # type: ignore[arg-type]  # mypy does not take type[Any] for Hashable
     named |= own
     if kind is not None:
         named |= kind.passed_on
@@ -130,22 +130,6 @@ def _check_endpoint(url: str, options: Mapping[str, Any]) -> None:
         endpoint = place.get("endpoint_url")
         if endpoint is not None and not (isinstance(endpoint, str) and endpoint.lower().startswith(("http://", "https://"))):
             raise InvalidInput(f"endpoint_url {redacted(str(endpoint))!r} of {url!r} needs http:// or https://")
-
-
-@lru_cache
-def _parameters(cls: type[AbstractFileSystem]) -> tuple[frozenset[str], bool]:
-    """Return the names of the parameters of a filesystem and of its base classes, and whether others are accepted."""
-    named: set[str] = set()
-    takes_any = True
-    for base in cls.__mro__:
-        if base in (AbstractFileSystem, object) or "__init__" not in vars(base):
-            continue
-        parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
-        named |= {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        if not takes_any:
-            break
-    return frozenset(named - {"self"}), takes_any
 
 
 def _hint(name: str, protocol: str, known: frozenset[str], chain: Sequence[str]) -> str:

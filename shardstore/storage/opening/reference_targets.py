@@ -24,6 +24,7 @@ from shardstore.storage.base import Storage
 from shardstore.storage.generic.links import is_one, protocols_of
 from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.opening.address import Address
+from shardstore.storage.opening.chains import links_of_url, protocols_of_links
 from shardstore.storage.opening.kinds import kind_of_filesystem, kind_of_protocol, read_sizes
 from shardstore.storage.redaction import redacted
 from shardstore.storage.references.entries import Target
@@ -291,8 +292,4 @@ def names_version(url: str) -> bool:
 
 def protocols_in(url: str) -> list[str]:
     """Return the protocols of all links of a chain, of which each is a protocol alone, or a URL; of a path without one, ``file``."""
-    found: list[str] = []
-    for link in url.split("::"):
-        protocol, separator, _ = link.partition("://")
-        found.append(protocol if separator else link if "/" not in link and "::" in url else "file")
-    return found
+    return [protocol or "file" for protocol in protocols_of_links(links_of_url(url))]

@@ -17,6 +17,7 @@ from shardstore.errors import InvalidInput
 from shardstore.format.references.json import Expansion
 from shardstore.storage.generic.links import links_of, protocols_of
 from shardstore.storage.opening.address import Address
+from shardstore.storage.opening.chains import links_of_url, scheme_of
 from shardstore.storage.opening.reference_targets import Opener, ReferenceTargets, SetAddress, TargetOptions, canonical, protocols_in
 from shardstore.storage.redaction import HARMLESS, redacted
 from shardstore.storage.references.entries import SetPlace
@@ -122,7 +123,7 @@ class GivenSet:
 
     def _of_own_protocol(self) -> dict[str, Mapping[str, Any]]:
         """Return the options of the set's own link under its protocol, if they are given without one."""
-        if not isinstance(self.fo, str) or "::" in self._address or self._chain() is not None:
+        if not isinstance(self.fo, str) or len(links_of_url(self._address)) > 1 or self._chain() is not None:
             return {}
         protocol, options = protocols_in(self._address)[0], self._own_options
         return {} if protocol in options else {protocol: options}
@@ -143,8 +144,8 @@ def split_url(url: str) -> tuple[str, str]:
     if address.segments:
         return address.at(len(address.segments) - 1), address.segments[-1]
     before, mark, query = url.partition("?") if address.protocol.startswith("http") else (url, "", "")
-    links = before.split("::")
-    own = next((i for i, link in enumerate(links) if "://" in link), len(links) - 1)
+    links = links_of_url(before)
+    own = next((i for i, link in enumerate(links) if scheme_of(link)), len(links) - 1)
     above, _, name = links[own].rstrip("/").rpartition("/")
     if not name or above.endswith(":/"):
         raise InvalidInput(f"{redacted(url)!r} names no set of references")

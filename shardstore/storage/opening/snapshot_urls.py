@@ -7,7 +7,8 @@
 
 Other places may have an ``@`` in their names too. So for each ``@`` in the path, the text before it is asked for the pointer of a versioned
 store, ``catalog.json``, by one request; where there is none, the target means what it would mean otherwise. Nothing is asked if there is no
-``@`` in the path: users, passwords and hosts, and the links behind the first in a chain, are no part of it.
+``@`` in the path: users, passwords and hosts, and the links behind the first in a chain, are no part of it. Nor is it for a path object
+where there is a file or directory whose name holds the ``@``.
 
 The layer that knows the files of versioned stores lies above this one. It is loaded when a pointer was found, and not before.
 """
@@ -29,6 +30,7 @@ from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import Failed, Found, Read, ReadOutcome, Storage
 from shardstore.storage.generic.links import protocols_of
 from shardstore.storage.opening.address import Address, has_host
+from shardstore.storage.opening.chains import text_of
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.opening.snapshot_place import (
     HOW_TO_CHANGE,
@@ -134,8 +136,9 @@ def _found(answer: ReadOutcome, name: SnapshotName) -> Found | None:
 
 def _names(target: object, options: dict[str, Any] | None, transport: Transport) -> Iterator[SnapshotName]:
     """Yield a target cut at each ``@`` of its path, the outermost first."""
+    is_path = isinstance(target, os.PathLike)
     if isinstance(target, os.PathLike):
-        target = os.fsdecode(target)
+        target = text_of(target)
     if isinstance(target, FSMap):
         target = target.fs, target.root
     if isinstance(target, str) and "@" in target:
@@ -145,6 +148,8 @@ def _names(target: object, options: dict[str, Any] | None, transport: Transport)
             return
         for before, rest, depth in _cuts("/".join(address.segments)):
             segments = tuple(before.split("/")) if before else ()
+            if is_path and os.path.lexists(address.at(depth + 1)):
+                return  # a directory of this name, and what is in it
             store = Address(address.protocol, address.head, segments, address.tail, address.slash)
             yield SnapshotName(store.at(len(segments)), rest, depth, options, transport)
     elif isinstance(target, tuple) and len(target) == 2 and isinstance(fs := target[0], AbstractFileSystem):

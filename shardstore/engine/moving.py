@@ -34,8 +34,10 @@ from shardstore.format.store_keys import ancestors, check_key, check_node_path, 
 from shardstore.format.v2.keys import is_document
 from shardstore.model.generation import UNCONDITIONAL, Condition
 from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike
-from shardstore.storage.base import ABSENT, ConditionFailed, Failed, Found, ObjectInfo, Read, Storage
+from shardstore.storage.base import ABSENT, Absent, ConditionFailed, Failed, Found, ObjectInfo, Read, Storage, in_its_place
 from shardstore.storage.boundaries import check_no_links, check_no_mounts, check_own
+from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.local.walk import LINK_TO_NOWHERE
 from shardstore.storage.opening.location import Location, location_of, why_not_apart
 from shardstore.storage.wrappers import innermost
 from shardstore.stored.detect import is_draft
@@ -202,11 +204,15 @@ async def _begin(source: _Place, target: _Place, overwrite: bool, *, moves: bool
 
 
 async def _check_links(source: _Place) -> None:
-    """Raise ``StorageError`` where links in a local source lead to what is not there: a copy without it would show fill values."""
-    if (find := getattr(innermost(source.storage), "dangling_links", None)) is not None:
-        missing = await find("" if is_draft(source.storage) else source.below)
-        if missing:
-            raise _unreachable(source.storage, missing[0])
+    """Raise ``StorageError`` where links in a local source lead to what is not there, or a special file is in an object's place: a copy
+    without it would show fill values.
+    """
+    if isinstance(local := innermost(source.storage), LocalStorage):
+        found = await local.obstacles("" if is_draft(source.storage) else source.below)
+        if found and found[0].what == LINK_TO_NOWHERE:
+            raise _unreachable(source.storage, found[0].key)
+        if found:
+            raise in_its_place(found[0].key, found[0].what, f" in {source.storage.url}")
 
 
 def _unreachable(storage: Storage, key: str) -> StorageError:
@@ -444,7 +450,7 @@ class _Copying:
             (outcome,) = await self.source.storage.read([Read(found.key, (first,))])
             if isinstance(outcome, Failed):
                 raise outcome.error
-            if outcome == ABSENT:
+            if isinstance(outcome, Absent):
                 return None
             if not isinstance(outcome, Found):
                 continue

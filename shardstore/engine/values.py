@@ -37,10 +37,11 @@ from shardstore.engine.writing.v2_arrays_written import WrittenV2Arrays
 from shardstore.engine.writing.writer import Writer
 from shardstore.errors import Conflict, Corruption, InvalidInput, ShardStoreError
 from shardstore.format.store_keys import check_keys, metadata_key, metadata_path, possible_owners
-from shardstore.format.v2.keys import ARRAY_NAME
+from shardstore.format.v2.keys import ARRAY_NAME, is_document
 from shardstore.model.generation import UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING, ByteRequest, cut
 from shardstore.storage.base import (
+    Absent,
     ConditionFailed,
     Failed,
     Found,
@@ -50,6 +51,7 @@ from shardstore.storage.base import (
     ReadOutcome,
     Storage,
     document_read,
+    in_its_place,
 )
 
 _PLAIN_AT_ONCE = 64
@@ -177,6 +179,8 @@ class Values:
                         doubtful.append(i)
                 case Failed(error):
                     values[i] = error
+                case Absent(is_directory=True) if owner is not None or is_document(target.key):
+                    values[i] = in_its_place(target.key, "a directory")
                 case _:
                     values[i] = None
             if owner is None:

@@ -72,6 +72,11 @@ class ArrayPlan:
         """Return the coordinates of the object that a stored key relative to the array names."""
         return self.key_encoding.decode(relative, len(self.shape))
 
+    def has_key(self, relative: str) -> bool:
+        """Return whether a stored key, relative to the array, is that of an object in its grid."""
+        coords = self.coords_of(relative)
+        return coords is not None and self.holds(coords)
+
     def holds(self, coords: ChunkCoords) -> bool:
         """Return whether an object lies in the array's grid."""
         return all(c < g for c, g in zip(coords, self.object_grid, strict=True))

@@ -13,13 +13,16 @@ from shardstore.engine.engine import Engine
 from shardstore.engine.metadata.hierarchy import Node
 from shardstore.format.json_text import JsonObject
 from shardstore.format.store_keys import ancestors, check_prefix, metadata_path
-from shardstore.format.v2.keys import document_key
+from shardstore.format.v2.keys import document_key, is_document
 from shardstore.maintenance.array_plans import ArrayPlan, plan_array
 from shardstore.maintenance.object_tasks import one_by_one, pages
 from shardstore.maintenance.survey.nodes import SurveyedNodes
 from shardstore.maintenance.v2_nodes import V2Nodes
 from shardstore.model.chunks import ChunkCoords
 from shardstore.storage.base import ObjectInfo
+from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.local.walk import LINK_TO_NOWHERE, Obstacle
+from shardstore.storage.wrappers import innermost
 
 _OBJECTS_A_TASK = 256
 _INDEX_BYTES_A_TASK = 4 * 2**20
@@ -78,6 +81,20 @@ class Walk:
         """
         async for page in pages(self._engine.storage, self.prefix):
             yield await self.locate(page)
+
+    async def obstacles(self) -> list[Obstacle]:
+        """Return what is in the place of an object or a document of the arrays that have been read, and is none: a named pipe, a socket, a
+        device or a directory on a local disk. Listings leave it out, and reads of it fail.
+        """
+        local = innermost(self._engine.storage)
+        if not isinstance(local, LocalStorage):
+            return []
+        plans = {plan.path: plan for plan in self.plans()}
+
+        def is_key(key: str) -> bool:
+            return is_document(key) or any(path in plans and plans[path].has_key(rest) for path, rest in ancestors(key))
+
+        return [one for one in await local.obstacles(self.prefix, is_key) if one.what != LINK_TO_NOWHERE and is_key(one.key)]
 
     def located(self) -> Iterator[Located]:
         """Yield what the storage lists, one by one. Not to be called on the IO loop. Raises as ``batches`` does."""

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from shardstore.errors import ShardStoreError
+from shardstore.errors import ShardStoreError, StorageError
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import EVERYTHING, ByteRequest, BytesLike, Segment
@@ -76,6 +76,9 @@ class Found:
 class Absent:
     """There is no object at the key."""
 
+    is_directory: bool = False
+    """True if the storage knows that there is a directory of this name. Storages without directories have objects below such a key."""
+
 
 @dataclass(frozen=True, slots=True)
 class Changed:
@@ -97,8 +100,17 @@ class Failed:
 ReadOutcome = Found | Absent | Changed | GuardChanged | Failed
 
 ABSENT = Absent()
+DIRECTORY = Absent(is_directory=True)
 CHANGED = Changed()
 GUARD_CHANGED = GuardChanged()
+
+
+def in_its_place(key: str, what: str, where: str = "") -> StorageError:
+    """Return the error to raise where ``what`` is in the place of an object, which an answer of "absent" would hide."""
+    return StorageError(
+        f"{key!r}: there is {what} of this name{where}, in the place of an object: remove it, or move it out of the store, and look "
+        "whether the object is elsewhere"
+    )
 
 
 UNKNOWN_NBYTES = 2**63 - 1

@@ -158,7 +158,11 @@ def test_links_are_followed_and_loops_are_not(s: SyncStorage, tmp_path: Path) ->
 def test_what_is_no_file_is_no_object(s: SyncStorage, tmp_path: Path) -> None:
     s.put("a/b", b"1")
     os.mkfifo(tmp_path / "root/pipe")
-    assert s.get("pipe") is None
+    for look in (s.get, s.stat, s.delete):
+        with pytest.raises(StorageError, match="'pipe': there is a named pipe of this name"):
+            look("pipe")
+    with pytest.raises(StorageError, match="there is a named pipe of this name"):
+        s.put("pipe", b"1")
     assert s.keys() == ["a/b"]
     for condition in (UNCONDITIONAL, IF_ABSENT):
         with pytest.raises(StorageError, match="directory"):
@@ -300,7 +304,8 @@ def test_copies(s: SyncStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert files_below(tmp_path / "root") == ["a", "n", "n/b"]
     assert (tmp_path / "root/n/b").read_bytes() == data
     os.mkfifo(tmp_path / "root/pipe")
-    assert s.copy("pipe", "c") is None
+    with pytest.raises(StorageError, match="'pipe': there is a named pipe of this name"):
+        s.copy("pipe", "c")
     assert s.copy("../root/a", "c") is None
     for key in ("../c", "a/../c", "c/"):
         with pytest.raises(InvalidInput):

@@ -28,7 +28,7 @@ from shardstore.format.metadata_v3 import ArrayLayout, PlainArray, is_array, is_
 from shardstore.format.store_keys import join, metadata_key, metadata_path, possible_owners
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import Generation
-from shardstore.storage.base import Absent, Changed, Failed, Found, ReadOutcome, Storage, document_read
+from shardstore.storage.base import Absent, Changed, Failed, Found, ReadOutcome, Storage, document_read, in_its_place
 from shardstore.stored.detect import restored_arrays
 
 logger = logging.getLogger(__name__)
@@ -387,6 +387,8 @@ class Hierarchy:
         match outcome:
             case Failed(error):
                 raise error
+            case Absent(is_directory=True):
+                raise in_its_place(metadata_key(path), "a directory")
             case Absent() | Changed():
                 gone = self._nodes.pop(path, None)
                 if gone is not None:

@@ -62,7 +62,7 @@ class DocumentReader:
                 self._hierarchy.learn(path, outcome, even_damaged=True, described=node)
                 return StoredDocument(bytes(data), generation, node, document, self.hides_kept)
             case Absent() | Changed():
-                self._hierarchy.learn(path, Absent())
+                self._hierarchy.learn(path, outcome)
                 return None
             case _:
                 raise AssertionError(f"a whole-object read gave {outcome!r}")

@@ -34,7 +34,19 @@ from shardstore.model.chunks import ChunkLocation
 from shardstore.model.coalescing import CoalescedReads, ReadLimits, coalesce_all
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, resolve
-from shardstore.storage.base import Absent, Changed, Failed, Found, Guard, GuardChanged, Read, ReadOutcome, Storage, document_read
+from shardstore.storage.base import (
+    Absent,
+    Changed,
+    Failed,
+    Found,
+    Guard,
+    GuardChanged,
+    Read,
+    ReadOutcome,
+    Storage,
+    document_read,
+    in_its_place,
+)
 from shardstore.storage.wrappers import Counters
 
 _PINNED_TRIES = 4
@@ -206,6 +218,9 @@ class Reader:
                 return error
             case Found(_, _, (data,)):
                 return self._remember(shard, generation_of=outcome, data=data)
+            case Absent(is_directory=True):
+                self._indices.drop(shard.key)
+                return in_its_place(shard.key, "a directory")
             case _:
                 self._indices.drop(shard.key)
                 return None

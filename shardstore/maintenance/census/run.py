@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
 from shardstore.errors import NotFound, ShardStoreError
 from shardstore.maintenance.array_plans import ArrayPlan
@@ -17,6 +18,7 @@ from shardstore.maintenance.object_tasks import Ahead, by_halves
 from shardstore.maintenance.storages import Place
 from shardstore.maintenance.walk import Located, Walk, gathered
 from shardstore.model.coalescing import UPKEEP_LIMITS
+from shardstore.storage.base import in_its_place
 
 Progress = Callable[[int, int, int | None], None]
 
@@ -92,6 +94,8 @@ class _Taking:
         self._execution.carry_out(count_objects, self._ahead, self._take, self._give_up, by_halves)
         absent = (Unread(key, NotFound(f"there is no object {key!r} of an array")) for key in self._execution.unmet())
         self._failed += absent
+        obstacles = run_sync(self._walk.obstacles())
+        self._failed += [Unread(one.key, in_its_place(one.key, one.what)) for one in obstacles if self._execution.takes(one.key)]
         self._walk.nodes.check_any(self._walk.path, self._listed, self._shown)
         arrays = tuple(self._rows.get(plan.path, _Rows()).census(plan) for plan in self._walk.plans())
         return Census(arrays, self._of_contents, tuple(sorted(self._damaged)), tuple(self._failed))

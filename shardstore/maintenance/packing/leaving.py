@@ -135,13 +135,7 @@ def _is_made(made: MadeObject, info: ObjectInfo) -> bool:
 
 def _is_chunk(key: str, arrays: Mapping[str, TargetArray]) -> bool:
     """Return whether readers of the target take the key for a chunk, or a shard."""
-    for path, rest in ancestors(key):
-        array = arrays.get(path)
-        if array is not None:
-            coords = array.layout.key_encoding.decode(rest, array.layout.ndim)
-            if coords is not None and array.layout.number_of(coords) is not None:
-                return True
-    return False
+    return any(path in arrays and arrays[path].layout.has_key(rest) for path, rest in ancestors(key))
 
 
 async def remove(storage: Storage, leaving: Leaving) -> None:

@@ -20,7 +20,7 @@ from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import METADATA_NAME, encoded_chunk_nbytes, is_array, is_group, parse_layout, parse_plain
 from shardstore.format.presentation import present_array
-from shardstore.format.store_keys import join, metadata_key, metadata_path
+from shardstore.format.store_keys import ancestors, join, metadata_key, metadata_path
 from shardstore.format.v2.arrays import array_from_v2
 from shardstore.format.v2.groups import group_from_v2
 from shardstore.format.v2.kept import Kept, with_attributes
@@ -28,7 +28,7 @@ from shardstore.format.v2.keys import ARRAY_NAME, ATTRIBUTES_NAME, CONSOLIDATED_
 from shardstore.maintenance.object_tasks import pages
 from shardstore.maintenance.packing.object_table import ObjectLayout, ObjectTable, version_digest
 from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.base import UNKNOWN_NBYTES, Failed, Found, ObjectInfo, Read, Storage
+from shardstore.storage.base import UNKNOWN_NBYTES, Absent, Failed, Found, ObjectInfo, Read, Storage, in_its_place
 
 T = TypeVar("T")
 
@@ -90,6 +90,12 @@ class SourceNodes:
     objects: int = 0
     nbytes: int = 0
     documents: int = 0
+
+    def has_key(self, key: str) -> bool:
+        """Return whether ``key`` is that of a document, or of an object of a known array."""
+        if key.rpartition("/")[2] in _DOCUMENT_NAMES:
+            return True
+        return any(path in self.arrays and self.arrays[path].layout.has_key(rest) for path, rest in ancestors(key))
 
 
 async def list_source(storage: Storage, progress: Callable[[int], None] | None = None, *, most_waiting: int = _MOST_WAITING) -> SourceNodes:
@@ -298,6 +304,8 @@ class _Listing:
         for key, outcome in zip(wanted, outcomes, strict=True):
             if isinstance(outcome, Failed):
                 raise outcome.error
+            if isinstance(outcome, Absent) and outcome.is_directory:
+                raise in_its_place(key, "a directory")
             if isinstance(outcome, Found):
                 self._take_document(key, bytes(outcome.buffers[0]))
 

@@ -53,6 +53,11 @@ class ObjectLayout:
             number = number * n + c
         return number
 
+    def has_key(self, key: str) -> bool:
+        """Return whether a key, relative to the array, is that of an object in its grid."""
+        coords = self.key_encoding.decode(key, self.ndim)
+        return coords is not None and self.number_of(coords) is not None
+
     def coords_of(self, number: int) -> ChunkCoords:
         """Return the coordinates of an object's number; the inverse of ``number_of``."""
         return tuple(int(c) for c in np.unravel_index(number, self.object_grid)) if self.ndim else ()

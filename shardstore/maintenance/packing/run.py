@@ -56,6 +56,7 @@ from shardstore.model.words import size
 from shardstore.plan.commits import ChunkOrder
 from shardstore.storage.base import RestrictsKeys
 from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.local.walk import LINK_TO_NOWHERE
 from shardstore.storage.requests.outcomes import PROBE_PREFIX
 from shardstore.storage.room import is_full
 from shardstore.storage.wrappers import innermost
@@ -168,16 +169,26 @@ class PackingRun:
         """Check that what the source names is there: to leave it out would call a target complete that shows fill values.
 
         Raises:
-            StorageError: references, or links in a local source, lead to nothing.
+            StorageError: references, or links in a local source, lead to nothing; or something else is in the place of an object.
         """
         kind = innermost(self._places.source.storage)
-        missing = [*self._nodes.unreachable, *(run_sync(kind.dangling_links()) if isinstance(kind, LocalStorage) else ())]
-        wanted = [key for key in missing if self._wanted.includes(key.rpartition("/")[0]) and not self._wanted.excludes(key)]
-        if wanted:
+        obstacles = run_sync(kind.obstacles("", self._nodes.has_key)) if isinstance(kind, LocalStorage) else []
+        links = [one.key for one in obstacles if one.what == LINK_TO_NOWHERE]
+        missing = [key for key in (*self._nodes.unreachable, *links) if self._is_wanted(key)]
+        if missing:
             raise StorageError(
-                f"{self._places.shown_source} names {some_of(sorted(wanted))}, and what these lead to is not there: make it reachable "
+                f"{self._places.shown_source} names {some_of(sorted(missing))}, and what these lead to is not there: make it reachable "
                 "again, or leave them out by exclude. Nothing was written"
             )
+        others = [f"{one.key} ({one.what})" for one in obstacles if one.what != LINK_TO_NOWHERE and self._is_wanted(one.key)]
+        if others:
+            raise StorageError(
+                f"{self._places.shown_source} has something else in the place of objects: {some_of(sorted(others))}. Remove it, or leave "
+                "it out by exclude. Nothing was written"
+            )
+
+    def _is_wanted(self, key: str) -> bool:
+        return self._wanted.includes(key.rpartition("/")[0]) and not self._wanted.excludes(key)
 
     def _unversioned(self) -> tuple[str | None, ...]:
         """Return the arrays, and ``None`` for other objects, that have a source object without a version."""

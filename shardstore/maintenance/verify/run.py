@@ -35,7 +35,7 @@ from shardstore.maintenance.verify.objects import ListedObject, Verified, Verify
 from shardstore.maintenance.walk import Located, Walk, gathered
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.showing import ShownInNotebooks
-from shardstore.storage.base import ObjectInfo
+from shardstore.storage.base import ObjectInfo, in_its_place
 from shardstore.storage.known_references import FileFault, KnowsReferences
 from shardstore.storage.leftovers import Leftover, leftovers_of
 from shardstore.storage.wrappers import innermost
@@ -215,6 +215,9 @@ class _Verification:
         if self._against is not None:
             self._compare_with_copy(self._against)
         self._note_unread(Unread(key, NotFound(f"there is no object {key!r}")) for key in self._execution.unmet())
+        for one in run_sync(self._walk.obstacles()):
+            if self._execution.takes(one.key):
+                self._note_unread((Unread(one.key, in_its_place(one.key, one.what)),))
         run_sync(self._check_files())
         run_sync(self._confirm_strays())
         run_sync(self._confirm_leftovers(left))

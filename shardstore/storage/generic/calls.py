@@ -17,6 +17,7 @@ from fsspec.caching import BaseCache
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, resolve
+from shardstore.storage.base import in_its_place
 from shardstore.storage.generic.links import CACHES, REFERENCES, SERIAL, UNCHANGING, is_any, is_one
 from shardstore.storage.interrupts import leave_to_main_thread
 from shardstore.storage.requests.bound import Bound
@@ -90,7 +91,9 @@ class Calls(Protocol):
         ...
 
     async def info(self, path: str) -> Info:
-        """Return the metadata of the object as they are now. Raises ``IsADirectoryError`` if it is a directory."""
+        """Return the metadata of the object as they are now. Raises ``IsADirectoryError`` if it is a directory, and ``StorageError`` if it
+        is a named pipe or the like.
+        """
         ...
 
     async def read(self, path: str, ranges: Sequence[ByteRequest], look: Look) -> Content:
@@ -110,6 +113,8 @@ def calls_of(fs: AbstractFileSystem, concurrency: int) -> Calls:
 def _no_directory(info: Info, path: str) -> Info:
     if info.get("type") == "directory":
         raise IsADirectoryError(path)
+    if info.get("type") == "other" and not info.get("islink"):  # to open a named pipe could wait for ever
+        raise in_its_place(path, "a named pipe, a socket or a device")
     return info
 
 

@@ -21,7 +21,19 @@ from shardstore.errors import InvalidInput, StorageError, Unsupported
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfAbsent, IfGeneration, Unconditional
 from shardstore.model.ranges import EVERYTHING, BytesLike, Segment, resolve
-from shardstore.storage.base import ABSENT, CHANGED, UNKNOWN_NBYTES, Changed, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome
+from shardstore.storage.base import (
+    ABSENT,
+    CHANGED,
+    DIRECTORY,
+    UNKNOWN_NBYTES,
+    Changed,
+    DirListing,
+    Failed,
+    Found,
+    ObjectInfo,
+    Read,
+    ReadOutcome,
+)
 from shardstore.storage.fallbacks import check_directory, no_compose
 from shardstore.storage.generic.calls import Info, Look, calls_of, size_in
 from shardstore.storage.generic.errors import ABSENT_ERRORS, contradicts, read_only, translated
@@ -48,6 +60,8 @@ from shardstore.storage.requests.conditions import check_deletion, failed, warn_
 SPOOL_BYTES = 64 << 20
 """Bodies above this are collected in a local temporary file, not in memory."""
 
+_ON_DISK = DIRECTORIES - {"memory"}
+"""Filesystems where no file can be below the name of another: there, a directory in the place of an object hides it."""
 _ATTEMPTS = 3
 _COPY_ATTEMPTS = 20
 
@@ -201,6 +215,8 @@ class GenericStorage:
                     break
         except ABSENT_ERRORS as exc:
             self._seen.drop(read.key)
+            if isinstance(exc, IsADirectoryError) and is_any(self.fs, _ON_DISK):
+                return DIRECTORY
             if not self._is_referred(read.key):
                 return ABSENT
             absent = self._refers_to_nothing(read.key)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from shardstore.errors import AccessDenied, InvalidInput, NoSpace, ShardStoreError, StorageError
+from shardstore.storage.base import in_its_place
 from shardstore.storage.room import FULL_ERRNOS
 
 # Without O_NONBLOCK, opening a named pipe that someone put there would wait for ever; regular files ignore it.
@@ -95,8 +96,34 @@ def unwritten(views: list[memoryview], nbytes: int) -> list[memoryview]:
     return rest
 
 
-def stat_file(path: str) -> os.stat_result | None:
-    """Return the status of the object at ``path``, or ``None``: directories and devices are no objects."""
+_SPECIAL = {
+    stat_modes.S_IFIFO: "a named pipe",
+    stat_modes.S_IFSOCK: "a socket",
+    stat_modes.S_IFCHR: "a device",
+    stat_modes.S_IFBLK: "a device",
+}
+
+
+def special_file(status: os.stat_result) -> str | None:
+    """Return what a file is that is neither an object nor a directory, as ``"a named pipe"``; ``None`` for the others."""
+    return _SPECIAL.get(stat_modes.S_IFMT(status.st_mode))
+
+
+def is_object(path: str, status: os.stat_result, key: str | None = None) -> bool:
+    """Return whether the file with this status is an object; a directory is none. ``key`` is what errors name besides the path.
+
+    Raises:
+        StorageError: it is a named pipe, a socket or a device. To take it for absent would lose what should be there.
+    """
+    if stat_modes.S_ISREG(status.st_mode):
+        return True
+    if (what := special_file(status)) is not None:
+        raise in_its_place(os.path.basename(path) if key is None else key, what, f", {path}")
+    return False
+
+
+def stat_file(path: str, key: str | None = None) -> os.stat_result | None:
+    """Return the status of the object at ``path``, or ``None``. Raises ``StorageError`` as ``is_object`` does."""
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -105,7 +132,7 @@ def stat_file(path: str) -> os.stat_result | None:
         if exc.errno == errno.ENAMETOOLONG:
             return None
         raise
-    return status if stat_modes.S_ISREG(status.st_mode) else None
+    return status if is_object(path, status, key) else None
 
 
 def missing(path: str, what: str) -> StorageError | None:
@@ -143,13 +170,15 @@ def fresh_status(path: str) -> os.stat_result | None:
     except OSError as exc:
         if exc.errno == errno.ENAMETOOLONG:
             return None
+        if exc.errno == errno.ENXIO:  # a socket, or a device that is not there
+            return stat_file(path)
         raise
     try:
         status = os.fstat(fd)
     finally:
         with suppress(OSError):  # nothing was written to it
             os.close(fd)
-    return status if stat_modes.S_ISREG(status.st_mode) else None
+    return status if is_object(path, status) else None
 
 
 def fsync_file(path: str) -> None:

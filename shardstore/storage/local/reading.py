@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat as stat_modes
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -15,8 +14,8 @@ import numpy as np
 
 from shardstore.errors import StorageError
 from shardstore.model.ranges import ByteRange, resolve
-from shardstore.storage.base import ABSENT, CHANGED, Failed, Found, Read, ReadOutcome
-from shardstore.storage.local.files import READ_FLAGS, missing, pread, stat_file, translated
+from shardstore.storage.base import ABSENT, CHANGED, DIRECTORY, Failed, Found, Read, ReadOutcome
+from shardstore.storage.local.files import READ_FLAGS, is_object, missing, pread, stat_file, translated
 from shardstore.storage.local.versions import still_shows, version_of, wait_to_settle
 from shardstore.storage.requests.ranged_reads import too_long
 
@@ -32,8 +31,8 @@ def _read_once(path: str, read: Read, look: Pread) -> ReadOutcome:
     fd = os.open(path, READ_FLAGS)
     try:
         status = os.fstat(fd)
-        if not stat_modes.S_ISREG(status.st_mode):
-            return ABSENT
+        if not is_object(path, status, read.key):
+            return DIRECTORY
         version = version_of(fd, status)
         if read.generation is not None and read.generation != version.generation:
             return CHANGED
@@ -107,13 +106,20 @@ def read_file(path: str, read: Read) -> ReadOutcome:
     except FileNotFoundError:
         behind_link = missing(path, f"reading {read.key!r}")
         return ABSENT if behind_link is None else Failed(behind_link)
-    except (IsADirectoryError, NotADirectoryError):
+    except NotADirectoryError:
         return ABSENT
+    except IsADirectoryError:
+        return DIRECTORY
     except StorageError as exc:
         return Failed(exc)
     except OSError as exc:
         if exc.errno == errno.ENAMETOOLONG:  # no object can have this name
             return ABSENT
+        if exc.errno == errno.ENXIO:
+            try:
+                stat_file(path, read.key)
+            except StorageError as special:  # a socket
+                return Failed(special)
         error = translated(exc, read.key, "reading")
         error.__cause__ = exc
         return Failed(error)

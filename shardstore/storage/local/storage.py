@@ -10,7 +10,6 @@ import asyncio
 import errno
 import os
 import re
-import stat as stat_modes
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -30,7 +29,7 @@ from shardstore.storage.local import links as local_links
 from shardstore.storage.local import walk as local_walk
 from shardstore.storage.local.append import APPENDS_IN_PLACE, append_to
 from shardstore.storage.local.extents import Extents
-from shardstore.storage.local.files import READ_FLAGS, missing, stat_file, translated, translating
+from shardstore.storage.local.files import READ_FLAGS, is_object, missing, stat_file, translated, translating
 from shardstore.storage.local.mounts import Mounts, mount_of
 from shardstore.storage.local.names import is_reserved
 from shardstore.storage.local.permissions import make_like, permissions_at
@@ -399,7 +398,7 @@ class LocalStorage:
                 return None
             try:
                 status = os.fstat(fd)
-                if not stat_modes.S_ISREG(status.st_mode):
+                if not is_object(old, status, source):
                     return None
                 version = version_of(fd, status)
                 with closing(TemporaryFile(new, target, self._rules, permissions_at(old, status))) as file:
@@ -494,10 +493,15 @@ class LocalStorage:
 
     async def cut_links(self, prefix: str) -> None:
         """Remove links to directories, and to nowhere, at or below ``prefix``, before the objects there are erased: the targets of the
-        links do not belong to the store.
+        links do not belong to the store. Remove named pipes, sockets and devices below it, too.
         """
+
+        def cut() -> None:
+            local_links.cut_links(self._rules, prefix)
+            local_walk.remove_special(self._rules, prefix)
+
         if self._is_prefix(prefix):
-            await self._write_hop(prefix, "deleting", lambda: local_links.cut_links(self._rules, prefix))
+            await self._write_hop(prefix, "deleting", cut)
 
     async def linked_directories(self, prefix: str = "") -> list[str]:
         """Return the keys of links to directories, and to nowhere, at or below ``prefix``: their targets do not belong to the store."""
@@ -522,9 +526,13 @@ class LocalStorage:
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
-    async def dangling_links(self, prefix: str = "") -> list[str]:
-        """Return the keys below ``prefix`` of links to what is not there. Listings leave them out, and reads find nothing."""
-        return await self._read_hop("", "listing", lambda: list(local_walk.dangling_links(self.root, prefix)))
+    async def obstacles(self, prefix: str = "", is_key: Callable[[str], bool] = lambda key: False) -> list[local_walk.Obstacle]:
+        """Return what lies below ``prefix`` where an object would be, and is none. Listings leave it out.
+
+        That are links to what is not there, of which reads find nothing; named pipes, sockets and devices, whose reads fail; and
+        directories, where ``is_key`` says that an object would have that key.
+        """
+        return await self._read_hop("", "listing", lambda: list(local_walk.obstacles(self.root, prefix, is_key)))
 
     async def stat(self, key: str) -> ObjectInfo | None:
         path = self._path(key)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import stat as stat_modes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 
 from shardstore.storage.base import ConditionFailed, DirListing, ObjectInfo
 from shardstore.storage.local.durability import kept_names
-from shardstore.storage.local.files import fsync_directory
+from shardstore.storage.local.files import fsync_directory, special_file
 from shardstore.storage.local.links import check_links_can_move
 from shardstore.storage.local.names import is_reserved
 from shardstore.storage.local.rules import PARENT_ATTEMPTS, WriteRules
@@ -73,9 +74,21 @@ def _walk(directory: str, key_prefix: str, name_prefix: str, ancestors: frozense
         yield from _walk(path, key_prefix + name, "", below)
 
 
-def dangling_links(root: str, prefix: str, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[str]:
-    """Yield the keys below ``prefix`` (``""``, or ending with ``/``) of links to what is not there. Links to directories are followed;
-    ``above`` are the directories that this has been called from through links.
+LINK_TO_NOWHERE = "a link to what is not there"
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Something in the place of an object. ``what`` is said of it in words, as ``"a named pipe"``."""
+
+    key: str
+    what: str
+
+
+def obstacles(root: str, prefix: str, is_key: Callable[[str], bool], above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Obstacle]:
+    """Yield what lies below ``prefix`` (``""``, or ending with ``/``) and is no object: links to what is not there, special files, and
+    directories at keys of which ``is_key`` is true. Links to directories are followed; ``above`` are the directories that this has been
+    called from through links.
     """
     try:
         with os.scandir(os.path.join(root, prefix)) as found:
@@ -88,14 +101,30 @@ def dangling_links(root: str, prefix: str, above: frozenset[tuple[int, int]] = f
             try:
                 status = entry.stat()
             except OSError:  # to nowhere, in a circle, or to where nobody may look
-                yield prefix + entry.name
+                yield Obstacle(prefix + entry.name, LINK_TO_NOWHERE)
                 continue
             identity = (status.st_dev, status.st_ino)
             if identity in above:
                 continue
             below = above | {identity}
         if entry.is_dir():
-            yield from dangling_links(root, f"{prefix}{entry.name}/", below)
+            if is_key(prefix + entry.name):
+                yield Obstacle(prefix + entry.name, "a directory")
+            yield from obstacles(root, f"{prefix}{entry.name}/", is_key, below)
+        elif not entry.is_file():
+            with suppress(FileNotFoundError):  # removed meanwhile
+                if (what := special_file(entry.stat())) is not None:
+                    yield Obstacle(prefix + entry.name, what)
+
+
+def remove_special(rules: WriteRules, prefix: str) -> None:
+    """Remove named pipes, sockets and devices below ``prefix`` (``""``, or ending with ``/``), before the objects there are erased."""
+    for one in list(obstacles(rules.root, prefix, lambda key: False)):
+        if one.what != LINK_TO_NOWHERE:
+            path = os.path.join(rules.root, one.key)
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+            rules.prune(os.path.dirname(path))
 
 
 def list_directory(root: str, prefix: str) -> DirListing:

@@ -28,7 +28,8 @@ from shardstore.engine.actions import ERASE, Action, SetValue
 from shardstore.engine.options import check_flags
 from shardstore.engine.reading.listing import ListedValue
 from shardstore.errors import InvalidInput, NotFound, ReadOnly, SnapshotExpired
-from shardstore.format.store_keys import join
+from shardstore.format.store_keys import ancestors, join, possible_owners
+from shardstore.format.v2.keys import is_document
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix
 from shardstore.presented.flavours import Presented
 from shardstore.storage.generic.errors import ABSENT_ERRORS
@@ -145,6 +146,25 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
         await self._root.settle()
         return [self._root.key_of(path) or await self._file_key(path, to_create=to_create) for path in paths]
 
+    async def _absence(self, key: str) -> NotFound | IsADirectoryError:
+        """Return the error for a key that has no value. Of a chunk or a document no directory is looked for."""
+        if await self._is_directory(key):
+            return IsADirectoryError(f"{key!r} is a directory of {self.handle.url}, not a file")
+        return NotFound(f"{key!r} does not exist in {self.handle.url}")
+
+    async def _is_only_directory(self, path: str) -> bool:
+        """Return whether a path is a directory, and not a file as well."""
+        key = await self._key(path)
+        return await self._is_directory(key) and not (key and await run_async(self.engine.exists(key)))
+
+    async def _is_directory(self, key: str) -> bool:
+        """Return whether a key that has no value is a directory; without a request where it is that of a chunk or a document."""
+        if not key:
+            return True
+        engine, owners = self.engine, possible_owners(key)
+        is_chunk = bool(owners) and (engine.canonical is not engine or engine.hierarchy.owner(owners) is not None)
+        return not is_chunk and not is_document(key) and await self._has_any(key + "/")
+
     async def _expand_path(self, path: Any, *args: Any, **kwargs: Any) -> list[str]:
         await self._root.settle()  # fsspec strips paths before it asks for anything
         paths: list[str] = await super()._expand_path(path, *args, **kwargs)
@@ -249,7 +269,7 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
         request, part = _byte_request(start, end)
         value = await run_async(self.engine.get((key, request)))
         if value is None:
-            raise self._missing(key)
+            raise await self._absence(key)
         return bytes(value[part])
 
     async def _cat_ranges(
@@ -269,29 +289,32 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
         ends = list(ends) if isinstance(ends, Iterable) else [ends] * len(paths)
         if len(starts) != len(paths) or len(ends) != len(paths):
             raise ValueError(f"{len(paths)} paths, {len(starts)} starts and {len(ends)} ends do not belong together")
-        wanted = [_byte_request(start, end) for start, end in zip(starts, ends, strict=True)]
-        keys = await self._file_keys(paths)
-        values = await run_async(self.engine.get_many([(key, request) for key, (request, _) in zip(keys, wanted, strict=True)]))
-        out: list[bytes | Exception] = []
-        for key, value, (_, part) in zip(keys, values, wanted, strict=True):
-            if value is None:
-                out.append(self._missing(key))
-            elif isinstance(value, SnapshotExpired):
+        await self._root.settle()
+        out: list[bytes | Exception | None] = [None] * len(paths)
+        wanted: list[tuple[int, str, ByteRequest, slice]] = []
+        for i, (path, start, end) in enumerate(zip(paths, starts, ends, strict=True)):
+            try:
+                wanted.append((i, self._root.key_of(path) or await self._file_key(path), *_byte_request(start, end)))
+            except (NotFound, IsADirectoryError) as exc:  # of the root, which has no value
+                out[i] = exc
+        values = await run_async(self.engine.get_many([(key, request) for _, key, request, _ in wanted]))
+        for (i, key, _, part), value in zip(wanted, values, strict=True):
+            if isinstance(value, SnapshotExpired):
                 raise value  # of all files, and not of this one: a caller that leaves out what is returned would take it for absent
-            elif isinstance(value, Exception):
-                out.append(value)
-            else:
-                out.append(bytes(value[part]))
+            out[i] = value if isinstance(value, Exception) else await self._absence(key) if value is None else bytes(value[part])
+        found = [value for value in out if value is not None]
         if on_error != "return":
-            raise_first(out)
-        return out
+            raise_first(found)
+        return found
 
     async def _cat(
         self, path: Any, recursive: bool = False, on_error: str = "raise", batch_size: int | None = None, **kwargs: Any
     ) -> bytes | dict[str, bytes | Exception]:
-        """Return whole files in one batch: one file as bytes, many as a dictionary by path.
+        """Return whole files in one batch: one file as bytes, many as a dictionary by path. With ``recursive``, directories are left out;
+        with ``on_error``, the error of one path is returned, or left out, as those of many are.
 
-        With ``on_error="omit"`` files that do not exist are left out, and other errors are raised: a damaged chunk is not an absent one.
+        With ``on_error="omit"`` directories and files that do not exist are left out, and other errors are raised: a damaged chunk is not
+        an absent one.
         """
         paths = await self._expand_path(path, recursive=recursive)
         if recursive:
@@ -562,6 +585,8 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
     async def _rm_file(self, path: str, **kwargs: Any) -> None:
         self.check_writable()
         key = await self._file_key(path)
+        if await self._is_only_directory(path):
+            raise await self._absence(key)
         await run_async(self.engine.update((key, ERASE)))
 
     async def _rm(
@@ -575,23 +600,34 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
         self.check_writable()
         paths = [path] if isinstance(path, str) else list(path)
         if recursive and maxdepth is None:
-            for p in paths:
-                await self._rm_tree(p)
+            await self._rm_trees([await self._key(p) for p in paths])
             return
         if recursive:
             paths = [found for p in paths for found in await self._find(p, maxdepth=maxdepth)]
         keys = [key for p in paths if (key := await self._key(p))]
         await self._update([(key, ERASE) for key in keys])
 
-    async def _rm_tree(self, path: str) -> None:
-        key = await self._key(path)
-        below = not key or await self._has_any(key + "/")
-        is_file = bool(key) and await run_async(self.engine.exists(key))
-        if is_file:
-            await run_async(self.engine.update((key, ERASE)))
-        elif not below:
-            raise self._missing(key)
-        if below:
+    async def _rm_trees(self, keys: Sequence[str]) -> None:
+        """Erase files, in one batch, and directories. Of several keys, those that are not there are left out, as fsspec does it.
+
+        Raises:
+            NotFound: none of them is there.
+        """
+        directories: dict[str, None] = {}
+        others: list[str] = []
+        for key in sorted(set(keys)):  # a directory comes before what is in it
+            if key and any(above in directories for above, _ in ancestors(key)):
+                continue
+            if await self._is_directory(key):
+                directories[key] = None
+            if key:
+                others.append(key)
+        are_files = await asyncio.gather(*(run_async(self.engine.exists(key)) for key in others))
+        files = [key for key, is_file in zip(others, are_files, strict=True) if is_file]
+        if not files and not directories:
+            raise self._missing(keys[0]) if len(keys) == 1 else NotFound(f"none of {len(keys)} paths exists in {self.handle.url}")
+        await self._update([(key, ERASE) for key in files])
+        for key in directories:
             await run_async(self.engine.erase_prefix(join(key, "")))
 
     async def _rm_expanded(self, path: Any, recursive: bool, maxdepth: int | None) -> None:

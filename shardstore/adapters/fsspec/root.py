@@ -17,7 +17,7 @@ from fsspec.utils import stringify_path
 from shardstore._sync import run_async
 from shardstore.adapters.fsspec.chain import ChainLink
 from shardstore.adapters.handle import Handle
-from shardstore.errors import InvalidInput, NotFound, ShardStoreError, StorageError
+from shardstore.errors import AccessDenied, InvalidInput, NotFound, ShardStoreError, StorageError
 from shardstore.format.store_keys import metadata_key, metadata_path
 from shardstore.storage.base import Storage
 from shardstore.storage.opening.address import Address
@@ -134,12 +134,15 @@ class Root:
 
     async def _look_for_root(self, to_create: bool) -> None:
         engine = self.handle.engine
-        if await engine.hierarchy.node("") is None:
+        root = None
+        with suppress(AccessDenied):  # as some servers answer of what is absent
+            root = await engine.hierarchy.node("")
+        if root is None:
             address = Address.parse(self._below.target)
             depth = await root_depth(address, self._below.storage_options or {})
-            root, inside = ("", "") if depth is None else (address.at(depth), address.path_from(depth))
-            if inside and await self._is_within(root, inside, to_create):
-                self._move_up(root, inside)
+            above, inside = ("", "") if depth is None else (address.at(depth), address.path_from(depth))
+            if inside and await self._is_within(above, inside, to_create):
+                self._move_up(above, inside)
             elif not inside:
                 with suppress(StorageError):  # if access is denied there, the place is taken for a root
                     await self._move_up_from_file(to_create)

@@ -66,6 +66,8 @@ class FileTransfers(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no typ
         await super()._copy(path1, path2, recursive, maxdepth=maxdepth, pairs=pairs)
         parents = {self._root.full_path(a).rpartition("/")[0] for a, _ in pairs} if recursive else set()
         files = [(a, b) for a, b in pairs if self._root.full_path(a) not in parents]
+        if not recursive and not isinstance(path1, str):
+            files = [(a, b) for a, b in files if not await self._is_only_directory(a)]
         sources = await self._file_keys(a for a, _ in files)
         targets = await self._file_keys((b for _, b in files), to_create=True)
         _refuse_collisions(targets)
@@ -166,7 +168,8 @@ class FileTransfers(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no typ
         files: list[tuple[str, str]] = []
         parents = {self._root.full_path(a).rpartition("/")[0] for a, _ in pairs} if recursive else set()
         for remote, local in pairs:
-            if self._root.full_path(remote) in parents:
+            is_listed = not recursive and not isinstance(rpath, str)
+            if self._root.full_path(remote) in parents or (is_listed and await self._is_only_directory(remote)):
                 await asyncio.to_thread(Path(local).mkdir, parents=True, exist_ok=True)
             else:
                 files.append((await self._file_key(remote), local))

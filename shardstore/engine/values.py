@@ -35,9 +35,10 @@ from shardstore.engine.reading.shard_chunks import Value, group_by_shard, group_
 from shardstore.engine.writing.chunk_sizes import with_whole
 from shardstore.engine.writing.v2_arrays_written import WrittenV2Arrays
 from shardstore.engine.writing.writer import Writer
-from shardstore.errors import Conflict, Corruption, InvalidInput, ShardStoreError
-from shardstore.format.store_keys import check_keys, metadata_key, metadata_path, possible_owners
-from shardstore.format.v2.keys import ARRAY_NAME, is_document
+from shardstore.errors import AccessDenied, Conflict, Corruption, InvalidInput, ShardStoreError
+from shardstore.format.metadata_v3 import METADATA_NAME
+from shardstore.format.store_keys import check_keys, join, metadata_key, metadata_path, possible_owners
+from shardstore.format.v2.keys import ARRAY_NAME, GROUP_NAME, is_document
 from shardstore.model.generation import UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING, ByteRequest, cut
 from shardstore.storage.base import (
@@ -58,6 +59,9 @@ _PLAIN_AT_ONCE = 64
 
 KeyRequest = tuple[str, ByteRequest]
 KeyUpdate = tuple[str, Action]
+
+_OF_A_NODE = (METADATA_NAME, ARRAY_NAME, GROUP_NAME)
+"""Documents of which each node has one."""
 
 
 @dataclass(eq=False, repr=False)
@@ -135,6 +139,7 @@ class Values:
         )
         self._show_documents(dict(zip(paths, outcomes[len(others) :], strict=True)), documents, requests, values)
         doubtful = await self._show_plain(plain, owners, outcomes[: len(others)], values)
+        await self._settle_hidden([*((i, target.key) for i, target in plain), *((i, target.key) for i, target in documents)], values)
         return again + doubtful, bool(doubtful)
 
     async def _read_chunks(
@@ -196,6 +201,23 @@ class Values:
             targets = await self.locate_each([keys[i] for i in doubtful], for_write=True)
             doubtful = [i for i, target in zip(doubtful, targets, strict=True) if not isinstance(target, PlainTarget)]
         return list(dict.fromkeys(doubtful + outdated))
+
+    async def _settle_hidden(self, keys: Sequence[tuple[int, str]], values: list[Value]) -> None:
+        """Show documents that may not be read as absent where another document of the same path shows what is there.
+
+        A server that may not say which objects there are denies access to all that are absent, and clients ask for the documents of every
+        format. A document of a node that is known stays denied, and so does one of a path of which nothing can be read.
+        """
+        hidden = [(i, key, key.rpartition("/")[0]) for i, key in keys if isinstance(values[i], AccessDenied) and is_document(key)]
+        paths = list(dict.fromkeys(path for _, _, path in hidden))
+        if not paths:
+            return
+        reads = [document_read(join(path, name)) for path in paths for name in _OF_A_NODE]
+        outcomes = iter(await self._storage.read(reads))
+        is_shown = {path: [isinstance(next(outcomes), Found) for _ in _OF_A_NODE] for path in paths}
+        for i, key, path in hidden:
+            if any(is_shown[path]) and (metadata_path(key) is None or self._hierarchy.known(path) is None):
+                values[i] = None
 
     def _plain_reads(self, reads: Sequence[Read], owners: Sequence[Node | None]) -> list[Read]:
         """Return the reads, guarded by the documents of the owners if the storage has guarded reads."""
@@ -277,7 +299,14 @@ class Values:
                     place = await self._reader.chunk_place(shard)
                     return None if place is None else place[1].nbytes
 
-        return await with_fresh_layout(attempt, f"the metadata that decides where {key!r} lies kept changing; try again")
+        try:
+            return await with_fresh_layout(attempt, f"the metadata that decides where {key!r} lies kept changing; try again")
+        except AccessDenied as exc:
+            values: list[Value] = [exc]
+            await self._settle_hidden([(0, key)], values)
+            if values[0] is not None:
+                raise
+            return None
 
     # -- writing ---------------------------------------------------------------------------------------------------
 

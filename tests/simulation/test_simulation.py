@@ -18,10 +18,10 @@ from tests.simulation import campaign
 from tests.simulation.calls import FAULTS as DISK_FAULTS
 from tests.simulation.campaign import run
 from tests.simulation.histories import FAULTS, Limits
+from tests.simulation.mutants import MUTANTS, Mutant
 from tests.simulation.network import FAULTS as NETWORK_FAULTS
 from tests.simulation.registers import NEVER, Operation, explanation
 from tests.simulation.world import Kind
-from tests.simulation.mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
 MORE = int(os.environ.get("SHARDSTORE_SEEDS", "400"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shardstore.errors import AccessDenied
 from shardstore.format.json_text import JsonObject, parse_object
 from shardstore.format.presentation import documents_inside
 from shardstore.format.store_keys import ancestors, check_key, join, metadata_key
@@ -23,7 +24,7 @@ async def stale_consolidated(storage: Storage, path: str) -> list[str]:
     outcomes = await storage.read([document_read(key) for key in keys])
     documents: dict[str, JsonObject | None] = {}
     for key, outcome in zip(keys, outcomes, strict=True):
-        if isinstance(outcome, Failed):
+        if isinstance(outcome, Failed) and not isinstance(outcome.error, AccessDenied):  # which may be said of what is absent
             raise outcome.error
         # If it is no JSON object, it only counts that it is there.
         documents[key] = parse_object(outcome.buffers[0]) or {} if isinstance(outcome, Found) else None

@@ -14,7 +14,7 @@ from shardstore.engine.metadata.hierarchy import Hierarchy, Node
 from shardstore.engine.metadata.stored_documents import DocumentReader, StoredDocument
 from shardstore.engine.metadata.translation import Translation
 from shardstore.engine.options import EngineOptions
-from shardstore.errors import Conflict, InvalidInput
+from shardstore.errors import AccessDenied, Conflict, InvalidInput
 from shardstore.format.json_text import dumps, parse_object
 from shardstore.format.metadata_v3 import is_array
 from shardstore.format.presentation import present_array, same_chunks
@@ -121,7 +121,13 @@ class Documents:
         """Store what ``new`` makes of the current document, or remove it. Return ``False`` if it is kept, and nothing was changed."""
         turn = self._contention.turn(metadata_key(path))
         while True:
-            current = await self.read(path)
+            hidden: AccessDenied | None = None
+            try:
+                current = await self.read(path)
+            except AccessDenied as exc:  # as some servers answer of what is absent: then a document is only created, on that condition
+                if self._hierarchy.known(path) is not None or not (await self._storage.probe()).create_if_absent:
+                    raise
+                hidden, current = exc, None
             data = new(current)
             if data is _Fate.KEPT:
                 return False
@@ -135,6 +141,8 @@ class Documents:
                 elif current is not None:
                     await self._erase(path, current)
             except ConditionFailed as exc:
+                if hidden is not None:
+                    raise hidden from exc
                 await turn.lost(f"the metadata of {path!r}", exc)
                 continue
             except InvalidInput as exc:

@@ -21,11 +21,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from shardstore.errors import Corruption, NotFound
+from shardstore.errors import AccessDenied, Corruption, NotFound
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_faults import looks_like_metadata, missing_members
 from shardstore.format.metadata_v3 import ArrayLayout, PlainArray, is_array, is_group, parse_layout, parse_plain
 from shardstore.format.store_keys import join, metadata_key, metadata_path, possible_owners
+from shardstore.format.v2.keys import ARRAY_NAME
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import Generation
 from shardstore.storage.base import Absent, Changed, Failed, Found, ReadOutcome, Storage, document_read, in_its_place
@@ -221,6 +222,7 @@ class Hierarchy:
         self._clock = clock
         self._nodes: dict[str, Node] = {}
         self._absent: dict[str, float] = {}  # path -> when; for reads only
+        self._hidden: dict[str, AccessDenied] = {}  # paths whose documents may not be read, or are absent
         self._vanished: dict[str, Node] = {}  # sharded arrays that another client deleted
         self.being_filled: set[str] = set()
         """The paths of arrays in which a whole shard that is written is probably not there yet: this process has created them, or found a
@@ -360,10 +362,12 @@ class Hierarchy:
         plain = parse_plain(document)
         return Node(path, "array", generation, now, plain=plain if isinstance(plain, PlainArray) else None, reason=layout), document
 
-    async def load(self, paths: Iterable[str], *, even_damaged: bool = False) -> dict[str, Node | None]:
-        """Read the documents of ``paths`` in one round, and remember what they say; ``None`` where there is none.
+    async def load(self, paths: Iterable[str], *, even_damaged: bool = False, even_hidden: bool = False) -> dict[str, Node | None]:
+        """Read the documents of ``paths`` in one round, and remember what they say; ``None`` where there is none; with ``even_hidden`` also
+        where nothing is known of it but that it may not be read.
 
         Raises:
+            AccessDenied: a document may not be read, unless ``even_hidden``. Of a node that is known, it is raised in any case.
             Corruption: the document of an array that was sharded is no longer one, unless ``even_damaged``.
         """
         asked = list(dict.fromkeys(paths))
@@ -373,8 +377,26 @@ class Hierarchy:
             return nodes
         outcomes = await self._storage.read([document_read(metadata_key(path)) for path in wanted])
         for path, outcome in zip(wanted, outcomes, strict=True):
-            nodes[path] = self.learn(path, outcome, even_damaged=even_damaged)
+            self._hidden.pop(path, None)
+            is_known = not even_hidden or path in self._nodes or path in self._vanished
+            if isinstance(outcome, Failed) and isinstance(outcome.error, AccessDenied) and not is_known:
+                if len(self._hidden) >= _MOST_ABSENT:
+                    self._hidden.clear()
+                self._hidden[path] = outcome.error
+            else:
+                nodes[path] = self.learn(path, outcome, even_damaged=even_damaged)
         return nodes
+
+    async def _check_hidden(self, owners: list[tuple[str, str]]) -> None:
+        """Raise ``AccessDenied`` if the document of a possible owner of a chunk key may not be read: the object there may be a shard.
+
+        A server that may not say which objects there are answers so for all that are absent, and so for arrays of Zarr v2, whose own
+        document shows them.
+        """
+        for path in [path for path, _ in owners if path in self._hidden]:
+            (of_v2,) = await self._storage.read([document_read(join(path, ARRAY_NAME))])
+            if not isinstance(of_v2, Found):
+                raise self._hidden[path]
 
     def learn(self, path: str, outcome: ReadOutcome, *, even_damaged: bool = False, described: Node | None = None) -> Node | None:
         """Remember what a read of a node's document gave; ``described``, where given, is the node that it describes.
@@ -465,10 +487,11 @@ class Hierarchy:
                     to_load.update(dict.fromkeys(missing))
                     waiting.append((i, owners))
                 else:
+                    await self._check_hidden(owners)
                     gone = self._vanished_owner(owners, for_write)
                     targets[i] = GoneTarget(keys[i]) if gone else self._plain(keys[i], owners)
             if to_load:
-                await self.load(to_load)
+                await self.load(to_load, even_hidden=True)
                 loaded.update(to_load)
             undecided = waiting
         return [t for t in targets if t is not None]

@@ -163,8 +163,11 @@ class Root:
     async def _is_within(self, root: str, inside: str, to_create: bool) -> bool:
         """Return whether the path ``inside`` of the hierarchy at ``root`` means something from there only."""
         around = Handle.make(root, self._below.storage_options, self._options).engine
-        if metadata_path(inside) is not None or await around.is_inside_array(inside):
+        if metadata_path(inside) is not None:
             return True
+        with suppress(AccessDenied):  # of documents that may be absent: then it counts whether there is a value
+            if await around.is_inside_array(inside):
+                return True
         return await around.size(inside) is not None or (to_create and not await self._has_any())
 
     def _move_up(self, root: str, inside: str) -> None:

@@ -119,7 +119,7 @@ def reads_through_another(protocol: str) -> bool:
         return True
     except ValueError:
         return False
-    named, _ = parameters_of(cls)  # type: ignore[arg-type]  # mypy does not take type[Any] for Hashable
+    named, _ = parameters_of(cls)
     return not named.isdisjoint({"fo", "target_protocol"})
 
 

@@ -37,37 +37,57 @@ def walked(fs: Any, path: Any, **options: Any) -> list[Any]:
     return sorted((here, sorted(directories), sorted(files)) for here, directories, files in fs.walk(path, **options))
 
 
+def cat(mode: str, recursive: bool = False) -> Operation:
+    return lambda fs, paths, local: fs.cat(paths, recursive=recursive, on_error=mode)
+
+
+def cat_ranges(mode: str) -> Operation:
+    return lambda fs, paths, local: fs.cat_ranges(paths, 0, 2, on_error=mode)
+
+
+def rm(recursive: bool) -> Operation:
+    return lambda fs, paths, local: fs.rm(paths, recursive=recursive)
+
+
+def expand(recursive: bool) -> Operation:
+    return lambda fs, paths, local: sorted(fs.expand_path(paths, recursive=recursive))
+
+
+def get(recursive: bool) -> Operation:
+    return lambda fs, paths, local: got(fs, paths, local, recursive=recursive)
+
+
+def cp(recursive: bool, **options: Any) -> Operation:
+    return lambda fs, paths, local: fs.cp(paths, f"{fs.top}/new/", recursive=recursive, **options)
+
+
+def called(name: str, *arguments: Any, **options: Any) -> Operation:
+    return lambda fs, path, local: getattr(fs, name)(path, *arguments, **options)
+
+
 OF_ANY: dict[str, Operation] = {
-    **{f"cat {mode}": lambda fs, paths, local, mode=mode: fs.cat(paths, on_error=mode) for mode in ("raise", "omit", "return")},
-    **{
-        f"cat recursive {mode}": lambda fs, paths, local, mode=mode: fs.cat(paths, recursive=True, on_error=mode)
-        for mode in ("raise", "omit", "return")
-    },
-    **{f"rm {r}": lambda fs, paths, local, r=r: fs.rm(paths, recursive=r) for r in (False, True)},
-    **{f"expand_path {r}": lambda fs, paths, local, r=r: sorted(fs.expand_path(paths, recursive=r)) for r in (False, True)},
-    **{f"get {r}": lambda fs, paths, local, r=r: got(fs, paths, local, recursive=r) for r in (False, True)},
-    **{f"cp {r}": lambda fs, paths, local, r=r: fs.cp(paths, f"{fs.top}/new/", recursive=r) for r in (False, True)},
-    **{
-        f"cp {r} ignore": lambda fs, paths, local, r=r: fs.cp(paths, f"{fs.top}/new/", recursive=r, on_error="ignore")
-        for r in (False, True)
-    },
+    **{f"cat {mode}": cat(mode) for mode in ("raise", "omit", "return")},
+    **{f"cat recursive {mode}": cat(mode, recursive=True) for mode in ("raise", "omit", "return")},
+    **{f"rm {recursive}": rm(recursive) for recursive in (False, True)},
+    **{f"expand_path {recursive}": expand(recursive) for recursive in (False, True)},
+    **{f"get {recursive}": get(recursive) for recursive in (False, True)},
+    **{f"cp {recursive}": cp(recursive) for recursive in (False, True)},
+    "cp ignore": cp(False, on_error="ignore"),
 }
-OF_LISTS: dict[str, Operation] = {
-    f"cat_ranges {mode}": lambda fs, paths, local, mode=mode: fs.cat_ranges(paths, 0, 2, on_error=mode) for mode in ("raise", "return")
-}
+OF_LISTS: dict[str, Operation] = {f"cat_ranges {mode}": cat_ranges(mode) for mode in ("raise", "return")}
 OF_ONE: dict[str, Operation] = {
-    **{name: lambda fs, path, local, name=name: getattr(fs, name)(path) for name in ("glob", "exists", "isdir", "isfile", "info", "du")},
-    **{name: lambda fs, path, local, name=name: getattr(fs, name)(path) for name in ("find", "rm_file", "cat_file")},
+    **{name: called(name) for name in ("glob", "exists", "isdir", "isfile", "info", "du", "find", "rm_file", "cat_file")},
     "ls": lambda fs, path, local: sorted(fs.ls(path, detail=False)),
-    "find withdirs": lambda fs, path, local: fs.find(path, withdirs=True),
-    "find maxdepth": lambda fs, path, local: fs.find(path, maxdepth=1),
-    "du each": lambda fs, path, local: fs.du(path, total=False),
+    "find withdirs": called("find", withdirs=True),
+    "find maxdepth": called("find", maxdepth=1),
+    "du each": called("du", total=False),
     "walk": lambda fs, path, local: walked(fs, path),
     "walk raise": lambda fs, path, local: walked(fs, path, on_error="raise"),
-    "head": lambda fs, path, local: fs.head(path, 2),
+    "head": called("head", 2),
     "open": lambda fs, path, local: fs.open(path, "rb").read(),
     "mapper get": lambda fs, path, local: fs.get_mapper(fs.top).get(path[len(fs.top) + 1 :] or "g"),
 }
+
 _WITH_DIRECTORIES = {"directory", "root", "mixed", "nested", "root and file", "all", "names"}
 
 # Where this filesystem differs from both of fsspec's, and means to; docs/howto/fsspec.md says so.
@@ -107,7 +127,7 @@ def made(kind: str, base: Path) -> Any:
 def told(value: Any, fs: Any) -> Any:
     """A result without the place of its filesystem; of an error, the class of Python's."""
     if isinstance(value, OSError):
-        return next(kind.__name__ for kind in (IsADirectoryError, FileNotFoundError, OSError) if isinstance(value, kind))
+        return "no file" if isinstance(value, FileNotFoundError) else type(value).__name__
     if isinstance(value, Exception):
         return type(value).__name__
     if isinstance(value, dict) and {"name", "type"} <= value.keys():

@@ -127,9 +127,13 @@ def test_a_known_document_stays_denied(root: Path) -> None:
     chunks = shardstore.get_mapper(storage, metadata_ttl=0)
     assert len(chunks["a/c/0"]) > 0
     storage.denied = ("a/zarr.json",)
+    shard = (root / "a/c/0").read_bytes()
     for key in ("a/c/0", "a/c/1", "a/zarr.json"):
         with pytest.raises(AccessDenied):
             chunks[key]
+        with pytest.raises(AccessDenied):
+            chunks[key] = GROUP
+    assert (root / "a/c/0").read_bytes() == shard
 
 
 def test_a_group_is_created_on_the_condition_that_there_is_none(root: Path) -> None:

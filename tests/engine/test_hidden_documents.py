@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import zarr
 
@@ -58,8 +59,9 @@ class Unlisted(CountingStorage):
         return found
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        raise self._denied(prefix)
-        yield
+        for info in [await self.stat(f"{prefix} that is listed")]:  # which is denied
+            if info is not None:
+                yield info
 
     async def list_dir(self, prefix: str) -> DirListing:
         raise self._denied(prefix)
@@ -80,7 +82,7 @@ def test_what_is_there_is_read(root: Path) -> None:
     group = zarr.open_group(shardstore.open(Unlisted(LocalStorage(root)), read_only=True), mode="r")
     for path, value in (("a", 1), ("p", 2)):
         array = zarr.open_array(group.store, path=path, mode="r")
-        assert set(array[...].tolist()) == {value}  # type: ignore[union-attr,arg-type]
+        assert set(np.ravel(array[...]).tolist()) == {value}
 
 
 def test_an_array_of_v2_is_read(root: Path) -> None:
@@ -116,7 +118,8 @@ def test_a_document_that_is_denied_never_makes_a_shard_of_it_a_chunk(root: Path)
         with pytest.raises(AccessDenied):
             chunks[key] = b"chunk"
     before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
-    for change in (lambda: chunks.rmdir("a"), lambda: chunks.rmdir("a/c"), lambda: chunks.__delitem__("a/c/0")):
+    changes: list[Callable[[], Any]] = [lambda: chunks.rmdir("a"), lambda: chunks.rmdir("a/c"), lambda: chunks.pop("a/c/0")]
+    for change in changes:
         with pytest.raises(StorageError):
             change()
     assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before

@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import boto3
 import fsspec
 import pytest
 import zarr
@@ -51,9 +50,8 @@ def store() -> Iterator[tuple[str, dict[str, Any]]]:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     options = {"key": "any", "secret": "any", "endpoint_url": f"http://127.0.0.1:{server.server_port}"}
     try:
-        client = boto3.client("s3", endpoint_url=options["endpoint_url"], aws_access_key_id="any", aws_secret_access_key="any")
         bucket = f"bucket-{uuid.uuid4().hex}"
-        client.create_bucket(Bucket=bucket)
+        fsspec.filesystem("s3", **options).mkdir(bucket)
         made = shardstore.open(f"s3://{bucket}/top/g", storage_options=options, chunks_per_shard=(2,))
         zarr.create_array(made, name="a", shape=(8,), chunks=(2,), dtype="u1", compressors=None)[...] = 1
         policy.may_list = False

@@ -97,7 +97,7 @@ def link_below(fo: object, target_protocol: object, target_options: Mapping[str,
     return ChainLink(url, options or None, root.rstrip("/"))
 
 
-def _check_links(protocol: object, options: object, path: object) -> None:
+def _check_links(protocol: object, options: Any, path: object) -> None:
     """Check each link that has one behind it: fsspec cuts URLs at every ``::``, and ``sharded::/data/run::v2`` would open ``/data/run``.
 
     Raises:

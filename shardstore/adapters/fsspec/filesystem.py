@@ -155,7 +155,9 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
     async def _is_only_directory(self, path: str) -> bool:
         """Return whether a path is a directory, and not a file as well."""
         key = await self._key(path)
-        return await self._is_directory(key) and not (key and await run_async(self.engine.exists(key)))
+        if not key:
+            return True
+        return await self._is_directory(key) and not await run_async(self.engine.exists(key))
 
     async def _is_directory(self, key: str) -> bool:
         """Return whether a key that has no value is a directory; without a request where it is that of a chunk or a document."""

@@ -218,8 +218,9 @@ def combine(
 ) -> None:
     """Make one set of several: arrays side by side, or one behind the other along a dimension. Nothing is decoded.
 
-    Arrays have to have the same chunks and codecs, and all sets but the last end with a whole chunk. To combine by the values of
-    coordinates, use VirtualiZarr or kerchunk.
+    Arrays have to have the same chunks and codecs, and all sets but the last end with a whole chunk. Arrays without the dimension have to
+    be the same in all sets, byte for byte; they are read where sets refer to different copies, up to 16 MiB of a set. To combine by the
+    values of coordinates, use VirtualiZarr or kerchunk.
 
     Examples:
 

@@ -1,7 +1,8 @@
 """``combine``: one set of several, by their structure alone: nothing is decoded.
 
 Arrays of different paths stand side by side. Arrays of one path are put one behind the other along ``dim``, if their chunks are of one
-shape and coded alike, and all but the last end with a whole chunk. Arrays without that dimension have to be the same in all sets.
+shape and coded alike, and all but the last end with a whole chunk. Arrays without that dimension have to be the same in all sets:
+``comparing.py`` compares them.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from shardstore.errors import InvalidInput
 from shardstore.format.json_text import JsonObject, same_text
 from shardstore.format.references.documents import DocumentFlavour, NodeDocuments
 from shardstore.format.v2.arrays import ARRAY_DIMENSIONS
-from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, content, size_of, strides
+from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, size_of, strides
 from shardstore.references.choices import Choices, Flavour
+from shardstore.references.comparing import Comparison, ComparisonBounds
 from shardstore.references.places import JSON_SUFFIXES, check_apart, open_set, options_for
 from shardstore.references.report import ReferenceReport
-from shardstore.references.sets import PinsByUrl, reference_storage, set_source
+from shardstore.references.sets import PinsByUrl, SetArray, reference_storage, set_source
 from shardstore.references.storing import Form, JSONForm, ParquetForm, Progress, put
 
 _WHO_DOES_IT = "combining by the values of coordinates takes decoding: VirtualiZarr and kerchunk do it"
@@ -85,7 +87,9 @@ def combine(
     Args:
         sets: paths or URLs of sets, of whatever program, in their order.
         target: the path or URL of the new set.
-        dim: the name of the dimension along which arrays are put one behind the other; arrays without it have to be the same in all sets.
+        dim: the name of the dimension along which arrays are put one behind the other. Arrays without it have to be the same in all sets:
+            where sets refer to different places, as each store has its own coordinates, the bytes are read and compared, of each set at
+            most 256 chunks and 16 MiB. The new set refers to those of the first set that has the array.
         format: of the new set; by default JSON if ``target`` ends in .json, .json.gz or .json.zst, and Parquet otherwise.
         flavour: as for ``write_json`` and ``write_parquet``.
         mixed_protocols: as for ``write_json``.
@@ -96,6 +100,7 @@ def combine(
 
     Raises:
         InvalidInput: the sets do not fit together; the message says why, and which other program can combine them.
+        Conflict: an object that had to be compared has changed since its set was made.
         ShardStoreError: as ``write_json``.
     """
     check_flags(mixed_protocols=mixed_protocols, overwrite=overwrite)
@@ -120,12 +125,13 @@ def combine(
     return put(whole, place, form, choices, overwrite=overwrite, progress=progress, has_options=bool(storage_options))
 
 
-def combined(sources: Sequence[ReferenceSource], dim: str | None) -> ReferenceSource:
-    """Return one source of several.
+def combined(sources: Sequence[ReferenceSource], dim: str | None, bounds: ComparisonBounds | None = None) -> ReferenceSource:
+    """Return one source of several sets. ``bounds`` are those of the bytes that are compared.
 
     Raises:
-        InvalidInput: they do not fit together; the message says why, and who else can do it.
-        StorageError: references could not be read.
+        InvalidInput: they do not fit together; the message says why, and which other program can combine them.
+        Conflict: an object that had to be compared has changed since its set was made.
+        StorageError: references, or what has to be compared, could not be read.
     """
     groups: dict[str, NodeDocuments] = {}
     differing: dict[str, str] = {}
@@ -139,6 +145,8 @@ def combined(sources: Sequence[ReferenceSource], dim: str | None) -> ReferenceSo
         for array in source.arrays:
             arrays.setdefault(array.path, []).append((source.url, array))
     whole = ReferenceSource(" + ".join(source.url for source in sources), groups, [], left_out=differing)
+    why = "names no dimension to put them one behind the other" if dim is None else f"does not have the dimension {dim!r}"
+    comparison = Comparison((source.url for source in sources), f"{why}. {_WHO_DOES_IT}", bounds or ComparisonBounds())
     for path, parts in arrays.items():
         axes = {_dimensions(array).index(dim) for _, array in parts if dim in _dimensions(array)} if dim is not None else set()
         if len(parts) == 1 and (not axes or len(sources) == 1):
@@ -147,13 +155,16 @@ def combined(sources: Sequence[ReferenceSource], dim: str | None) -> ReferenceSo
             whole.arrays.append(_joined(path, parts, axes, len(sources)))
         else:
             for url, other in parts[1:]:
-                _check_same(path, parts[0], (url, other), dim)
+                if not _is_described_alike(parts[0][1], other):
+                    raise comparison.refusal(path, parts[0][0], url, "their documents differ")
+            comparison.add(path, [(url, array) for url, array in parts if isinstance(array, SetArray)])
             whole.arrays.append(parts[0][1])
     for source in sources:
         whole.left_out |= source.left_out
         whole.impossible |= source.impossible
     if both := sorted(set(groups) & set(arrays)):
         raise InvalidInput(f"{both[0]!r} is a group in one set and an array in another")
+    comparison.finish()
     whole.arrays.sort(key=lambda array: array.path)
     return whole
 
@@ -222,15 +233,7 @@ def _dimensions(array: ReferencedArray) -> list[Any]:
     return names if isinstance(names, list) else []
 
 
-def _check_same(path: str, one: tuple[str, ReferencedArray], other: tuple[str, ReferencedArray], dim: str | None) -> None:
-    """Raise ``InvalidInput`` if two arrays are not the same, by their documents and references."""
-    (url, mine), (other_url, theirs) = one, other
-    same = (
-        same_text([_document(mine), _attributes(mine)], [_document(theirs), _attributes(theirs)]) and mine.chunk_grid == theirs.chunk_grid
-    )
-    if same:
-        size = size_of(mine)
-        same = content(mine.batches(0, size)) == content(theirs.batches(0, size))
-    if not same:
-        how = "names no dimension to put them one behind the other" if dim is None else f"does not have the dimension {dim!r}"
-        raise InvalidInput(f"array {path!r} is not the same in {url} and {other_url}, and {how}. {_WHO_DOES_IT}")
+def _is_described_alike(one: ReferencedArray, other: ReferencedArray) -> bool:
+    """Return whether the documents of two arrays say the same."""
+    documents = ([_document(array), _attributes(array)] for array in (one, other))
+    return same_text(*documents) and one.chunk_grid == other.chunk_grid

@@ -80,11 +80,20 @@ class SetArray:
         self.node = node
         self.flavour: DocumentFlavour | None = None
         self.chunk_grid = grid
-        self._references = references
+        self.references = references
+        """The set."""
         self._place = path
         """The path in the set, which stays when the array gets another one."""
         self._encoding = encoding
         self._pins = pins
+
+    def noting(self, pins: PinsByUrl) -> SetArray:
+        """Return the same array, which notes the objects that it refers to in other ``pins``."""
+        return SetArray(self.references, self._place, self.node, self._encoding, self.chunk_grid, pins)
+
+    def key(self, chunk: int) -> str:
+        """Return the key of a chunk in the set."""
+        return self._keys(np.array([chunk], dtype=np.int64))[0]
 
     def window(self, start: int, most: int) -> range:
         size = prod(self.chunk_grid)
@@ -115,7 +124,7 @@ class SetArray:
     async def _numbers_listed(self) -> list[int]:
         found: list[int] = []
         above = join(self._place, "")
-        async for key in self._references.keys(above):
+        async for key in self.references.keys(above):
             coords = self._encoding.decode(key[len(above) :], len(self.chunk_grid))
             if coords is not None and all(c < g for c, g in zip(coords, self.chunk_grid, strict=True)):
                 found.append(int(np.ravel_multi_index(coords, self.chunk_grid)) if coords else 0)
@@ -128,7 +137,7 @@ class SetArray:
             Corruption: a record cannot be read.
             StorageError: a request failed.
         """
-        entries = run_sync(self._references.find(self._keys(chunks)))
+        entries = run_sync(self.references.find(self._keys(chunks)))
         kept: list[int] = []
         numbers: dict[str, int] = {}
         generations: dict[str, str] = {}
@@ -144,7 +153,7 @@ class SetArray:
                 if url is None:
                     raise InvalidInput(f"a reference of array {self._place!r} names no URL: say which one by the option target")
                 if "://" not in url and not self._pins.keeps_relative:
-                    url = self._references.targets.absolute(url)
+                    url = self.references.targets.absolute(url)
                 self._pins.note(url, entry.token)
                 if entry.token is not None:
                     generations[url] = entry.token

@@ -1,7 +1,8 @@
 """shardstore: packs many Zarr chunks into shard objects, on local disks, S3, Google Cloud Storage and behind any fsspec URL.
 
 ``open`` gives a store for zarr-python, ``get_mapper`` a mapping; ``sharded::`` in front of a URL does it without an import.
-Importing this imports neither zarr nor s3fs: what needs them is loaded when it is asked for.
+Importing this imports neither zarr nor s3fs: what needs them is loaded when it is asked for. Where an extra is missing, a name that needs
+it is there too, and using it is an error that says how to install the extra.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from shardstore.errors import (
     Corruption,
     Incomplete,
     InvalidInput,
+    NoSpace,
     NotFound,
     ReadOnly,
     ShardStoreError,
@@ -54,6 +56,7 @@ __all__ = [
     "Corruption",
     "Incomplete",
     "InvalidInput",
+    "NoSpace",
     "NotFound",
     "ReadOnly",
     "ShardStoreError",
@@ -116,21 +119,9 @@ def __getattr__(name: str) -> Any:
         return import_module(f"shardstore.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'shardstore' has no attribute {name!r}")
-    return getattr(_module_of(name, _LAZY[name]), name)
+    from shardstore.optional import load
 
-
-def _module_of(name: str, path: str) -> Any:
-    """Return the module at ``path``, which ``shardstore.{name}`` needs. Raises ``Unsupported`` if that needs zarr, which is missing."""
-    from importlib import import_module
-
-    try:
-        return import_module(path)
-    except ModuleNotFoundError as exc:
-        if (exc.name or "").partition(".")[0] != "zarr":
-            raise
-        from shardstore.extras import how_to_install
-
-        raise Unsupported(f"shardstore.{name} needs zarr-python: {how_to_install('zarr')}; ShardingTransformer works without") from exc
+    return load(f"shardstore.{name}", _LAZY[name], *(("zarr", "; get_mapper works without") if name == "ShardedStore" else ()))
 
 
 def open(
@@ -179,7 +170,7 @@ def open(
 
     Specification: Zarr v3, sharding codec 1.0.
     """
-    store: type[ShardedStore] = _module_of("open", _LAZY["ShardedStore"]).ShardedStore
+    store: type[ShardedStore] = __getattr__("ShardedStore")
     return store(
         url,
         read_only=read_only,

@@ -5,6 +5,7 @@ The packages are named, instead of ``shardstore[zarr]``: so the same command wor
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
@@ -31,3 +32,8 @@ def how_to_install(extra: str) -> str:
     """Return the command that installs the packages of an extra."""
     # Without the systems that they are for: those are in quotes too.
     return " ".join(["pip install", *(f"'{requirement.partition(';')[0]}'" for requirement in EXTRAS[extra])])
+
+
+def packages_of(extra: str) -> set[str]:
+    """Return the names of the packages of an extra, as they are imported."""
+    return {re.split(r"[<>=!~;\[ ]", requirement, maxsplit=1)[0] for requirement in EXTRAS[extra]}

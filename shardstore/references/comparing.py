@@ -122,7 +122,7 @@ class Comparison:
                         raise self.refusal(name[0], self._firsts[name][0], url, f"chunk {name[1]} differs")
 
     async def _read(self, url: str) -> dict[_Name, bytes]:
-        """Return the bytes of the wanted chunks of one set, which are asked for in one batch, or two if objects are longer than expected."""
+        """Return the bytes of the wanted chunks of one set, which are asked for in one batch, or two if an object is long."""
         if url not in self._wanted:
             return {}
         wanted = self._wanted[url]

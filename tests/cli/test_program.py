@@ -444,12 +444,6 @@ def test_without_its_packages_the_program_names_the_extra(package: str) -> None:
     assert done.stderr == "error: the command line needs typer and rich: pip install 'rich>=13.7' 'typer>=0.15'\n"
 
 
-def test_without_zarr_the_package_names_the_extra() -> None:
-    code = "import sys; sys.modules['zarr'] = None; import shardstore; shardstore.ShardedStore"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "Unsupported: shardstore.ShardedStore needs zarr-python: pip install 'zarr>=3.1.6'" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("name", "below", "said"),
     [

@@ -202,7 +202,7 @@ def shard_document(presented: JsonObject, index_format: IndexFormat, *, by_trans
     if len(chunk_shape) != len(index_format.chunks_per_shard):
         raise InvalidInput(
             f"chunks_per_shard {index_format.chunks_per_shard} has {len(index_format.chunks_per_shard)} dimensions, the array has "
-            f"{len(chunk_shape)}: give one number a dimension, or a mapping from path patterns to tuples"
+            f"{len(chunk_shape)}: give one number for each dimension"
         )
     if by_transformer:
         return _with_transformers(presented, [*(presented.get(_TRANSFORMERS) or []), sharding_transformer(index_format.chunks_per_shard)])

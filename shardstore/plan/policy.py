@@ -88,9 +88,11 @@ def _checked(decided: object, info: ArrayInfo) -> tuple[int, ...]:
     if not isinstance(decided, tuple | list) or not all(_is_count(n) for n in decided):
         raise InvalidInput(f"chunks_per_shard {decided!r} for array {info.path!r} is not a tuple of positive integers, 'auto' or None")
     if len(decided) != len(info.shape):
+        n = len(decided)
         raise InvalidInput(
-            f"chunks_per_shard {tuple(decided)} has {len(decided)} dimensions, array {info.path!r} has {len(info.shape)}: give one number "
-            f"a dimension, or a mapping from path patterns, such as {{{info.path or '*'!r}: 'auto', '*': {tuple(decided)}}}"
+            f"chunks_per_shard {tuple(decided)} has {n} dimensions, array {info.path!r} has {len(info.shape)}: give a function, such as "
+            f"lambda info: {tuple(decided)} if len(info.shape) == {n} else 'auto', or a mapping that matches only arrays of {n} dimensions: "
+            f"{{'PATTERN': {tuple(decided)}}}; what no pattern matches is 'auto'"
         )
     if prod(decided) > MAX_SLOTS:
         raise InvalidInput(f"chunks_per_shard {tuple(decided)} for array {info.path!r} puts more than {MAX_SLOTS} chunks into a shard")

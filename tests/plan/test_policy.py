@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from math import prod
 from typing import Any
 
@@ -128,8 +130,28 @@ def test_coordinates_stay_as_they_are() -> None:
 
 @pytest.mark.parametrize("policy", [(2, 2), (2, 2, 2, 2), lambda info: (1,), {"*": (3,)}])
 def test_a_rank_that_does_not_fit(policy: Any) -> None:
-    with pytest.raises(InvalidInput, match=r"array 'g/ct' has 3: give one number a dimension"):
+    with pytest.raises(InvalidInput, match=r"array 'g/ct' has 3: give a function"):
         chunks_per_shard(policy, "g/ct", VOLUME)
+
+
+@pytest.mark.parametrize("given", [(4, 2, 2), {"*": (4, 2, 2)}])
+@pytest.mark.parametrize("first", ["time", "lat", "g/plane"])
+def test_what_the_error_about_a_rank_suggests_works_for_all_arrays_at_once(given: Any, first: str) -> None:
+    arrays = {
+        "time": document((3000,), (10,)),
+        "lat": document((48,), (12,)),
+        "g/plane": document((48, 96), (12, 24)),
+        "tas": document((30, 48, 96), (10, 12, 24)),
+        "scalar": document((), ()),
+    }
+    with pytest.raises(InvalidInput) as refused:
+        chunks_per_shard(given, first, arrays[first])
+    function, mapping = re.findall(r"lambda .*? else 'auto'|\{.*?\}", str(refused.value))
+    for policy in (eval(function), ast.literal_eval(mapping.replace("PATTERN", "tas"))):
+        validate_policy(policy)
+        for path, array in arrays.items():
+            decided = chunks_per_shard(policy, path, array)
+            assert decided == ((4, 2, 2) if path == "tas" else chunks_per_shard("auto", path, array))
 
 
 @pytest.mark.parametrize("decided", [(0, 1, 1), (1, -1, 1), (1.5, 1, 1), "big", 7])

@@ -1,0 +1,174 @@
+"""What the documentation and the docstrings say of names, defaults and limits is what the code has."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardstore
+from shardstore import errors
+from shardstore.engine.options import EngineOptions
+from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY
+from shardstore.maintenance.packing.pack import PackOptions
+from shardstore.plan import policy
+from shardstore.references.comparing import ComparisonBounds
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "shardstore"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
+
+_DOTTED = re.compile(r"(?<![\w./@:-])shardstore(?:\.[A-Za-z_]\w*)+")
+_CLASSES = {name for name in vars(errors) if isinstance(getattr(errors, name), type)}
+_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def strings_of(path: Path) -> Iterator[str]:
+    """The docstrings and messages of a module; the members of documents, which are names too, are left out."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            yield node.value
+
+
+def exists(dotted: str) -> bool:
+    """Whether a name of a module, or of something in one, leads to anything."""
+    owner: Any = shardstore
+    at = "shardstore"
+    for part in dotted.split(".")[1:]:
+        at = f"{at}.{part}"
+        if hasattr(owner, part):
+            owner = getattr(owner, part)
+            continue
+        try:
+            owner = import_module(at)
+        except ModuleNotFoundError:
+            return False
+    return True
+
+
+def mentioned() -> Iterator[tuple[str, str]]:
+    for page in PAGES:
+        for found in _DOTTED.findall(page.read_text()):
+            yield str(page.relative_to(ROOT)), found
+    for path in MODULES:
+        for text in strings_of(path):
+            for found in _DOTTED.findall(text):
+                yield str(path.relative_to(ROOT)), found
+
+
+def members() -> set[str]:
+    """Names that stored documents and logs have, which are texts of their own in the code."""
+    values = (node.value for path in MODULES for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant))
+    texts = (value.decode(errors="replace") if isinstance(value, bytes) else str(value) for value in values)
+    return {text for text in texts if re.fullmatch(r"shardstore\.[a-z_0-9]+", text) and not exists(text)}
+
+
+def test_every_name_of_the_package_that_is_mentioned_exists() -> None:
+    named = set(mentioned())
+    assert len(named) > 150
+    known = members()
+    assert len(known) < 15
+    assert {each for each in named if each[1] not in known and not exists(each[1])} == set()
+
+
+def test_every_error_is_a_name_of_the_package_and_in_the_table() -> None:
+    public = {name for name in _CLASSES if issubclass(getattr(errors, name), errors.ShardStoreError)}
+    assert public <= set(shardstore.__all__)
+    assert all(getattr(shardstore, name) is getattr(errors, name) for name in public)
+    table = (ROOT / "docs/reference/reference.md").read_text().partition("## shardstore.errors")[2]
+    rows = dict(re.findall(r"^\| `(\w+)` \|([^|]*)\|", table, re.MULTILINE))
+    assert rows.keys() == public - {"ShardStoreError"}
+    for name, bases in rows.items():
+        said = set(re.findall(r"`(\w+)`", bases))
+        assert said == {base.__name__ for base in getattr(errors, name).__bases__} - {"ShardStoreError"}, name
+
+
+# -- defaults ----------------------------------------------------------------------------------------------------------
+
+
+def value_of(text: str) -> Any:
+    """A default as a page shows it: ``"auto"``, ``64 MiB``, ``1.0``."""
+    if found := re.fullmatch(r"([\d.]+) ([KMG]iB)", text.strip("`")):
+        return int(found[1]) * _UNITS[found[2]]
+    return ast.literal_eval(text.strip("`"))
+
+
+def signatures() -> Iterator[tuple[str, dict[str, str]]]:
+    """The functions whose signature the reference shows, with the defaults that it gives."""
+    text = (ROOT / "docs/reference/reference.md").read_text().replace(",\n", ", ")
+    for name, arguments in re.findall(r"`(\w+)\(([^`]*\*,[^`]*)\)(?: -> [^`]*)?`", text):
+        yield name, dict(re.findall(r"(\w+)=((?:\"[^\"]*\"|\([^)]*\)|[^,)])+)", arguments))
+
+
+def test_the_signatures_of_the_reference_are_those_of_the_code() -> None:
+    found = dict(signatures())
+    assert {"open", "get_mapper", "pack", "compact", "repair", "verify", "census", "report", "mount", "align"} <= found.keys()
+    for name, said in found.items():
+        parameters = inspect.signature(getattr(shardstore, name)).parameters
+        for argument, default in said.items():
+            assert argument in parameters, (name, argument)
+            assert value_of(default) == parameters[argument].default, (name, argument)
+        named = {each.name for each in parameters.values() if each.default is not each.empty}
+        shows_all = "…" not in said and name not in ("open", "get_mapper", "ShardingTransformer", "pack", "reshard", "unpack", "mount")
+        assert not shows_all or said.keys() == named, name
+
+
+def test_the_defaults_of_the_options_are_those_of_the_code() -> None:
+    page = (ROOT / "docs/reference/options.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]*?) \|", page, re.MULTILINE))
+    defaults = {name: parameter.default for name, parameter in inspect.signature(shardstore.open).parameters.items()}
+    made = EngineOptions()
+    defaults |= {field.name: getattr(made, field.name) for field in fields(EngineOptions)} | {"present": "v3", "locks": "auto"}
+    defaults |= {"fsync": True, "transport": "fsspec", "pipeline": True}
+    shown = {name for name, default in rows.items() if default != "by kind of storage"}
+    assert len(shown) > 20
+    assert {name: value_of(rows[name]) for name in shown} == {name: defaults[name] for name in shown}
+    assert {name for name in rows.keys() - shown if defaults.get(name) is not None} == set()
+
+
+def test_the_options_of_pack_are_all_named() -> None:
+    text = (ROOT / "docs/reference/reference.md").read_text()
+    options = text[text.index("PackOptions`: ") : text.index("## shardstore.references")].partition("```")[0]
+    assert {field.name for field in fields(PackOptions)} - set(re.findall(r"`(\w+)`", options)) == set()
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+MOST_COMPARED = f"{ComparisonBounds().chunks} chunks and {ComparisonBounds().nbytes >> 20} MiB"
+OF_AUTO = f"at most {policy.AUTO_MAX_CHUNKS:,} chunks"
+SAID = [
+    (shardstore.open, f"about {policy.AUTO_SHARD_NBYTES >> 20} MiB decoded a shard, {OF_AUTO}"),
+    ("docs/start/quickstart.md", f"about {policy.AUTO_SHARD_NBYTES >> 20} MiB of decoded data per shard, {OF_AUTO}"),
+    ("docs/howto/pack.md", f"about {policy.AUTO_SHARD_NBYTES >> 20} MiB decoded, {OF_AUTO}"),
+    ("docs/reference/options.md", f"chunks of less than {policy.AUTO_LEAST_CHUNK_NBYTES >> 10} KiB count as that much: {OF_AUTO}"),
+    ("docs/reference/options.md", f"one chunk of at most {policy.AUTO_SMALL_ARRAY_NBYTES >> 10} KiB (coordinates)"),
+    (shardstore.references.combine, MOST_COMPARED),
+    ("docs/howto/references.md", MOST_COMPARED),
+    ("docs/howto/references.md", f"of {('seven', 'eight', 'nine')[ComparisonBounds().sets_at_once - 7]} sets at once"),
+    ("docs/reference/reference.md", f"max_memory={DEFAULT_MAX_MEMORY}"),
+]
+
+
+@pytest.mark.parametrize(("where", "said"), SAID, ids=lambda value: str(getattr(value, "__name__", value)))
+def test_the_limits_that_are_said_are_those_of_the_code(where: Any, said: str) -> None:
+    text = (ROOT / where).read_text() if isinstance(where, str) else where.__doc__
+    assert said in " ".join(text.split())
+
+
+def test_no_docstring_gives_a_number_for_a_default_that_a_signature_does_not_have() -> None:
+    """A number behind "default" in a docstring is that of an argument of the same function."""
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or not (text := ast.get_docstring(node)):
+                continue
+            defaults = [ast.unparse(each) for each in (*node.args.defaults, *node.args.kw_defaults) if each is not None]
+            for found in re.finditer(r"(?:by )?default(?:s to| is|:)? (\d[\d,.]*\d|\d)", text):
+                assert any(found[1].replace(",", "") in default for default in defaults), (str(path), node.name, found[0])

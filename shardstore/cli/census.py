@@ -11,18 +11,18 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from shardstore.adapters.tools.verification import picture_saver
+from shardstore.adapters.tools.verification import census_step, picture_saver
 from shardstore.cli.arguments import AsJson, StorageOptions, Url
 from shardstore.cli.execution import WorkOptions, check_writable
 from shardstore.cli.failures import ExitCode, exit_code, message
 from shardstore.cli.output import complain, has_colours, print_json, show
-from shardstore.cli.progress import Step, step_bar
 from shardstore.cli.target import resolve
 from shardstore.errors import InvalidInput
 from shardstore.maintenance.census.file import ArrayCensus, Census
 from shardstore.maintenance.census.run import take_census
 from shardstore.maintenance.execution import Execution
 from shardstore.model.words import count, plural, shape, size
+from shardstore.progress.shown import step_bar
 
 _AXES = re.compile(r"([0-9]{1,2}),([0-9]{1,2})")
 
@@ -82,7 +82,7 @@ def census(
             target.path,
             of_contents=contents,
             execution=Execution.of(**arguments),
-            progress=lambda objects, nbytes, total: bar(Step("counting", objects, total, nbytes)),
+            progress=lambda objects, nbytes, total: bar(census_step(objects, nbytes, total)),
             shown=str(target.address),
         )
     if as_json:

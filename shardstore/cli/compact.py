@@ -7,17 +7,15 @@ from typing import Annotated, Any
 import typer
 
 from shardstore.cli.arguments import AsJson, StorageOptions, Url
-from shardstore.cli.execution import ReplaceOptions, end_with, shard_step
+from shardstore.cli.execution import ReplaceOptions, end_with
 from shardstore.cli.held import HeldOptions
 from shardstore.cli.output import complain, print_json
-from shardstore.cli.progress import step_bar
 from shardstore.cli.target import Target, resolve
 from shardstore.errors import InvalidInput
-from shardstore.maintenance.compact import CompactReport
+from shardstore.maintenance.compact import CompactReport, compact_step
 from shardstore.maintenance.compact import compact as compact_store
 from shardstore.model.words import plural, size
-
-_ACTIONS = {"looking": "looking at indices", "working": "compacting"}
+from shardstore.progress.shown import step_bar
 
 
 def compact(
@@ -62,7 +60,7 @@ def compact(
             order="morton" if order == "morton" else "C",
             dry_run=dry_run,
             storage_options=given or None,
-            progress=lambda progress: bar(shard_step(_ACTIONS, progress)),
+            progress=lambda progress: bar(compact_step(progress)),
             **arguments,
         )
     if as_json:

@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +19,10 @@ import typer
 
 from shardstore.cli.failures import ExitCode, exit_code, message
 from shardstore.cli.output import complain
-from shardstore.cli.progress import Step
 from shardstore.errors import InvalidInput, StorageError, Unsupported
 from shardstore.maintenance.cluster import ExecutorLike
 from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY
-from shardstore.maintenance.shard_work import FailedShard, Listed, ShardProgress
+from shardstore.maintenance.shard_work import FailedShard, Listed
 from shardstore.model.words import plural
 from shardstore.storage.local.rules import check_locks
 
@@ -220,12 +219,6 @@ class FailedObject(Protocol):
 
     @property
     def error(self) -> Exception: ...
-
-
-def shard_step(actions: Mapping[str, str], progress: ShardProgress) -> Step:
-    """Return the step of the bar for a run over shards; ``actions`` names its phases."""
-    nbytes, total = (progress.nbytes, progress.total_nbytes) if progress.total_nbytes else (None, None)
-    return Step(actions[progress.phase], progress.shards, progress.total_shards, nbytes, total, progress.failed, "shards")
 
 
 def end_with(failed: Listed[FailedShard], damaged: int) -> None:

@@ -15,17 +15,16 @@ from shardstore.cli.arguments import AsJson, PairOptions
 from shardstore.cli.execution import MaxMemory, PartOption, Retries, Scheduler, Workers, cluster, interruptible, parse_bytes
 from shardstore.cli.held import HeldOptions
 from shardstore.cli.output import complain, print_json, show
-from shardstore.cli.progress import Step, step_bar
 from shardstore.cli.target import pair_options
 from shardstore.errors import Incomplete, InvalidInput
 from shardstore.maintenance.packing.pack import DEFAULT_MAX_MEMORY, pack, reshard, unpack
 from shardstore.maintenance.packing.report import PackReport, Progress
 from shardstore.model.words import count, plural, shape, size
+from shardstore.progress.shown import step_bar
 from shardstore.storage.opening.snapshot_urls import may_name_snapshot, named_snapshot
 
 _SHOWN_FAILURES = 10
 
-_ACTIONS = {"listing": "listing", "checking": "checking what is done", "packing": "copying chunks", "finishing": "writing metadata"}
 _BEFORE_WRITING = ("listing", "checking")
 
 Source = Annotated[str, typer.Argument(metavar="SRC", help="A Zarr hierarchy: a path, URL or chain of URLs.", show_default=False)]
@@ -232,9 +231,7 @@ def _run(
             def progress(found: Progress) -> None:
                 nonlocal phase
                 phase = found.phase
-                bytes_known = found.phase == "packing"
-                nbytes, total = (found.nbytes, found.total_nbytes) if bytes_known else (None, None)
-                bar(Step(_ACTIONS[found.phase], found.objects, found.total_objects, nbytes, total, found.failed))
+                bar(found.step())
 
             report = function(source, destination, executor=executor, progress=progress, **arguments, **of_shards)
     except Incomplete as exc:

@@ -15,10 +15,10 @@ from shardstore.cli.arguments import AsJson, PairOptions, StorageOptions
 from shardstore.cli.execution import interruptible
 from shardstore.cli.failures import ExitCode
 from shardstore.cli.output import complain, print_json
-from shardstore.cli.progress import Step, step_bar
 from shardstore.cli.target import pair_options
 from shardstore.errors import InvalidInput
 from shardstore.model.words import plural, shape, size
+from shardstore.progress.shown import step_bar
 from shardstore.references.checking import CheckReport
 from shardstore.references.choices import Flavour
 from shardstore.references.places import JSON_SUFFIXES
@@ -329,11 +329,7 @@ def _paths(include: list[str] | None, exclude: list[str] | None, shards: list[st
 @contextmanager
 def _progress(advice: str) -> Iterator[Callable[[ReferenceProgress], None]]:
     with interruptible(lambda: advice), step_bar() as bar:
-
-        def show(found: ReferenceProgress) -> None:
-            bar(Step(f"array {found.array} of {found.arrays}", found.references, noun="references"))
-
-        yield show
+        yield lambda found: bar(found.step())
 
 
 # -- output ------------------------------------------------------------------------------------------------------------

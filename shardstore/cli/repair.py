@@ -7,16 +7,15 @@ from typing import Annotated, Any
 import typer
 
 from shardstore.cli.arguments import AsJson, StorageOptions, Url
-from shardstore.cli.execution import ReplaceOptions, end_with, shard_step
+from shardstore.cli.execution import ReplaceOptions, end_with
 from shardstore.cli.held import HeldOptions
 from shardstore.cli.output import complain, print_json
-from shardstore.cli.progress import step_bar
 from shardstore.cli.target import Target, resolve
-from shardstore.maintenance.repair.run import Finding, RepairReport
+from shardstore.maintenance.repair.run import Finding, RepairReport, repair_step
 from shardstore.maintenance.repair.run import repair as repair_store
 from shardstore.model.words import plural
+from shardstore.progress.shown import step_bar
 
-_ACTIONS = {"looking": "looking at indices", "working": "repairing"}
 _MOST_SHOWN = 20  # chunks by name, of one shard
 
 
@@ -74,7 +73,7 @@ def repair(
             pins=held.held(target.handle.recipe.target, given),
             older_than_hours=older_than,
             storage_options=given or None,
-            progress=lambda progress: bar(shard_step(_ACTIONS, progress)),
+            progress=lambda progress: bar(repair_step(progress)),
             **arguments,
         )
     if as_json:

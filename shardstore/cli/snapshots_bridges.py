@@ -22,14 +22,14 @@ from shardstore.adapters.versioned.session import Session
 from shardstore.cli.arguments import AsJson, PairOptions
 from shardstore.cli.output import complain, print_json
 from shardstore.cli.pack import parse_policy
-from shardstore.cli.progress import Step, step_bar
 from shardstore.cli.target import pair_options, refuse_snapshot
 from shardstore.errors import InvalidInput
 from shardstore.format.metadata_v3 import is_array
 from shardstore.model.words import plural
+from shardstore.progress.shown import step_bar
 from shardstore.references.places import JSON_SUFFIXES, open_set
 from shardstore.snapshots.named import needing_pyarrow
-from shardstore.snapshots.reachable import Progress
+from shardstore.snapshots.reachable import Progress, step_of
 from shardstore.snapshots.versioned_store import FIRST_BRANCH
 from shardstore.storage.redaction import redacted
 
@@ -312,4 +312,4 @@ def _named(branches: int, tags: int) -> str:
 @contextmanager
 def _progress() -> Iterator[Progress]:
     with step_bar() as bar:
-        yield lambda what, done, total: bar(Step(what, done, total, noun="snapshots"))
+        yield lambda what, done, total: bar(step_of("snapshots")(what, done, total))

@@ -17,15 +17,15 @@ from shardstore.cli.arguments import AsJson, StorageOptions, StoreUrl
 from shardstore.cli.failures import ExitCode
 from shardstore.cli.output import complain, print_json
 from shardstore.cli.pack import Shards, parse_policy
-from shardstore.cli.progress import Step, step_bar
 from shardstore.cli.questions import ask
 from shardstore.cli.target import pair_options, refuse_snapshot
 from shardstore.errors import InvalidInput
 from shardstore.model.words import plural, size
+from shardstore.progress.shown import step_bar
 from shardstore.snapshots.collect import Expired
 from shardstore.snapshots.inspection import Checked, StoreStats
 from shardstore.snapshots.named import needing_pyarrow
-from shardstore.snapshots.reachable import Progress
+from shardstore.snapshots.reachable import Progress, step_of
 from shardstore.snapshots.rewriting import Repacked
 from shardstore.snapshots.versioned_store import FIRST_BRANCH
 from shardstore.storage.redaction import redacted
@@ -319,7 +319,7 @@ def _time_before(text: str) -> datetime:
 @contextmanager
 def _progress(noun: str = "files") -> Iterator[Progress]:
     with step_bar() as bar:
-        yield lambda what, done, total: bar(Step(what, done, total, noun=noun))
+        yield lambda what, done, total: bar(step_of(noun)(what, done, total))
 
 
 # -- output ------------------------------------------------------------------------------------------------------------

@@ -10,12 +10,11 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from shardstore.adapters.tools.verification import decoder
+from shardstore.adapters.tools.verification import decoder, verify_step
 from shardstore.cli.arguments import AgainstOptionsJson, AsJson, StorageOptions, Url, other_options
 from shardstore.cli.execution import WorkOptions
 from shardstore.cli.failures import ExitCode, exit_code
 from shardstore.cli.output import alike, complain, print_json, show, show_others, wrapped
-from shardstore.cli.progress import Step, step_bar
 from shardstore.cli.target import pair_options, resolve
 from shardstore.maintenance.census.file import merged, read_census
 from shardstore.maintenance.execution import Execution
@@ -23,6 +22,7 @@ from shardstore.maintenance.verify.detectable import Detectable
 from shardstore.maintenance.verify.findings import Finding
 from shardstore.maintenance.verify.run import ArrayVerified, Copy, VerifyReport, verify_engine
 from shardstore.model.words import count, plural, size
+from shardstore.progress.shown import step_bar
 
 _ARRAYS_NAMED = 8
 
@@ -83,7 +83,7 @@ def verify(
             decoder=decoder() if deep else None,
             census=expected,
             against=copy,
-            progress=lambda objects, nbytes, total: bar(Step("verifying", objects, total, nbytes)),
+            progress=lambda objects, nbytes, total: bar(verify_step(objects, nbytes, total)),
             shown=str(target.address),
         )
     if as_json:

@@ -37,6 +37,8 @@ from shardstore.maintenance.storages import Place
 from shardstore.model.showing import ShownInNotebooks
 from shardstore.plan.commits import ChunkOrder, DeleteShard, WriteShard
 from shardstore.plan.rewriting import plan_compaction
+from shardstore.progress.shown import reported
+from shardstore.progress.steps import Step
 from shardstore.storage.local.rules import Locks
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.opening.snapshot_urls import named_snapshot, refuse_to_change
@@ -246,7 +248,7 @@ def compact(
     exclusive: bool = False,
     storage_options: dict[str, Any] | None = None,
     locks: Locks = "auto",
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> CompactReport:
     """Rewrite the shards at and below ``path`` whose dead bytes pass a bound, and delete those that hold no chunk.
 
@@ -269,7 +271,7 @@ def compact(
         max_memory: bytes of chunks that are held at once in each process.
         only: keys of shards, such as those that failed in an earlier run: no others are looked at.
         exclusive: promises that nobody else writes; needed if the storage has no compare-and-swap.
-        progress: called with a ``ShardProgress`` now and then.
+        progress: called with a ``ShardProgress`` now and then; or ``True``: it is shown on stderr.
 
     Raises:
         InvalidInput: an argument cannot be right, or a pin names no chunk and no shard of any array, or one outside of the array's shape
@@ -287,22 +289,28 @@ def compact(
     execution = Execution.of(executor, workers, part, retries, max_memory, only)
     refuse_to_change(run_sync(named_snapshot(url, storage_options)), "compacting")
     place = Place(open_storage(url, storage_options, locks=locks))
-    run = _Run(place, bound, held, order, execution, progress)
-    if not dry_run:
-        run_sync(check_can_swap(run.engine.storage, exclusive))
-    run.resolve_pins()
-    run.look(path)
-    if dry_run:
-        run.count_what_would_be()
-    else:
-        run.compact()
-    return run.report(path, dry_run)
+    with reported(progress, compact_step) as say:
+        run = _Run(place, bound, held, order, execution, say)
+        if not dry_run:
+            run_sync(check_can_swap(run.engine.storage, exclusive))
+        run.resolve_pins()
+        run.look(path)
+        if dry_run:
+            run.count_what_would_be()
+        else:
+            run.compact()
+        return run.report(path, dry_run)
+
+
+def compact_step(progress: ShardProgress) -> Step:
+    """Return the step that is shown."""
+    return progress.step("compacting")
 
 
 class _Run(ShardRun):
     """The state of one run."""
 
-    def __init__(self, place: Place, bound: Bound, pins: Pins, order: ChunkOrder, execution: Execution, progress: Progress | None) -> None:
+    def __init__(self, place: Place, bound: Bound, pins: Pins, order: ChunkOrder, execution: Execution, progress: Progress) -> None:
         super().__init__(place, execution, progress)
         self._bound = bound
         self._pins = pins

@@ -18,6 +18,7 @@ from shardstore.maintenance.shard_content import StoredShard
 from shardstore.maintenance.storages import Place
 from shardstore.maintenance.stored_shards import in_tasks, stored_shards
 from shardstore.model.capabilities import Capabilities
+from shardstore.progress.steps import Step
 from shardstore.storage.base import Storage
 from shardstore.storage.boundaries import check_own, is_reached_through, links_above
 
@@ -65,6 +66,12 @@ class ShardProgress:
     total_nbytes: int | None = None
     failed: int = 0
 
+    def step(self, work: str) -> Step:
+        """Return the step that is shown; ``work`` is what is done in the second phase."""
+        nbytes, total = (self.nbytes, self.total_nbytes) if self.total_nbytes else (None, None)
+        action = "looking at indices" if self.phase == "looking" else work
+        return Step(action, self.shards, self.total_shards, nbytes, total, self.failed, "shards")
+
 
 @dataclass(frozen=True, slots=True)
 class LookTask:
@@ -91,7 +98,7 @@ Outcome = TypeVar("Outcome")
 class ShardRun:
     """The state of one run: it looks at all shards first, many per task, and then works on some of them, one per task."""
 
-    def __init__(self, place: Place, execution: Execution, progress: Callable[[ShardProgress], None] | None) -> None:
+    def __init__(self, place: Place, execution: Execution, progress: Callable[[ShardProgress], None]) -> None:
         self.place = place
         self.engine = Engine(place.storage)
         self.execution = execution
@@ -100,7 +107,7 @@ class ShardRun:
         self.failed: list[FailedShard] = []
         self.unreadable: list[Node] = []
         self._done = 0
-        self._progress = progress or (lambda progress: None)
+        self._progress = progress
 
     def look_at_all(self, path: str, look: Callable[[LookTask], Outcome], looked: Callable[[Outcome], None]) -> None:
         """Look at the shards at and below ``path`` that this run is for; ``looked`` takes what ``look`` has found.

@@ -91,8 +91,8 @@ def _checked(decided: object, info: ArrayInfo) -> tuple[int, ...]:
         n = len(decided)
         raise InvalidInput(
             f"chunks_per_shard {tuple(decided)} has {n} dimensions, array {info.path!r} has {len(info.shape)}: give a function, such as "
-            f"lambda info: {tuple(decided)} if len(info.shape) == {n} else 'auto', or a mapping that matches only arrays of {n} dimensions: "
-            f"{{'PATTERN': {tuple(decided)}}}; what no pattern matches is 'auto'"
+            f"lambda info: {tuple(decided)} if len(info.shape) == {n} else 'auto', or a mapping that matches arrays of {n} dimensions "
+            f"only: {{'PATTERN': {tuple(decided)}}}; what no pattern matches is 'auto'"
         )
     if prod(decided) > MAX_SLOTS:
         raise InvalidInput(f"chunks_per_shard {tuple(decided)} for array {info.path!r} puts more than {MAX_SLOTS} chunks into a shard")

@@ -80,7 +80,7 @@ def combine(
     overwrite: bool = False,
     storage_options: Mapping[str, Any] | None = None,
     target_options: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> ReferenceReport:
     """Make one set of several, by structure alone; nothing is decoded.
 
@@ -96,7 +96,7 @@ def combine(
         overwrite: replace a set that is there.
         storage_options: of the filesystem of the sets.
         target_options: of the new set's; by default those of the sets, if the first one has the same protocol.
-        progress: called now and then with a ``ReferenceProgress``.
+        progress: called now and then with a ``ReferenceProgress``; or ``True``: it is shown on stderr.
 
     Raises:
         InvalidInput: the sets do not fit together; the message says why, and which other program can combine them.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from shardstore.errors import InvalidInput
+from shardstore.progress.steps import Step
 from shardstore.references.batches import ReferenceBatch, ReferencedArray, size_of
 
 Format = Literal["json", "parquet", "icechunk"]
@@ -22,6 +23,10 @@ class ReferenceProgress:
     arrays: int
     path: str
 
+    def step(self) -> Step:
+        """Return the step that is shown."""
+        return Step(f"array {self.array} of {self.arrays}", self.references, noun="references")
+
 
 _SAME = {"s3a": "s3", "gcs": "gs", "https": "http", "": "file", "local": "file"}
 
@@ -31,7 +36,7 @@ class Tally:
     """Counts over all arrays of a set."""
 
     arrays: Sequence[ReferencedArray]
-    progress: Callable[[ReferenceProgress], None] | None = None
+    progress: Callable[[ReferenceProgress], None]
     mixed_protocols: bool = False
     references: int = 0
     inlined: int = 0
@@ -50,8 +55,7 @@ class Tally:
             for url in batch.rows.targets:
                 self._note(url)
             yield batch
-            if self.progress is not None:
-                self.progress(ReferenceProgress(self.references, number + 1, len(self.arrays), self.arrays[number].path))
+            self.progress(ReferenceProgress(self.references, number + 1, len(self.arrays), self.arrays[number].path))
 
     def count(self, references: int, inlined: int) -> None:
         self.references += references

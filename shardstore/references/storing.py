@@ -16,6 +16,7 @@ from shardstore.format.store_keys import check_key, join
 from shardstore.maintenance.pins import current_tokens, is_held
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange
+from shardstore.progress.shown import reported
 from shardstore.references.batches import ReferenceSource
 from shardstore.references.choices import Choices, Described, Flavour, described
 from shardstore.references.fill_chunks import fill_chunk
@@ -77,11 +78,18 @@ def put(
     choices: Choices,
     *,
     overwrite: bool,
-    progress: Progress | None,
+    progress: Progress | bool | None,
     has_options: bool,
 ) -> ReferenceReport:
     """Store a set of all that ``source`` has. Raises as ``write_json`` and ``write_parquet`` do."""
-    tally = Tally(source.arrays, progress, choices.mixed_protocols)
+    with reported(progress, ReferenceProgress.step) as say:
+        tally = Tally(source.arrays, say, choices.mixed_protocols)
+        return _put(source, place, form, choices, tally, overwrite=overwrite, has_options=has_options)
+
+
+def _put(
+    source: ReferenceSource, place: SetPlace, form: Form, choices: Choices, tally: Tally, *, overwrite: bool, has_options: bool
+) -> ReferenceReport:
     name: Format = "json" if isinstance(form, JSONForm) else "parquet"
     arguments = {"format": name, **_given(form), **_given(choices)}
     if not source.base_url:

@@ -61,7 +61,7 @@ def update(
     output: Any = None,
     storage_options: Mapping[str, Any] | None = None,
     target_options: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> ReferenceReport:
     """Write a set again with the arguments that it was written with. Only shards that have changed since are read, by one request each;
     all of them where ``missing="fill"`` does not tell which chunks are missing.
@@ -73,7 +73,7 @@ def update(
             no set until it is whole again. If that is interrupted, ``update`` writes all of it anew.
         storage_options: of the store's filesystem.
         target_options: of the set's filesystem; by default those of the store, if both have the same protocol.
-        progress: called now and then with a ``ReferenceProgress``.
+        progress: called now and then with a ``ReferenceProgress``; or ``True``: it is shown on stderr.
 
     Raises:
         NotFound: there is no set, or it does not say what it was made of: write it again.

@@ -32,7 +32,7 @@ def write_json(
     on_error: OnError = "raise",
     storage_options: Mapping[str, Any] | None = None,
     target_options: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> ReferenceReport:
     """Write a set of references in JSON to all chunks of a hierarchy: of shards, to the inner chunks, which are not copied.
 
@@ -56,7 +56,7 @@ def write_json(
         on_error: ``"skip"`` leaves damaged shards out, and reports them.
         storage_options: of the source's filesystem: credentials, endpoint, retries.
         target_options: likewise, of the set's; by default the source's, if both have the same protocol.
-        progress: called now and then with a ``ReferenceProgress``.
+        progress: called now and then with a ``ReferenceProgress``; or ``True``: it is shown on stderr.
 
     Raises:
         InvalidInput: an argument cannot be right, arrays cannot be described so, there is a set already, or it would lie in the source.
@@ -94,7 +94,7 @@ def write_parquet(
     max_memory: int = 32 * 2**20,
     storage_options: Mapping[str, Any] | None = None,
     target_options: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> ReferenceReport:
     """Write a set of references in Parquet to all chunks of a hierarchy; its readers load only the records that they need.
 

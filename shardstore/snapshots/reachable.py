@@ -30,6 +30,7 @@ from shardstore.format.snapshots.file_names import (
 )
 from shardstore.format.snapshots.state import Snapshot
 from shardstore.format.snapshots.structure import ManifestFile, Structure
+from shardstore.progress.steps import Step
 from shardstore.snapshots.files import StoreFiles
 from shardstore.storage.base import Storage
 from shardstore.storage.requests.bound import Bound
@@ -47,6 +48,11 @@ FOLDERS = (STATES, STRUCTURES, ATTRIBUTES, MANIFESTS, CHUNKS)
 
 Progress = Callable[[str, int, int | None], None]
 """Called with what is being done, how much of it has been done, and how much it is in all, if that is known."""
+
+
+def step_of(noun: str) -> Callable[[str, int, int | None], Step]:
+    """Return the function that makes the step that is shown; ``noun`` is what is counted."""
+    return lambda what, done, total: Step(what, done, total, noun=noun)
 
 
 @dataclass(slots=True, eq=False)

@@ -18,9 +18,9 @@ import pytest
 import zarr
 
 from shardstore.cli.execution import cluster, parse_bytes
-from shardstore.cli.progress import Step, _Lines
 from shardstore.errors import InvalidInput
 from shardstore.maintenance.packing.run import PackingRun
+from shardstore.progress.steps import Lines, Step
 from shardstore.snapshots.named import _BranchHierarchy
 from tests.cli.running import PLAIN, run, succeed
 from tests.packing.sources import stored
@@ -237,7 +237,7 @@ def test_numbers_of_bytes(text: str, nbytes: int) -> None:
 
 def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     now = 0.0
-    lines = _Lines(lambda: now)
+    lines = Lines(lambda: now)
     for second in range(26):
         now = float(second)
         lines(Step("copying", second, 100, second * 2**20, 100 * 2**20))
@@ -253,7 +253,7 @@ def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) ->
 
 def test_what_is_done_at_once_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     now = 100.0
-    lines = _Lines(lambda: now)
+    lines = Lines(lambda: now)
     for _ in range(18):
         lines(Step("looking", 1))
         now += 0.1
@@ -262,7 +262,7 @@ def test_what_is_done_at_once_says_nothing(capsys: pytest.CaptureFixture[str]) -
 
 def test_lines_of_work_whose_bytes_are_not_known(capsys: pytest.CaptureFixture[str]) -> None:
     now = 0.0
-    lines = _Lines(lambda: now)
+    lines = Lines(lambda: now)
     for second in range(13):
         now = float(second)
         lines(Step("repairing", second, 100, noun="shards"))
@@ -271,7 +271,7 @@ def test_lines_of_work_whose_bytes_are_not_known(capsys: pytest.CaptureFixture[s
 
 def test_lines_of_work_of_which_only_the_objects_are_known(capsys: pytest.CaptureFixture[str]) -> None:
     now = 0.0
-    lines = _Lines(lambda: now)
+    lines = Lines(lambda: now)
     for second in range(13):
         now = float(second)
         lines(Step("verifying", 2 * second, None if second < 5 else 100, nbytes=second * 2**20))

@@ -9,8 +9,9 @@ import sys
 import pytest
 from rich.console import Console
 
-from shardstore.cli import progress as progress_module
-from shardstore.cli.progress import Step, step_bar
+from shardstore.progress import bar as progress_module
+from shardstore.progress.shown import step_bar
+from shardstore.progress.steps import Step
 
 
 class Terminal(io.StringIO):

@@ -22,6 +22,8 @@ from shardstore.maintenance.survey.run import glance, survey
 from shardstore.maintenance.verify.run import VerifyReport
 from shardstore.model.words import plural, shape
 from shardstore.plan.advice import parse_access
+from shardstore.progress.shown import reported
+from shardstore.progress.steps import Step
 from shardstore.reports.facts import MOST_ARRAYS, Facts, Previewer, facts_of, occupancy_of_report, storage_facts
 from shardstore.reports.verified import Verified
 from shardstore.reports.words import array_rows, no_v3, writers
@@ -112,7 +114,7 @@ def report(
     verified: VerifiedLike | None = None,
     most_arrays: int = MOST_ARRAYS,
     storage_options: Mapping[str, Any] | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] | bool | None = None,
 ) -> Report:
     """Return a report on what a store is, and how it is: arrays, shards, sizes, which chunks exist, damage, and advice. Writes nothing.
 
@@ -130,7 +132,7 @@ def report(
             has read and found right is called sound.
         most_arrays: how many arrays are shown; all are counted.
         storage_options: for the filesystem: credentials, endpoint, retries.
-        progress: called with the number of objects that have been looked at.
+        progress: called with the number of objects that have been looked at; or ``True``: it is shown on stderr.
 
     Raises:
         NotFound: there is nothing at ``path``, or no such file of a verification.
@@ -140,21 +142,27 @@ def report(
     """
     handle = Handle.find(url, None if storage_options is None else dict(storage_options), {})
     target = handle.recipe.target
-    return Report(
-        report_on(
-            handle,
-            path.strip("/"),
-            handle.url if not path.strip("/") else f"{handle.url.rstrip('/')}/{path.strip('/')}",
-            snapshot=target if isinstance(target, SnapshotPlace) else None,
-            fast=fast,
-            pictures=pictures,
-            preview=preview,
-            access=access,
-            verified=verified,
-            most_arrays=most_arrays,
-            progress=progress,
+    with reported(progress, report_step) as say:
+        return Report(
+            report_on(
+                handle,
+                path.strip("/"),
+                handle.url if not path.strip("/") else f"{handle.url.rstrip('/')}/{path.strip('/')}",
+                snapshot=target if isinstance(target, SnapshotPlace) else None,
+                fast=fast,
+                pictures=pictures,
+                preview=preview,
+                access=access,
+                verified=verified,
+                most_arrays=most_arrays,
+                progress=say,
+            )
         )
-    )
+
+
+def report_step(objects: int) -> Step:
+    """Return the step that is shown while a report is made."""
+    return Step("looking", objects)
 
 
 def report_on(

@@ -16,6 +16,8 @@ from shardstore.maintenance.cluster import ExecutorLike
 from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY, Execution, Part
 from shardstore.maintenance.verify.chunks import Decoder
 from shardstore.maintenance.verify.run import Copy, Progress, VerifyReport, verify_engine
+from shardstore.progress.shown import reported
+from shardstore.progress.steps import Step
 
 CensusLike: TypeAlias = Census | str | os.PathLike[str]
 """A census, or a file of one."""
@@ -36,7 +38,7 @@ def verify(
     only: Iterable[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     against_options: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> VerifyReport:
     """Check stored data: metadata, indexes, checksums, and objects that belong to nothing. Writes nothing.
 
@@ -57,7 +59,7 @@ def verify(
         storage_options: for the filesystem: credentials, endpoint, retries.
         against_options: likewise, of ``against``.
         progress: called with the number of objects and of bytes that have been looked at, and of how many objects (``None`` while these
-            are listed).
+            are listed); or ``True``: it is shown on stderr.
 
     Raises:
         NotFound: there is nothing at ``path``.
@@ -72,9 +74,15 @@ def verify(
     execution = Execution.of(executor, workers, part, retries, max_memory, only)
     expected = None if census is None else _one_census(census)
     decodes = decoder() if deep else None
-    return verify_engine(
-        handle.engine.canonical, path, execution=execution, decoder=decodes, census=expected, against=copy, progress=progress
-    )
+    with reported(progress, verify_step) as say:
+        return verify_engine(
+            handle.engine.canonical, path, execution=execution, decoder=decodes, census=expected, against=copy, progress=say
+        )
+
+
+def verify_step(objects: int, nbytes: int, total: int | None) -> Step:
+    """Return the step that is shown while a store is verified."""
+    return Step("verifying", objects, total, nbytes)
 
 
 def _opened(url: Any, storage_options: Mapping[str, Any] | None) -> Handle:
@@ -93,7 +101,7 @@ def census(
     max_memory: int = DEFAULT_MAX_MEMORY,
     only: Iterable[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Census:
     """Return which chunks exist, array by array: to count, to draw, to store, and to verify the store against later.
 
@@ -109,7 +117,13 @@ def census(
     """
     check_flags(contents=contents)
     execution = Execution.of(executor, workers, part, retries, max_memory, only)
-    return take_census(_opened(url, storage_options).engine.canonical, path, of_contents=contents, execution=execution, progress=progress)
+    with reported(progress, census_step) as say:
+        return take_census(_opened(url, storage_options).engine.canonical, path, of_contents=contents, execution=execution, progress=say)
+
+
+def census_step(objects: int, nbytes: int, total: int | None) -> Step:
+    """Return the step that is shown while a census is taken."""
+    return Step("counting", objects, total, nbytes)
 
 
 def _one_census(given: CensusLike | Sequence[CensusLike]) -> Census:

@@ -15,12 +15,13 @@ from shardstore.adapters.versioned.virtual_hierarchy import adopt_hierarchy, pla
 from shardstore.engine.options import check_flags
 from shardstore.errors import Corruption, InvalidInput, NotFound
 from shardstore.format.snapshots.state import Snapshot, State, check_said
+from shardstore.progress.shown import reported
 from shardstore.references.sets import is_set
 from shardstore.snapshots.collect import Collected, Expired, collect, expire
 from shardstore.snapshots.conflicts import BasicConflictSolver, ConflictDetector
 from shardstore.snapshots.diffs import Diff, diff
 from shardstore.snapshots.inspection import Checked, StoreStats, check, stats, virtual_files
-from shardstore.snapshots.reachable import Progress
+from shardstore.snapshots.reachable import Progress, step_of
 from shardstore.snapshots.rewriting import Repacked, repack
 from shardstore.snapshots.versioned_store import COMMIT_TRIES, FIRST_BRANCH, CommitRequest, Moment, check_snapshot, snapshot_at, snapshot_of
 from shardstore.storage.opening.open import open_storage
@@ -148,7 +149,7 @@ class Repository:
         message: str = "Adopted",
         paths: Paths | None = None,
         source_options: dict[str, Any] | None = None,
-        progress: Progress | None = None,
+        progress: Progress | bool | None = None,
         **options: Unpack[RepositoryArguments],
     ) -> Repository:
         """Make a repository whose first commit is a hierarchy that exists, without copying a chunk: from then on it has a history.
@@ -165,7 +166,8 @@ class Repository:
             paths: by pattern of paths, the first that matches: ``None`` leaves an array out.
             source_options: of the source's filesystem, for now, by default ``storage_options`` if both are on one protocol; for reading
                 later, ``virtual_options`` count.
-            progress: called with what is being done, how many chunks are referred to, and how many places for chunks there are in all.
+            progress: called with what is being done, how many chunks are referred to, and how many places for chunks there are in all; or
+                ``True``: it is shown on stderr.
             options: those of ``create``. The place of the source is added to ``virtual_prefixes``; who opens the repository gives it too.
 
         Raises:
@@ -177,7 +179,8 @@ class Repository:
         place = None if is_set(source) else place_of_objects(source, source_options)
         options["virtual_prefixes"] = _with_place(options.get("virtual_prefixes", ()), place)
         made = cls(RepositoryOptions(url, **options))
-        adopt_hierarchy(made._opened, source, message, paths=paths, source_options=source_options, progress=progress)
+        with reported(progress, step_of("chunks")) as say:
+            adopt_hierarchy(made._opened, source, message, paths=paths, source_options=source_options, progress=say)
         return made
 
     @classmethod
@@ -189,7 +192,7 @@ class Repository:
         copy: bool = False,
         source_url: str | None = None,
         source_options: Mapping[str, Any] | None = None,
-        progress: Progress | None = None,
+        progress: Progress | bool | None = None,
         **options: Unpack[RepositoryArguments],
     ) -> Repository:
         """Make a repository of the whole history of one of Icechunk, by icechunk 2: all snapshots to which its branches and tags lead.
@@ -209,7 +212,8 @@ class Repository:
             source_options: of a URL, as fsspec has them, to open the source, and for its chunk files, unless ``virtual_options`` has
                 others; by default ``storage_options`` if both are on one protocol. Who opens the repository gives them as
                 ``virtual_options``.
-            progress: called with what is being done, how much of it is done, and how much it is in all.
+            progress: called with what is being done, how much of it is done, and how much it is in all; or ``True``: it is shown on
+                stderr.
             options: those of ``create``. The place of the source's chunk files is added to ``virtual_prefixes``; those of its virtual
                 references are to be given. Who opens the repository gives them too.
 
@@ -233,7 +237,8 @@ class Repository:
         if place is not None and source_options:  # the same for its chunk files, unless others are given
             options["virtual_options"] = {place.partition("://")[0]: source_options, **(options.get("virtual_options") or {})}
         made = cls(RepositoryOptions(url, **options))
-        import_history(made._opened, repository, place, progress or _say_nothing)
+        with reported(progress, step_of("snapshots")) as say:
+            import_history(made._opened, repository, place, say)
         return made
 
     def destroy(self, *, yes: bool = False) -> None:
@@ -427,7 +432,7 @@ class Repository:
         before = _milliseconds("older_than", older_than)
         return run_sync(expire(self._store, before, branches=delete_expired_branches, tags=delete_expired_tags, dry_run=dry_run))
 
-    def garbage_collect(self, grace: timedelta = GRACE, *, dry_run: bool = False, progress: Progress | None = None) -> Collected:
+    def garbage_collect(self, grace: timedelta = GRACE, *, dry_run: bool = False, progress: Progress | bool | None = None) -> Collected:
         """Remove the files that no snapshot has needed for as long as ``grace``; return how many.
 
         The time counts from the collection that first found that nothing needs a file any more; while a snapshot needed it does not
@@ -439,7 +444,8 @@ class Repository:
         Args:
             grace: seven days by default. Longer than the longest session, and the longest work on a snapshot that may expire.
             dry_run: only return what would be removed.
-            progress: called with what is being done, how much of it is done, and how much it is in all or ``None``.
+            progress: called with what is being done, how much of it is done, and how much it is in all or ``None``; or ``True``: it
+                is shown on stderr.
 
         Raises:
             InvalidInput: ``grace`` is no time, or is negative.
@@ -450,7 +456,8 @@ class Repository:
         if not isinstance(given, timedelta) or given < timedelta():
             raise InvalidInput(f"grace {grace!r} is no timedelta of at least 0")
         milliseconds = int(grace.total_seconds() * 1000)
-        return run_sync(collect(self._store, milliseconds, progress or _say_nothing, dry_run=dry_run))
+        with reported(progress, step_of("files")) as say:
+            return run_sync(collect(self._store, milliseconds, say, dry_run=dry_run))
 
     def rewrite_manifests(self, message: str = "Manifests rewritten", *, branch: str = FIRST_BRANCH, dry_run: bool = False) -> str | None:
         """Make the manifests of each array one, as a commit; return its id, or ``None`` if each is one already.
@@ -479,7 +486,7 @@ class Repository:
         *,
         branch: str = FIRST_BRANCH,
         dry_run: bool = False,
-        progress: Progress | None = None,
+        progress: Progress | bool | None = None,
     ) -> tuple[str | None, Repacked]:
         """Put the chunks together that several commits have written into one cell of an array, as a commit by differences.
 
@@ -495,12 +502,13 @@ class Repository:
         """
         request = CommitRequest(message, keeps_values=True)
         session = self.writable_session(branch)
-        done = run_sync(repack(session._core, session.storage, progress or _say_nothing, dry_run=dry_run))
+        with reported(progress, step_of("files")) as say:
+            done = run_sync(repack(session._core, session.storage, say, dry_run=dry_run))
         if not done.cells or dry_run:
             return None, done
         return self._commit_upkeep(session, request), done
 
-    def stats(self, progress: Progress | None = None) -> StoreStats:
+    def stats(self, progress: Progress | bool | None = None) -> StoreStats:
         """Return how much the repository has: snapshots, files and bytes, and what of them no snapshot needs.
 
         Lists all files, and reads the structures and manifests of all snapshots.
@@ -508,25 +516,28 @@ class Repository:
         Raises:
             Corruption: one of them is missing or damaged.
         """
-        return run_sync(stats(self._store, progress or _say_nothing))
+        with reported(progress, step_of("files")) as say:
+            return run_sync(stats(self._store, say))
 
-    def verify(self, progress: Progress | None = None) -> Checked:
+    def verify(self, progress: Progress | bool | None = None) -> Checked:
         """Check that each file that a snapshot needs is there and is what it should be, and that all references lie inside of their files.
 
         Structures, manifests and attributes are read and their checksums compared; chunk files are listed. The bytes of chunks are not
         read: ``shardstore verify URL@REF --deep`` does that for one snapshot. Nor are files of others looked at, to which virtual
         references lead: ``shardstore verify URL@REF`` does that.
         """
-        return run_sync(check(self._store, progress or _say_nothing))
+        with reported(progress, step_of("files")) as say:
+            return run_sync(check(self._store, say))
 
-    def pins(self, store: Any, *, storage_options: Mapping[str, Any] | None = None, progress: Progress | None = None) -> list[Pin]:
+    def pins(self, store: Any, *, storage_options: Mapping[str, Any] | None = None, progress: Progress | bool | None = None) -> list[Pin]:
         """Return the objects of another store to which any snapshot refers by virtual references, for ``compact``, ``repair`` and ``pack``
         there, which leave these as they are; where the version of an object is known, in that version.
 
         Args:
             store: what ``shardstore.open`` takes, such as the hierarchy that was adopted.
             storage_options: of the store, by default the repository's own, if both are on one protocol.
-            progress: called with what is being done, how much of it is done, and how much it is in all or ``None``.
+            progress: called with what is being done, how much of it is done, and how much it is in all or ``None``; or ``True``: it
+                is shown on stderr.
 
         Raises:
             InvalidInput: no snapshot refers to anything in the store.
@@ -536,7 +547,8 @@ class Repository:
         from shardstore.references.checking import pins_by_url  # needs what few programs do
 
         opened = open_storage(store, self._opened.options.options_of(store, storage_options))
-        found = pins_by_url(run_sync(virtual_files(self._store, progress or _say_nothing)), opened)
+        with reported(progress, step_of("files")) as say:
+            found = pins_by_url(run_sync(virtual_files(self._store, say)), opened)
         if not found:
             raise InvalidInput(f"no snapshot of {self.url} refers to anything in {store}: name the store that virtual references lead to")
         return found
@@ -547,7 +559,7 @@ class Repository:
         ref: str = FIRST_BRANCH,
         *,
         check: bool = True,
-        checked: Callable[[int, int, int | None], None] | None = None,
+        checked: Callable[[int, int, int | None], None] | bool | None = None,
         **options: Any,
     ) -> PackReport:
         """Write one snapshot as an ordinary sharded hierarchy, which needs nothing of this repository; return what ``pack`` returns.
@@ -559,7 +571,7 @@ class Repository:
             target: as of ``shardstore.pack``. After an interruption the same call goes on.
             ref: a branch, a tag or the id of a snapshot.
             check: compare the result with the snapshot.
-            checked: called with the numbers of objects and bytes that were compared, and of how many objects.
+            checked: called with the numbers of objects and bytes that were compared, and of how many objects; or ``True``: it is shown.
             options: those of ``pack`` that concern a target; ``chunks_per_shard`` is by default what this repository was opened with as
                 ``pack``, so that its chunk files are shards, and ``target_options`` the repository's ``storage_options``, if both are on
                 one protocol.
@@ -594,7 +606,7 @@ class Repository:
         config: Any = None,
         *,
         target_options: Mapping[str, Any] | None = None,
-        progress: Progress | None = None,
+        progress: Progress | bool | None = None,
         dry_run: bool = False,
     ) -> IcechunkExport:
         """Write the whole history into a new repository of Icechunk, 1.1 or 2, without copying a chunk.
@@ -613,7 +625,8 @@ class Repository:
                 of Icechunk's own.
             target_options: of a URL, as fsspec has them: ``key``, ``secret``, ``endpoint_url``; by default the repository's
                 ``storage_options``, if both are on one protocol.
-            progress: called with what is being done, how much of it is done, and how much it is in all.
+            progress: called with what is being done, how much of it is done, and how much it is in all; or ``True``: it is shown on
+                stderr.
             dry_run: check what can be checked, and write nothing: the snapshots of what is returned have no ids there.
 
         Raises:
@@ -628,7 +641,8 @@ class Repository:
         if target_options is not None and not isinstance(target_options, Mapping):
             raise InvalidInput(f"target_options are a mapping from names to values, not a {type(target_options).__name__}")
         target_options = self._opened.options.options_of(target, target_options)
-        return export(self._opened, target, config, target_options, progress or _say_nothing, dry_run=dry_run)
+        with reported(progress, step_of("snapshots")) as say:
+            return export(self._opened, target, config, target_options, say, dry_run=dry_run)
 
     def _commit_upkeep(self, session: Session, request: CommitRequest) -> str:
         solver = BasicConflictSolver(on_chunk_conflict="theirs")
@@ -639,10 +653,6 @@ def _with_place(prefixes: Sequence[str], place: str | None) -> Sequence[str]:
     """Return virtual prefixes, and a place behind them if it is not among them. Raises ``InvalidInput`` if they are none."""
     check_prefixes(prefixes)
     return prefixes if place is None or place in prefixes else [*prefixes, place]
-
-
-def _say_nothing(_what: str, _done: int, _total: int | None) -> None:
-    """Do nothing."""
 
 
 def _milliseconds(name: str, when: datetime) -> int:

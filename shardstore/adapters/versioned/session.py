@@ -16,10 +16,11 @@ from shardstore.adapters.mapping.mapping import ShardedMap
 from shardstore.adapters.versioned.opened import OpenedStore
 from shardstore.errors import InvalidInput
 from shardstore.format.snapshots.state import Snapshot
+from shardstore.progress.shown import reported
 from shardstore.snapshots.conflicts import BasicConflictSolver, ConflictDetector, Selection
 from shardstore.snapshots.diffs import Diff, status
 from shardstore.snapshots.forks import ForkState, fork_state, restore
-from shardstore.snapshots.reachable import Progress
+from shardstore.snapshots.reachable import Progress, step_of
 from shardstore.snapshots.rebase import merge
 from shardstore.snapshots.session import WHY_FLAGGED, ndim_of
 from shardstore.snapshots.session import Session as SessionCore
@@ -259,7 +260,7 @@ class Session:
         paths: Paths | None = None,
         overwrite: bool = False,
         storage_options: dict[str, Any] | None = None,
-        progress: Progress | None = None,
+        progress: Progress | bool | None = None,
     ) -> int:
         """Make a whole hierarchy, or a set of references, part of the session, without copying its chunks; return the number of references.
 
@@ -274,7 +275,8 @@ class Session:
             overwrite: replace nodes at the same paths, with all that is below them.
             storage_options: of the source's filesystem, by default those of the repository if both are on one protocol. For reading later,
                 ``virtual_options`` of the repository count.
-            progress: called with what is being done, how many chunks are referred to, and how many places for chunks there are in all.
+            progress: called with what is being done, how many chunks are referred to, and how many places for chunks there are in all; or
+                ``True``: it is shown on stderr.
 
         Raises:
             InvalidInput: there are nodes at the same paths, or an object is below no authorised prefix.
@@ -286,16 +288,17 @@ class Session:
         from shardstore.adapters.versioned.virtual_hierarchy import refer_to  # needs what not every program does
 
         self._core.check_writable("references")
-        return refer_to(
-            self._core,
-            self._opened.virtual,
-            source,
-            path.strip("/"),
-            paths=paths,
-            overwrite=overwrite,
-            storage_options=self._opened.options.options_of(source, storage_options),
-            progress=progress,
-        )
+        with reported(progress, step_of("chunks")) as say:
+            return refer_to(
+                self._core,
+                self._opened.virtual,
+                source,
+                path.strip("/"),
+                paths=paths,
+                overwrite=overwrite,
+                storage_options=self._opened.options.options_of(source, storage_options),
+                progress=say,
+            )
 
     def status(self) -> Diff:
         """Return what was changed since the snapshot that the session began with, or was brought onto."""

@@ -52,7 +52,7 @@ def adopt_hierarchy(
     *,
     paths: Paths | None,
     source_options: Mapping[str, Any] | None,
-    progress: Progress | None,
+    progress: Progress,
 ) -> None:
     """Make a store whose first commit refers to all chunks of a source; see ``Repository.adopt``. It is there when all of it is."""
     check_said(message)
@@ -84,7 +84,7 @@ def refer_to(
     paths: Paths | None,
     overwrite: bool,
     storage_options: Mapping[str, Any] | None,
-    progress: Progress | None,
+    progress: Progress,
 ) -> int:
     """Refer to all chunks of a source in a session; return the number of references. See ``Session.set_virtual_hierarchy``."""
     check_flags(overwrite=overwrite)
@@ -116,8 +116,7 @@ def refer_to(
     for array in found.arrays:
         for more in _refer_to_array(session, virtual, array, join(path, array.path) if array.path else path):
             references += more
-            if progress is not None:
-                progress("referring to chunks", references, total)
+            progress("referring to chunks", references, total)
     return references
 
 

@@ -21,6 +21,7 @@ from shardstore.maintenance.packing.translation import Mode, Wanted
 from shardstore.maintenance.pins import Pin, check_none_held
 from shardstore.plan.commits import ChunkOrder
 from shardstore.plan.policy import ShardingPolicy
+from shardstore.progress.shown import reported
 from shardstore.storage.opening.options import options_of_another
 from shardstore.storage.opening.snapshot_urls import named_snapshot, refuse_to_change
 from shardstore.storage.redaction import redacted
@@ -149,7 +150,7 @@ def pack(
     *,
     chunks_per_shard: ShardingPolicy = "auto",
     executor: ExecutorLike | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[Progress], None] | bool | None = None,
     **options: Unpack[PackKeywords],
 ) -> PackReport:
     """Pack a Zarr hierarchy into shards, chunk by chunk and unchanged: nothing is decoded or compressed again.
@@ -167,7 +168,7 @@ def pack(
             chunk.
         executor: carries out the work: any ``concurrent.futures.Executor``, or the ``distributed.Client`` of a dask cluster; by
             default threads of this process.
-        progress: called now and then, in the calling thread or on the IO loop.
+        progress: called now and then, in the calling thread or on the IO loop; or ``True``: it is shown on stderr.
         options: the options of ``shardstore.maintenance.packing.pack.PackOptions``.
 
     Raises:
@@ -193,7 +194,7 @@ def reshard(
     *,
     chunks_per_shard: ShardingPolicy = "auto",
     executor: ExecutorLike | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[Progress], None] | bool | None = None,
     **options: Unpack[PackKeywords],
 ) -> PackReport:
     """Move sharded arrays into other shards, as ``pack`` does, the inner chunks unchanged. Arrays that are not sharded stay so."""
@@ -205,7 +206,7 @@ def unpack(
     target: Any,
     *,
     executor: ExecutorLike | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[Progress], None] | bool | None = None,
     **options: Unpack[PackKeywords],
 ) -> PackReport:
     """Move all chunks out of shards, as ``pack`` moves them in: every chunk becomes an object, and no array is sharded."""
@@ -218,10 +219,22 @@ def _run(
     target: Any,
     policy: ShardingPolicy,
     executor: ExecutorLike | None,
-    progress: Callable[[Progress], None] | None,
+    progress: Callable[[Progress], None] | bool | None,
     given: PackKeywords,
 ) -> PackReport:
-    options = _options(given)
+    with reported(progress, Progress.step) as say:
+        return _pack(mode, source, target, policy, executor, say, _options(given))
+
+
+def _pack(
+    mode: Mode,
+    source: Any,
+    target: Any,
+    policy: ShardingPolicy,
+    executor: ExecutorLike | None,
+    progress: Callable[[Progress], None],
+    options: PackOptions,
+) -> PackReport:
     target_options = options_of_another(target, options.target_options, source, options.storage_options)
     place = run_sync(named_snapshot(target, target_options))
     if place is not None and mode != "pack":

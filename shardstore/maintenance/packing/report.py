@@ -8,6 +8,9 @@ from typing import Any
 
 from shardstore.maintenance.packing.translation import Mode
 from shardstore.model.showing import ShownInNotebooks
+from shardstore.progress.steps import Step
+
+_ACTIONS = {"listing": "listing", "checking": "checking what is done", "packing": "copying chunks", "finishing": "writing metadata"}
 
 
 def some_of(names: Sequence[str], most: int = 5) -> str:
@@ -131,3 +134,8 @@ class Progress:
     nbytes: int = 0
     total_nbytes: int | None = None
     failed: int = 0
+
+    def step(self) -> Step:
+        """Return the step that is shown."""
+        nbytes, total = (self.nbytes, self.total_nbytes) if self.phase == "packing" else (None, None)
+        return Step(_ACTIONS[self.phase], self.objects, self.total_objects, nbytes, total, self.failed)

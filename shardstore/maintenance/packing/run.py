@@ -84,7 +84,7 @@ class PackingRun:
         order: ChunkOrder,
         max_memory: int,
         only_failed: bool,
-        progress: Callable[[Progress], None] | None,
+        progress: Callable[[Progress], None],
     ) -> None:
         self._places = places
         self._wanted = wanted
@@ -93,7 +93,7 @@ class PackingRun:
         self._max_memory = max_memory
         self._only_failed = only_failed
         self._only: set[UnitName] | None = None
-        self._progress = progress or (lambda progress: None)
+        self._progress = progress
         self._failed: list[FailedUnit] = []
         self._first_error: Exception | None = None
         self._full: Exception | None = None

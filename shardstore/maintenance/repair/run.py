@@ -44,6 +44,8 @@ from shardstore.maintenance.shard_work import (
 )
 from shardstore.maintenance.storages import Place
 from shardstore.model.showing import ShownInNotebooks
+from shardstore.progress.shown import reported
+from shardstore.progress.steps import Step
 from shardstore.storage.base import ConditionFailed, Failed, Found, Storage, document_read
 from shardstore.storage.local.rules import Locks
 from shardstore.storage.opening.open import open_storage
@@ -271,7 +273,7 @@ def repair(
     exclusive: bool = False,
     storage_options: dict[str, Any] | None = None,
     locks: Locks = "auto",
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     now: datetime | None = None,
 ) -> RepairReport:
     """Report the repairs of damaged shards at and below ``path``, and with ``yes`` carry them out.
@@ -300,7 +302,7 @@ def repair(
         only: keys of shards, such as those that failed in an earlier run: no others are looked at.
         exclusive: promises that nobody else writes; needed if the storage has no compare-and-swap.
         storage_options: for the filesystem, and for that of the quarantine if it is of the same protocol.
-        progress: called with a ``ShardProgress`` now and then.
+        progress: called with a ``ShardProgress`` now and then; or ``True``: it is shown on stderr.
         now: the time that ages of uploads are measured at; the present by default.
 
     Raises:
@@ -318,22 +320,24 @@ def repair(
     refuse_to_change(run_sync(named_snapshot(url, storage_options)), "repairing")
     place = Place(open_storage(url, storage_options, locks=locks))
     kept_in = _quarantine(url, quarantine, place.storage, storage_options, is_needed=yes)
-    run = ShardRun(place, execution, progress)
-    if yes:
-        run_sync(check_can_swap(run.engine.storage, exclusive))
-    held = run_sync(Pins.of(pins).resolved(run.engine))
-    suspects: list[StoredShard] = []
-    run.look_at_all(path, look, suspects.extend)
-    findings: list[Finding] = []
+    with reported(progress, repair_step) as say:
+        run = ShardRun(place, execution, say)
+        if yes:
+            run_sync(check_can_swap(run.engine.storage, exclusive))
+        held = run_sync(Pins.of(pins).resolved(run.engine))
+        suspects: list[StoredShard] = []
+        run.look_at_all(path, look, suspects.extend)
+        findings: list[Finding] = []
 
-    def mended(task: MendTask, finding: Finding | None) -> None:
-        if finding is not None:
-            findings.append(finding)
+        def mended(task: MendTask, finding: Finding | None) -> None:
+            if finding is not None:
+                findings.append(finding)
 
-    tasks = (
-        MendTask(place, shard, kept_in if yes else None, execution.window_bytes, allow_reverting, held.at(shard.key)) for shard in suspects
-    )
-    run.work_on_each(mend, tasks, len(suspects), mended)
+        tasks = (
+            MendTask(place, shard, kept_in if yes else None, execution.window_bytes, allow_reverting, held.at(shard.key))
+            for shard in suspects
+        )
+        run.work_on_each(mend, tasks, len(suspects), mended)
     findings.sort(key=lambda finding: finding.key)
     leftovers = Leftovers()
     if execution.part.number == 1 and execution.only is None:
@@ -356,6 +360,11 @@ def repair(
         failed=Listed.of(run.failed, MOST_FAILED),
         unreadable=tuple(node.path for node in run.unreadable),
     )
+
+
+def repair_step(progress: ShardProgress) -> Step:
+    """Return the step that is shown."""
+    return progress.step("repairing")
 
 
 def _quarantine(target: Any, given: Any, storage: Storage, storage_options: dict[str, Any] | None, *, is_needed: bool) -> Place | None:

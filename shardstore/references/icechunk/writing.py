@@ -28,6 +28,7 @@ from shardstore.format.json_text import JsonObject, NumberText, dumps, loads_obj
 from shardstore.format.metadata_v3 import METADATA_NAME
 from shardstore.format.references.parquet import MISSING, ReferenceRows
 from shardstore.format.store_keys import check_key, groups_above, join
+from shardstore.progress.shown import reported
 from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, ReferredObject, size_of
 from shardstore.references.choices import Choices, Described, Paths, base_of, check_patterns, chosen, described
 from shardstore.references.icechunk.blocks import Block, Coords, SomeChunks, block_of, positions
@@ -82,7 +83,7 @@ def write_icechunk(
     overwrite: bool = False,
     on_error: OnError = "raise",
     storage_options: Mapping[str, Any] | None = None,
-    progress: Callable[[ReferenceProgress], None] | None = None,
+    progress: Callable[[ReferenceProgress], None] | bool | None = None,
 ) -> ReferenceReport:
     """Write virtual references to all chunks of a hierarchy into a repository of icechunk: of shards, to the inner chunks.
 
@@ -112,7 +113,7 @@ def write_icechunk(
             attributes of groups. Other nodes stay.
         on_error: ``"skip"`` leaves damaged shards out, and reports them.
         storage_options: of the source's filesystem: credentials, endpoint, retries. icechunk needs its own, in the container.
-        progress: called now and then with a ``ReferenceProgress``.
+        progress: called now and then with a ``ReferenceProgress``; or ``True``: it is shown on stderr.
 
     Raises:
         InvalidInput: an argument cannot be right, an object is in no virtual chunk container, arrays cannot be described so, or there are
@@ -129,23 +130,24 @@ def write_icechunk(
     session, is_ours = _session(library, repository, branch, commit=commit)
     found, checksums = _opened(source, checksum, paths, base_url, inline_nbytes, on_error=on_error, options=storage_options)
     shown = described(found, "v3", only_v2_keys=False)
-    tally = Tally(found.arrays, progress, mixed_protocols=True)
     had_changes = session.has_uncommitted_changes
     snapshot = None
-    target = _Target(library, session, checksums, tally, found)
-    try:
-        with translated(session.branch or branch):
-            target.write_documents(shown, _checked_path(path), overwrite=overwrite)
-            for number, array in enumerate(found.arrays):
-                target.write_array(number, array, join(path, array.path) if array.path else path)
-            if is_ours:
-                snapshot = session.commit(message or f"References to the chunks of {redacted(found.url)}")
-    except BaseException as exc:
-        if not had_changes:
-            session.discard_changes()
-        elif target.has_begun:
-            exc.add_note("The session may hold a part of the references, beside its earlier changes: do not commit it")
-        raise
+    with reported(progress, ReferenceProgress.step) as say:
+        tally = Tally(found.arrays, say, mixed_protocols=True)
+        target = _Target(library, session, checksums, tally, found)
+        try:
+            with translated(session.branch or branch):
+                target.write_documents(shown, _checked_path(path), overwrite=overwrite)
+                for number, array in enumerate(found.arrays):
+                    target.write_array(number, array, join(path, array.path) if array.path else path)
+                if is_ours:
+                    snapshot = session.commit(message or f"References to the chunks of {redacted(found.url)}")
+        except BaseException as exc:
+            if not had_changes:
+                session.discard_changes()
+            elif target.has_begun:
+                exc.add_note("The session may hold a part of the references, beside its earlier changes: do not commit it")
+            raise
     return ReferenceReport(
         source=found.url,
         target=_shown(library, repository),

@@ -86,8 +86,8 @@ NEED_MORE = {
 def with_progress() -> dict[str, inspect.Parameter]:
     """The parameter of the public functions that have it."""
     owners: list[tuple[str, Any]] = [("", shardstore), ("", references), ("Repository.", Repository), ("Session.", Session)]
-    functions = {f"{prefix}{name}": getattr(owner, name) for prefix, owner in owners for name in dir(owner) if not name.startswith("_")}
-    signatures = {name: inspect.signature(function) for name, function in functions.items() if inspect.isroutine(function)}
+    named = [(f"{prefix}{name}", getattr(owner, name)) for prefix, owner in owners for name in dir(owner) if not name.startswith("_")]
+    signatures = {name: inspect.signature(function) for name, function in named if inspect.isroutine(function)}
     return {name: signature.parameters["progress"] for name, signature in signatures.items() if "progress" in signature.parameters}
 
 

@@ -302,7 +302,7 @@ def compact(
         return run.report(path, dry_run)
 
 
-def compact_step(progress: ShardProgress) -> Step:
+def compact_step(progress: ShardProgress, /) -> Step:
     """Return the step that is shown."""
     return progress.step("compacting")
 

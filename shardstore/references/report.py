@@ -23,7 +23,7 @@ class ReferenceProgress:
     arrays: int
     path: str
 
-    def step(self) -> Step:
+    def step(self, /) -> Step:
         """Return the step that is shown."""
         return Step(f"array {self.array} of {self.arrays}", self.references, noun="references")
 
@@ -36,7 +36,7 @@ class Tally:
     """Counts over all arrays of a set."""
 
     arrays: Sequence[ReferencedArray]
-    progress: Callable[[ReferenceProgress], None]
+    progress: Callable[[ReferenceProgress], None] | None = None
     mixed_protocols: bool = False
     references: int = 0
     inlined: int = 0
@@ -55,7 +55,8 @@ class Tally:
             for url in batch.rows.targets:
                 self._note(url)
             yield batch
-            self.progress(ReferenceProgress(self.references, number + 1, len(self.arrays), self.arrays[number].path))
+            if self.progress is not None:
+                self.progress(ReferenceProgress(self.references, number + 1, len(self.arrays), self.arrays[number].path))
 
     def count(self, references: int, inlined: int) -> None:
         self.references += references

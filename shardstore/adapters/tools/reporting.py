@@ -160,7 +160,7 @@ def report(
         )
 
 
-def report_step(objects: int) -> Step:
+def report_step(objects: int, /) -> Step:
     """Return the step that is shown while a report is made."""
     return Step("looking", objects)
 

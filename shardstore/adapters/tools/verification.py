@@ -80,7 +80,7 @@ def verify(
         )
 
 
-def verify_step(objects: int, nbytes: int, total: int | None) -> Step:
+def verify_step(objects: int, nbytes: int, total: int | None, /) -> Step:
     """Return the step that is shown while a store is verified."""
     return Step("verifying", objects, total, nbytes)
 
@@ -121,7 +121,7 @@ def census(
         return take_census(_opened(url, storage_options).engine.canonical, path, of_contents=contents, execution=execution, progress=say)
 
 
-def census_step(objects: int, nbytes: int, total: int | None) -> Step:
+def census_step(objects: int, nbytes: int, total: int | None, /) -> Step:
     """Return the step that is shown while a census is taken."""
     return Step("counting", objects, total, nbytes)
 

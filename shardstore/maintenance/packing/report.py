@@ -135,7 +135,7 @@ class Progress:
     total_nbytes: int | None = None
     failed: int = 0
 
-    def step(self) -> Step:
+    def step(self, /) -> Step:
         """Return the step that is shown."""
         nbytes, total = (self.nbytes, self.total_nbytes) if self.phase == "packing" else (None, None)
         return Step(_ACTIONS[self.phase], self.objects, self.total_objects, nbytes, total, self.failed)

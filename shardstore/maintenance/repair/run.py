@@ -362,7 +362,7 @@ def repair(
     )
 
 
-def repair_step(progress: ShardProgress) -> Step:
+def repair_step(progress: ShardProgress, /) -> Step:
     """Return the step that is shown."""
     return progress.step("repairing")
 

@@ -31,6 +31,14 @@ Asked = tuple[bytes | str, Sequence[ByteRange], VirtualCheck | None]
 """The id of a chunk file, or the URI of a virtual one; ranges of it; and what tells that a virtual one is still the same."""
 
 
+def place_of_all(urls: Sequence[str]) -> str:
+    """Return the URL, with ``/`` at its end, of the deepest directory that all of these URLs lie in; empty if there is none."""
+    first, last = min(urls, default=""), max(urls, default="")
+    shared = next((i for i, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
+    place = first[:shared].rpartition("/")[0]
+    return f"{place}/" if "://" in place and not place.endswith(":/") else ""
+
+
 class VirtualFiles:
     """The files of chunks of one repository."""
 
@@ -81,11 +89,13 @@ class VirtualFiles:
         known = {url: info.nbytes for url, info in zip(unique, infos, strict=True) if info is not None}
         return [known[url] for url in urls]
 
-    def check_authorised(self, url: str) -> None:
-        """Raise ``InvalidInput`` if virtual references may not lead there."""
+    def check_authorised(self, url: str, place: str = "") -> None:
+        """Raise ``InvalidInput`` if virtual references may not lead there. ``place`` is the URL of what all of them lead into, if that is
+        known: the error suggests it.
+        """
         if not any(url.startswith(prefix) for prefix in self.prefixes) or "/../" in url or url.endswith("/.."):
             allowed = ", ".join(map(redacted, self.prefixes)) or "nowhere"
-            place = redacted(url).rpartition("/")[0]
+            place = redacted(place if place and url.startswith(place) else url).rpartition("/")[0]
             raise InvalidInput(
                 f"virtual references of {self._storage.url} lead to {redacted(url)}, and may lead {allowed}: if you trust the repository, "
                 f"open it with virtual_prefixes=['{place}/'], or of what lies above, by Repository.open; commands take --virtual-prefix"

@@ -26,7 +26,7 @@ from shardstore.snapshots.session import WHY_FLAGGED, ndim_of
 from shardstore.snapshots.session import Session as SessionCore
 from shardstore.snapshots.session_storage import SessionStorage
 from shardstore.snapshots.versioned_store import CommitRequest, Moment, still_there
-from shardstore.snapshots.virtual_files import virtual_refs
+from shardstore.snapshots.virtual_files import place_of_all, virtual_refs
 
 if TYPE_CHECKING:
     from shardstore.adapters.zarr.store import ShardedStore
@@ -247,9 +247,10 @@ class Session:
         """
         node = self._core.array(path.strip("/"))
         refs = virtual_refs(ndim_of(node), coords, urls, offsets, lengths, etags, last_modified)
-        for url in refs.files:
-            assert isinstance(url, str)
-            self._opened.virtual.check_authorised(url)
+        files = [url for url in refs.files if isinstance(url, str)]
+        place = place_of_all(files)
+        for url in files:
+            self._opened.virtual.check_authorised(url, place)
         run_sync(_do(partial(self._core.set_refs, node, refs)))
 
     def set_virtual_hierarchy(

@@ -30,7 +30,7 @@ from shardstore.snapshots.new_history import NewHistory
 from shardstore.snapshots.reachable import Progress
 from shardstore.snapshots.session import Session
 from shardstore.snapshots.versioned_store import FIRST_BRANCH
-from shardstore.snapshots.virtual_files import VirtualFiles
+from shardstore.snapshots.virtual_files import VirtualFiles, place_of_all
 from shardstore.storage.known_references import KnowsReferences
 from shardstore.storage.opening.location import location_of
 from shardstore.storage.wrappers import innermost
@@ -114,7 +114,7 @@ def refer_to(
     run_sync(_write_documents(session, documents, replaced))
     total, references = sum(map(size_of, found.arrays)), 0
     for array in found.arrays:
-        for more in _refer_to_array(session, virtual, array, join(path, array.path) if array.path else path):
+        for more in _refer_to_array(session, virtual, array, join(path, array.path) if array.path else path, found.base_url):
             references += more
             progress("referring to chunks", references, total)
     return references
@@ -142,11 +142,14 @@ async def _write_documents(session: Session, documents: Mapping[str, JsonObject]
         await session.set_document(path, dumps(documents[path]))
 
 
-def _refer_to_array(session: Session, virtual: VirtualFiles, array: ReferencedArray, path: str) -> Iterator[int]:
-    """Refer to the chunks of an array, and yield how many there are, batch by batch."""
+def _refer_to_array(session: Session, virtual: VirtualFiles, array: ReferencedArray, path: str, place: str) -> Iterator[int]:
+    """Refer to the chunks of an array, and yield how many there are, batch by batch. ``place`` is what all objects lie below, if known."""
     node = session.array(path)
     for batch in array.batches(0, size_of(array)):
         kept = np.flatnonzero(batch.rows.target != MISSING)
+        lead_into = place or place_of_all(batch.rows.targets)
+        for url in batch.rows.targets:
+            virtual.check_authorised(url, lead_into)
         refs = run_sync(_refs_of(virtual, batch, kept, array.chunk_grid))
         run_sync(_set(session, path, refs))
         for row, data in batch.rows.inline.items():
@@ -157,8 +160,6 @@ def _refer_to_array(session: Session, virtual: VirtualFiles, array: ReferencedAr
 
 async def _refs_of(virtual: VirtualFiles, batch: ReferenceBatch, kept: Any, grid: tuple[int, ...]) -> ChunkRefs:
     rows = batch.rows
-    for url in rows.targets:
-        virtual.check_authorised(url)
     order = np.argsort(batch.chunks[kept], kind="stable")
     kept = kept[order]
     chunks, file = batch.chunks[kept], rows.target[kept].astype(np.int32)

@@ -11,6 +11,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime  # noqa: F401  # for what messages suggest
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -106,9 +107,8 @@ def parameters() -> set[str]:
 
 
 def test_arguments_that_messages_suggest_exist() -> None:
-    of_libraries = (
-        "target mode align_chunks compute zarr_format asynchronous simple_templates token headers client_kwargs anon put key tzinfo"
-    )
+    of_libraries = "fo fs target_protocol target mode align_chunks compute zarr_format asynchronous simple_templates token headers "
+    of_libraries += "client_kwargs anon put key tzinfo"
     known = parameters() | {*of_libraries.split(), "snapshot"}  # that one is of URLs
     found = [(where, name) for where, text in messages() for name in re.findall(r"(?<![-\w.\[{'\"])([a-z_]{2,})=(?=[\w'\"\[{(…])", text)]
     assert len(found) > 60
@@ -282,13 +282,15 @@ def test_virtual_references_of_a_set_and_of_ones_own_that_may_not_lead_there(rep
         (tmp_path / f"one/{number}/deep/file").write_bytes(bytes(64))
         urls.append(f"file://{tmp_path}/one/{number}/deep/file")
 
-    def own(session: Any) -> None:
+    def of_set(session: Session) -> None:
+        session.set_virtual_hierarchy(f"reference::{tmp_path}/set.json", "v")
+
+    def own(session: Session) -> None:
         session.set_virtual_refs("x", [(0, 0), (0, 1), (1, 0), (1, 1)], urls, [0] * 4, [64] * 4)
 
-    for call in (lambda session: session.set_virtual_hierarchy(f"reference::{tmp_path}/set.json", "v"), own):
-        found = re.search(
-            r"virtual_prefixes=(\[.*?\])", refused(lambda call=call: call(repository.writable_session("main")), "virtual_prefixes=[")
-        )
+    for call in (of_set, own):
+        text = refused(partial(call, repository.writable_session("main")), "virtual_prefixes=[")
+        found = re.search(r"virtual_prefixes=(\[.*?\])", text)
         assert found is not None
         call(Repository.open(repository.url, virtual_prefixes=ast.literal_eval(found[1])).writable_session("main"))
 

@@ -134,7 +134,7 @@ def refused(call: Callable[[], Any], suggests: str, error: type[ShardStoreError]
     return text
 
 
-def told(command: list[str], suggests: str) -> str:
+def said_by(command: list[str], suggests: str) -> str:
     """Return what a command that fails, or asks for more, says."""
     outcome = run(*command)
     assert outcome.code != 0, outcome
@@ -157,7 +157,7 @@ def test_a_set_that_is_there(form: str, tmp_path: Path) -> None:
     refused(lambda: write(tmp_path / "a", tmp_path / "set"), "overwrite=True (--overwrite)")
     write(tmp_path / "a", tmp_path / "set", overwrite=True)
     line = ["refs", "write", str(tmp_path / "a"), str(tmp_path / "set"), "--format", form]
-    told(line, "--overwrite")
+    said_by(line, "--overwrite")
     succeed(*line, "--overwrite")
 
 
@@ -183,7 +183,7 @@ def test_a_set_whose_objects_have_changed(tmp_path: Path) -> None:
     found = re.search(r"storage_options=(\{.*\}\})", text)
     assert found is not None
     assert value(storage_options=ast.literal_eval(found[1])) == VALUES[0, 4]
-    told(["refs", "check", str(target)], f"shardstore refs update {target} brings the set up to date")
+    said_by(["refs", "check", str(target)], f"shardstore refs update {target} brings the set up to date")
     succeed("refs", "update", str(target))
     assert read() == 99
     succeed("refs", "check", str(target))
@@ -208,7 +208,7 @@ def test_a_damaged_shard(tmp_path: Path) -> None:
     (tmp_path / "a/x/c/0/0").write_bytes(b"damaged")
     refused(lambda: references.write_json(tmp_path / "a", tmp_path / "set.json"), "on_error='skip' leaves it out", ShardStoreError)
     assert references.write_json(tmp_path / "a", tmp_path / "set.json", on_error="skip").references == 12
-    text = told(["ls", "-l", str(tmp_path / "a"), "x/c/0"], "shardstore ls --stored lists the stored objects")
+    text = said_by(["ls", "-l", str(tmp_path / "a"), "x/c/0"], "shardstore ls --stored lists the stored objects")
     assert "shardstore info the damaged shards" in text
     assert "c/0/0" in succeed("ls", "--stored", "--recursive", str(tmp_path / "a")).out
     assert "damaged" in run("info", str(tmp_path / "a")).out
@@ -253,10 +253,10 @@ def test_a_time_without_a_zone(repository: Repository) -> None:
     assert given is not None
     repository.expire_snapshots(eval(given[0]))
     line = ["snapshots", "expire", repository.url, "--dry-run", "--older-than"]
-    found = re.search(r"write it as (\S+),", told([*line, "2026-01-31"], "write it as"))
+    found = re.search(r"write it as (\S+),", said_by([*line, "2026-01-31"], "write it as"))
     assert found is not None
     succeed(*line, found[1])
-    succeed(*line, re.findall(r"such as (\S+),", told([*line, "soon"], "such as 30d"))[0])
+    succeed(*line, re.findall(r"such as (\S+),", said_by([*line, "soon"], "such as 30d"))[0])
 
 
 def test_virtual_references_that_may_not_lead_there(repository: Repository, tmp_path: Path) -> None:
@@ -366,7 +366,7 @@ def test_options_that_a_command_suggests(command: list[str], suggests: str, then
         store_at(tmp_path / name, "z")
     (tmp_path / "b.html").write_text("there")
     filled = [part.format(a=tmp_path / "a", b=tmp_path / "b") for part in command]
-    told(filled, suggests)
+    said_by(filled, suggests)
     if then is not None:
         succeed(*filled, *then)
 
@@ -388,7 +388,7 @@ def test_options_that_a_command_suggests(command: list[str], suggests: str, then
 def test_examples_of_values_that_a_command_suggests(command: list[str], option: str, wrong: str, tmp_path: Path) -> None:
     store_at(tmp_path / "a")
     filled = [part.format(a=tmp_path / "a") for part in command]
-    text = told([*filled, option, wrong], "")
+    text = said_by([*filled, option, wrong], "")
     examples = {
         "--range": r"such as (\d+:\d+)",
         "--price": r"form (put=[\d.]+)",
@@ -413,7 +413,7 @@ def test_examples_of_values_that_a_command_suggests(command: list[str], option: 
 def test_a_url_of_a_file_that_is_not_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store_at(tmp_path / "data/x.zarr")
     monkeypatch.chdir(tmp_path)
-    found = re.search(r"or give '(.*?)'", told(["ls", "file://data/x.zarr"], "three slashes"))
+    found = re.search(r"or give '(.*?)'", said_by(["ls", "file://data/x.zarr"], "three slashes"))
     assert found is not None
     assert "x/" in succeed("ls", found[1]).out
     assert "x/" in succeed("ls", f"file://{tmp_path}/data/x.zarr").out

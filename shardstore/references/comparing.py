@@ -41,7 +41,7 @@ class _Wanted:
     chunks: dict[_Name, tuple[str, int | None]] = field(default_factory=dict)
 
     def most_nbytes(self, bounds: ComparisonBounds) -> int:
-        """Return the bytes that are left for each object of unknown size; negative if the bounds do not suffice for the others."""
+        """Return the bytes that are left for each object of unknown size; negative if the bounds do not suffice."""
         sizes = [nbytes for _, nbytes in self.chunks.values()]
         left = bounds.nbytes - sum(nbytes for nbytes in sizes if nbytes is not None)
         if len(sizes) > bounds.chunks:
@@ -58,7 +58,7 @@ class Comparison:
         self._bounds = bounds
         self._firsts: dict[_Name, tuple[str, _Content]] = {}
         """The chunks to compare: the URL of the set whose chunk is kept, and its content."""
-        self._others: list[tuple[_Name, str, _Content]] = []
+        self._compared: list[tuple[_Name, str, _Content]] = []
         self._wanted: dict[str, _Wanted] = {}
         """By URL of the set."""
 
@@ -69,10 +69,10 @@ class Comparison:
             InvalidInput: the arrays are not the same.
             StorageError: references could not be read.
         """
-        (url, first), *others = parts
-        pins = PinsByUrl()  # of its own: the new set does not refer to the objects of the others
+        (url, first), *later = parts
+        pins = PinsByUrl()  # of its own: the new set refers to the objects of the first set alone
         mine = content(first.noting(pins).batches(0, size_of(first)))
-        for other_url, other in others:
+        for other_url, other in later:
             theirs = content(other.noting(pins).batches(0, size_of(other)))
             if mine.keys() != theirs.keys():
                 raise self.refusal(path, url, other_url, f"only one of them has chunk {min(mine.keys() ^ theirs.keys())}")
@@ -82,7 +82,7 @@ class Comparison:
                     raise self.refusal(path, url, other_url, f"chunk {chunk} differs")
                 name = (path, chunk)
                 self._firsts[name] = (url, mine[chunk])
-                self._others.append((name, other_url, theirs[chunk]))
+                self._compared.append((name, other_url, theirs[chunk]))
                 self._want(name, url, first, mine[chunk])
                 self._want(name, other_url, other, theirs[chunk])
 
@@ -99,7 +99,7 @@ class Comparison:
             Conflict: an object has changed since its set was made.
             StorageError: a request failed.
         """
-        for name, other_url, _ in self._others:
+        for name, other_url, _ in self._compared:
             for url in (self._firsts[name][0], other_url):
                 if url in self._wanted and self._wanted[url].most_nbytes(self._bounds) < 0:
                     raise self._too_large(name[0], self._firsts[name][0], other_url)
@@ -107,17 +107,17 @@ class Comparison:
 
     async def _compare(self) -> None:
         firsts = {name: entry for name, (_, entry) in self._firsts.items() if isinstance(entry, bytes)}
-        others: dict[str, list[tuple[_Name, _Content]]] = {}
-        for name, url, entry in self._others:
-            others.setdefault(url, []).append((name, entry))
-        urls = [url for url in self._urls if url in others or url in self._wanted]
+        compared: dict[str, list[tuple[_Name, _Content]]] = {}
+        for name, url, entry in self._compared:
+            compared.setdefault(url, []).append((name, entry))
+        urls = [url for url in self._urls if url in compared or url in self._wanted]
         for start in range(0, len(urls), self._bounds.sets_at_once):
             some = urls[start : start + self._bounds.sets_at_once]
             found = dict(zip(some, await asyncio.gather(*map(self._read, some)), strict=True))
             for url in some:
                 firsts |= {name: data for name, data in found[url].items() if self._firsts[name][0] == url}
             for url in some:
-                for name, entry in others.get(url, ()):  # the set whose chunk is kept comes before, or among these
+                for name, entry in compared.get(url, ()):  # the set whose chunk is kept comes before, or among these
                     if firsts[name] != (entry if isinstance(entry, bytes) else found[url][name]):
                         raise self.refusal(name[0], self._firsts[name][0], url, f"chunk {name[1]} differs")
 

@@ -5,7 +5,8 @@ for a store are those of other, smaller chunks. So the two methods of ``zarr.Asy
 every other array. Without them no array with shards of its own is accepted.
 
 What creates a node deletes what is there (``overwrite=True``), stores the parents, and only then the node's document, which the store may
-refuse. So it is replaced by a function that first asks the store whether it will.
+refuse. So it is replaced by a function that first asks the store whether it will. What creates an array from data copies it chunk by chunk;
+``copying`` says by what that is replaced.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from zarr.storage._common import make_store_path
 
 from shardstore._sync import run_async, run_sync
 from shardstore.adapters.zarr.chunk_pipeline import has_place_behind, place_behind
+from shardstore.adapters.zarr.copying import COPYING_PARAMETERS, copying_by_shards
 from shardstore.engine.actions import OwnShards
 from shardstore.engine.metadata.translation import refusal_of_shards
 from shardstore.errors import InvalidInput
@@ -111,9 +113,17 @@ def _replace_creation() -> None:
         setattr(place, name, classmethod(asking) if isinstance(known, classmethod) else asking)
     hierarchy = zarr.core.group.create_hierarchy
     if {"store", "nodes"} <= inspect.signature(hierarchy).parameters.keys():
-        for place in (zarr.core.group, zarr.core.sync_group, zarr.api.asynchronous):
-            for name in [name for name, value in vars(place).items() if value is hierarchy]:
-                setattr(place, name, _asking_of_each(hierarchy))
+        _replace_everywhere(hierarchy, _asking_of_each(hierarchy))
+    from_array = zarr.core.array.from_array
+    if inspect.signature(from_array).parameters.keys() >= COPYING_PARAMETERS:
+        _replace_everywhere(from_array, copying_by_shards(from_array))
+
+
+def _replace_everywhere(known: Callable[..., Any], replacement: Callable[..., Any]) -> None:
+    """Replace a function in all modules of zarr that call it."""
+    for module in (zarr.core.array, zarr.core.group, zarr.core.sync_group, zarr.api.asynchronous):
+        for name in [name for name, value in vars(module).items() if value is known]:
+            setattr(module, name, replacement)
 
 
 @wraps(_initialised)

@@ -242,7 +242,7 @@ class ChunkPipeline(CodecPipeline):
 
         keys_left, sizes_left = [keys[i] for i in rest], [sizes[i] for i in rest]
         waves, located = await _waves(place, keys_left, sizes_left, limits, split_shards=True)
-        await _in_waves(waves, sizes_left, limits.read_bytes, wave)
+        await in_waves(waves, sizes_left, limits.read_bytes, wave)
         return tuple(found)
 
     async def write(self, batch_info: Iterable[Any], value: NDBuffer, drop_axes: tuple[int, ...] = ()) -> None:
@@ -284,7 +284,7 @@ class ChunkPipeline(CodecPipeline):
             raise_first(await run_async(place.engine.update_many(updates)))
 
         waves, _ = await _waves(place, keys, sizes, limits, split_shards=False)
-        await _in_waves(waves, sizes, limits.write_bytes, wave)
+        await in_waves(waves, sizes, limits.write_bytes, wave)
 
     def _chunk_codec(self, spec: ArraySpec) -> ChunkCodec:
         if self._codec is None:
@@ -472,12 +472,12 @@ async def _waves(
     return [wave for wave in waves if wave], located
 
 
-async def _in_waves(waves: Sequence[Sequence[int]], sizes: Sequence[int], at_once_bytes: int, run: Any) -> None:
-    """Run several waves at once; the first error is raised when all that have begun have ended."""
+async def in_waves(waves: Sequence[Sequence[int]], sizes: Sequence[int], at_once_bytes: int, run: Any) -> None:
+    """Run several waves at once, if there are any; the first error is raised when all that have begun have ended."""
     if len(waves) == 1:
         await run(waves[0])
         return
-    largest = max(sum(sizes[i] for i in wave) for wave in waves)
+    largest = max((sum(sizes[i] for i in wave) for wave in waves), default=0)
     bound = asyncio.Semaphore(max(_WAVES_AT_ONCE, at_once_bytes // max(1, largest)))
     failed = False
 

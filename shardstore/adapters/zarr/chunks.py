@@ -32,8 +32,12 @@ _FIRST_COMPARED = 2**14  # elements: enough to be worth a call of numpy, few eno
 
 def wave_bytes(spec: ArraySpec) -> int:
     """Return the decoded bytes of a chunk, for bounding memory."""
-    dtype = spec.dtype.to_native_dtype()
-    return prod(spec.shape) * (_ASSUMED_ITEM_BYTES if dtype.hasobject else max(1, dtype.itemsize))
+    return prod(spec.shape) * item_bytes(spec.dtype.to_native_dtype())
+
+
+def item_bytes(dtype: np.dtype[Any]) -> int:
+    """Return the bytes of an element, for bounding memory."""
+    return _ASSUMED_ITEM_BYTES if dtype.hasobject else max(1, dtype.itemsize)
 
 
 def status(present: bool) -> dict[str, str]:

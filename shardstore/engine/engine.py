@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 
-from shardstore.engine.actions import ERASE, Action, EraseValue, OwnShards, Patch, SetIfMissing, SetValue, Swap, apply_actions
+from shardstore.engine.actions import Action, EraseValue, OwnShards, Patch, SetIfMissing, SetValue, Swap, apply_actions
 from shardstore.engine.contention import Contention, Sleep
 from shardstore.engine.index_cache import IndexCache
 from shardstore.engine.keyed_store import KeyedStore
@@ -25,7 +25,7 @@ from shardstore.engine.metadata.hierarchy import ChunkTarget, Hierarchy, Located
 from shardstore.engine.metadata.levels import LevelledDraft, LevelledStorage
 from shardstore.engine.moving import NodeAccess, copy_nodes, move_between
 from shardstore.engine.options import V3, EngineOptions
-from shardstore.engine.own_shards import Sight, chunks_in_shards, held_back, look
+from shardstore.engine.own_shards import Sight, held_back, look
 from shardstore.engine.pinned import HeldValue, OpenValue, pin
 from shardstore.engine.reading.chunk_parts import ChunkParts, KeepsChunks, PartReads, ReadsInThreads
 from shardstore.engine.reading.listing import ListedBatch, ListedDir, Listing, directly_below
@@ -43,8 +43,8 @@ from shardstore.engine.writing.transaction import Overlay
 from shardstore.engine.writing.v2_arrays_written import WrittenV2Arrays
 from shardstore.engine.writing.writer import Writer, uninterrupted
 from shardstore.errors import InvalidInput, ShardStoreError, Unsupported
-from shardstore.format.json_text import JsonObject
-from shardstore.format.metadata_v3 import ArrayLayout
+from shardstore.format.json_text import JsonObject, parse_object
+from shardstore.format.metadata_v3 import ArrayLayout, is_array, parse_shown
 from shardstore.format.store_keys import (
     check_directory,
     check_erased,
@@ -56,7 +56,7 @@ from shardstore.format.store_keys import (
     metadata_key,
     metadata_path,
 )
-from shardstore.model.chunks import ChunkCoords
+from shardstore.model.chunks import RemovedChunks
 from shardstore.model.ranges import EVERYTHING, ByteRequest, BytesLike, cut
 from shardstore.plan.strategies import strategy_of
 from shardstore.storage.base import Read, ReadOutcome, Storage
@@ -381,21 +381,26 @@ class Engine(KeyedStore):
                 if metadata_path(value.key) is None:
                     self._overlay.erase(value.key)
 
-    async def erase_shards(self, path: str, layout: ArrayLayout, wanted: Callable[[ChunkCoords], bool]) -> None:
-        """Erase the chunks in shards whose coordinates are ``wanted``; ``layout`` is the one that the client sees.
+    async def erase_removed(self, path: str, chunk_shape: tuple[int, ...], removed: RemovedChunks) -> bool:
+        """Erase the chunks that an array loses when it shrinks; ``chunk_shape`` is that of its chunks to the client.
 
-        Whole shards are removed unread if they are stored as the client sees them. Carried out even when the call is cancelled.
+        Nothing is done for chunks that are not there, and whole shards are removed unread. Carried out even when the call is cancelled.
+        Returns ``False``, and does nothing, if there is no array with known keys and chunks of this shape.
         """
-        check_key(metadata_key(path))
+        key = check_key(metadata_key(path))
         await self._commit_ended.wait()
-        if self.held is None and (stored := await self.layout(path)) is not None and stored.shard_shape == layout.shard_shape:
-            await uninterrupted(self._erasing.erase_shards(path, layout, wanted))
-            return
-        prefix = join(path, layout.key_encoding.prefix_of((), layout.ndim))
-        found = chunks_in_shards((value.key async for value in self.list(prefix)), path, layout, wanted)
-        for error in await self.update_many([(key, ERASE) async for key in found]):
-            if error is not None:
-                raise error
+        if self.held is None:
+            return await uninterrupted(self._erasing.erase_removed(path, chunk_shape, removed))
+        (data,) = await self.get_many([(key, EVERYTHING)])
+        document = parse_object(data) if isinstance(data, memoryview) else None
+        array = parse_shown(document) if document is not None and is_array(document) else ""
+        if isinstance(array, str) or array.chunk_shape != chunk_shape:
+            return False
+        encoding, start = array.key_encoding, join(path, "")
+        keys = [value.key async for value in self.list(start + encoding.prefix_of((), array.ndim))]
+        decoded = ((key, encoding.decode(key[len(start) :], array.ndim)) for key in keys)
+        await self.erase_many([key for key, coords in decoded if coords is not None and removed.has(coords)])
+        return True
 
     async def erase_chunks_below(self, prefix: str) -> None:
         """Erase the chunks below a prefix that ends inside the coordinates of a sharded array, and nothing else."""

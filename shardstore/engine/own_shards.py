@@ -6,7 +6,6 @@ pipeline do that. What is stored decides whether an array is expanded; it is loo
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from shardstore.engine.actions import OwnShards, SetValue
@@ -15,10 +14,9 @@ from shardstore.engine.metadata.hierarchy import Hierarchy
 from shardstore.engine.writing.transaction import Overlay
 from shardstore.errors import Corruption, InvalidInput, NotFound
 from shardstore.format.json_text import JsonObject, dumps, loads_object, parse_object
-from shardstore.format.metadata_v3 import ArrayLayout, is_array, mentions_sharding, parse_layout
+from shardstore.format.metadata_v3 import is_array, mentions_sharding, parse_layout
 from shardstore.format.presentation import has_chunks_of, present_array, present_bytes, same_chunks, update_stored
-from shardstore.format.store_keys import join, metadata_key
-from shardstore.model.chunks import ChunkCoords
+from shardstore.format.store_keys import metadata_key
 from shardstore.model.generation import Generation
 
 
@@ -104,14 +102,3 @@ def held_back(data: bytes, own_shards: OwnShards, before: SetValue | None) -> tu
 def _array(data: bytes) -> JsonObject | None:
     document = parse_object(data)
     return document if document is not None and is_array(document) else None
-
-
-async def chunks_in_shards(
-    keys: AsyncIterator[str], path: str, layout: ArrayLayout, wanted: Callable[[ChunkCoords], bool]
-) -> AsyncIterator[str]:
-    """Yield those of the presented ``keys`` that are chunks in shards of ``layout`` whose coordinates are ``wanted``."""
-    start = join(path, "")
-    async for key in keys:
-        coords = layout.key_encoding.decode(key[len(start) :], layout.ndim)
-        if coords is not None and wanted(layout.grid.shard_of(coords)):
-            yield key

@@ -65,3 +65,37 @@ class ShardGrid:
             slot, digit = divmod(slot, n)
             inside.append(digit)
         return tuple(s * n + i for s, n, i in zip(shard_coords, self.chunks_per_shard, reversed(inside), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedChunks:
+    """The chunks that an array loses when it shrinks: those of the grid ``before`` that are not in the grid ``after``.
+
+    Both are numbers of chunks along each dimension. Chunks outside of ``before`` are not removed, whoever has written them.
+    """
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+    @property
+    def is_empty(self) -> bool:
+        return not all(self.before) or all(n >= was for n, was in zip(self.after, self.before, strict=True))
+
+    def has(self, coords: ChunkCoords) -> bool:
+        return all(c < n for c, n in zip(coords, self.before, strict=True)) and any(c >= n for c, n in zip(coords, self.after, strict=True))
+
+    def has_all_of(self, shard: ChunkCoords, grid: ShardGrid) -> bool:
+        """Return whether every slot of a shard is a removed chunk."""
+        boxes = list(zip(shard, grid.chunks_per_shard, self.before, self.after, strict=True))
+        return all((s + 1) * n <= before for s, n, before, _ in boxes) and any(s * n >= after for s, n, _, after in boxes)
+
+    def has_some_of(self, shard: ChunkCoords, grid: ShardGrid) -> bool:
+        """Return whether some slot of a shard is a removed chunk."""
+        boxes = list(zip(shard, grid.chunks_per_shard, self.before, self.after, strict=True))
+        return all(s * n < before for s, n, before, _ in boxes) and any(min((s + 1) * n, before) > after for s, n, before, after in boxes)
+
+    def rows(self) -> range | None:
+        """Return the removed positions along the first dimension, if chunks are removed along that one only."""
+        if not self.before or any(n < was for n, was in zip(self.after[1:], self.before[1:], strict=True)):
+            return None
+        return range(self.after[0], self.before[0])

@@ -134,7 +134,7 @@ class View(KeyedStore):
         self.is_inside_array = engine.is_inside_array
         self.prefetch = engine.prefetch
         self.sight = engine.sight
-        self.erase_shards = engine.erase_shards
+        self.erase_removed = engine.erase_removed
         self.stale_consolidated = engine.stale_consolidated
         self.begin = engine.begin
         self.commit = engine.commit

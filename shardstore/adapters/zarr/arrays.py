@@ -1,8 +1,10 @@
-"""Methods and functions of zarr-python that are replaced: for arrays that are seen by their shards, and before nodes are created.
+"""Methods and functions of zarr-python that are replaced: for arrays that are seen by their shards, for arrays that shrink, and before
+nodes are created.
 
-zarr tells a pipeline neither which array it is of, nor that chunks are to be deleted because an array shrinks: it deletes their keys, which
-for a store are those of other, smaller chunks. So the two methods of ``zarr.AsyncArray`` are replaced by ones that do the same for
-every other array. Without them no array with shards of its own is accepted.
+zarr gives a pipeline neither the array that it is of, nor the chunks that go because an array shrinks. It deletes their keys one by one,
+whether the chunks are there or not; of an array that is seen by its shards these are the keys of other, smaller chunks. So the two methods
+of ``zarr.AsyncArray`` are replaced by ones that do the same for arrays in other stores. Without them no array with shards of its own is
+accepted.
 
 What creates a node deletes what is there (``overwrite=True``), stores the parents, and only then the node's document, which the store may
 refuse. So it is replaced by a function that first asks the store whether it will. What creates an array from data copies it chunk by chunk;
@@ -33,7 +35,7 @@ from zarr.storage import MemoryStore, StorePath
 from zarr.storage._common import make_store_path
 
 from shardstore._sync import run_async, run_sync
-from shardstore.adapters.zarr.chunk_pipeline import has_place_behind, place_behind
+from shardstore.adapters.zarr.chunk_pipeline import ChunkPipeline, Place, has_place_behind, place_behind, place_of
 from shardstore.adapters.zarr.copying import COPYING_PARAMETERS, copying_by_shards
 from shardstore.engine.actions import OwnShards
 from shardstore.engine.metadata.translation import refusal_of_shards
@@ -43,6 +45,7 @@ from shardstore.format.metadata_v3 import METADATA_NAME
 from shardstore.format.presentation import same_chunks
 from shardstore.format.store_keys import check_key, join, metadata_key
 from shardstore.format.v2.keys import ARRAY_NAME, GROUP_NAME
+from shardstore.model.chunks import RemovedChunks
 from shardstore.model.ranges import EVERYTHING
 
 if TYPE_CHECKING:
@@ -231,13 +234,45 @@ async def _refuse_creation(store_path: StorePath, metadata: Any) -> None:
 
 @wraps(_resized)
 async def _resize(self: Any, new_shape: Any, delete_outside_chunks: bool = True) -> None:
-    pipeline = self.codec_pipeline
-    if delete_outside_chunks and isinstance(pipeline, ArrayPipeline):
+    if delete_outside_chunks and isinstance(self.codec_pipeline, ArrayPipeline | ChunkPipeline):
         shape = parse_shapelike(new_shape)
         if len(shape) == len(self.metadata.shape):  # zarr has the words for it where it is not
-            self.metadata.update_shape(shape)  # as there: what zarr refuses is refused before anything is deleted
-            delete_outside_chunks = not await pipeline.erase_outside(self.store_path, self.metadata.shape, shape)
+            self.metadata.update_shape(shape).to_buffer_dict(default_buffer_prototype())  # what zarr refuses is refused first
+            delete_outside_chunks = not await _erase_outside(self, shape)
     await _resized(self, new_shape, delete_outside_chunks)
+
+
+async def _erase_outside(array: Any, new_shape: tuple[int, ...]) -> bool:
+    """Erase the chunks that a smaller shape leaves outside, in one batch; return ``False`` if zarr has to do it, one by one."""
+    pipeline, store_path = array.codec_pipeline, array.store_path
+    if isinstance(pipeline, ArrayPipeline):
+        return await pipeline.erase_outside(store_path, array.metadata.shape, new_shape)
+    place = place_of(store_path.store)
+    try:
+        chunk_shape: tuple[int, ...] = array.chunks
+    except NotImplementedError:  # zarr has no such shape of an array whose chunks are of several sizes
+        return False
+    return place is not None and await erase_removed(
+        place, store_path.path, chunk_shape, removed_chunks(chunk_shape, array.metadata.shape, new_shape)
+    )
+
+
+def removed_chunks(
+    cell_shape: tuple[int, ...], shape: tuple[int, ...], new_shape: tuple[int, ...], chunks_per_cell: tuple[int, ...] | None = None
+) -> RemovedChunks:
+    """Return the chunks that a smaller shape removes. zarr removes a cell, a chunk or a shard, if none of its elements is left."""
+    counts = chunks_per_cell or (1,) * len(cell_shape)
+    before, after = (tuple(-(-n // cell) * count for n, cell, count in zip(s, cell_shape, counts, strict=True)) for s in (shape, new_shape))
+    return RemovedChunks(before, after)
+
+
+async def erase_removed(place: Place, path: str, chunk_shape: tuple[int, ...], removed: RemovedChunks) -> bool:
+    """Erase the chunks that an array at a path in the store loses; return ``False`` if zarr has to do it."""
+    if removed.is_empty:
+        return True
+    await place.ensure_open()
+    place.check_writable()
+    return await run_async(place.engine.erase_removed(place.key(path).rstrip("/"), chunk_shape, removed))
 
 
 async def _with_chunks(array: Any) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from zarr.core.metadata.v3 import ArrayV3Metadata
 from shardstore._sync import run_async
 from shardstore.adapters.batch_values import values_of
 from shardstore.adapters.own_shards import note_view
-from shardstore.adapters.zarr.arrays import ArrayPipeline, document_of, replace_methods
+from shardstore.adapters.zarr.arrays import ArrayPipeline, document_of, erase_removed, removed_chunks, replace_methods
 from shardstore.adapters.zarr.chunk_pipeline import ChunkPipeline, place_of, place_of_all, previous_of_codecs, zarrs_own
 from shardstore.adapters.zarr.chunks import status
 from shardstore.adapters.zarr.expansion import Expansion
@@ -201,15 +201,8 @@ class ShardPipeline(ArrayPipeline):
         layout = self.layout
         if place is None or layout is None:
             return False
-        old, new = ([-(-n // c) for n, c in zip(s, layout.shard_shape, strict=True)] for s in (shape, new_shape))
-
-        def is_outside(shard: ChunkCoords) -> bool:
-            return any(s >= n for s, n in zip(shard, new, strict=True)) and all(s < n for s, n in zip(shard, old, strict=True))
-
-        if any(n < o for n, o in zip(new, old, strict=True)):
-            place.check_writable()
-            await run_async(place.engine.erase_shards(place.key(store_path.path), layout, is_outside))
-        return True
+        removed = removed_chunks(layout.shard_shape, shape, new_shape, layout.index_format.chunks_per_shard)
+        return await erase_removed(place, store_path.path, layout.chunk_shape, removed)
 
     async def shards_with_chunks(self, store_path: StorePath) -> set[str] | None:
         """Return the keys of the shards that hold a chunk, relative to the array; ``None`` if the store lists shards itself."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from shardstore.engine.actions import ERASE, Action
@@ -14,15 +14,16 @@ from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import ShardRead
 from shardstore.engine.writing.writer import Writer
 from shardstore.errors import InvalidInput, ShardStoreError
-from shardstore.format.metadata_v3 import ArrayLayout
+from shardstore.format.metadata_v3 import ArrayLayout, PlainArray
 from shardstore.format.store_keys import join, metadata_path
-from shardstore.model.chunks import ChunkCoords
+from shardstore.model.chunks import ChunkCoords, RemovedChunks, ShardGrid
 from shardstore.plan.prefixes import PrefixPlan, chunks_of, plan_prefix
 from shardstore.storage.base import Storage
 from shardstore.storage.opening.snapshot_urls import holds_versioned_store
 
 _KEYS_AT_ONCE = 1000  # as many as one request of S3 deletes
 _SHARDS_AT_ONCE = 64
+_ROWS_LISTED = 16  # along the first dimension, one by one: more are listed with the whole array
 
 
 @dataclass(eq=False, repr=False)
@@ -74,18 +75,57 @@ class Erasing:
 
         await with_fresh_layout(attempt, _kept_changing(prefix))
 
-    async def erase_shards(self, path: str, layout: ArrayLayout, wanted: Callable[[ChunkCoords], bool]) -> None:
-        """Remove the shards of an array that are ``wanted`` by their coordinates, unread."""
-        start, encoding = join(path, ""), layout.key_encoding
+    async def erase_removed(self, path: str, chunk_shape: tuple[int, ...], removed: RemovedChunks) -> bool:
+        """Erase the chunks that an array loses when it shrinks: of the shards that are there, whole ones unread.
 
-        async def keys() -> AsyncIterator[str]:
-            async for found in self._storage.list(start + encoding.prefix_of((), layout.ndim)):
-                coords = encoding.decode(found.key[len(start) :], layout.ndim)
-                if coords is not None and wanted(coords):
-                    self._indices.drop(found.key)
-                    yield found.key
+        Returns ``False``, and does nothing, if there is no array with known keys and chunks of this shape.
 
-        await self._delete_each(keys())
+        Raises:
+            Conflict: the metadata of the array kept changing; some chunks may be left.
+        """
+
+        async def attempt() -> bool:
+            node = await self._hierarchy.node(path, fresh=True)
+            array = None if node is None else node.array
+            if node is None or array is None or array.chunk_shape != chunk_shape:
+                return False
+            grid = array.grid if isinstance(array, ArrayLayout) else ShardGrid((1,) * array.ndim)
+            shards: list[ShardRead] = []
+
+            async def whole() -> AsyncIterator[str]:
+                async for key, coords in self._objects_with(path, array, grid, removed):
+                    if isinstance(array, ArrayLayout) and not removed.has_all_of(coords, grid):
+                        shards.append(ShardRead(node, array, coords, key))
+                        continue
+                    self._indices.drop(key)
+                    yield key
+
+            await self._delete_each(whole())
+            for start in range(0, len(shards), _SHARDS_AT_ONCE):
+                await self._erase_from(
+                    shards[start : start + _SHARDS_AT_ONCE],
+                    lambda shard, index: filter(removed.has, chunks_of(shard.layout, shard.coords, index.index)),
+                )
+            return True
+
+        return await with_fresh_layout(attempt, _kept_changing(join(path, "")))
+
+    async def _objects_with(
+        self, path: str, array: ArrayLayout | PlainArray, grid: ShardGrid, removed: RemovedChunks
+    ) -> AsyncIterator[tuple[str, ChunkCoords]]:
+        """Yield the stored objects in which a removed chunk may be. Few rows along the first dimension are listed by themselves."""
+        start, encoding = join(path, ""), array.key_encoding
+        prefixes: dict[int | None, str] = {None: encoding.prefix_of((), array.ndim)}
+        if (chunk_rows := removed.rows()) is not None:
+            per_shard = grid.chunks_per_shard[0]
+            rows = range(chunk_rows.start // per_shard, -(-chunk_rows.stop // per_shard))
+            if len(rows) <= _ROWS_LISTED:
+                prefixes = {row: encoding.prefix_of((row,), array.ndim) for row in rows}
+        for row, prefix in prefixes.items():
+            async for found in self._storage.list(start + prefix):
+                coords = encoding.decode(found.key[len(start) :], array.ndim)
+                if coords is not None and row in (None, coords[0]) and removed.has_some_of(coords, grid):
+                    yield found.key, coords
 
     async def _erase_shards(self, prefix: str) -> None:
         await self._delete_each(found.key async for found, shard in self._listing.stored(prefix) if shard is not None)
@@ -153,27 +193,33 @@ class Erasing:
 
     async def _erase_chunks(self, prefix: str, within: ArrayPrefix, plan: PrefixPlan) -> None:
         """Erase the chunks whose keys start with ``prefix`` out of shards that hold others too."""
+
+        def chosen(shard: ShardRead, index: CachedIndex) -> Iterator[ChunkCoords]:
+            encode = shard.layout.key_encoding.encode
+            for coords in chunks_of(shard.layout, shard.coords, index.index, plan.leading):
+                if join(shard.node.path, encode(coords)).startswith(prefix):
+                    yield coords
+
         shards: list[ShardRead] = []
         async for _, shard in self._listing.stored(join(within.node.path, plan.stored_prefix)):
             if shard is not None:
                 shards.append(shard)
             if len(shards) == _SHARDS_AT_ONCE:
-                await self._erase_from(shards, prefix, plan)
+                await self._erase_from(shards, chosen)
                 shards = []
-        await self._erase_from(shards, prefix, plan)
+        await self._erase_from(shards, chosen)
 
-    async def _erase_from(self, shards: list[ShardRead], prefix: str, plan: PrefixPlan) -> None:
+    async def _erase_from(self, shards: list[ShardRead], chosen: Callable[[ShardRead, CachedIndex], Iterable[ChunkCoords]]) -> None:
+        """Erase some of the chunks that are in each of these shards, in one commit a shard."""
         updates: list[tuple[ChunkTarget, Action]] = []
         for shard, index in zip(shards, await self._reader.load_indices(shards) if shards else [], strict=True):
             if isinstance(index, ShardStoreError):
                 raise index
             if not isinstance(index, CachedIndex):
                 continue
-            encode = shard.layout.key_encoding.encode
-            for coords in chunks_of(shard.layout, shard.coords, index.index, plan.leading):
-                key = join(shard.node.path, encode(coords))
-                if key.startswith(prefix):
-                    updates.append((ChunkTarget.of(key, shard.node, shard.layout, coords), ERASE))
+            node, layout = shard.node, shard.layout
+            keys = ((join(node.path, layout.key_encoding.encode(coords)), coords) for coords in chosen(shard, index))
+            updates.extend((ChunkTarget.of(key, node, layout, coords), ERASE) for key, coords in keys)
         for outcome in await self._writer.commit(updates):
             if outcome is not None:
                 raise outcome

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shardstore._sync import run_sync
+from shardstore.adapters.zarr_version import has_zarr2
 from shardstore.cli.arguments import AsJson, StorageOptions
 from shardstore.cli.failures import ExitCode
 from shardstore.cli.output import alike, complain, print_json, show, show_others, wrapped
@@ -191,8 +192,8 @@ def _version(package: str) -> str | None:
 
 
 def _zarr_pipeline() -> str | None:
-    """Return the path of the pipeline that zarr is configured with once a store of ours is open; ``None`` without zarr."""
-    if find_spec("zarr") is None:
+    """Return the path of the pipeline that zarr is configured with once a store of ours is open; ``None`` without zarr-python 3."""
+    if find_spec("zarr") is None or has_zarr2():
         return None
     from shardstore.adapters.zarr.pipeline import install_pipeline
 

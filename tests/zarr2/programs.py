@@ -209,9 +209,30 @@ def values_of(store: Any) -> dict[str, Any]:
     return found
 
 
+def urls(root: str) -> None:
+    """Arrays over ``sharded::`` URLs."""
+    import fsspec
+
+    import shardstore
+
+    url, options = f"sharded::file://{root}", {"sharded": {"present": "v2", "chunks_per_shard": (2, 2)}}
+    group = zarr.open_group(fsspec.get_mapper(url, **options), mode="w")
+    group.create_dataset("a", data=numbers(7, 5), chunks=(2, 2))
+    again = zarr.open_group(url, mode="r+", storage_options=options)["a"]
+    assert again[...].tolist() == numbers(7, 5).tolist()
+    again[:3] = 9
+    expected = np.where(np.arange(7)[:, None] < 3, 9, numbers(7, 5)).tolist()
+    stores = (fsspec.get_mapper(url, **options), shardstore.get_mapper(root, present="v2"))
+    assert [zarr.open_group(store, mode="r")["a"][...].tolist() for store in stores] == [expected] * 2
+
+
 def main(name: str, url: str) -> None:
     import shardstore
 
+    if name == "urls":
+        urls(url)
+        sys.stdout.write("{}")
+        return
     options: dict[str, Any] = {"present": "v2", "chunks_per_shard": lambda info: (2,) * len(info.shape)}
     store, plain = shardstore.get_mapper(url, **options), zarr.MemoryStore()
     PROGRAMS[name](store)

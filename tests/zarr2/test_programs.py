@@ -46,6 +46,11 @@ def run(name: str, target: Path) -> dict[str, int]:
     return counted
 
 
+def test_urls_of_the_filesystem(tmp_path: Path) -> None:
+    """``sharded::`` in front of a URL, as a mapping of fsspec's and as zarr-python 2 opens it: as through shardstore's own mapping."""
+    run("urls", tmp_path / "store")
+
+
 NOT_SHARDED_BY_PEERS = {"structured"}
 """zarr-python 3.1 cannot read shards of structured elements, its own included: it takes no such fill value for a part of a shard."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +23,7 @@ from shardstore.adapters.fsspec.transaction import ShardedTransaction
 from shardstore.adapters.fsspec.transfers import FileTransfers
 from shardstore.adapters.handle import FilesystemFace, Handle
 from shardstore.adapters.own_shards import set_value
+from shardstore.adapters.zarr_version import imported_zarr
 from shardstore.engine.actions import ERASE, Action, SetValue
 from shardstore.engine.options import check_flags
 from shardstore.engine.reading.listing import ListedValue
@@ -242,7 +242,7 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
     @property
     def async_impl(self) -> bool:
         """``True``. zarr looks at this before it makes a store of a filesystem, so that is when it is made to ask before it creates."""
-        if "zarr" in sys.modules:
+        if imported_zarr() is not None:
             from shardstore.adapters.zarr.arrays import replace_methods
 
             replace_methods()
@@ -250,7 +250,7 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
 
     def _offer_pipeline(self) -> None:
         """Make zarr's arrays over this filesystem read and write in batches, if zarr is in use."""
-        if self._pipeline and "zarr" in sys.modules:
+        if self._pipeline and imported_zarr() is not None:
             from shardstore.adapters.zarr.pipeline import install_pipeline
 
             install_pipeline()

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.metadata
-
 from shardstore.adapters.mapping.mapping import ShardedMap
+from shardstore.adapters.zarr_version import has_zarr2
 
 
 def mapping_class(present: object) -> type[ShardedMap]:
     """Return the class of mappings for a flavour; with zarr-python 2, one that zarr-python takes for a store of its own."""
-    if present == "v2" and _has_zarr2():
+    if present == "v2" and has_zarr2():
         from shardstore.adapters.mapping.zarr2_store import Zarr2Store
 
         return Zarr2Store
-    if present == "draft" and _has_zarr2():
+    if present == "draft" and has_zarr2():
         from shardstore.adapters.mapping.zarr2_draft_store import Zarr2DraftStore
 
         return Zarr2DraftStore
     return ShardedMap
-
-
-@functools.cache
-def _has_zarr2() -> bool:
-    try:
-        return importlib.metadata.version("zarr").startswith("2.")
-    except importlib.metadata.PackageNotFoundError:
-        return False

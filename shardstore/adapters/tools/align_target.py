@@ -6,7 +6,6 @@ A target is the ``store`` that ``align`` is given: a store, a URL, or a node of 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -18,6 +17,7 @@ from shardstore._sync import run_sync
 from shardstore.adapters.batch_values import values_of
 from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
 from shardstore.adapters.handle import Handle
+from shardstore.adapters.zarr_version import imported_zarr
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import METADATA_NAME, ArrayLayout, is_array, parse_plain
@@ -124,7 +124,7 @@ def open_target(store: Any, storage_options: Mapping[str, Any] | None) -> Target
 
 def array_of_zarr(store: Any) -> TargetArray | None:
     """Return what an array of zarr's on a store that is not shardstore's tells of itself; ``None`` if ``store`` is something else."""
-    zarr = sys.modules.get("zarr")
+    zarr = imported_zarr()
     if zarr is None or not isinstance(store, zarr.Array) or _is_ours(store.store):
         return None
     return TargetArray(store.path, store.shape, store.shards or store.chunks, None)
@@ -136,7 +136,7 @@ def _is_ours(store: Any) -> bool:
 
 def is_zarr(store: Any) -> bool:
     """Return whether it is a store or a node of zarr's."""
-    zarr = sys.modules.get("zarr")
+    zarr = imported_zarr()
     return zarr is not None and isinstance(store, zarr.Array | zarr.Group | zarr.abc.store.Store)
 
 

@@ -127,6 +127,28 @@ def same_chunks(presented: JsonObject, other: JsonObject) -> bool:
     return _same_codecs(presented.get("codecs"), other.get("codecs"), single_bytes)
 
 
+def with_sizes_for_zeros(stored: JsonObject, document: JsonObject) -> JsonObject:
+    """Return the stored document of an array with a client's chunk sizes in place of those that are 0.
+
+    Older versions of zarr-python 3 stored the size 0 for dimensions of length 0. Since 3.4.2 it is read as the smallest size that the
+    dimension can have, and stored so before a chunk is written. No chunk can be stored under a size of 0, so no other size changes what a
+    chunk means.
+    """
+    sizes, others = _regular_sizes(stored), _regular_sizes(document)
+    if sizes is None or others is None or len(sizes) != len(others) or all(sizes):
+        return stored
+    grid = stored["chunk_grid"]
+    chunk_shape = [other if size == 0 else size for size, other in zip(sizes, others, strict=True)]
+    return {**stored, "chunk_grid": {**grid, "configuration": {**grid["configuration"], "chunk_shape": chunk_shape}}}
+
+
+def _regular_sizes(document: JsonObject) -> list[Any] | None:
+    """Return the chunk shape of a regular grid as it stands in the document, sound or not."""
+    grid = document.get("chunk_grid")
+    sizes = codec_configuration(grid).get("chunk_shape") if isinstance(grid, dict) and grid.get("name") == "regular" else None
+    return sizes if isinstance(sizes, list) else None
+
+
 def has_chunks_of(document: JsonObject, stored: JsonObject) -> bool:
     """Return whether a client's document, of chunks or of shards of them, describes the chunks that are shown of ``stored``."""
     shown = present_array(stored)

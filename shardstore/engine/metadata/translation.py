@@ -29,6 +29,7 @@ from shardstore.format.presentation import (
     same_chunks,
     shard_document,
     update_stored,
+    with_sizes_for_zeros,
 )
 from shardstore.format.shard_index import IndexFormat
 from shardstore.format.store_keys import check_node_path, join
@@ -97,6 +98,7 @@ class Translation:
         previous = current.document if current is not None and is_array(current.document or {}) else None
         presented = self._carried(presented, previous)
         if current is not None and previous is not None:
+            previous = with_sizes_for_zeros(previous, presented)
             shown = present_array(previous)
             if same_chunks(presented, shown) or (own_shards is not OwnShards.REFUSED and has_chunks_of(presented, previous)):
                 return update_stored(presented, previous)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import given
 from zarr.storage import MemoryStore
 
 import shardstore
-from shardstore.errors import ReadOnly
+from shardstore.errors import ReadOnly, StorageError
 from shardstore.model.chunks import RemovedChunks, ShardGrid
 from shardstore.snapshots import Repository
 from shardstore.storage.memory import MemoryStorage
@@ -144,6 +145,24 @@ def test_a_shape_that_is_refused_and_a_store_that_is_read_only_lose_nothing() ->
     with pytest.raises(ReadOnly):
         zarr.open_array(shardstore.open(storage, read_only=True), path="x", mode="r").resize((2,))
     assert {key: StorageObjects(storage).get(key) for key in StorageObjects(storage).keys()} == before  # noqa: SIM118 - no mapping
+
+
+class RefusesToDelete(MemoryStorage):
+    """Carries out no deletion."""
+
+    async def delete_many(self, keys: Sequence[str]) -> None:
+        raise StorageError("not now")
+
+
+def test_an_error_of_the_storage_leaves_the_shape() -> None:
+    storage = RefusesToDelete(f"/shrinking-{uuid.uuid4().hex}")
+    store = shardstore.open(storage, chunks_per_shard=(2,))
+    array = zarr.create_array(store, name="x", shape=(8,), chunks=(1,), dtype="u1")
+    array[...] = 1
+    with pytest.raises(StorageError, match="not now"):
+        array.resize((2,))
+    assert array.shape == (8,)
+    assert zarr.open_array(store, path="x")[...].tolist() == [1] * 8
 
 
 def test_in_a_session_of_a_versioned_store(tmp_path: Any) -> None:

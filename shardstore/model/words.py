@@ -35,6 +35,13 @@ def is_utf8(text: str) -> bool:
     return True
 
 
+def printable(text: str) -> str:
+    """Return a text of one line, without control characters: what cannot be printed is escaped as Python escapes it."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
 def shape(sizes: tuple[int, ...] | None) -> str:
     """Return a shape as text: ``64 × 64``, or ``?`` if it is not known."""
     if sizes is None:

@@ -15,7 +15,7 @@ from ipaddress import ip_address
 from urllib.parse import parse_qsl
 
 from shardstore.errors import InvalidInput
-from shardstore.server.values import Headers, Refusal
+from shardstore.server.values import Headers, Refusal, shown
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """The names of this machine, as ``Host`` has them."""
@@ -25,7 +25,6 @@ _CREDENTIAL = re.compile(r"Credential=([^,\s]+?)/[0-9]{8}/")
 _EXPOSED = b"ETag, Content-Range, Accept-Ranges, Content-Length"
 _DAY_SECONDS = b"86400"
 _SCOPE = re.compile(r"/[0-9]{8}(/.*)?$")  # behind the key id in a credential
-_MOST_SHOWN = 100  # characters of what a client says, in messages
 
 
 def is_loopback(host: str) -> bool:
@@ -61,7 +60,7 @@ class Access:
         text = headers.get(b"host", b"").decode("latin-1")
         found = _HOST.fullmatch(text)
         if found is None or found[1].lower().rstrip(".") not in self.hosts:
-            raise Refusal(421, f"this server is not called {text[:_MOST_SHOWN]!r}: --allow-host gives it another name")
+            raise Refusal(421, f"this server is not called {shown(text)}: --allow-host gives it another name")
 
     def check_token(self, headers: Mapping[bytes, bytes], query: bytes) -> None:
         """Raise ``Refusal`` unless the request has the token: in ``Authorization``, as ``?token=``, or as the key id of a client of S3."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -36,6 +37,7 @@ from shardstore.errors import (
     Unsupported,
 )
 from shardstore.format.store_keys import check_directory, check_key
+from shardstore.model.words import printable
 from shardstore.server import s3_answers
 from shardstore.server.access import Access
 from shardstore.server.buckets import Bucket, Moved, Served, open_served
@@ -43,7 +45,7 @@ from shardstore.server.front_page import FrontPage
 from shardstore.server.http_rules import parse_entity_tags
 from shardstore.server.listings import LISTING_HEADERS, Listings, as_html, as_json, page_of
 from shardstore.server.load import MOST_IN_FLIGHT, Busy, Load
-from shardstore.server.values import PIECE_NBYTES, Answer, Asked, Headers, Refusal, answer
+from shardstore.server.values import PIECE_NBYTES, Answer, Asked, Headers, Refusal, answer, shown
 from shardstore.storage.redaction import redacted
 
 logger = logging.getLogger(__name__)
@@ -119,7 +121,7 @@ class Application(Starlette):
                     except Exception as exc:  # noqa: BLE001  # every error has an answer
                         found = self._refused(exc, path, headers)
                     found.headers.extend(always)
-                    await _send_answer(send, receive, found, is_head=scope["method"] == "HEAD")
+                    await _send_answer(send, receive, found, path, is_head=scope["method"] == "HEAD")
                 finally:
                     self.load.leave()  # not before all is sent: until then it is in memory
                 return
@@ -134,11 +136,11 @@ class Application(Starlette):
             else:
                 there = ", ".join(f"/{one}/" for one in self.served.buckets)
                 code = "NoSuchBucket" if _is_of_sdk(headers) else ""
-                raise Refusal(404, f"there is nothing at {path[:_MOST_SHOWN]!r}: there are {there}", code=code)
+                raise Refusal(404, f"there is nothing at {shown(path)}: there are {there}", code=code)
         except (Refusal, Busy) as exc:
             found = self._refused(exc, path, headers)
         found.headers.extend(always)
-        await _send_answer(send, receive, found, is_head=scope["method"] == "HEAD")
+        await _send_answer(send, receive, found, path, is_head=scope["method"] == "HEAD")
 
     # -- buckets ---------------------------------------------------------------------------------------------------------
 
@@ -215,12 +217,12 @@ class Application(Starlette):
         path = path[:_MOST_SHOWN]
         status, more = _status_of(exc)
         message = redacted(str(exc))
-        if status >= 500 and status != 503:
-            logger.warning("%s: %s", path, message, exc_info=not isinstance(exc, ShardStoreError))
+        if status >= 500 and status != 503 and not isinstance(exc, Refusal):  # that is no fault of the server's
+            _log(path, exc)
         if isinstance(exc, Busy):
             message = "too many requests are under way: come again"
         elif isinstance(exc, Moved):
-            message = f"{path!r} kept changing while it was read: come again"
+            message = f"{shown(path)} kept changing while it was read: come again"
         elif not isinstance(exc, ShardStoreError | Refusal):
             message = "an error that shardstore does not expect: the server's log has it"
         if b"application/json" in headers.get(b"accept", b""):
@@ -230,6 +232,18 @@ class Application(Starlette):
             body, kind = s3_answers.error(status, message, path, code), b"application/xml"
         lines = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), (b"cache-control", b"no-cache")]
         return Answer(status, [*lines, *more], body)
+
+
+def _log(path: str, exc: Exception) -> None:
+    """Log that a request failed, in one line: paths and messages hold what clients send. Errors that are not expected have their places
+    in the code, too.
+    """
+    lines = [printable(f"{path[:_MOST_SHOWN]}: {redacted(str(exc))}")]
+    error: BaseException | None = None if isinstance(exc, ShardStoreError) else exc
+    while error is not None:
+        lines += [printable(f"{type(error).__name__}: {redacted(str(error))}"), *traceback.format_tb(error.__traceback__)]
+        error = error.__cause__ or error.__context__
+    logger.warning("%s", "\n".join(lines))
 
 
 def as_json_error(status: int, message: str, path: str) -> bytes:
@@ -268,6 +282,10 @@ def _timed_out(exc: BaseException | None) -> bool:
 
 
 # -- sending -------------------------------------------------------------------------------------------------------------
+
+
+class BrokenOff(Exception):
+    """A response ends before the length that it has promised. What is wrong has been logged: the server closes the connection."""
 
 
 class _Gone(BaseException):
@@ -323,7 +341,12 @@ async def _send(send: Send, found: Answer) -> None:
     await send({"type": "http.response.body", "body": bytes(found.body)})
 
 
-async def _send_answer(send: Send, receive: Receive, found: Answer, *, is_head: bool) -> None:
+async def _send_answer(send: Send, receive: Receive, found: Answer, path: str, *, is_head: bool) -> None:
+    """Send a response.
+
+    Raises:
+        BrokenOff: the rest of it could not be read.
+    """
     await send({"type": "http.response.start", "status": found.status, "headers": found.headers})
     if is_head or (found.rest is None and len(found.body) <= _SENT_AT_ONCE):
         await send({"type": "http.response.body", "body": b"" if is_head else found.body})
@@ -336,6 +359,11 @@ async def _send_answer(send: Send, receive: Receive, found: Answer, *, is_head: 
         await send({"type": "http.response.body", "body": b""})
     except _Gone:
         pass
+    except Moved:  # an answer never mixes two versions
+        raise BrokenOff from None
+    except Exception as exc:
+        _log(path, exc)
+        raise BrokenOff from exc
     finally:
         gone.cancel()
         if found.rest is not None:

@@ -16,7 +16,7 @@ from xml.sax.saxutils import escape
 
 from shardstore.server.buckets import Bucket
 from shardstore.server.listings import Entry, Listings
-from shardstore.server.values import Refusal
+from shardstore.server.values import Refusal, shown
 
 MOST_KEYS = 1000
 
@@ -63,9 +63,13 @@ def check_object(parameters: Mapping[str, str]) -> None:
     """Raise ``Refusal`` if a request for an object asks for more than its bytes: for its tags, an older version and so on."""
     for name in parameters:
         if name not in _MEANINGLESS and name not in _OF_OBJECTS and not name.lower().startswith(_SIGNING):
-            raise Refusal(501, f"the operation {name!r} of S3 is not there: this server reads objects and lists them")
+            raise _no_operation(name)
     if parameters.get("partNumber", "1") != "1":
         raise Refusal(416, "objects have one part here")
+
+
+def _no_operation(name: str) -> Refusal:
+    return Refusal(501, f"the operation {shown(name)} of S3 is not there: this server reads objects and lists them")
 
 
 def error(status: int, message: str, resource: str, code: str = "") -> bytes:
@@ -100,12 +104,12 @@ class _Asked:
             raise Refusal(400, "list-type is '2', or not given")
         delimiter = given.get("delimiter", "")
         if delimiter not in ("", "/"):
-            raise Refusal(501, f"keys are divided at '/' only, not at {delimiter!r}")
+            raise Refusal(501, f"keys are divided at '/' only, not at {shown(delimiter)}")
         if given.get("encoding-type", "url") != "url":
             raise Refusal(400, "encoding-type is 'url', or not given")
         most = given.get("max-keys", "")
         if most and not (most.isascii() and most.isdecimal() and len(most) <= _MOST_DIGITS):
-            raise Refusal(400, f"max-keys {most[:40]!r} is no number of keys")
+            raise Refusal(400, f"max-keys {shown(most)} is no number of keys")
         token = given.get("continuation-token") if is_v2 else given.get("marker")
         after = given.get("start-after", "") if is_v2 else token or ""
         if is_v2 and token is not None:
@@ -135,7 +139,7 @@ async def bucket_answer(bucket: Bucket, listings: Listings, parameters: Mapping[
         return f'{_HEAD}<LocationConstraint xmlns="{_XMLNS}"></LocationConstraint>'.encode()
     unknown = [name for name in parameters if name not in _LISTS and name not in _MEANINGLESS and not name.lower().startswith(_SIGNING)]
     if unknown:
-        raise Refusal(501, f"the operation {unknown[0]!r} of S3 is not there: this server reads objects and lists them")
+        raise _no_operation(unknown[0])
     asked = _Asked.of(parameters)
     found, is_truncated = await _entries(bucket, listings, asked)
     unsized = [entry.name for entry in found if not entry.is_prefix and entry.nbytes is None]

@@ -30,6 +30,7 @@ MOST_AT_ONCE_NBYTES = 64 * 2**20
 """Bytes that are read at once, where a storage tells no versions by which several reads could be of one."""
 
 _ATTEMPTS = 10
+_MOST_SHOWN = 100  # characters of what a client says, in messages
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -43,6 +44,11 @@ class Refusal(Exception):
         self.status = status
         self.code = code
         self.headers = headers or []
+
+
+def shown(text: str) -> str:
+    """Return, for a message, what a client has sent: in quotes, cut, and without control characters."""
+    return repr(text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…")
 
 
 @dataclass(frozen=True, slots=True)

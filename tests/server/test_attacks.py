@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
+import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,8 +16,9 @@ from xml.etree import ElementTree
 import httpx
 import pytest
 
+from shardstore._sync import run_sync
 from shardstore.cli.failures import ExitCode
-from shardstore.errors import NotFound
+from shardstore.errors import Corruption, NotFound, ShardStoreError, StorageError
 from shardstore.server import serve
 from shardstore.server.application import MOST_KEY_NBYTES, MOST_SEGMENTS
 from shardstore.storage.base import Found, Read, ReadOutcome
@@ -153,6 +157,43 @@ def test_a_request_costs_a_bounded_number_of_requests(store: Path) -> None:
         assert len(storage.events) <= 2 * MOST_SEGMENTS
 
 
+# -- what is logged --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["x%0aFORGED%20line%0d%1b[31mred", "%0aFORGED", "x%e2%80%a8FORGED", "x%c2%85FORGED", "a%e2%80%aeb"])
+@pytest.mark.parametrize(
+    "error", [StorageError("of {}"), Corruption("in {}"), ValueError("a mistake with {}")], ids=lambda e: type(e).__name__
+)
+def test_clients_write_no_lines_into_the_log(own: Client, caplog: pytest.LogCaptureFixture, path: str, error: Exception) -> None:
+    async def fails(read: Read) -> object:
+        raise type(error)(str(error).format(read.key)) from OSError(f"because of {read.key}")
+
+    own.serving.application.served.buckets["zarr3"].read = fails  # type: ignore[assignment, method-assign]
+    assert own.get(f"zarr3/{path}").status_code in (500, 502)
+    (record,) = caplog.records
+    lines = record.getMessage().splitlines()
+    assert not [line for line in lines if line.startswith(("FORGED", "b"))]
+    assert all(line.isprintable() for line in lines)
+    assert len(lines) == 1 or not isinstance(error, ShardStoreError)
+    assert "FORGED" in lines[0] or "b" in lines[0]
+
+
+def test_what_is_not_served_is_not_logged_and_named_in_short(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    long = "n" * 5000
+    for path in (
+        f"{CHUNK}?{long}",
+        f"{CHUNK}?x%0aFORGED",
+        f"zarr3?{long}&list-type=2",
+        f"zarr3?list-type=2&delimiter={long}",
+        f"zarr3?list-type={long}",
+    ):
+        found = client.get(path)
+        assert found.status_code in (400, 501), path[:40]
+        assert len(found.content) < 500
+        assert "\nFORGED" not in found.text
+    assert caplog.records == []
+
+
 # -- connections -----------------------------------------------------------------------------------------------------------
 
 
@@ -231,6 +272,65 @@ def test_lists_in_several_lines_are_one(client: Client) -> None:
     lines = [("If-Match", etag), ("If-Match", '"other"')]
     assert client.http.get(CHUNK, headers=lines).status_code == 200
     assert client.http.get(CHUNK, headers=[("If-None-Match", '"other"'), ("If-None-Match", etag)]).status_code == 304
+
+
+def test_idle_connections_are_closed_for_others(store: Path) -> None:
+    health = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with serve(store, port=0) as serving, ExitStack() as opened:
+
+        def connect() -> socket.socket:
+            return opened.enter_context(socket.create_connection(address(serving), 30))
+
+        def answered(connection: socket.socket, request: bytes) -> bool:
+            connection.sendall(request)
+            found = b""
+            while not found.endswith(b"ok") and (data := connection.recv(65536)):
+                found += data
+            return found.startswith(b"HTTP/1.1 200")
+
+        serving.limits.connections = 8
+        bucket = serving.application.served.buckets["zarr3"]
+        gate, has_come, real = asyncio.Event(), threading.Event(), bucket.read
+
+        async def held(read: Any) -> Any:
+            has_come.set()
+            await gate.wait()
+            return await real(read)
+
+        async def go_on() -> None:
+            gate.set()
+
+        kept = connect()
+        assert answered(kept, health)
+        bucket.read = held  # type: ignore[method-assign]  # stands for a slow storage
+        under_way = connect()
+        under_way.sendall(b"GET /%b HTTP/1.1\r\nHost: localhost\r\n\r\n" % CHUNK.encode())
+        assert has_come.wait(20)
+        idle = [connect() for _ in range(6)]
+        idle[0].sendall(b"GET /healthz HTTP/1.1\r\nHost: lo")  # half a request is none
+        for _ in range(20):
+            idle.append(connect())
+            with connect() as other:
+                assert answered(other, health)
+                assert len(serving._server.server_state.connections) <= 10  # some have been closed, and are about to end
+        assert closes(idle[0], 10)
+        assert answered(kept, health)  # those that have asked for nothing go first
+        assert all(answered(connect(), health) for _ in range(20))
+        assert closes(kept, 10)
+        run_sync(go_on())
+        assert under_way.recv(65536).startswith(b"HTTP/1.1 200")  # and those that are being answered stay
+
+
+def test_connections_leave_descriptors_for_files(store: Path) -> None:
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with serve(store, port=0) as serving:
+        assert serving.limits.connections <= 1000
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, most))
+        with serve(store, port=0) as serving:
+            assert serving.limits.connections == 1024 - 256
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
 
 
 # -- S3 --------------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,9 @@ import zarr
 
 import shardstore
 from shardstore.errors import AccessDenied, Conflict, Corruption, InvalidInput, NotFound, StorageError, Unsupported
+from shardstore.model.ranges import ByteRange
 from shardstore.server import serve
+from shardstore.storage.base import Read, ReadOutcome
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.trace import TraceStorage
 from tests.server.conftest import DATA, Client, connected, reading
@@ -156,7 +158,7 @@ def test_long_values_go_in_pieces_of_one_version(tmp_path: Path, piece: int) -> 
             assert http.get("zarr3/c/0/0", headers={"range": f"bytes=-{first + 1}"}).content == wanted[-first - 1 :]
 
 
-def test_value_that_is_replaced_while_it_is_sent_breaks_off(tmp_path: Path) -> None:
+def test_value_that_is_replaced_while_it_is_sent_breaks_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = np.random.default_rng(0).integers(0, 255, (1 << 25,), dtype="u1")
     zarr.create_array(tmp_path / "s", data=data, chunks=data.shape, shards=data.shape, compressors=None)
     with serve(tmp_path / "s", port=0, piece_nbytes=1 << 20) as serving, connected(serving) as http, http.stream("GET", "zarr3/c/0") as got:
@@ -168,6 +170,34 @@ def test_value_that_is_replaced_while_it_is_sent_breaks_off(tmp_path: Path) -> N
     first = b"".join(some)
     assert 0 < len(first) < len(data)
     assert first == data[: len(first)].tobytes()
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("error", [StorageError("the network\nis gone"), ValueError("a mistake\nof ours")], ids=lambda e: type(e).__name__)
+def test_value_whose_rest_cannot_be_read_breaks_off_and_says_why_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    data = np.zeros(1 << 22, "u1")
+    zarr.create_array(tmp_path / "s", data=data, chunks=data.shape, shards=data.shape, compressors=None, fill_value=1)
+    with serve(tmp_path / "s", port=0, piece_nbytes=1 << 20) as serving, connected(serving) as http:
+        bucket = serving.application.served.buckets["zarr3"]
+        real = bucket.read
+
+        async def fails(read: Read) -> ReadOutcome:
+            (wanted,) = read.ranges
+            if isinstance(wanted, ByteRange) and wanted.start >= 1 << 21:
+                raise error
+            return await real(read)
+
+        bucket.read = fails  # type: ignore[method-assign]
+        with pytest.raises(httpx.RemoteProtocolError):
+            http.get("zarr3/c/0")
+        assert http.get("healthz").status_code == 200
+    (record,) = caplog.records
+    lines = record.getMessage().splitlines()
+    assert "/zarr3/c/0: " in lines[0]
+    assert "\\n" in lines[0]
+    assert (len(lines) == 1) is isinstance(error, StorageError)
 
 
 # -- directories -----------------------------------------------------------------------------------------------------------

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -18,45 +19,95 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from shardstore.errors import InvalidInput, StorageError
 from shardstore.server.access import LOOPBACK, is_loopback
-from shardstore.server.application import Application, application
+from shardstore.server.application import Application, BrokenOff, Receive, Scope, Send, application
+
+if sys.platform != "win32":
+    import resource
 
 STOP_SECONDS = 10
 """What is under way when the server is stopped has so long to end."""
 
 _MOST_HEADER_NBYTES = 64 * 2**10
 _MOST_CONNECTIONS = 1000
+_OTHER_DESCRIPTORS = 256  # for files, and connections to storages
 _TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+def _most_connections() -> int:
+    """Return how many connections to have at once: of the descriptors that this process may have, some are for other things."""
+    if sys.platform == "win32":
+        return _MOST_CONNECTIONS
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (
+        _MOST_CONNECTIONS if allowed == resource.RLIM_INFINITY else min(_MOST_CONNECTIONS, max(allowed - _OTHER_DESCRIPTORS, allowed // 2))
+    )
 
 
 @dataclass(slots=True)
 class Limits:
-    """How long the server waits for clients. A connection has the values that are set when it is opened."""
+    """How many clients the server serves, and how long it waits for them. A connection has the values that are set when it is opened."""
 
     header_seconds: float = 30.0
     """The time that a client has to send the headers of a request."""
     stalled_seconds: float = 60.0
     """The time after which a connection is closed whose client reads nothing of a response."""
+    connections: int = field(default_factory=_most_connections)
+    """The connections that are open at once. For another one, one that is idle is closed."""
 
 
 class _Connection(HttpToolsProtocol):
-    """A connection that is given up if the client sends headers without end, or slowly, or takes nothing of the answer."""
+    """A connection that is given up if the client sends headers without end, or slowly, or takes nothing of the answer; and while it is
+    idle, if there are too many.
+    """
 
     _deadline: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
     _nbytes = 0
     _in_headers = True
     _has_begun = False  # a request, whose headers are not complete
+    _has_asked = False  # for anything, so far
+    _idle_since = 0.0
 
     def __init__(self, limits: Limits, **options: Any) -> None:
         super().__init__(**options)
         self._header_seconds = limits.header_seconds
         self._stalled_seconds = limits.stalled_seconds
+        self._most_connections = limits.connections
+        self.limit_concurrency = limits.connections + 1  # all of these are being answered
+        self._application, self.app = self.app, self._carry_out
+
+    async def _carry_out(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request. A response that cannot be completed ends with the connection, and its reason has been logged."""
+        try:
+            await self._application(scope, receive, send)
+        except BrokenOff:
+            self.transport.abort()
+            cycle: Any = getattr(send, "__self__", None)  # that of this request: others may wait behind it
+            cycle.disconnected = True
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         # Headers and body are sent one after the other: without this the body waits until the client has acknowledged the headers.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._deadline = self.loop.call_later(self._header_seconds, self._give_up)
+        self._idle_since = self.loop.time()
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """If there are too many connections, close one that is idle: the first that has asked for nothing, or else the one that has been
+        idle for longest.
+        """
+        if len(self.connections) <= self._most_connections:
+            return
+        others = [one for one in self.connections if isinstance(one, _Connection) and one is not self and one._is_held]
+        idle = [one for one in others if one._is_idle]
+        if len(others) >= self._most_connections and idle:
+            min(idle, key=lambda one: (one._has_asked, one._idle_since)).transport.abort()
+
+    @property
+    def _is_held(self) -> bool:
+        """True unless the connection is about to end by itself."""
+        return not self.transport.is_closing() or self.transport.get_write_buffer_size() > 0
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel()
@@ -101,6 +152,7 @@ class _Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_headers = self._has_begun = False
+        self._has_asked = True
         self._nbytes = 0
         if self._deadline is not None:
             self._deadline.cancel()
@@ -116,6 +168,7 @@ class _Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self._idle_since = self.loop.time()
         self._watch_closing()
 
     def shutdown(self) -> None:
@@ -191,7 +244,6 @@ class Serving:
             proxy_headers=False,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=STOP_SECONDS,
-            limit_concurrency=_MOST_CONNECTIONS,
             backlog=1024,
         )
         self._server = uvicorn.Server(config)

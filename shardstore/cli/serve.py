@@ -57,6 +57,9 @@ def serve(
     no_report: Annotated[
         bool, typer.Option("--no-report", help="The page at / is made of metadata alone: no shard is looked into for it.")
     ] = False,
+    follow_links: Annotated[
+        bool, typer.Option("--follow-links", help="Serve what links in a local directory lead to, though it lies outside of the directory.")
+    ] = False,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the front page in a browser.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Say what goes wrong while values are read.")] = False,
     storage: StorageOptions,
@@ -98,6 +101,7 @@ def serve(
         stored=not no_stored,
         listing=not no_listing,
         report=not no_report,
+        follow_links=follow_links,
     )
     with serving:
         _stop_on_signals(serving, ended)

@@ -437,6 +437,7 @@ def application(
     stored: bool = True,
     listing: bool = True,
     report: bool = True,
+    follow_links: bool = False,
     piece_nbytes: int = PIECE_NBYTES,
 ) -> Application:
     """Return an ASGI application that serves a store for reading, to run by any server of ASGI or to mount in another application.
@@ -453,6 +454,7 @@ def application(
         listing: list directories and buckets.
         report: the page at ``/`` is the report, which takes a listing and the indices of all shards when it is first asked for; otherwise
             it is made of metadata alone.
+        follow_links: links in a local directory may lead out of it; otherwise what is there does not exist for clients.
         piece_nbytes: a longer value is read in pieces of this length.
 
     Raises:
@@ -465,7 +467,7 @@ def application(
             raise InvalidInput(f"{name} {value!r} is not a whole number of at least {least}")
     access = Access.of(hosts, cors, token)
     return Application(
-        open_served(url, storage_options, stored=stored, max_age=max_age),
+        open_served(url, storage_options, stored=stored, max_age=max_age, follow_links=follow_links),
         access,
         max_age=max_age,
         in_flight=in_flight,

@@ -255,14 +255,17 @@ def _reading_ahead(handle: Handle, max_age: float) -> Handle:
     return Handle.make(ReadAhead(inner, keep_seconds), None, {})
 
 
-def open_served(url: Any, storage_options: Mapping[str, Any] | None, *, stored: bool = True, max_age: float = 0) -> Served:
+def open_served(
+    url: Any, storage_options: Mapping[str, Any] | None, *, stored: bool = True, max_age: float = 0, follow_links: bool = False
+) -> Served:
     """Open a store, or a snapshot of a versioned one, for reading; not on the IO loop. ``stored``: show the stored objects too;
-    ``max_age``: seconds for which values may be kept.
+    ``max_age``: seconds for which values may be kept; ``follow_links``: also show what links lead to out of a local directory. That is
+    decided for paths and URLs: an object that stands for a place shows what it shows.
 
     Raises:
         InvalidInput, NotFound, StorageError, Unsupported: it cannot be opened.
     """
-    handle = Handle.find(url, dict(storage_options or {}) or None, {})
+    handle = Handle.find(url, {"follow_links": follow_links, **(storage_options or {})}, {})
     run_sync(_check_there(handle.engine.canonical.storage))
     target = handle.recipe.target
     snapshot = target if isinstance(target, SnapshotPlace) else None

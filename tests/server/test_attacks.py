@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import shutil
 import socket
 import threading
 import time
@@ -74,6 +75,63 @@ def test_the_entity_tag_of_another_chunk_matches_nothing(client: Client, view: s
     assert client.get(name(CHUNK), if_match=etag).status_code == 200
     other = client.get(name(OTHER), range="bytes=0-9", if_range=etag)
     assert (other.status_code, other.content) == (200, client.get(name(OTHER)).content)
+
+
+@pytest.fixture
+def linked(store: Path) -> Path:
+    """A store with links to files of others: an object, a directory, a shard and the document of an array."""
+    outside = store.parent / "outside"
+    shutil.copytree(store / "gz", outside / "array")
+    (outside / "secret.txt").write_text("SECRET")
+    (store / "file.txt").symlink_to(outside / "secret.txt")
+    (store / "directory").symlink_to(outside)
+    (store / "ct/c/0/0/0").unlink()
+    (store / "ct/c/0/0/0").symlink_to(outside / "secret.txt")
+    (store / "gz/zarr.json").rename(outside / "zarr.json")
+    (store / "gz/zarr.json").symlink_to(outside / "zarr.json")
+    (store / "notes/again").symlink_to("read me.txt")
+    return store
+
+
+_LINKS = ["file.txt", "directory/secret.txt", "directory/array/zarr.json", "ct/c/0/0/0", "gz/zarr.json"]
+
+
+@pytest.mark.parametrize("bucket", ["zarr3", "zarr2", "stored"])
+def test_links_do_not_lead_out_of_the_store(linked: Path, bucket: str) -> None:
+    with serve(linked, port=0) as serving, connected(serving) as http:
+        for key in _LINKS:
+            for method in ("GET", "HEAD"):
+                assert http.request(method, f"{bucket}/{key}").status_code == 404, key
+        keys = [key for key, _ in listed(http, bucket)[0]]
+        assert not [key for key in keys if key.startswith(("file.txt", "directory", "ct/c/0/0/", "gz/.z", "gz/zarr"))]
+        assert "notes/again" in keys
+        assert http.get(f"{bucket}/notes/again").content == b"something else"
+        assert http.get(f"{bucket}/directory/").status_code == 404
+        assert "directory/" not in http.get(f"{bucket}/?format=json").json()["prefixes"]
+        for prefix in ("directory/", "directory/s", "file"):
+            assert listed(http, bucket, prefix=prefix, delimiter="/") == ([], [])
+        assert "SECRET" not in http.get("").text
+
+
+def test_links_lead_out_of_the_store_if_that_is_said(linked: Path) -> None:
+    with serve(linked, port=0, follow_links=True) as serving, connected(serving) as http:
+        assert http.get("stored/file.txt").text == "SECRET"
+        assert http.get("zarr3/directory/array/zarr.json").status_code == 200
+        assert "directory/secret.txt" in [key for key, _ in listed(http, "stored")[0]]
+
+
+def test_links_do_not_lead_out_of_a_versioned_store(tmp_path: Path, made: Path) -> None:
+    succeed("snapshots", "init", str(tmp_path / "run.ice"))
+    succeed("pack", str(made / "ct"), str(tmp_path / "run.ice@main/ct"), "-m", "all of it")
+    (tmp_path / "outside").mkdir()
+    for file in (tmp_path / "run.ice/c").iterdir():
+        file.rename(tmp_path / "outside" / file.name)
+        file.symlink_to(tmp_path / "outside" / file.name)
+    with serve(f"{tmp_path}/run.ice@main", port=0, follow_links=True) as serving, connected(serving) as http:
+        assert http.get(CHUNK).status_code == 200
+    with serve(f"{tmp_path}/run.ice@main", port=0) as serving, connected(serving) as http:
+        assert http.get("zarr3/ct/zarr.json").status_code == 200
+        assert http.get(CHUNK).status_code == 500  # a chunk that is not there although the snapshot has it
 
 
 class Replaced(LocalStorage):

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
+import shardstore
 from shardstore._sync import run_sync
-from shardstore.errors import Conflict, StorageError
+from shardstore.errors import Conflict, InvalidInput, StorageError
 from shardstore.model.generation import UNCONDITIONAL
+from shardstore.model.ranges import EVERYTHING, ByteRange
+from shardstore.storage.base import Absent, DirListing, Found, Read
 from shardstore.storage.boundaries import check_no_links, check_own
 from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.opening.open import open_storage
 from shardstore.storage.wrappers import CheckedStorage
 from shardstore.stored.draft2022.storage import DraftStorage
 
@@ -125,3 +131,92 @@ def test_only_links_that_still_lead_there_are_moved(root: Path, tmp_path: Path, 
 def test_the_error_of_a_write_names_a_link_to_nowhere(root: Path) -> None:
     with pytest.raises(StorageError, match=f"or a link that leads nowhere, as {root}/b/y/nowhere does"):
         run_sync(LocalStorage(root).write("b/y/nowhere/x", [b"1"], 1, UNCONDITIONAL))
+
+
+# -- links that are not followed out of the root ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kept(root: Path) -> LocalStorage:
+    """Files and links of ``root``, of which nothing outside is seen; two links lead to places inside."""
+    (root / "b/inside").symlink_to(root / "a")
+    (root / "b/x").symlink_to("../a/x")
+    return LocalStorage(root, follow_links=False)
+
+
+def test_what_lies_outside_is_absent_without_follow_links(kept: LocalStorage) -> None:
+    everything = (EVERYTHING,)
+    for key, found in {"a/x": True, "b/x": True, "b/inside/x": True, "b/link/f": False, "b/file": False, "b/y/nowhere": False}.items():
+        (outcome,) = run_sync(kept.read([Read(key, everything)]))
+        assert isinstance(outcome, Found if found else Absent), key
+        assert (run_sync(kept.stat(key)) is not None) is found, key
+        (here,) = kept.read_here([Read(key, everything)])
+        assert type(here) is type(outcome)
+
+    async def listed(prefix: str) -> list[str]:
+        return [info.key async for info in kept.list(prefix)]
+
+    assert run_sync(listed("")) == ["a/x", "b/inside/x", "b/x", "b/y/z"]
+    assert run_sync(listed("b/link/")) == run_sync(listed("b/link/f")) == run_sync(listed("b/file")) == []
+    directory = run_sync(kept.list_dir("b/"))
+    assert ([info.key for info in directory.objects], directory.prefixes) == (["b/x"], ("b/inside/", "b/y/"))
+    for prefix in ("b/link/", "b/link/d/"):
+        assert run_sync(kept.list_dir(prefix)) == DirListing((), ())
+
+
+def test_bytes_in_memory_are_not_read_from_outside_without_follow_links(root: Path) -> None:
+    """A file becomes a link while its generation is known: what the link leads to has that generation too."""
+    followed, kept = LocalStorage(root), LocalStorage(root, follow_links=False)
+    (info,) = [run_sync(followed.stat("b/file"))]
+    assert info is not None
+    read = Read("b/file", (ByteRange(0, 1),), info.generation)
+    for _ in range(3):  # only what has been read a moment ago is looked for in memory
+        assert isinstance(run_sync(followed.read([read]))[0], Found)
+        assert isinstance(run_sync(kept.read([read]))[0], Absent)
+        assert kept.read_in_memory(read) is None
+
+
+def test_a_link_that_is_changed_while_it_is_read_does_not_lead_outside(
+    root: Path, kept: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.open
+
+    def swapping(path: str, flags: int) -> int:
+        opened = real(path, flags)
+        (root / "b/file").unlink()
+        (root / "b/file").symlink_to("../a/x")
+        return opened
+
+    monkeypatch.setattr(os, "open", swapping)
+    (outcome,) = kept.read_here([Read("b/file", (EVERYTHING,))])
+    assert isinstance(outcome, Absent)
+
+
+def test_the_root_may_be_a_link_and_lead_elsewhere_later(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "current").symlink_to(root)
+    kept = LocalStorage(tmp_path / "current", follow_links=False)
+    assert run_sync(kept.stat("a/x")) is not None
+    (tmp_path / "current").unlink()
+    (tmp_path / "current").symlink_to(tmp_path / "elsewhere")
+    assert run_sync(kept.stat("d/f")) is not None
+    assert isinstance(run_sync(kept.read([Read("d/f", (EVERYTHING,))]))[0], Found)
+    (tmp_path / "elsewhere-too").mkdir()  # a name that only begins like the root
+    (tmp_path / "elsewhere-too/f").write_bytes(b"1")
+    (tmp_path / "elsewhere/link").symlink_to(tmp_path / "elsewhere-too/f")
+    assert run_sync(kept.stat("link")) is None
+
+
+@pytest.mark.parametrize("spelled", ["{}", "file://{}", "local://{}"])
+def test_follow_links_is_a_storage_option(root: Path, spelled: str) -> None:
+    target = spelled.format(root)
+    kept = open_storage(target, {"follow_links": False})
+    assert run_sync(kept.stat("b/file")) is None
+    assert pickle.loads(pickle.dumps(kept)) == kept != open_storage(target)
+    assert "follow_links=False" in repr(kept)
+    assert run_sync(open_storage(target, {"follow_links": True}).stat("b/file")) is not None
+    with pytest.raises(InvalidInput, match="follow_links=1 is neither True nor False"):
+        open_storage(target, {"follow_links": 1})
+    followed = shardstore.get_mapper(target)
+    assert "b/file" in followed
+    assert "b/file" not in shardstore.get_mapper(target, storage_options={"follow_links": False})  # no engine is shared
+    assert "b/file" not in shardstore.get_mapper((LocalFileSystem(), str(root)), storage_options={"follow_links": False})

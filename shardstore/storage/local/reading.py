@@ -16,6 +16,7 @@ from shardstore.errors import StorageError
 from shardstore.model.ranges import ByteRange, resolve
 from shardstore.storage.base import ABSENT, CHANGED, DIRECTORY, Failed, Found, Read, ReadOutcome
 from shardstore.storage.local.files import READ_FLAGS, is_object, missing, pread, stat_file, translated
+from shardstore.storage.local.inside import Inside
 from shardstore.storage.local.versions import still_shows, version_of, wait_to_settle
 from shardstore.storage.requests.ranged_reads import too_long
 
@@ -27,10 +28,12 @@ Pread = Callable[[int, int, int], bytes | memoryview]
 _READ_ATTEMPTS = 3
 
 
-def _read_once(path: str, read: Read, look: Pread) -> ReadOutcome:
+def _read_once(path: str, read: Read, look: Pread, inside: Inside | None) -> ReadOutcome:
     fd = os.open(path, READ_FLAGS)
     try:
         status = os.fstat(fd)
+        if inside is not None and not inside.has_open(fd, path):
+            return ABSENT
         if not is_object(path, status, read.key):
             return DIRECTORY
         version = version_of(fd, status)
@@ -59,10 +62,10 @@ def _read_once(path: str, read: Read, look: Pread) -> ReadOutcome:
         os.close(fd)
 
 
-def read_cached(path: str, read: Read) -> Found | None:
+def read_cached(path: str, read: Read, inside: Inside | None = None) -> Found | None:
     """Read as ``read_file`` does, from the page cache; return ``None`` if that would have to wait for the disk, or to try again."""
     try:
-        outcome = _read_once(path, read, _cached_pread)
+        outcome = _read_once(path, read, _cached_pread, inside)
     except (OSError, StorageError):  # not in memory, or an error that the other way words
         return None
     return outcome if isinstance(outcome, Found) else None
@@ -88,12 +91,12 @@ def _cached_pread(fd: int, nbytes: int, offset: int) -> memoryview:
     return data
 
 
-def read_file(path: str, read: Read) -> ReadOutcome:
-    """Read all ranges of ``read`` from one open file, whose path is ``path``."""
+def read_file(path: str, read: Read, inside: Inside | None = None) -> ReadOutcome:
+    """Read all ranges of ``read`` from one open file, whose path is ``path``. A file that does not lie ``inside`` is none."""
     try:
         for _ in range(_READ_ATTEMPTS):
             try:
-                outcome = _read_once(path, read, pread)
+                outcome = _read_once(path, read, pread, inside)
             except OSError as exc:
                 if exc.errno != errno.ESTALE:
                     raise

@@ -43,6 +43,13 @@ def check_locks(locks: object) -> None:
         raise Unsupported(f"locks='cluster' needs Linux: {sys.platform} has no locks of open files that reach across machines")
 
 
+def check_follow_links(follow_links: object) -> bool:
+    """Raise ``InvalidInput`` if the value is not true or false."""
+    if isinstance(follow_links, bool):
+        return follow_links
+    raise InvalidInput(f"follow_links={follow_links!r} is neither True nor False: it says whether links may lead out of a directory")
+
+
 _NOT_FLUSHED = (FileNotFoundError, NotADirectoryError, PermissionError)
 
 

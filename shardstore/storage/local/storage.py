@@ -30,11 +30,12 @@ from shardstore.storage.local import walk as local_walk
 from shardstore.storage.local.append import APPENDS_IN_PLACE, append_to
 from shardstore.storage.local.extents import Extents
 from shardstore.storage.local.files import READ_FLAGS, is_object, missing, stat_file, translated, translating
+from shardstore.storage.local.inside import Inside
 from shardstore.storage.local.mounts import Mounts, mount_of
 from shardstore.storage.local.names import is_reserved
 from shardstore.storage.local.permissions import make_like, permissions_at
 from shardstore.storage.local.reading import READS_CACHED, fetch_soon, read_cached, read_file
-from shardstore.storage.local.rules import Locks, WriteRules, check_locks
+from shardstore.storage.local.rules import Locks, WriteRules, check_follow_links, check_locks
 from shardstore.storage.local.sweep import find_left, sweep_tree
 from shardstore.storage.local.tails import cut_tails, find_tails
 from shardstore.storage.local.temporary import TemporaryFile
@@ -71,39 +72,53 @@ class LocalStorage:
     """Files below ``root``, a path; safe between the threads and processes of one machine.
 
     With ``fsync`` (the default), acknowledged writes survive the loss of power. ``locks="cluster"`` says that the locks of the file
-    system hold between machines; the storage is then safe between these too.
+    system hold between machines; the storage is then safe between these too. Without ``follow_links``, what a link leads to elsewhere than
+    below ``root`` is neither read nor listed: it is absent.
 
     Raises:
-        InvalidInput: ``locks`` has another value.
+        InvalidInput: ``locks`` or ``follow_links`` has another value.
         Unsupported: this system has no locks that hold between machines.
     """
 
-    def __init__(self, root: str | os.PathLike[str], fsync: bool = True, locks: Locks = "auto") -> None:
+    def __init__(self, root: str | os.PathLike[str], fsync: bool = True, locks: Locks = "auto", follow_links: bool = True) -> None:
         check_locks(locks)
+        check_follow_links(follow_links)
         self.root = os.path.abspath(os.path.expanduser(os.fspath(root)))
         self.fsync = fsync
         self.locks: Locks = locks
+        self.follow_links = follow_links
+        self._inside = None if follow_links else Inside(self.root)
         self._pools: dict[str, ThreadPoolExecutor] = {}
         self._pools_pid = os.getpid()
         self.short_read_bytes = _SHORT_READ_BYTES
         """Reads of more bytes are never made without a hop into a thread."""
         self._lately: set[str] = set()  # paths of files of which single short reads were asked for
 
-    def __reduce__(self) -> tuple[type[LocalStorage], tuple[str, bool, Locks]]:
-        return type(self), (self.root, self.fsync, self.locks)
+    @property
+    def _arguments(self) -> tuple[str, bool, Locks, bool]:
+        return self.root, self.fsync, self.locks, self.follow_links
+
+    def __reduce__(self) -> tuple[type[LocalStorage], tuple[str, bool, Locks, bool]]:
+        return type(self), self._arguments
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, LocalStorage) and (other.root, other.fsync, other.locks) == (self.root, self.fsync, self.locks)
+        return isinstance(other, LocalStorage) and other._arguments == self._arguments
 
     def __hash__(self) -> int:
-        return hash((LocalStorage, self.root, self.fsync, self.locks))
+        return hash((LocalStorage, *self._arguments))
 
     def __repr__(self) -> str:
-        return f"LocalStorage({self.root!r}, fsync={self.fsync}, locks={self.locks!r})"
+        links = "" if self.follow_links else ", follow_links=False"
+        return f"LocalStorage({self.root!r}, fsync={self.fsync}, locks={self.locks!r}{links})"
 
     @property
     def url(self) -> str:
         return f"file://{self.root}"
+
+    @property
+    def identity(self) -> str:
+        """A text that tells this place, and what is seen of it, from others."""
+        return self.url if self.follow_links else f"inside {self.url}"
 
     @property
     def kind(self) -> str:
@@ -204,7 +219,7 @@ class LocalStorage:
         outcomes: list[ReadOutcome] = []
         for read in reads:
             path = self._path(read.key)
-            outcome = ABSENT if path is None else read_file(path, read)
+            outcome = ABSENT if path is None else read_file(path, read, self._inside)
             if read.guard is not None and isinstance(outcome, Found | Absent) and not self._is_there(read.guard):
                 outcome = GUARD_CHANGED
             outcomes.append(outcome)
@@ -249,7 +264,7 @@ class LocalStorage:
         if nbytes > most:
             return None
         if path in self._lately:
-            return read_cached(path, read)
+            return read_cached(path, read, self._inside)
         if len(self._lately) >= _FILES_REMEMBERED:
             self._lately.clear()
         self._lately.add(path)
@@ -260,7 +275,7 @@ class LocalStorage:
 
     def read_in_memory(self, read: Read) -> Found | None:
         path = self._path(read.key)
-        found = None if path is None else read_cached(path, read)
+        found = None if path is None else read_cached(path, read, self._inside)
         if found is None and path is not None:
             fetch_soon(path, read)
         return found
@@ -536,6 +551,8 @@ class LocalStorage:
 
     async def stat(self, key: str) -> ObjectInfo | None:
         path = self._path(key)
+        if path is not None and self._inside is not None and not self._inside.has(path):
+            return None
         status = None if path is None else await self._read_hop(key, "looking up", lambda: self._rules.status(path))
         if path is None:
             return None
@@ -553,7 +570,7 @@ class LocalStorage:
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         if not self._is_prefix(prefix):
             return
-        walk = local_walk.walk(self.root, prefix)
+        walk = local_walk.walk(self.root, prefix, self._inside)
         while found := await self._read_hop(prefix, "listing", lambda: tuple(islice(walk, _LISTED_A_HOP))):
             for info in found:
                 yield info
@@ -562,7 +579,7 @@ class LocalStorage:
         check_directory(prefix)
         if prefix.startswith("/") or not self._is_prefix(prefix):  # "/" would be the root directory of the machine
             return DirListing((), ())
-        return await self._read_hop(prefix, "listing", lambda: local_walk.list_directory(self.root, prefix))
+        return await self._read_hop(prefix, "listing", lambda: local_walk.list_directory(self.root, prefix, self._inside))
 
     async def sweep(self, older_than_seconds: float = 3600.0, *, only_count: bool = False) -> int:
         """Remove temporary files, lock files and tails of files left by writers that died; return how many.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from shardstore.storage.base import ConditionFailed, DirListing, ObjectInfo
 from shardstore.storage.local.durability import kept_names
 from shardstore.storage.local.files import fsync_directory, special_file
+from shardstore.storage.local.inside import Inside
 from shardstore.storage.local.links import check_links_can_move
 from shardstore.storage.local.names import is_reserved
 from shardstore.storage.local.rules import PARENT_ATTEMPTS, WriteRules
@@ -21,8 +22,9 @@ from shardstore.storage.local.versions import listed_generation
 _IN_THE_WAY = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 
 
-def _names(directory: str, name_prefix: str) -> list[str]:
-    """Return the names that start with ``name_prefix``, sorted as their keys are; a directory's name ends with ``/``.
+def _names(directory: str, name_prefix: str, inside: Inside | None) -> list[str]:
+    """Return the names that start with ``name_prefix``, sorted as their keys are; a directory's name ends with ``/``. Links that do not
+    lead to anything ``inside`` are left out.
 
     Nothing more is kept of each: there may be a million.
     """
@@ -31,12 +33,16 @@ def _names(directory: str, name_prefix: str) -> list[str]:
             names = [
                 entry.name + "/" if entry.is_dir() else entry.name
                 for entry in found
-                if entry.name.startswith(name_prefix) and not is_reserved(entry.name)
+                if entry.name.startswith(name_prefix) and not is_reserved(entry.name) and _is_shown(entry, inside)
             ]
     except (FileNotFoundError, NotADirectoryError):
         return []
     names.sort()  # "a.b" comes before "a/c": the slash takes part in the order of keys
     return names
+
+
+def _is_shown(entry: os.DirEntry[str], inside: Inside | None) -> bool:
+    return inside is None or not entry.is_symlink() or inside.has(entry.path)
 
 
 def _object(key: str, path: str) -> ObjectInfo | None:
@@ -47,14 +53,20 @@ def _object(key: str, path: str) -> ObjectInfo | None:
     return ObjectInfo(key, status.st_size, listed_generation(status, path)) if stat_modes.S_ISREG(status.st_mode) else None
 
 
-def walk(root: str, prefix: str) -> Iterator[ObjectInfo]:
-    """Yield every object below ``root`` whose key starts with ``prefix``, in key order; links are followed, loops are not."""
+def walk(root: str, prefix: str, inside: Inside | None = None) -> Iterator[ObjectInfo]:
+    """Yield every object below ``root`` whose key starts with ``prefix``, in key order; links are followed, loops are not. What does not
+    lie ``inside`` is left out.
+    """
     above, slash, name_prefix = prefix.rpartition("/")
-    yield from _walk(os.path.join(root, above) if above else root, above + slash, name_prefix, frozenset())
+    directory = os.path.join(root, above) if above else root
+    if inside is None or inside.has(directory):
+        yield from _walk(directory, above + slash, name_prefix, frozenset(), inside)
 
 
-def _walk(directory: str, key_prefix: str, name_prefix: str, ancestors: frozenset[tuple[int, int]]) -> Iterator[ObjectInfo]:
-    for name in _names(directory, name_prefix):
+def _walk(
+    directory: str, key_prefix: str, name_prefix: str, ancestors: frozenset[tuple[int, int]], inside: Inside | None
+) -> Iterator[ObjectInfo]:
+    for name in _names(directory, name_prefix, inside):
         path = os.path.join(directory, name)
         if not name.endswith("/"):
             info = _object(key_prefix + name, path)
@@ -71,7 +83,7 @@ def _walk(directory: str, key_prefix: str, name_prefix: str, ancestors: frozense
                 if identity in ancestors:
                     continue
                 below = ancestors | {identity}
-        yield from _walk(path, key_prefix + name, "", below)
+        yield from _walk(path, key_prefix + name, "", below, inside)
 
 
 LINK_TO_NOWHERE = "a link to what is not there"
@@ -127,12 +139,16 @@ def remove_special(rules: WriteRules, prefix: str) -> None:
             rules.prune(os.path.dirname(path))
 
 
-def list_directory(root: str, prefix: str) -> DirListing:
-    """Return the direct children of ``prefix``. Directories that hold nothing are shown too: looking into each would cost more."""
+def list_directory(root: str, prefix: str, inside: Inside | None = None) -> DirListing:
+    """Return the direct children of ``prefix``. Directories that hold nothing are shown too: looking into each would cost more. What does
+    not lie ``inside`` is left out.
+    """
     objects: list[ObjectInfo] = []
     prefixes: list[str] = []
     directory = os.path.join(root, prefix) if prefix else root
-    for name in _names(directory, ""):
+    if inside is not None and not inside.has(directory):
+        return DirListing((), ())
+    for name in _names(directory, "", inside):
         if name.endswith("/"):
             prefixes.append(prefix + name)
         else:

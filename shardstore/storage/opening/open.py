@@ -22,7 +22,7 @@ from shardstore.storage.base import Storage
 from shardstore.storage.connection_errors import CHECK_ENDPOINT, is_unreachable
 from shardstore.storage.generic.links import REFERENCES, is_any, without_dirs
 from shardstore.storage.generic.storage import GenericStorage
-from shardstore.storage.local.rules import Locks, check_locks
+from shardstore.storage.local.rules import Locks, check_follow_links, check_locks
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.opening import options as open_options
 from shardstore.storage.opening.chains import OURS, check_cut, check_known, is_known, links_of_url, protocols_of_links
@@ -50,9 +50,10 @@ def open_storage(
     ``target`` is a path, an fsspec URL or chain, an fsspec filesystem with a path as ``(fs, path)``, an fsspec mapping, a store of
     zarr-python, a snapshot that ``snapshot_urls`` has found, or a storage, which is returned as it is. ``storage_options`` are for the
     first link of a chain, or under a link's protocol for that link, as in fsspec. ``sharded::`` before a chain means the same as the chain
-    without it. ``fsync`` and ``locks`` concern local files only; ``transport``, which ``storage_options`` may name too, concerns S3 and
-    GCS. ``static``, which they may hold too, says that nothing changes while the place is open, or that something may; by default nothing
-    changes in archives, sets of references and revisions that are named by their hash.
+    without it. ``fsync`` and ``locks`` concern local files only, and so does ``follow_links``, which ``storage_options`` may hold: if it is
+    false, what a link leads to outside of the directory is neither read nor listed. ``transport``, which ``storage_options`` may name too,
+    concerns S3 and GCS. ``static``, which they may hold too, says that nothing changes while the place is open, or that something may; by
+    default nothing changes in archives, sets of references and revisions that are named by their hash.
 
     Raises:
         InvalidInput: the target names no storage: an unknown protocol, a wrong type, options that nothing would use, a view of
@@ -67,7 +68,9 @@ def open_storage(
     other = None if check_transport(transport) == "fsspec" else transport  # the default contradicts nothing
     carrier: Transport = open_options.own_option(options, "transport", check_transport, other, is_carried) or "fsspec"
     static = open_options.own_option(options, "static", check_static, check_static(static), is_known)
-    return as_said(static, carried_by(carrier, _open(target, options, partial(LocalStorage, fsync=fsync, locks=locks))))
+    follow_links = open_options.own_option(options, "follow_links", check_follow_links, None, is_known) is not False
+    local = partial(LocalStorage, fsync=fsync, locks=locks, follow_links=follow_links)
+    return as_said(static, carried_by(carrier, _open(target, options, local)))
 
 
 def _check_encodable(target: object) -> None:

@@ -37,13 +37,14 @@ from shardstore.errors import (
     Unsupported,
 )
 from shardstore.format.store_keys import check_directory, check_key
+from shardstore.format.v2.keys import is_document
 from shardstore.model.words import printable
 from shardstore.server import s3_answers
 from shardstore.server.access import Access
 from shardstore.server.buckets import Bucket, Moved, Served, open_served
 from shardstore.server.front_page import FrontPage
 from shardstore.server.http_rules import parse_entity_tags
-from shardstore.server.listings import LISTING_HEADERS, Listings, as_html, as_json, page_of
+from shardstore.server.listings import LISTING_HEADERS, Listings, as_html, as_html_pieces, as_json, page_of, relative_link
 from shardstore.server.load import MOST_IN_FLIGHT, Busy, Load
 from shardstore.server.values import PIECE_NBYTES, Answer, Asked, Headers, Refusal, answer, shown
 from shardstore.storage.redaction import redacted
@@ -162,7 +163,12 @@ class Application(Starlette):
                 _text(headers, b"range"),
             )
             piece = self._piece_nbytes if self.load.running <= CROWDED else min(self._piece_nbytes, CROWDED_PIECE_NBYTES)
-            return await answer(bucket, check_key(rest), asked, self._cache_control, piece)
+            try:
+                return await answer(bucket, check_key(rest), asked, self._cache_control, piece)
+            except NotFound:
+                if asked.range is None and not _is_of_sdk(headers) and await self._is_directory(bucket, rest):
+                    return _to_directory(rest, query)
+                raise
         if not rest and (s3_answers.is_of_bucket(parameters) or _is_of_sdk(headers)):
             if is_head:
                 return Answer(200, [(b"content-length", b"0")])
@@ -173,10 +179,12 @@ class Application(Starlette):
         if not rest and not slash:
             if is_head:
                 return Answer(200, [(b"content-length", b"0")])  # clients of S3 ask so for a bucket, and follow no redirection
-            asked_for = f"?{query.decode('latin-1')}" if query else ""
-            where = f"{scope.get('root_path', '')}/{bucket.name}/{asked_for}"
-            return Answer(307, [(b"location", where.encode("latin-1")), (b"content-length", b"0")])
+            return _to_directory(bucket.name, query)
         return await self._directory(bucket, rest, parameters, headers)
+
+    async def _is_directory(self, bucket: Bucket, key: str) -> bool:
+        """Return whether a request for a key without a value is one for a directory, whose last slash is missing."""
+        return self._listings is not None and not is_document(key) and await bucket.is_directory(key)
 
     async def _directory(self, bucket: Bucket, prefix: str, parameters: Mapping[str, str], headers: Mapping[bytes, bytes]) -> Answer:
         if self._listings is None:
@@ -186,11 +194,17 @@ class Application(Starlette):
         page = await page_of(self._listings, bucket, check_directory(prefix), parameters.get("after", ""))
         if prefix and not page.entries and not parameters.get("after"):
             raise NotFound(f"there is nothing below {prefix!r}")
-        if parameters.get("format") == "json" or b"application/json" in headers.get(b"accept", b""):
+        title = f"/{bucket.name}/{prefix}"
+        accepted = headers.get(b"accept", b"")
+        always: Headers = [*LISTING_HEADERS, (b"vary", b"Accept")]
+        if parameters.get("format") == "json" or b"application/json" in accepted:
             body, kind = as_json(page), b"application/json"
-        else:
-            body, kind = as_html(page, f"/{bucket.name}/{prefix}"), b"text/html; charset=utf-8"
-        return Answer(200, [*LISTING_HEADERS, (b"content-type", kind), (b"content-length", b"%d" % len(body)), (b"vary", b"Accept")], body)
+        elif page.more is None or b"text/html" in accepted:
+            body, kind = as_html(page, title), b"text/html; charset=utf-8"
+        else:  # no browser
+            pieces = as_html_pieces(self._listings, bucket, page, title)
+            return Answer(200, [*always, (b"content-type", b"text/html; charset=utf-8")], rest=pieces)
+        return Answer(200, [*always, (b"content-type", kind), (b"content-length", b"%d" % len(body))], body)
 
     # -- the page --------------------------------------------------------------------------------------------------------
 
@@ -244,6 +258,12 @@ def _log(path: str, exc: Exception) -> None:
         lines += [printable(f"{type(error).__name__}: {redacted(str(error))}"), *traceback.format_tb(error.__traceback__)]
         error = error.__cause__ or error.__context__
     logger.warning("%s", "\n".join(lines))
+
+
+def _to_directory(name: str, query: bytes) -> Answer:
+    """Return the redirection to a directory from its name without the slash, relative to it: a proxy may show it elsewhere."""
+    where = relative_link(name.rpartition("/")[2]).encode() + b"/" + (b"?" + query if query else b"")
+    return Answer(307, [(b"location", where), (b"content-length", b"0"), (b"cache-control", b"no-cache")])
 
 
 def as_json_error(status: int, message: str, path: str) -> bytes:

@@ -12,10 +12,13 @@ from typing import Any, Protocol
 from shardstore._sync import run_sync
 from shardstore.adapters.handle import Handle
 from shardstore.engine.keyed_store import TickBatch
+from shardstore.engine.metadata.hierarchy import Hierarchy
 from shardstore.errors import NotFound, ShardStoreError, Unsupported
+from shardstore.format.chunk_keys import looks_like_chunk_prefix
+from shardstore.format.store_keys import ancestors, possible_owners
 from shardstore.model.generation import Generation
 from shardstore.presented.flavours import flavour_of
-from shardstore.presented.view import PresentedFlavour, View
+from shardstore.presented.view import Canonical, PresentedFlavour, View
 from shardstore.server.read_ahead import ReadAhead
 from shardstore.storage.base import UNKNOWN_NBYTES, Absent, Failed, Found, ObjectInfo, Read, ReadOutcome, Storage
 from shardstore.storage.inferred_versions import is_unversioned
@@ -56,6 +59,12 @@ class Source(Protocol):
         """Return all keys below a directory, however deep, as ``values``; ``None`` if they are more than so many."""
         ...
 
+    async def is_directory(self, key: str) -> bool:
+        """Return whether there is a directory at a key that has no value. For a chunk that costs no request, nor for the beginning of the
+        keys of chunks, which may be a directory in which no chunk exists.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PresentedSource:
@@ -79,12 +88,22 @@ class PresentedSource:
                 return None
         return Listed(tuple(sorted(found)), ())
 
+    async def is_directory(self, key: str) -> bool:
+        canonical = key
+        if isinstance(self.store, View):
+            (meaning,) = await self.store.flavour.meanings(self.store, [key], for_write=False)
+            if not isinstance(meaning, Canonical):
+                return False
+            canonical = meaning.key
+        return await _is_directory(self, key, self.store.hierarchy, canonical)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredSource:
-    """The objects of a storage as they lie."""
+    """The objects of a storage as they lie; ``hierarchy`` tells which of them are shards."""
 
     storage: Storage
+    hierarchy: Hierarchy
 
     async def read(self, reads: Sequence[Read]) -> Sequence[ReadOutcome]:
         return await self.storage.read(reads)
@@ -100,6 +119,27 @@ class StoredSource:
             if len(found) > most:
                 return None
         return Listed(tuple(sorted(found)), ())
+
+    async def is_directory(self, key: str) -> bool:
+        try:
+            await self.hierarchy.locate(
+                [key], for_write=False
+            )  # reads the documents of arrays whose shard it may be, at most once a second
+        except ShardStoreError:
+            return False
+        return await _is_directory(self, key, self.hierarchy, key)
+
+
+async def _is_directory(source: Source, key: str, hierarchy: Hierarchy, canonical: str) -> bool:
+    """Return what ``Source.is_directory`` does, by what the hierarchy knows of the key."""
+    if hierarchy.owner(possible_owners(canonical)) is not None:
+        return False
+    for path, rest in ancestors(canonical):
+        node = hierarchy.known(path)
+        if node is not None and node.array is not None and looks_like_chunk_prefix(f"{rest}/") and rest.count("/") < node.array.ndim:
+            return True
+    listed = await source.list_dir(f"{key}/", exact=False)
+    return bool(listed.values or listed.prefixes)
 
 
 def _told(info: ObjectInfo) -> tuple[str, int | None]:
@@ -184,6 +224,10 @@ class Bucket:
     async def list_below(self, prefix: str, most: int) -> Listed | None:
         """List all below a directory, if it is not too much; see ``Source.list_below``."""
         return await self._source.list_below(prefix, most)
+
+    async def is_directory(self, key: str) -> bool:
+        """Return whether a key without a value is that of a directory; see ``Source.is_directory``."""
+        return await self._source.is_directory(key)
 
     async def sizes(self, keys: Sequence[str]) -> Mapping[str, int]:
         """Return the sizes of values in bytes; those that do not exist, or cannot be shown, are left out."""
@@ -285,5 +329,7 @@ def open_served(
         absent["stored"] = "the server does not show it"
     else:
         storage = below.inner if isinstance(below, DetectedStorage) else below
-        buckets.append(Bucket("stored", "the objects as they are stored: shards are shards", StoredSource(storage), storage))
+        buckets.append(
+            Bucket("stored", "the objects as they are stored: shards are shards", StoredSource(storage, engine.hierarchy), storage)
+        )
     return Served(handle, {bucket.name: bucket for bucket in buckets}, absent, snapshot)

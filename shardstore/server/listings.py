@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
 from html import escape
 from typing import Literal
@@ -157,13 +157,17 @@ class Page:
 async def page_of(listings: Listings, bucket: Bucket, prefix: str, after: str, most: int = PAGE) -> Page:
     """Return a page of the directory ``prefix``. Directories of chunks may be among it that have none."""
     entries: list[Entry] = []
-    async for entry in listings.at(bucket, prefix, after, exact=False, goes_on=bool(after)):
-        if entry.is_prefix and entry.name <= after:
-            continue
+    async for entry in _names_after(listings, bucket, prefix, after):
         if len(entries) == most:
             return Page(prefix, entries, entries[-1].name)
         entries.append(entry)
     return Page(prefix, entries, None)
+
+
+async def _names_after(listings: Listings, bucket: Bucket, prefix: str, after: str) -> AsyncGenerator[Entry, None]:
+    async for entry in listings.at(bucket, prefix, after, exact=False, goes_on=bool(after)):
+        if not entry.is_prefix or entry.name > after:
+            yield entry
 
 
 def as_json(page: Page) -> bytes:
@@ -178,16 +182,44 @@ def as_json(page: Page) -> bytes:
 
 
 def as_html(page: Page, title: str) -> bytes:
-    """Return a page as HTML, with relative links."""
-    n = len(page.prefix)
-    rows = ['<li><a href="../">../</a></li>']
-    for entry in page.entries:
-        name = entry.name[n:]
-        size = "" if entry.nbytes is None else f" <small>{entry.nbytes:,} B</small>"
-        rows.append(f'<li><a href="./{quote(name)}">{escape(name)}</a>{size}</li>')
+    """Return a page as HTML, with relative links, and one to the next page."""
     more = "" if page.more is None else f'<p><a href="?after={quote(page.more, safe="")}">more</a></p>'
+    return _html_start(title) + _html_rows(page.prefix, page.entries) + f"</ul>{more}</html>".encode()
+
+
+async def as_html_pieces(listings: Listings, bucket: Bucket, page: Page, title: str) -> AsyncGenerator[bytes, None]:
+    """Yield a directory as one HTML page, in pieces, beginning with the names on ``page``. Programs that read the links of such pages
+    follow none to a next one.
+    """
+    yield _html_start(title) + _html_rows(page.prefix, page.entries)
+    entries: list[Entry] = []
+    async for entry in _names_after(listings, bucket, page.prefix, page.entries[-1].name):
+        entries.append(entry)
+        if len(entries) == PAGE:
+            yield _html_rows(page.prefix, entries)
+            entries = []
+    yield _html_rows(page.prefix, entries) + b"</ul></html>"
+
+
+def _html_start(title: str) -> bytes:
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="color-scheme" content="light dark">'
         f"<title>{escape(title)}</title><style>body{{font:16px/1.5 system-ui,sans-serif;margin:2rem}}</style>"
-        f"<h1>{escape(title)}</h1><ul>{''.join(rows)}</ul>{more}</html>"
+        f'<h1>{escape(title)}</h1><ul><li><a href="../">../</a></li>'
     ).encode()
+
+
+def _html_rows(prefix: str, entries: Iterable[Entry]) -> bytes:
+    rows: list[str] = []
+    for entry in entries:
+        name = entry.name[len(prefix) :]
+        size = "" if entry.nbytes is None else f" <small>{entry.nbytes:,} B</small>"
+        rows.append(f'<li><a href="{relative_link(name)}">{escape(name)}</a>{size}</li>')
+    return "".join(rows).encode()
+
+
+def relative_link(name: str) -> str:
+    """Return the link to a name in the same directory. All that could make it another link is escaped: for a program that reads links with
+    a regular expression, as fsspec does, a name that begins with "http" is an address.
+    """
+    return f"%68{quote(name[1:])}" if name.startswith("http") else quote(name)

@@ -6,9 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import fsspec
 import numpy as np
@@ -135,6 +139,65 @@ def test_fsspec_http(serving: Serving, place: Path) -> None:
     with fsspec.open(f"{serving.url}stored/ct/c/0/0/0", block_size=100) as file:
         file.seek(10)
         assert file.read(50) == (place / "ct/c/0/0/0").read_bytes()[10:60]
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Do not say what is asked for."""
+
+
+@pytest.fixture(scope="module")
+def files(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of Python's own web server, of the same values as plain files."""
+    root = tmp_path_factory.mktemp("plain")
+    for key, data in reading(place).items():
+        (root / key).parent.mkdir(parents=True, exist_ok=True)
+        (root / key).write_bytes(data)
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=root)) as made:
+        threading.Thread(target=made.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{made.server_port}"
+        made.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("ls", "/"),
+        ("ls", "/ct/c/0/0/"),
+        ("ls", "/ct"),
+        ("glob", "/notes/*.txt"),
+        ("glob", "/ct/c/*/0/0"),
+        ("glob", "/*/zarr.json"),
+        ("glob", "/gz/**/0"),
+        ("find", "/ct/"),
+        ("find", "/deep"),
+        ("exists", "/ct/c/7/7/0"),
+        ("exists", "/ct/c/0"),
+        ("isdir", "/deep"),
+        ("isdir", "/zarr.json"),
+    ],
+)
+def test_fsspec_http_finds_what_it_finds_in_plain_files(serving: Serving, files: str, method: str, path: str) -> None:
+    fs = fsspec.filesystem("http", skip_instance_cache=True)
+    found = {}
+    for base in (files, f"{serving.url}zarr3"):
+        options = {"detail": False} if method == "ls" else {}
+        answer = getattr(fs, method)(base + path, **options)
+        found[base] = answer if isinstance(answer, bool) else sorted(url.removeprefix(base).rstrip("/") for url in answer)
+    assert found[f"{serving.url}zarr3"] == found[files]
+
+
+@pytest.mark.parametrize("view", ["zarr3", "zarr2", "stored"])
+def test_fsspec_http_walks_every_view(serving: Serving, place: Path, view: str) -> None:
+    fs = fsspec.filesystem("http", skip_instance_cache=True)
+    base = f"{serving.url}{view}"
+    wanted = {
+        "zarr3": lambda: list(reading(place)),
+        "zarr2": lambda: list(shardstore.get_mapper(str(place), read_only=True, present="v2")),
+        "stored": lambda: [str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()],
+    }[view]()
+    walked = [f"{above}/{name}" for above, _, names in fs.walk(f"{base}/") for name in names]
+    assert sorted(unquote(url).replace("//", "/") for url in walked) == sorted(f"{base}/{key}".replace("//", "/") for key in wanted)
 
 
 _GDAL = """

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+import re
+from html import unescape
 from pathlib import Path
 
+import fsspec
 import httpx
 import numpy as np
 import pytest
@@ -19,6 +22,7 @@ from shardstore.storage.base import Read, ReadOutcome
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.trace import TraceStorage
 from tests.server.conftest import DATA, Client, connected, reading
+from tests.server.test_s3 import Counted
 
 pytestmark = pytest.mark.zarr
 
@@ -210,9 +214,9 @@ def test_directories(client: Client) -> None:
     assert client.get("zarr3/ct/c/0/0/", accept="application/json").json()["values"][0]["name"] == "0"
     page = client.get("zarr3/notes/")
     assert page.headers["content-type"].startswith("text/html")
-    assert '<a href="./read%20me.txt">read me.txt</a>' in page.text
+    assert '<a href="read%20me.txt">read me.txt</a>' in page.text
     assert client.get("zarr3/nothing/").status_code == 404
-    assert client.get("zarr3").headers["location"] == "/zarr3/"
+    assert client.get("zarr3").headers["location"] == "zarr3/"
     assert client.get("zarr2/ct/?format=json").json()["values"][0]["name"] == ".zarray"
     assert client.get("").status_code == 200
     assert "/zarr3/" in client.get("").text
@@ -247,6 +251,77 @@ def test_directory_in_pages(tmp_path: Path) -> None:
             found += [value["name"] for value in page["values"]]
             after = page["after"]
     assert found == names
+
+
+def test_programs_get_all_names_on_one_page(tmp_path: Path) -> None:
+    (tmp_path / "s/many").mkdir(parents=True)
+    for number in range(20_050):
+        (tmp_path / f"s/many/{number:x}").touch()
+    names = {f"{number:x}" for number in range(20_050)}
+    with serve(tmp_path / "s", port=0) as serving, connected(serving) as http:
+        served = serving.application.served.buckets["stored"]
+        counted = Counted(served, whole=True)
+        served._source = counted
+        found = re.findall('href="([^"]*)"', http.get("stored/many/").text)
+        assert sorted(found) == sorted(["../", *names])
+        assert len(counted.asked) == 1
+        assert http.head("stored/many/").content == b""
+        page = http.get("stored/many/", headers={"accept": "text/html,*/*"}).text  # for people
+        assert page.count("href=") == 10_002
+        assert '<a href="?after=many%2F' in page
+
+
+@pytest.mark.parametrize("bucket", ["zarr3", "zarr2", "stored"])
+def test_directories_without_their_slash_are_redirected_to(client: Client, bucket: str) -> None:
+    chunks = "ct/0" if bucket == "zarr2" else "ct/c/0"
+    for path in ("ct", "deep", "deep/plain", "notes", chunks):
+        for method in ("GET", "HEAD"):
+            found = client.get(f"{bucket}/{path}?token=a%2Fb", method)
+            assert (found.status_code, found.headers["location"]) == (307, f"{path.rpartition('/')[2]}/?token=a%2Fb"), path
+        moved = client.http.get(f"{bucket}/{path}", follow_redirects=True)
+        assert moved.headers["content-type"].startswith("text/html")
+        assert str(moved.url) == f"{client.serving.url}{bucket}/{path}/"
+    for path in ("nothing", "ct/nothing/at/all", "ct/zarr.json/x", "zarr.jso", "ct/.zarray/", "notes/empty/"):
+        assert client.http.get(f"{bucket}/{path}", follow_redirects=True).status_code == 404, path
+    for headers in ({"range": "bytes=0-9"}, {"x-amz-content-sha256": "UNSIGNED-PAYLOAD"}):  # objects are asked for
+        assert client.http.get(f"{bucket}/ct", headers=headers).status_code == 404
+
+
+def test_missing_values_cost_no_listing(tmp_path: Path) -> None:
+    trace = TraceStorage(MemoryStorage(str(tmp_path)))
+    zarr.create_array(shardstore.open(trace, chunks_per_shard=(4, 4, 1)), name="ct", shape=(256, 256, 8), chunks=(8, 8, 8), dtype="u1")
+    zarr.create_array(shardstore.open(trace, chunks_per_shard=None), name="no", shape=(256, 256, 8), chunks=(8, 8, 8), dtype="u1")
+    with serve(trace, port=0) as serving, connected(serving) as http:
+        missing = {"zarr3": "ct/c/{}/0/0", "zarr2": "ct/{}/0/0", "stored": "ct/c/{}/0/0"}
+        missing_plain = {"zarr3": "no/c/{}/0/0", "zarr2": "no/{}/0/0", "stored": "no/c/{}/0/0"}
+        for bucket, chunk in [*missing.items(), *missing_plain.items()]:
+            for document in ("zarr.json", ".zarray", "x/zarr.json", "x/.zgroup", ".zmetadata"):
+                http.get(f"{bucket}/{document}")
+            with trace.count() as block:
+                assert [http.get(f"{bucket}/{chunk.format(number)}").status_code for number in range(8)] == [404] * 8
+            assert not [event for event in block.events if event.op.startswith("list")], bucket
+            chunks = [event for event in block.events if not event.key.endswith("zarr.json")]
+            assert len(chunks) == 8, bucket
+        with trace.count() as block:
+            assert http.get("zarr3/ct/c/0").status_code == 307  # among chunks
+        assert not [event for event in block.events if event.op.startswith("list")]
+
+
+def test_links_of_a_listing_are_what_they_name(tmp_path: Path) -> None:
+    names = ["http-data", "https:", "a:b", "a b", "%41", "q?#", "http", "ä", "&amp;", "'\"", "..x", "mailto:x"]
+    for name in names:
+        (tmp_path / "s" / name).mkdir(parents=True)
+        (tmp_path / "s" / name / "http:x").write_bytes(name.encode())
+    with serve(tmp_path / "s", port=0) as serving, connected(serving) as http:
+        fs = fsspec.filesystem("http", skip_instance_cache=True)
+        found = {url: bytes(data) for url, data in fs.cat(fs.find(f"{serving.url}stored/")).items()}
+        assert sorted(found.values()) == sorted(name.encode() for name in names)
+        page = http.get("stored/")
+        for link in re.findall('href="([^"]*)"', page.text)[1:]:
+            inside = page.url.join(unescape(link))
+            assert str(inside).startswith(f"{serving.url}stored/")
+            assert http.get(inside).status_code == 200
+            assert http.get(str(inside).rstrip("/"), follow_redirects=True).url == inside
 
 
 # -- errors ----------------------------------------------------------------------------------------------------------------

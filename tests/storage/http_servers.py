@@ -131,6 +131,9 @@ class WebServer:
             self._page(handler, path)
             return
         data = self.objects.get(path)
+        if data is None and self.behaviour.pages and any(name.startswith(f"{path}/") for name in self.objects):
+            self._send(handler, 301, {"Location": quote(path.rpartition("/")[2]) + "/"}, b"")
+            return
         if data is None:
             self._send(handler, self.behaviour.absent_status, {}, b"<html>nothing</html>")
             return

@@ -344,6 +344,17 @@ def test_redirects_are_followed_and_pinned_by_the_last_answer(server: WebServer,
         there.close()
 
 
+def test_the_page_of_a_directory_is_no_object(server: WebServer, s: SyncStorage) -> None:
+    """Web servers send clients on to it that leave out the last slash."""
+    server.behaviour.pages = True
+    server.objects["/root/group/x"] = DATA
+    assert s.read("group", EVERYTHING, ByteRange(0, 1)) == ABSENT
+    assert s.read("group", ByteSuffix(4)) == ABSENT
+    assert s.stat("group") is None
+    assert s.get("group/x") == DATA
+    assert "group/" in s.children()[1]
+
+
 def test_redirects_without_end(server: WebServer, s: SyncStorage) -> None:
     server.redirects["/root"] = f"{server.url}/root"
     with pytest.raises(StorageError, match="TooManyRedirects"):

@@ -80,9 +80,19 @@ def total_of(headers: Mapping[str, str]) -> int | None:
     return int(found[1]) if found else None
 
 
+def _is_of_directory(response: Any) -> bool:
+    """Return whether a server has sent the request for an object on to the directory of that name: it shows a page of it, and no object."""
+    if not response.history:
+        return False
+    asked, answered = response.history[0].url.path, response.url.path
+    return answered.endswith("/") and not asked.endswith("/") and answered[:-1].rpartition("/")[2] == asked.rpartition("/")[2]
+
+
 async def take_head(response: Any) -> Answer:
-    """Return an answer that has no body."""
+    """Return an answer that has no body. A directory is no object, and so absent."""
     headers = response.headers
+    if _is_of_directory(response):
+        return Answer(404, headers)
     length = headers.get("Content-Length", "").strip()
     known = length.isdecimal() and not is_encoded(headers)
     return Answer(response.status, headers, (), int(length) if known else None)
@@ -94,9 +104,11 @@ async def take_body(
     """Return an answer to GET; of a whole object only the ``wanted`` parts are kept. ``what`` begins messages about the object ``key``.
 
     Raises ``TooMuch`` if the answer has more than was asked for, is a whole object of more than ``most_nbytes``, or of unknown length and
-    more than ``unasked_nbytes`` too long.
+    more than ``unasked_nbytes`` too long. A directory is no object, and so absent.
     """
     headers = response.headers
+    if _is_of_directory(response):
+        return Answer(404, headers)
     if response.status == 206:
         if is_encoded(headers):
             raise StorageError(

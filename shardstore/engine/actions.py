@@ -115,9 +115,9 @@ ERASE = EraseValue()
 _NEW = Generation("new")  # the version of what an action of this commit has made
 
 
-def content_version(data: BytesLike) -> Generation:
-    """Return a version that depends on the bytes of the value alone."""
-    return Generation(hashlib.blake2b(data, digest_size=16).hexdigest())
+def content_version(data: BytesLike, modified: float | None = None) -> Generation:
+    """Return a version that depends on the bytes of the value alone; ``modified`` says when they were stored."""
+    return Generation(hashlib.blake2b(data, digest_size=16).hexdigest(), modified)
 
 
 def revising(swap: Swap) -> Callable[[bytes | None], bytes | None]:

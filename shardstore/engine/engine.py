@@ -13,7 +13,6 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress
 
 from shardstore.engine.actions import Action, EraseValue, OwnShards, Patch, SetIfMissing, SetValue, Swap, apply_actions
 from shardstore.engine.contention import Contention, Sleep
@@ -586,5 +585,4 @@ def _hold(overlay: Overlay, key: str, data: BytesLike, own_shards: OwnShards = O
 
 def _without(batch: ListedBatch, decides: Callable[[str], bool]) -> ListedBatch:
     """Return the keys of the batch that a transaction does not decide."""
-    left = [not decides(key) for key in batch.keys]
-    return ListedBatch(list(compress(batch.keys, left)), list(compress(batch.nbytes, left)))
+    return batch.subset([not decides(key) for key in batch.keys])

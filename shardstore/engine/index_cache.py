@@ -115,7 +115,7 @@ def chunk_version(shard: Generation, slot: int, where: ChunkLocation) -> Generat
     It differs if the bytes may differ, and it is the version of no other chunk of the shard. While commits of this process carry the chunk
     over unchanged, it keeps the version that it had when it was first seen (``CachedIndex.carried_versions``).
     """
-    return Generation(f"{shard.token}:{slot}:{where.offset}:{where.nbytes}")
+    return Generation(f"{shard.token}:{slot}:{where.offset}:{where.nbytes}", shard.modified)
 
 
 def parse_chunk_version(version: Generation) -> tuple[Generation, int, ChunkLocation] | None:
@@ -124,7 +124,7 @@ def parse_chunk_version(version: Generation) -> tuple[Generation, int, ChunkLoca
     if len(place) != 3 or not all(number.isdecimal() for number in place):
         return None
     slot, offset, nbytes = map(int, place)
-    return Generation(shard), slot, ChunkLocation(offset, nbytes)
+    return Generation(shard, version.modified), slot, ChunkLocation(offset, nbytes)
 
 
 class IndexVersions:

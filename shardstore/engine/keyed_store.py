@@ -160,10 +160,12 @@ class KeyedStore(ABC):
         """Return whether the key has a value; for a chunk its shard's index tells."""
         return await self.size(key) is not None
 
-    async def list(self, prefix: str) -> AsyncIterator[ListedValue]:
-        """Yield every key that starts with ``prefix`` (``""`` or ``"/"``: all), with sizes where the listing knows them."""
+    async def list(self, prefix: str, *, versions: bool = False) -> AsyncIterator[ListedValue]:
+        """Yield every key that starts with ``prefix`` (``""`` or ``"/"``: all), with sizes where the listing knows them; and with
+        ``versions``, likewise.
+        """
         async for batch in self.list_batches(prefix):
-            for value in batch.values():
+            for value in batch.values(versions=versions):
                 yield value
 
     async def size_prefix(self, prefix: str) -> int:

@@ -271,6 +271,15 @@ class Values:
             return exc
         return None if stored is None else memoryview(stored.presented())
 
+    async def read_documents(self, paths: Sequence[str]) -> dict[str, tuple[Value, float | None]]:
+        """Return the documents of the nodes at ``paths``, as presented, each with the time at which it was stored; in one round."""
+        asked = list(dict.fromkeys(paths))
+        outcomes = await self._storage.read([document_read(metadata_key(path)) for path in asked]) if asked else []
+        return {
+            path: (self._document(path, outcome), outcome.generation.modified if isinstance(outcome, Found) else None)
+            for path, outcome in zip(asked, outcomes, strict=True)
+        }
+
     async def size(self, key: str) -> int | None:
         """Return the size of a value, which is read only if it is a document; ``None`` if there is no value.
 

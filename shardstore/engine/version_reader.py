@@ -14,7 +14,7 @@ from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import Value, group_by_shard
 from shardstore.engine.values import Values, unreadable
 from shardstore.errors import Conflict, NotFound, ShardStoreError
-from shardstore.model.ranges import EVERYTHING, ByteRange, cut
+from shardstore.model.ranges import ByteRange, cut
 from shardstore.storage.base import ABSENT, CHANGED, Failed, Found, Read, ReadOutcome, Storage
 
 _NO_BYTES = ByteRange(0, 0)
@@ -49,7 +49,7 @@ class VersionReader:
         """Read what was located; return the numbers of the reads that have to be located again."""
         chunks: list[tuple[int, ChunkTarget]] = []
         stored: list[tuple[int, Read, bool]] = []
-        documents: list[int] = []
+        documents: list[tuple[int, str]] = []
         for i, target in zip(numbers, targets, strict=True):
             read = reads[i]
             match target:
@@ -64,8 +64,8 @@ class VersionReader:
                     outcomes[i] = Failed(unreadable(target))
                 case PlainTarget():
                     stored.append((i, Read(read.key, read.ranges, read.generation), False))
-                case MetadataTarget():
-                    documents.append(i)
+                case MetadataTarget(_, path):
+                    documents.append((i, path))
                 case NotFound() | GoneTarget():
                     outcomes[i] = ABSENT
                 case ShardStoreError():
@@ -73,7 +73,7 @@ class VersionReader:
         again, found, contents = await asyncio.gather(
             self._read_chunks(chunks, reads, outcomes),
             self._storage.read([read for _, read, _ in stored]),
-            self._values.get_many([(reads[i].key, EVERYTHING) for i in documents]),
+            self._values.read_documents([path for _, path in documents]),
         )
         for (i, _, is_chunk), outcome in zip(stored, found, strict=True):
             outcomes[i] = _of_chunk(reads[i], outcome) if is_chunk else outcome
@@ -83,8 +83,8 @@ class VersionReader:
         ]
         targets = await self._values.locate_each([reads[i].key for i in plain], for_write=True) if plain else []
         again += [i for i, target in zip(plain, targets, strict=True) if not isinstance(target, PlainTarget)]
-        for i, value in zip(documents, contents, strict=True):
-            outcomes[i] = of_content(reads[i], value)
+        for i, path in documents:
+            outcomes[i] = of_content(reads[i], *contents[path])
         return again
 
     async def _read_chunks(
@@ -137,13 +137,13 @@ def _of_chunk(read: Read, outcome: ReadOutcome) -> ReadOutcome:
             return CHANGED
 
 
-def of_content(read: Read, value: Value) -> ReadOutcome:
-    """Return the outcome of a read of a value that has the version of its content."""
+def of_content(read: Read, value: Value, modified: float | None = None) -> ReadOutcome:
+    """Return the outcome of a read of a value that has the version of its content; ``modified`` says when that was stored."""
     if isinstance(value, ShardStoreError):
         return Failed(value)
     if value is None:
         return ABSENT
-    version = content_version(value)
+    version = content_version(value, modified)
     if read.generation is not None and read.generation != version:
         return CHANGED
     return Found(version, len(value), tuple(cut(value, request) for request in read.ranges))

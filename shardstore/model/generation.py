@@ -16,6 +16,10 @@ class Generation:
     """
 
     token: str
+    modified: float | None = None
+    """When the version was stored, in seconds since the epoch, if the storage says so along with the version. It is for people and for
+    programs that compare files by their times: nothing here is decided by it, and versions that differ in it alone are equal.
+    """
 
     def __eq__(self, other: object) -> bool:
         return self.token == other.token if isinstance(other, Generation) else NotImplemented

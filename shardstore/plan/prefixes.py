@@ -93,6 +93,11 @@ def chunk_keys_of(
     return keys, nbytes
 
 
+def slots_of(layout: ArrayLayout, shard_coords: ChunkCoords, index: ShardIndex, leading: ChunkCoords = ()) -> npt.NDArray[np.intp]:
+    """Return the slots of the chunks that ``chunk_keys_of`` gives the keys of, in the same order."""
+    return np.flatnonzero(_wanted(layout, shard_coords, index, leading))
+
+
 def _wanted(layout: ArrayLayout, shard_coords: ChunkCoords, index: ShardIndex, leading: ChunkCoords) -> npt.NDArray[np.bool_]:
     """Return, in the shape ``chunks_per_shard``, the chunks that exist and begin with ``leading``."""
     per_shard = layout.grid.chunks_per_shard

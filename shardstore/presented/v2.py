@@ -8,7 +8,7 @@ shown. Where a node is stored as Zarr v2, without any ``zarr.json``, it passes t
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shardstore.engine.actions import ERASE, EraseValue, SetIfMissing, SetValue
 from shardstore.engine.reading.listing import ListedDir, ListedValue, directly_below
@@ -239,12 +239,12 @@ class V2Flavour(PresentedFlavour):
     async def listed(self, view: View, prefix: str) -> AsyncIterator[ListedValue]:
         documents: list[str] = []
         for canonical_prefix in await self._canonical_prefixes(view, prefix):
-            async for value in view.engine.list(canonical_prefix):
+            async for value in view.engine.list(canonical_prefix, versions=True):
                 path = metadata_path(value.key)
                 if path is None:
                     key = await self._presented_key(view, value.key)
                     if key is not None and key.startswith(prefix):
-                        yield ListedValue(key, value.nbytes)
+                        yield replace(value, key=key)
                     continue
                 documents.append(path)
                 if len(documents) == _DOCUMENTS_AT_ONCE:
@@ -292,13 +292,13 @@ class V2Flavour(PresentedFlavour):
     async def list_dir(self, view: View, prefix: str, *, approximate: bool) -> ListedDir:
         cuts = list(ancestors(prefix))
         if await view.arrays([path for path, _ in cuts], for_write=False):
-            return await directly_below(prefix, view.list(prefix))
+            return await directly_below(prefix, view.list(prefix, versions=True))
         listed = await view.engine.list_dir(prefix, approximate=approximate)
         values: list[ListedValue] = []
         for value in listed.values:
             path = metadata_path(value.key)
             keys = [await self._presented_key(view, value.key)] if path is None else await self._parts_at(view, [path])
-            values += [ListedValue(key, value.nbytes if path is None else None) for key in keys if key is not None]
+            values += [replace(value, key=key) if path is None else ListedValue(key, None) for key in keys if key is not None]
         return ListedDir(tuple(values), listed.prefixes)
 
     # -- erasing ---------------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ transaction, committed and retried is the engine's business.
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +26,7 @@ from shardstore.format.json_text import JsonObject, loads_object, parse_object
 from shardstore.format.metadata_v3 import ArrayLayout, PlainArray, is_array, parse_shown
 from shardstore.format.store_keys import check_directory, check_erased, check_key, check_prefix, metadata_key
 from shardstore.model.ranges import EVERYTHING, ByteRequest, BytesLike, cut
-from shardstore.storage.base import ABSENT, Failed, Read, ReadOutcome
+from shardstore.storage.base import ABSENT, Failed, Found, Read, ReadOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,13 +263,17 @@ class View(KeyedStore):
         canonical = [(i, replace(reads[i], key=m.key)) for i, m in enumerate(meanings) if isinstance(m, Canonical)]
         parts = [(i, m) for i, m in enumerate(meanings) if isinstance(m, DocumentPart)]
         outcomes: list[ReadOutcome] = [ABSENT] * len(reads)
-        found, shown = await asyncio.gather(
-            self.engine.read_versions([read for _, read in canonical]), self.read_document_parts([part for _, part in parts])
-        )
-        for (i, _), outcome in zip(canonical, found, strict=True):
+        paths = list(dict.fromkeys(part.path for _, part in parts))
+        whole = [Read(key, (request,)) for key, request in _documents(paths)]
+        found = await self.engine.read_versions([*(read for _, read in canonical), *whole])
+        for (i, _), outcome in zip(canonical, found[: len(canonical)], strict=True):
             outcomes[i] = outcome
-        for (i, _), data in zip(parts, shown, strict=True):
-            outcomes[i] = of_content(reads[i], memoryview(data) if isinstance(data, bytes) else data)
+        read = dict(zip(paths, found[len(canonical) :], strict=True))
+        shown = await self.flavour.show_parts(self, [part for _, part in parts], {path: _value_of(one) for path, one in read.items()})
+        for (i, part), data in zip(parts, shown, strict=True):
+            of_node = read[part.path]
+            modified = of_node.generation.modified if isinstance(of_node, Found) else None
+            outcomes[i] = of_content(reads[i], memoryview(data) if isinstance(data, bytes) else data, modified)
         return [Failed(m.error) if isinstance(m, Unknown) else outcome for outcome, m in zip(outcomes, meanings, strict=True)]
 
     async def update_many(self, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
@@ -377,7 +380,7 @@ class View(KeyedStore):
 
     async def list_batches(self, prefix: str) -> AsyncIterator[ListedBatch]:
         async for value in self.flavour.listed(self, check_prefix(prefix)):
-            yield ListedBatch([value.key], [value.nbytes])
+            yield ListedBatch([value.key], [value.nbytes], lambda value=value: [value.version])  # type: ignore[misc]  # mypy cannot infer a default
 
     async def list_dir(self, prefix: str, *, approximate: bool = False) -> ListedDir:
         return await self.flavour.list_dir(self, check_directory(prefix), approximate=approximate)
@@ -400,6 +403,11 @@ class View(KeyedStore):
             raise Unsupported(
                 f"whole nodes are not {what} under the keys of {self.flavour.words}: open the store with present='v3', and do it there"
             )
+
+
+def _value_of(outcome: ReadOutcome) -> Value:
+    """Return the value that was read whole."""
+    return outcome.buffers[0] if isinstance(outcome, Found) else outcome.error if isinstance(outcome, Failed) else None
 
 
 def _documents(paths: Iterable[str]) -> list[KeyRequest]:

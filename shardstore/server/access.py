@@ -15,6 +15,7 @@ from ipaddress import ip_address
 from urllib.parse import parse_qsl
 
 from shardstore.errors import InvalidInput
+from shardstore.server.s3_answers import is_presigned
 from shardstore.server.values import Headers, Refusal, shown
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
@@ -24,7 +25,6 @@ _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:/\[\]@]+)(?::\d*)?")
 _CREDENTIAL = re.compile(r"Credential=([^,\s]+?)/[0-9]{8}/")
 _EXPOSED = b"ETag, Content-Range, Accept-Ranges, Content-Length"
 _DAY_SECONDS = b"86400"
-_SCOPE = re.compile(r"/[0-9]{8}(/.*)?$")  # behind the key id in a credential
 
 
 def is_loopback(host: str) -> bool:
@@ -63,14 +63,18 @@ class Access:
             raise Refusal(421, f"this server is not called {shown(text)}: --allow-host gives it another name")
 
     def check_token(self, headers: Mapping[bytes, bytes], query: bytes) -> None:
-        """Raise ``Refusal`` unless the request has the token: in ``Authorization``, as ``?token=``, or as the key id of a client of S3."""
+        """Raise ``Refusal`` unless the request has the token: in ``Authorization``, also as the key id of a client of S3, or as
+        ``?token=``. A presigned URL is refused in any case.
+        """
         if self.token is None:
             return
+        parameters = parse_qsl(query.decode("latin-1"), keep_blank_values=True) if query else []
+        if is_presigned(name for name, _ in parameters):
+            raise Refusal(403, "signatures are not checked here, so a presigned URL would give the token away: send the token in a header")
         given = headers.get(b"authorization", b"").decode("latin-1")
         scheme, _, rest = given.partition(" ")
         tokens = [rest.strip()] if scheme.lower() == "bearer" else _CREDENTIAL.findall(rest)
-        for name, value in parse_qsl(query.decode("latin-1")) if b"oken=" in query or b"redential=" in query else ():
-            tokens += [value] if name == "token" else [_SCOPE.sub("", value)] if name.lower() == "x-amz-credential" else []
+        tokens += [value for name, value in parameters if name == "token"]
         if not any(hmac.compare_digest(one.encode(), self.token.encode()) for one in tokens):
             if scheme.startswith("AWS4"):
                 raise Refusal(403, "the access key id is not the token of this server")

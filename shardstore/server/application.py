@@ -16,7 +16,6 @@ import json
 import logging
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -87,7 +86,6 @@ class Application(Starlette):
         self._cache_control = b"no-cache" if not max_age else b"max-age=%d" % max_age
         self._listings = Listings() if listing else None
         self._piece_nbytes = piece_nbytes
-        self._started = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}.000Z"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -149,8 +147,9 @@ class Application(Starlette):
         query: bytes = scope["query_string"]
         parameters = s3_answers.parameters_of(query) if query else {}
         is_head = scope["method"] == "HEAD"
+        is_of_s3 = _is_of_sdk(headers) or s3_answers.is_presigned(parameters)
         _check_length(rest)
-        if rest.endswith("/") and _is_of_sdk(headers):
+        if rest.endswith("/") and is_of_s3:
             raise NotFound(f"there is no {rest!r}")  # a client of S3 asks for an object of that name, not for a directory
         if rest and not rest.endswith("/"):
             if parameters:
@@ -166,15 +165,15 @@ class Application(Starlette):
             try:
                 return await answer(bucket, check_key(rest), asked, self._cache_control, piece)
             except NotFound:
-                if asked.range is None and not _is_of_sdk(headers) and await self._is_directory(bucket, rest):
+                if asked.range is None and not is_of_s3 and await self._is_directory(bucket, rest):
                     return _to_directory(rest, query)
                 raise
-        if not rest and (s3_answers.is_of_bucket(parameters) or _is_of_sdk(headers)):
+        if not rest and (is_of_s3 or s3_answers.is_of_bucket(parameters)):
             if is_head:
                 return Answer(200, [(b"content-length", b"0")])
             if self._listings is None:
                 raise Refusal(403, "this server does not list")
-            body = await s3_answers.bucket_answer(bucket, self._listings, parameters, self._started)
+            body = await s3_answers.bucket_answer(bucket, self._listings, parameters)
             return Answer(200, [(b"content-type", b"application/xml"), (b"content-length", b"%d" % len(body))], body)
         if not rest and not slash:
             if is_head:
@@ -184,7 +183,7 @@ class Application(Starlette):
 
     async def _is_directory(self, bucket: Bucket, key: str) -> bool:
         """Return whether a request for a key without a value is one for a directory, whose last slash is missing."""
-        return self._listings is not None and not is_document(key) and await bucket.is_directory(key)
+        return self._listings is not None and not is_document(key) and await bucket.is_directory(key, looks=True)
 
     async def _directory(self, bucket: Bucket, prefix: str, parameters: Mapping[str, str], headers: Mapping[bytes, bytes]) -> Answer:
         if self._listings is None:
@@ -192,7 +191,8 @@ class Application(Starlette):
         if "//" in f"/{prefix}":
             raise InvalidInput(f"{prefix!r} has an empty segment")
         page = await page_of(self._listings, bucket, check_directory(prefix), parameters.get("after", ""))
-        if prefix and not page.entries and not parameters.get("after"):
+        is_nothing = prefix and not page.entries and not parameters.get("after")
+        if is_nothing and not await bucket.is_directory(prefix[:-1], looks=False):
             raise NotFound(f"there is nothing below {prefix!r}")
         title = f"/{bucket.name}/{prefix}"
         accepted = headers.get(b"accept", b"")
@@ -438,7 +438,7 @@ def _is_of_sdk(headers: Mapping[bytes, bytes]) -> bool:
 
 
 def _is_of_s3(headers: Mapping[bytes, bytes], query: bytes) -> bool:
-    return _is_of_sdk(headers) or b"x-id=ListBuckets" in query
+    return _is_of_sdk(headers) or b"x-id=ListBuckets" in query or s3_answers.is_presigned(s3_answers.parameters_of(query))
 
 
 async def _healthy(_request: Request) -> Response:

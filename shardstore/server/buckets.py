@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -13,6 +15,7 @@ from shardstore._sync import run_sync
 from shardstore.adapters.handle import Handle
 from shardstore.engine.keyed_store import TickBatch
 from shardstore.engine.metadata.hierarchy import Hierarchy
+from shardstore.engine.reading.listing import ListedValue
 from shardstore.errors import NotFound, ShardStoreError, Unsupported
 from shardstore.format.chunk_keys import looks_like_chunk_prefix
 from shardstore.format.store_keys import ancestors, possible_owners
@@ -28,6 +31,7 @@ from shardstore.storage.wrappers import innermost
 from shardstore.stored.detect import DetectedStorage
 
 _MOST_ETAGS = 10_000
+_ETAG_NBYTES = 12
 _HOLD_RATIO = 1 / 8
 _MOST_HOLD_SECONDS = 0.005
 _LEAST_HOLD_SECONDS = 0.001
@@ -36,11 +40,9 @@ _ATTEMPTS = 10
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """The direct children of a directory: full keys with sizes in bytes (``None``: not known yet), and full prefixes ending in ``/``; each
-    in ascending order.
-    """
+    """The direct children of a directory: values with their full keys, and full prefixes ending in ``/``; each in ascending order."""
 
-    values: tuple[tuple[str, int | None], ...]
+    values: tuple[ListedValue, ...]
     prefixes: tuple[str, ...]
 
 
@@ -59,9 +61,9 @@ class Source(Protocol):
         """Return all keys below a directory, however deep, as ``values``; ``None`` if they are more than so many."""
         ...
 
-    async def is_directory(self, key: str) -> bool:
+    async def is_directory(self, key: str, *, looks: bool) -> bool:
         """Return whether there is a directory at a key that has no value. For a chunk that costs no request, nor for the beginning of the
-        keys of chunks, which may be a directory in which no chunk exists.
+        keys of chunks, which may be a directory in which no chunk exists. Others are listed if this ``looks`` for them, or else are none.
         """
         ...
 
@@ -78,24 +80,24 @@ class PresentedSource:
 
     async def list_dir(self, prefix: str, *, exact: bool) -> Listed:
         listed = await self.store.list_dir(prefix, approximate=not exact)
-        return Listed(tuple(sorted((value.key, value.nbytes) for value in listed.values)), tuple(sorted(listed.prefixes)))
+        return Listed(tuple(sorted(listed.values, key=_key)), tuple(sorted(listed.prefixes)))
 
     async def list_below(self, prefix: str, most: int) -> Listed | None:
-        found: list[tuple[str, int | None]] = []
+        found: list[ListedValue] = []
         async for batch in self.store.list_batches(prefix):
-            found += zip(batch.keys, batch.nbytes, strict=True)
+            found += batch.values(versions=True)
             if len(found) > most:
                 return None
-        return Listed(tuple(sorted(found)), ())
+        return Listed(tuple(sorted(found, key=_key)), ())
 
-    async def is_directory(self, key: str) -> bool:
+    async def is_directory(self, key: str, *, looks: bool) -> bool:
         canonical = key
         if isinstance(self.store, View):
             (meaning,) = await self.store.flavour.meanings(self.store, [key], for_write=False)
             if not isinstance(meaning, Canonical):
                 return False
             canonical = meaning.key
-        return await _is_directory(self, key, self.store.hierarchy, canonical)
+        return await _is_directory(self, key, self.store.hierarchy, canonical, looks=looks)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,27 +112,27 @@ class StoredSource:
 
     async def list_dir(self, prefix: str, *, exact: bool) -> Listed:
         listed = await self.storage.list_dir(prefix)
-        return Listed(tuple(sorted(map(_told, listed.objects))), tuple(sorted(listed.prefixes)))
+        return Listed(tuple(sorted(map(_told, listed.objects), key=_key)), tuple(sorted(listed.prefixes)))
 
     async def list_below(self, prefix: str, most: int) -> Listed | None:
-        found: list[tuple[str, int | None]] = []
+        found: list[ListedValue] = []
         async for info in self.storage.list(prefix):
             found.append(_told(info))
             if len(found) > most:
                 return None
-        return Listed(tuple(sorted(found)), ())
+        return Listed(tuple(sorted(found, key=_key)), ())
 
-    async def is_directory(self, key: str) -> bool:
+    async def is_directory(self, key: str, *, looks: bool) -> bool:
         try:
             await self.hierarchy.locate(
                 [key], for_write=False
             )  # reads the documents of arrays whose shard it may be, at most once a second
         except ShardStoreError:
             return False
-        return await _is_directory(self, key, self.hierarchy, key)
+        return await _is_directory(self, key, self.hierarchy, key, looks=looks)
 
 
-async def _is_directory(source: Source, key: str, hierarchy: Hierarchy, canonical: str) -> bool:
+async def _is_directory(source: Source, key: str, hierarchy: Hierarchy, canonical: str, *, looks: bool) -> bool:
     """Return what ``Source.is_directory`` does, by what the hierarchy knows of the key."""
     if hierarchy.owner(possible_owners(canonical)) is not None:
         return False
@@ -138,12 +140,18 @@ async def _is_directory(source: Source, key: str, hierarchy: Hierarchy, canonica
         node = hierarchy.known(path)
         if node is not None and node.array is not None and looks_like_chunk_prefix(f"{rest}/") and rest.count("/") < node.array.ndim:
             return True
+    if not looks:
+        return False
     listed = await source.list_dir(f"{key}/", exact=False)
     return bool(listed.values or listed.prefixes)
 
 
-def _told(info: ObjectInfo) -> tuple[str, int | None]:
-    return info.key, None if info.nbytes == UNKNOWN_NBYTES else info.nbytes
+def _key(value: ListedValue) -> str:
+    return value.key
+
+
+def _told(info: ObjectInfo) -> ListedValue:
+    return ListedValue(info.key, None if info.nbytes == UNKNOWN_NBYTES else info.nbytes, info.generation)
 
 
 class Moved(Exception):
@@ -180,13 +188,14 @@ class GatheredReads(TickBatch[Read, ReadOutcome]):
 class Bucket:
     """One view of a store. Reads that arrive together are carried out together."""
 
-    def __init__(self, name: str, words: str, source: Source, storage: Storage) -> None:
+    def __init__(self, name: str, words: str, source: Source, storage: Storage, clock: Callable[[], float] = time.time) -> None:
         """``storage`` is what lies below; the versions that it gives decide whether values have entity tags."""
         self.name = name
         self.words = words
         """What it shows, for people."""
         self._source = source
         self._storage = storage
+        self._clock = clock
         self._reads = GatheredReads(self._run)
         self._generations: dict[str, Generation] = {}
 
@@ -225,12 +234,12 @@ class Bucket:
         """List all below a directory, if it is not too much; see ``Source.list_below``."""
         return await self._source.list_below(prefix, most)
 
-    async def is_directory(self, key: str) -> bool:
+    async def is_directory(self, key: str, *, looks: bool) -> bool:
         """Return whether a key without a value is that of a directory; see ``Source.is_directory``."""
-        return await self._source.is_directory(key)
+        return await self._source.is_directory(key, looks=looks)
 
-    async def sizes(self, keys: Sequence[str]) -> Mapping[str, int]:
-        """Return the sizes of values in bytes; those that do not exist, or cannot be shown, are left out."""
+    async def look_at_each(self, keys: Sequence[str]) -> Mapping[str, Found]:
+        """Return version and size of values; those that do not exist, or cannot be shown, are left out."""
 
         async def one(key: str) -> Found | None:
             try:
@@ -239,21 +248,36 @@ class Bucket:
                 return None
 
         found = await asyncio.gather(*map(one, keys))
-        return {key: value.nbytes for key, value in zip(keys, found, strict=True) if value is not None}
+        return {key: value for key, value in zip(keys, found, strict=True) if value is not None}
+
+    def modified(self, generation: Generation | None) -> int:
+        """Return when a version was stored, in whole seconds since the epoch: the time of the object that it lies in. Now, where the
+        storage does not say so, or says a time to come: a client that compares times fetches the value again.
+        """
+        now = self._clock()
+        stored = None if generation is None else generation.modified
+        return int(now if stored is None or not 0 <= stored <= now else stored)
 
     def etag(self, generation: Generation) -> str | None:
         """Return the strong entity tag of a version of a value: equal in every process, and it tells nothing of the storage. ``None`` if
-        equal versions do not promise equal bytes.
+        equal versions do not promise equal bytes. It has the form of an upload in one part: s3cmd takes others for MD5 sums.
         """
         if not self._storage.capabilities.pinned_reads or is_unversioned(generation):
             return None
         token = generation.token.encode(errors="surrogatepass")
-        etag = f'"{blake2b(token, digest_size=12, person=self.name.encode()).hexdigest()}"'
+        etag = f'"{blake2b(token, digest_size=_ETAG_NBYTES, person=self.name.encode()).hexdigest()}-1"'
         self._generations.pop(etag, None)  # the last that were used are kept
         self._generations[etag] = generation
         if len(self._generations) > _MOST_ETAGS:
             del self._generations[next(iter(self._generations))]
         return etag
+
+    def listed_etag(self, generation: Generation | None) -> str:
+        """Return the entity tag of a version for a listing, where clients of S3 cannot do without: without a version, one that equals no
+        other.
+        """
+        etag = None if generation is None else self.etag(generation)
+        return etag or f'"{secrets.token_hex(_ETAG_NBYTES)}-1"'
 
     def generation(self, etag: str) -> Generation | None:
         """Return the version that an entity tag was made for, if this process has made it lately."""

@@ -15,8 +15,10 @@ from html import escape
 from typing import Literal
 from urllib.parse import quote
 
+from shardstore.engine.reading.listing import ListedValue
 from shardstore.errors import InvalidInput
 from shardstore.format.store_keys import check_directory
+from shardstore.model.generation import Generation
 from shardstore.model.words import is_utf8
 from shardstore.server.buckets import Bucket, Listed
 
@@ -33,11 +35,16 @@ LISTING_HEADERS = [(b"content-security-policy", _CSP.encode()), (b"cache-control
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A key with its size in bytes (``None``: not known yet), or a prefix that ends with ``/``."""
+    """A key with its size in bytes and its version (``None``: not known yet), or a prefix that ends with ``/``."""
 
     name: str
     nbytes: int | None = None
+    version: Generation | None = None
     is_prefix: bool = False
+
+    @classmethod
+    def of(cls, value: ListedValue) -> Entry:
+        return cls(value.key, value.nbytes, value.version)
 
 
 _How = Literal["exact", "possible", "below"]
@@ -45,9 +52,9 @@ _How = Literal["exact", "possible", "below"]
 
 def _that_can_be_asked_for(listed: Listed) -> Listed:
     """Return a listing without names that UTF-8 cannot hold, as those of files may be: no client could ask for them."""
-    if all(name.isascii() for name, _ in listed.values) and all(name.isascii() for name in listed.prefixes):
+    if all(value.key.isascii() for value in listed.values) and all(name.isascii() for name in listed.prefixes):
         return listed
-    values = tuple((name, nbytes) for name, nbytes in listed.values if is_utf8(name))
+    values = tuple(value for value in listed.values if is_utf8(value.key))
     return Listed(values, tuple(filter(is_utf8, listed.prefixes)))
 
 
@@ -94,9 +101,9 @@ class Listings:
         if (above := _directory_of(prefix)) is None:
             return
         if (listed := await self._listed(bucket, above, "below", goes_on=goes_on)) is not None:
-            for key, nbytes in listed.values:
-                if key > after and key.startswith(prefix):
-                    yield Entry(key, nbytes)
+            for value in listed.values:
+                if value.key > after and value.key.startswith(prefix):
+                    yield Entry.of(value)
             return
         async for entry in self.at(bucket, prefix, after, exact=False, goes_on=goes_on):
             if not entry.is_prefix:
@@ -113,7 +120,7 @@ class Listings:
             return
         listed = await self._listed(bucket, above, "exact" if exact else "possible", goes_on=goes_on)
         assert listed is not None
-        entries = [Entry(key, nbytes) for key, nbytes in listed.values if key > after and key.startswith(prefix)]
+        entries = [Entry.of(value) for value in listed.values if value.key > after and value.key.startswith(prefix)]
         inside = [name for name in listed.prefixes if name.startswith(prefix) and (name > after or after.startswith(name))]
         gone = [name for name in inside if exact and after.startswith(name) and not await self._has_more(bucket, name, after)]
         entries += [Entry(name, is_prefix=True) for name in inside if name not in gone]

@@ -10,6 +10,7 @@ import binascii
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from http import HTTPStatus
 from urllib.parse import parse_qsl, quote
 from xml.sax.saxutils import escape
@@ -17,6 +18,7 @@ from xml.sax.saxutils import escape
 from shardstore.server.buckets import Bucket
 from shardstore.server.listings import Entry, Listings
 from shardstore.server.values import Refusal, shown
+from shardstore.storage.base import Found
 
 MOST_KEYS = 1000
 
@@ -40,10 +42,12 @@ _CODES = {
 }
 _LISTS = frozenset({"list-type", "prefix", "delimiter", "marker", "max-keys", "continuation-token", "start-after", "encoding-type"})
 _MEANINGLESS = frozenset({"x-id", "fetch-owner", "token", "allow-unordered"})
+_OF_SIGNATURE_2 = frozenset({"AWSAccessKeyId", "Signature", "Expires"})
 _SIGNING = "x-amz-"
 _MOST_DIGITS = 10  # as many as 2**31 has
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
-_OF_OBJECTS = frozenset({"response-content-type", "response-content-disposition", "response-cache-control", "partNumber"})
+_OF_OBJECTS = frozenset({"partNumber"})
+_OF_ANSWERS = "response-"  # headers that an answer is to have
 
 
 def parameters_of(query: bytes) -> dict[str, str]:
@@ -59,10 +63,19 @@ def is_of_bucket(parameters: Mapping[str, str]) -> bool:
     return any(name not in _MEANINGLESS and name != "after" and name != "format" for name in parameters)
 
 
+def is_presigned(parameters: Iterable[str]) -> bool:
+    """Return whether a request carries a signature in its query, in either version of Amazon's signatures."""
+    return any(name in ("AWSAccessKeyId", "Signature") or name.lower() in ("x-amz-credential", "x-amz-signature") for name in parameters)
+
+
+def _means_nothing(name: str) -> bool:
+    return name in _MEANINGLESS or name in _OF_SIGNATURE_2 or name.lower().startswith(_SIGNING)
+
+
 def check_object(parameters: Mapping[str, str]) -> None:
     """Raise ``Refusal`` if a request for an object asks for more than its bytes: for its tags, an older version and so on."""
     for name in parameters:
-        if name not in _MEANINGLESS and name not in _OF_OBJECTS and not name.lower().startswith(_SIGNING):
+        if not _means_nothing(name) and name not in _OF_OBJECTS and not name.startswith(_OF_ANSWERS):
             raise _no_operation(name)
     if parameters.get("partNumber", "1") != "1":
         raise Refusal(416, "objects have one part here")
@@ -128,8 +141,8 @@ def _decoded(token: str) -> str:
         raise Refusal(400, "continuation-token is none of this server's") from exc
 
 
-async def bucket_answer(bucket: Bucket, listings: Listings, parameters: Mapping[str, str], started: str) -> bytes:
-    """Answer an operation on a bucket. ``started``: when all objects are said to have been stored last.
+async def bucket_answer(bucket: Bucket, listings: Listings, parameters: Mapping[str, str]) -> bytes:
+    """Answer an operation on a bucket.
 
     Raises:
         Refusal: it is none that reads, or has a parameter that cannot be right.
@@ -137,14 +150,14 @@ async def bucket_answer(bucket: Bucket, listings: Listings, parameters: Mapping[
     """
     if "location" in parameters:
         return f'{_HEAD}<LocationConstraint xmlns="{_XMLNS}"></LocationConstraint>'.encode()
-    unknown = [name for name in parameters if name not in _LISTS and name not in _MEANINGLESS and not name.lower().startswith(_SIGNING)]
+    unknown = [name for name in parameters if name not in _LISTS and not _means_nothing(name)]
     if unknown:
         raise _no_operation(unknown[0])
     asked = _Asked.of(parameters)
     found, is_truncated = await _entries(bucket, listings, asked)
     unsized = [entry.name for entry in found if not entry.is_prefix and entry.nbytes is None]
-    sizes = await bucket.sizes(unsized) if unsized else {}
-    return _listing(bucket.name, asked, found, sizes, is_truncated, started)
+    looked_at = await bucket.look_at_each(unsized) if unsized else {}
+    return _listing(bucket, asked, found, looked_at, is_truncated)
 
 
 async def _entries(bucket: Bucket, listings: Listings, asked: _Asked) -> tuple[list[Entry], bool]:
@@ -164,11 +177,11 @@ async def _entries(bucket: Bucket, listings: Listings, asked: _Asked) -> tuple[l
     return entries, False
 
 
-def _listing(name: str, asked: _Asked, found: list[Entry], sizes: Mapping[str, int], is_truncated: bool, started: str) -> bytes:
+def _listing(bucket: Bucket, asked: _Asked, found: list[Entry], looked_at: Mapping[str, Found], is_truncated: bool) -> bytes:
     def text(value: str) -> str:
         return escape(quote(value, safe="/~") if asked.encodes else _printable(value), {"\r": "&#13;"})
 
-    parts = [f"<Name>{name}</Name><Prefix>{text(asked.prefix)}</Prefix><MaxKeys>{asked.most}</MaxKeys>"]
+    parts = [f"<Name>{bucket.name}</Name><Prefix>{text(asked.prefix)}</Prefix><MaxKeys>{asked.most}</MaxKeys>"]
     parts.append(f"<IsTruncated>{'true' if is_truncated else 'false'}</IsTruncated>")
     if asked.delimiter:
         parts.append(f"<Delimiter>{text(asked.delimiter)}</Delimiter>")
@@ -188,12 +201,18 @@ def _listing(name: str, asked: _Asked, found: list[Entry], sizes: Mapping[str, i
         if entry.is_prefix:
             parts.append(f"<CommonPrefixes><Prefix>{text(entry.name)}</Prefix></CommonPrefixes>")
             continue
-        nbytes = entry.nbytes if entry.nbytes is not None else sizes.get(entry.name)
-        if nbytes is not None:  # else it is gone, or cannot be shown
-            storage = "<StorageClass>STANDARD</StorageClass>"
-            parts.append(
-                f"<Contents><Key>{text(entry.name)}</Key><LastModified>{started}</LastModified><Size>{nbytes}</Size>{storage}</Contents>"
-            )
+        if entry.nbytes is not None:
+            nbytes, version = entry.nbytes, entry.version
+        elif (seen := looked_at.get(entry.name)) is not None:
+            nbytes, version = seen.nbytes, seen.generation
+        else:  # it is gone, or cannot be shown
+            continue
+        stored = f"{datetime.fromtimestamp(bucket.modified(version), UTC):%Y-%m-%dT%H:%M:%S}.000Z"
+        etag = f"<ETag>{escape(bucket.listed_etag(version))}</ETag>"
+        parts.append(
+            f"<Contents><Key>{text(entry.name)}</Key><LastModified>{stored}</LastModified>{etag}<Size>{nbytes}</Size>"
+            "<StorageClass>STANDARD</StorageClass></Contents>"
+        )
     return f'{_HEAD}<ListBucketResult xmlns="{_XMLNS}">{"".join(parts)}</ListBucketResult>'.encode()
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
+from email.utils import formatdate
 
 from shardstore.errors import NotFound, Unsupported
 from shardstore.format.v2.keys import is_document
@@ -274,11 +275,13 @@ class _Attempt:
         return [] if etag is None else [(b"etag", etag.encode())]
 
     def _headers(self, generation: Generation, nbytes: int) -> Headers:
+        modified = formatdate(self.bucket.modified(generation), usegmt=True)
         return [
             (b"content-type", b"application/json" if is_document(self.key) else b"application/octet-stream"),
             (b"content-length", b"%d" % nbytes),
             (b"accept-ranges", b"bytes"),
             (b"cache-control", self.cache_control),
+            (b"last-modified", modified.encode()),
             *self._etag(generation),
         ]
 

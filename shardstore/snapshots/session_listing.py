@@ -36,7 +36,7 @@ async def list_keys(session: Session, prefix: str) -> AsyncIterator[ObjectInfo]:
             continue
         keys = session.keys_of(array)
         refs = await _refs_below(session, keys, prefix)
-        for info in _infos(keys, refs, session.changes.get(array.id)):
+        for info in _infos(session, keys, refs, session.changes.get(array.id)):
             if info.key.startswith(prefix):
                 yield info
 
@@ -56,7 +56,7 @@ async def list_directory(session: Session, prefix: str) -> DirListing:
         refs = await _refs_below(session, keys, prefix)
         below = _prefixes(keys, refs, prefix)
         if below is None:
-            found = {info.key: info for info in _infos(keys, refs, session.changes.get(array.id)) if info.key.startswith(prefix)}
+            found = {info.key: info for info in _infos(session, keys, refs, session.changes.get(array.id)) if info.key.startswith(prefix)}
             direct, deeper = direct_children(found, prefix)
             chunks += [found[key] for key in direct]
             below = list(deeper)
@@ -68,7 +68,12 @@ async def list_directory(session: Session, prefix: str) -> DirListing:
 async def document_info(session: Session, key: str, path: str) -> ObjectInfo | None:
     """Return the size and the version of a document; ``None`` if there is no such node."""
     found = await session.document(path)
-    return None if found is None else ObjectInfo(key, len(found[0]), Generation(found[1]))
+    return None if found is None else ObjectInfo(key, len(found[0]), version_in(session, found[1]))
+
+
+def version_in(session: Session, token: str) -> Generation:
+    """Return the version with this token. What a snapshot holds was stored when the snapshot was committed, or earlier."""
+    return Generation(token, session.snapshot.timestamp_ms / 1000 if session.why_read_only else None)
 
 
 async def _refs_below(session: Session, keys: ArrayKeys, prefix: str) -> ChunkRefs | None:
@@ -104,7 +109,7 @@ def _same_length(numbers: npt.NDArray[np.uint64]) -> bool:
     return not len(numbers) or len(str(int(numbers.min()))) == len(str(int(numbers.max())))
 
 
-def _infos(keys: ArrayKeys, refs: ChunkRefs | None, changes: ArrayChanges | None) -> Iterator[ObjectInfo]:
+def _infos(session: Session, keys: ArrayKeys, refs: ChunkRefs | None, changes: ArrayChanges | None) -> Iterator[ObjectInfo]:
     """Yield the chunks of references, as keys with sizes and versions."""
     if refs is None:
         return
@@ -124,7 +129,7 @@ def _infos(keys: ArrayKeys, refs: ChunkRefs | None, changes: ArrayChanges | None
                 continue
             else:
                 token = token_in_file(names[file], offset, nbytes, refs.checks.get(file))
-            yield ObjectInfo(keys.key(one), nbytes, Generation(token))
+            yield ObjectInfo(keys.key(one), nbytes, version_in(session, token))
 
 
 def _prefixes(keys: ArrayKeys, refs: ChunkRefs | None, prefix: str) -> list[str] | None:

@@ -27,7 +27,7 @@ from shardstore.snapshots.chunk_places import ABSENT as NO_PLACE
 from shardstore.snapshots.chunk_places import HELD, ChunkPlaces, file_name, token_in_file, token_of_inline, token_of_written
 from shardstore.snapshots.files import MissingFile
 from shardstore.snapshots.session import ArrayKeys, Session
-from shardstore.snapshots.session_listing import document_info, list_directory, list_keys
+from shardstore.snapshots.session_listing import document_info, list_directory, list_keys, version_in
 from shardstore.snapshots.virtual_files import Asked, VirtualFiles
 from shardstore.storage.base import (
     ABSENT,
@@ -140,7 +140,7 @@ class SessionStorage(ReadsAndWrites):
             found = await self.session.document(path)
         except ShardStoreError as exc:
             return Failed(await self._explained(exc))
-        return ABSENT if found is None else _of_bytes(read, memoryview(found[0]), Generation(found[1]))
+        return ABSENT if found is None else _of_bytes(read, memoryview(found[0]), version_in(self.session, found[1]))
 
     async def _explained(self, error: ShardStoreError) -> ShardStoreError:
         """Return the error; if a file is missing because the snapshot has expired, one that says so."""
@@ -210,7 +210,7 @@ class SessionStorage(ReadsAndWrites):
             if read.generation is not None and read.generation.token != token:
                 outcomes[number] = CHANGED
             elif file in _WITHOUT_REQUESTS:
-                outcomes[number] = _of_bytes(read, memoryview(places.data[at]), Generation(token))
+                outcomes[number] = _of_bytes(read, memoryview(places.data[at]), version_in(self.session, token))
             else:
                 stored.append(at)
         if stored:
@@ -235,7 +235,7 @@ class SessionStorage(ReadsAndWrites):
             inside = [resolve(request, nbytes) for request in reads[number].ranges]
             begin = min((one.start for one in inside), default=0)
             buffers = tuple(view[one.start - begin : one.end - begin] for one in inside)
-            outcomes[number] = Found(Generation(_token(places, place, int(places.file[place]))), nbytes, buffers)
+            outcomes[number] = Found(version_in(self.session, _token(places, place, int(places.file[place]))), nbytes, buffers)
 
     async def _read_spans(
         self,
@@ -393,7 +393,7 @@ class SessionStorage(ReadsAndWrites):
             except MissingFile as exc:
                 raise await self._explained(exc) from exc
             if places.exists[0]:
-                return ObjectInfo(key, int(places.nbytes[0]), Generation(_token(places, 0, int(places.file[0]))))
+                return ObjectInfo(key, int(places.nbytes[0]), version_in(self.session, _token(places, 0, int(places.file[0]))))
         return None
 
     # -- listing -------------------------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 from shardstore.model.generation import Generation
@@ -20,6 +21,8 @@ from shardstore.model.generation import Generation
 _IDENTITIES = ("etag", "e_tag", "version_id", "generation", "md5", "content_md5", "checksum", "sha", "sha256", "hex", "crc", "ukey")
 # Of these all count together: a clock that ticks seldom says little by itself.
 _TRACES = ("mtime", "modified", "last_modified", "lastmodified", "modify", "updated", "timemodified", "date_time", "created", "ino")
+
+_TIME_NAMES = ("LastModified", "Last-Modified", "updated", "last_modified", "mtime", "modified", "timeCreated")
 
 _UNVERSIONED = "unversioned-"
 
@@ -61,15 +64,34 @@ def trace_of(info: Mapping[str, Any]) -> str | None:
     return ",".join(f"{name}={_text(named[name])}" for name in sorted(_TRACES) if named.get(name) not in (None, "")) or None
 
 
-def version_from(trace: str, nbytes: int) -> Generation:
+def modified_ns(info: Mapping[str, Any]) -> int | None:
+    """Return when an object was last modified by its metadata ``info``, in nanoseconds since the epoch; ``None`` if they do not say so."""
+    value = next((info[name] for name in _TIME_NAMES if info.get(name) not in (None, "")), None)
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value) if value[:1].isdigit() else parsedate_to_datetime(value)
+        except ValueError:
+            return None
+    if isinstance(value, datetime):
+        value = (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+    return None if not isinstance(value, int | float) else int(value * 10**9)
+
+
+def modified_seconds(info: Mapping[str, Any]) -> float | None:
+    """Return the same in seconds."""
+    found = modified_ns(info)
+    return None if found is None else found / 10**9
+
+
+def version_from(trace: str, nbytes: int, modified: float | None = None) -> Generation:
     """Return the version of an object of ``nbytes`` with this trace."""
-    return Generation(f"{trace}-{nbytes}")
+    return Generation(f"{trace}-{nbytes}", modified)
 
 
 def version_of(info: Mapping[str, Any], nbytes: int) -> Generation | None:
     """Return the version that the metadata ``info`` of an object of ``nbytes`` shows, or ``None`` if it shows none."""
     trace = trace_of(info)
-    return None if trace is None else version_from(trace, nbytes)
+    return None if trace is None else version_from(trace, nbytes, modified_seconds(info))
 
 
 def _text(value: object) -> str:

@@ -62,7 +62,7 @@ def _generation(file: MemoryFile, data: bytes) -> Generation:
     """
     stamp: tuple[Generation, bytes] | None = getattr(file, _STAMP, None)
     if stamp is None or stamp[1] != data:  # of one object that is known at once
-        stamp = (Generation(f"{_process_token}-{next(_serial)}-{len(data)}"), data)
+        stamp = (Generation(f"{_process_token}-{next(_serial)}-{len(data)}", file.modified.timestamp()), data)
         setattr(file, _STAMP, stamp)
     return stamp[0]
 

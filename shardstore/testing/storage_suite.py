@@ -476,6 +476,16 @@ class StorageSuite:
 
     # -- copying and renaming ------------------------------------------------------------------------------------------
 
+    def test_times_of_versions_agree(self, s: SyncStorage) -> None:
+        """Where the storage says when a version was stored, it says the same whichever way it is asked."""
+        s.put("a/x", DATA)
+        outcomes = [s.read("a/x", EVERYTHING), s.read("a/x", ByteRange(1, 3)), s.read("a/x")]
+        versions = [outcome.generation for outcome in outcomes if isinstance(outcome, Found)]
+        assert len(versions) == len(outcomes)
+        versions += [info.generation for info in [s.stat("a/x"), *s.infos()] if info is not None and info.generation is not None]
+        times = {int(version.modified) for version in versions if version.modified is not None}
+        assert len(times) <= 1
+
     def test_copy(self, s: SyncStorage) -> None:
         assert s.copy("nothing", "b") is None
         assert s.keys() == []

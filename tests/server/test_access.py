@@ -94,7 +94,6 @@ def test_token(store: Path) -> None:
             assert http.get(CHUNK, headers=headers).status_code == status, headers
         assert http.get(f"{CHUNK}?token=s3cret").status_code == 200
         assert http.get(f"{CHUNK}?token=other").status_code == 401
-        assert http.get(f"{CHUNK}?X-Amz-Credential=s3cret%2F20261126").status_code == 200
         assert http.options(CHUNK).status_code == 204  # browsers send none
 
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import random
+from datetime import datetime
+from email.utils import formatdate, parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 import zarr
 
 import shardstore
 from shardstore._sync import run_sync
+from shardstore.format.v2.keys import is_document
 from shardstore.server import serve
 from shardstore.server.buckets import open_served
 from shardstore.server.listings import Listings
+from shardstore.storage.memory import MemoryStorage
+from shardstore.testing.trace import TraceStorage
 from tests.server.conftest import DATA, Client, connected, reading
 
 NS = {"s3": "http://s3.amazonaws.com/doc/2006-03-01/"}
@@ -98,6 +105,67 @@ def test_pages_of_a_listing_take_one_pass(tmp_path: Path, bucket: str, whole: bo
         assert len(listings.asked) <= (1 if whole else 3 * len(directories))
 
 
+@pytest.mark.parametrize(("bucket", "indices"), [("zarr3", 4), ("zarr2", 4), ("stored", 0)])
+def test_tags_and_times_in_listings_cost_no_request(bucket: str, indices: int) -> None:
+    trace = TraceStorage(MemoryStorage(f"tags-{bucket}"))
+    group = zarr.create_group(shardstore.open(trace, chunks_per_shard={"ct": (4, 4, 1), "*": None}))
+    group.create_array("ct", data=DATA, chunks=(8, 8, 8))
+    group.create_array("deep/plain", data=np.arange(10), chunks=(4,))
+    with serve(trace, port=0) as serving, connected(serving) as http:
+        with trace.count() as block:
+            root = ElementTree.fromstring(http.get(f"{bucket}?list-type=2").content)
+        others = [event for event in block.events if not is_document(event.key)]  # those are read for their sizes
+        assert sorted(event.op for event in others) == ["list", *["read"] * indices]
+        assert {event.nbytes for event in others if event.op == "read"} <= {16 * 16 + 4}
+        entries = root.findall("s3:Contents", NS)
+        assert len(entries) > (60 if bucket != "stored" else 8)
+        for entry in entries:
+            head = http.head(f"{bucket}/{entry.findtext('s3:Key', '', NS)}").headers
+            assert entry.findtext("s3:ETag", "", NS) == head["etag"]
+            assert _seconds(entry) == parsedate_to_datetime(head["last-modified"]).timestamp()
+
+
+def _seconds(entry: Any) -> float:
+    return datetime.fromisoformat(entry.findtext("s3:LastModified", "", NS)).timestamp()
+
+
+@pytest.mark.parametrize("bucket", ["zarr3", "zarr2", "stored"])
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("delimiter", ["", "/"])
+def test_listings_show_the_tags_and_times_of_what_is_stored(store: Path, bucket: str, whole: bool, delimiter: str) -> None:
+    """Each shard, document and other object has a time of its own; a chunk has that of its shard."""
+    times: dict[str, float] = {}
+    for number, path in enumerate(sorted(path for path in store.rglob("*") if path.is_file())):
+        times[str(path.relative_to(store))] = 1.6e9 + number
+        os.utime(path, (0, 1.6e9 + number + 0.75))
+    with serve(store, port=0) as serving, connected(serving) as http:
+        served = serving.application.served.buckets[bucket]
+        served._source = Counted(served, whole=whole)
+        keys = {key for key, _ in listed(http, bucket)[0]}
+        below = {f"{key.rpartition('/')[0]}/".lstrip("/") for key in keys} if delimiter else {""}
+        seen: dict[str, float] = {}
+        for prefix in below:
+            root = ElementTree.fromstring(http.get(bucket, params={"list-type": "2", "prefix": prefix, "delimiter": delimiter}).content)
+            for entry in root.findall("s3:Contents", NS):
+                key = entry.findtext("s3:Key", "", NS)
+                seen[key] = _seconds(entry)
+                for method in ("GET", "HEAD"):
+                    head = http.request(method, f"{bucket}/{key}").headers
+                    assert head["etag"] == entry.findtext("s3:ETag", "", NS), key
+                    assert head["last-modified"] == formatdate(seen[key], usegmt=True), key
+        assert seen.keys() == keys
+        assert {key: at for key, at in seen.items() if key in times and "/c/" not in key} == {
+            key: at for key, at in times.items() if key in keys and "/c/" not in key
+        }
+        chunk = "ct/5/2/0" if bucket == "zarr2" else "ct/c/5/2/0"
+        if bucket == "stored":
+            assert {key: seen[key] for key in times} == times
+        else:
+            assert seen[chunk] == times["ct/c/1/0/0"]
+        if bucket == "zarr2":
+            assert seen["ct/.zarray"] == seen["ct/.zattrs"] == times["ct/zarr.json"]
+
+
 class Counted:
     """A source that notes what is listed, and, unless ``whole``, always has too much to be listed at once."""
 
@@ -105,6 +173,7 @@ class Counted:
         self._source = bucket._source
         self._whole = whole
         self.read = self._source.read
+        self.is_directory = self._source.is_directory
         self.asked: list[tuple[str, str]] = []
 
     async def list_dir(self, prefix: str, *, exact: bool) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from email.utils import formatdate
 from html import unescape
 from pathlib import Path
 
@@ -15,10 +16,14 @@ import pytest
 import zarr
 
 import shardstore
+from shardstore.engine.metadata.hierarchy import Hierarchy
 from shardstore.errors import AccessDenied, Conflict, Corruption, InvalidInput, NotFound, StorageError, Unsupported
+from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRange
 from shardstore.server import serve
+from shardstore.server.buckets import Bucket, StoredSource
 from shardstore.storage.base import Read, ReadOutcome
+from shardstore.storage.inferred_versions import unversioned
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.trace import TraceStorage
 from tests.server.conftest import DATA, Client, connected, reading
@@ -135,6 +140,26 @@ def test_version_that_is_gone(own: Client, store: Path) -> None:
     array[:8, :8] = 0
     assert own.get(CHUNK).status_code == 404
     assert own.get(CHUNK, if_match=now.headers["etag"]).status_code == 412
+
+
+@pytest.mark.parametrize(
+    ("modified", "shown"),
+    [(None, 1000), (999.75, 999), (1000.25, 1000), (1000.5, 1000), (5000.0, 1000), (-1.0, 1000), (0.0, 0), (float("nan"), 1000)],
+)
+def test_the_time_of_a_version_is_never_to_come(modified: float | None, shown: int) -> None:
+    storage = MemoryStorage()
+    bucket = Bucket("stored", "", StoredSource(storage, Hierarchy(storage, 1.0, lambda: 0.0)), storage, clock=lambda: 1000.25)
+    assert bucket.modified(Generation("x", modified)) == shown
+    assert bucket.modified(None) == 1000
+
+
+def test_where_no_version_is_told_each_listing_has_another_tag(store: Path) -> None:
+    (store / "long").write_bytes(b"?")
+    with serve(store, port=0) as serving, connected(serving) as http:
+        bucket = serving.application.served.buckets["stored"]
+        tags = {bucket.listed_etag(unversioned(1)) for _ in range(10)} | {bucket.listed_etag(None) for _ in range(10)}
+        assert len(tags) == 20
+        assert all(re.fullmatch('"[0-9a-f]{24}-1"', tag) for tag in [*tags, http.get(CHUNK).headers["etag"]])
 
 
 def test_cache_control_and_types_are_said(store: Path) -> None:
@@ -428,6 +453,9 @@ def test_snapshot_is_served(tmp_path: Path) -> None:
         with repo.transaction(message="two") as made:
             zarr.open_array(made, path="ct", mode="r+")[...] = 1
         assert http.get(CHUNK).content == first.content  # what is named is one snapshot
+        committed = [one.written_at for one in repo.ancestry("main")][1]
+        for path in (CHUNK, "zarr3/ct/zarr.json", "zarr2/ct/.zarray"):
+            assert http.head(path).headers["last-modified"] == formatdate(int(committed.timestamp()), usegmt=True)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, compress
 
 from shardstore.engine.fresh_layout import StaleLayout, with_fresh_layout
@@ -15,8 +15,9 @@ from shardstore.engine.reading.shard_chunks import ShardRead
 from shardstore.errors import ShardStoreError
 from shardstore.format.chunk_keys import ChunkKeyEncoding, looks_like_chunk_prefix
 from shardstore.format.store_keys import ancestors, join, metadata_path, possible_owners
-from shardstore.model.chunks import ChunkCoords
-from shardstore.plan.prefixes import chunk_keys_of, plan_prefix, rows_of
+from shardstore.model.chunks import ChunkCoords, ChunkLocation
+from shardstore.model.generation import Generation
+from shardstore.plan.prefixes import chunk_keys_of, plan_prefix, rows_of, slots_of
 from shardstore.storage.base import UNKNOWN_NBYTES, DirListing, ObjectInfo, Storage
 
 _INDICES_AT_FIRST = 4  # whoever only asks whether anything is there should not wait for many
@@ -25,10 +26,13 @@ _INDICES_AT_ONCE = 256
 
 @dataclass(frozen=True, slots=True)
 class ListedValue:
-    """A presented key and the size of its value in bytes; ``None`` if the size is not known yet, as that of most documents."""
+    """A presented key and the size of its value in bytes; ``None`` if the size is not known yet, as that of most documents. With the
+    version, if that was asked for and the listing tells it.
+    """
 
     key: str
     nbytes: int | None
+    version: Generation | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +41,23 @@ class ListedBatch:
 
     keys: list[str]
     nbytes: list[int | None] | list[int]
+    versions: Callable[[], Sequence[Generation | None]] | None = field(default=None, compare=False, repr=False)
+    """Makes the versions of the values, if the listing tells them; most callers do not need them."""
 
-    def values(self) -> Iterator[ListedValue]:
+    def values(self, *, versions: bool = False) -> Iterator[ListedValue]:
+        """Yield the values one by one, with their versions if these are asked for."""
+        if versions and self.versions is not None:
+            return map(ListedValue, self.keys, self.nbytes, self.versions())
         return map(ListedValue, self.keys, self.nbytes)
+
+    def subset(self, kept: Sequence[bool]) -> ListedBatch:
+        """Return the values that are kept: one truth value for each."""
+        versions = self.versions
+        return ListedBatch(
+            list(compress(self.keys, kept)),
+            list(compress(self.nbytes, kept)),
+            None if versions is None else lambda: list(compress(versions(), kept)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +105,9 @@ class Listing:
         return None
 
     async def values(self, prefix: str) -> AsyncIterator[ListedValue]:
-        """Return what ``batches`` gives, one by one."""
+        """Return what ``batches`` gives, one by one, with versions."""
         async for batch in self.batches(prefix):
-            for value in batch.values():
+            for value in batch.values(versions=True):
                 yield value
 
     async def batches(self, prefix: str) -> AsyncIterator[ListedBatch]:
@@ -176,10 +194,16 @@ class Listing:
     def _chunks(self, shard: ShardRead, cached: CachedIndex, prefix: str, leading: ChunkCoords) -> ListedBatch:
         layout, start = shard.layout, join(shard.node.path, "")
         keys, nbytes = chunk_keys_of(layout, shard.coords, cached.index, leading, start)
+
+        def versions() -> list[Generation | None]:
+            slots = slots_of(layout, shard.coords, cached.index, leading)
+            places = cached.index.flat[slots].tolist()
+            return [cached.version(slot, ChunkLocation(*place)) for slot, place in zip(slots.tolist(), places, strict=True)]
+
+        listed = ListedBatch(keys, nbytes, versions)
         if (start + layout.key_encoding.prefix_of(leading, layout.ndim)).startswith(prefix):
-            return ListedBatch(keys, nbytes)
-        matches = [key.startswith(prefix) for key in keys]
-        return ListedBatch(list(compress(keys, matches)), list(compress(nbytes, matches)))
+            return listed
+        return listed.subset([key.startswith(prefix) for key in keys])
 
     async def directory(self, prefix: str, *, approximate: bool = False) -> ListedDir:
         """Return what lies directly below ``prefix``, which is ``""`` or ends with ``/``.
@@ -281,14 +305,15 @@ def _cuts(prefix: str) -> list[tuple[str, str]]:
 
 
 def _listed(found: ObjectInfo) -> ListedValue:
-    """Return an object that is presented as it is, or a document. The presented size of a document is known only once it is read."""
-    is_told = metadata_path(found.key) is None and found.nbytes != UNKNOWN_NBYTES
-    return ListedValue(found.key, found.nbytes if is_told else None)
+    """Return an object that is presented as it is, or a document, whose presented size and version are known only once it is read."""
+    if metadata_path(found.key) is not None:
+        return ListedValue(found.key, None)
+    return ListedValue(found.key, found.nbytes if found.nbytes != UNKNOWN_NBYTES else None, found.generation)
 
 
 def _batch(found: list[ObjectInfo]) -> ListedBatch:
     listed = list(map(_listed, found))
-    return ListedBatch([value.key for value in listed], [value.nbytes for value in listed])
+    return ListedBatch([value.key for value in listed], [value.nbytes for value in listed], lambda: [value.version for value in listed])
 
 
 def _as_presented(listed: DirListing) -> tuple[ListedValue, ...]:

@@ -10,7 +10,6 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any, Literal, Protocol, TypeVar, get_args
 
 from shardstore._sync import run_sync
@@ -18,6 +17,7 @@ from shardstore.errors import Conflict, InvalidInput, StorageError
 from shardstore.format.snapshots.manifest import VirtualCheck
 from shardstore.references.batches import ReferredObject
 from shardstore.storage.base import UNKNOWN_NBYTES, ObjectInfo, Storage
+from shardstore.storage.inferred_versions import modified_ns as modified_in
 from shardstore.storage.inferred_versions import version_of
 from shardstore.storage.local.versions import modified_ns
 from shardstore.storage.references.entries import Targets
@@ -28,8 +28,6 @@ ChecksumChoice = Literal["auto", "etag", "last_modified"] | None
 Checksum = str | datetime | None
 
 T = TypeVar("T")
-
-_TIME_NAMES = ("LastModified", "Last-Modified", "updated", "last_modified", "mtime", "modified", "timeCreated")
 
 
 class Checksums(Protocol):
@@ -138,7 +136,7 @@ class StoreChecksums:
                 if not self._shows(info, objects[i]):
                     key, url = objects[i].key, self._storage.url
                     raise Conflict(f"the object {key!r} of {url} was replaced while it was referred to: start again")
-        return [_rounded_up(_nanoseconds(info)) for info in infos]
+        return [_rounded_up(modified_in(info)) for info in infos]
 
     def _infos(self, keys: Sequence[str], *, again: bool) -> list[Mapping[str, Any]]:
         """Return what the filesystem says of objects: from one listing of all, if it has one that is worth that, else one by one."""
@@ -234,19 +232,6 @@ async def _each(fs: Any, paths: Sequence[str]) -> list[Mapping[str, Any]]:
     if hasattr(fs, "_info"):
         return list(await asyncio.gather(*(fs._info(path) for path in paths)))
     return list(await asyncio.gather(*(asyncio.to_thread(fs.info, path) for path in paths)))
-
-
-def _nanoseconds(info: Mapping[str, Any]) -> int | None:
-    """Return when an object was last modified, in nanoseconds since the epoch."""
-    value = next((info[name] for name in _TIME_NAMES if info.get(name) not in (None, "")), None)
-    if isinstance(value, str):
-        try:
-            value = datetime.fromisoformat(value) if value[:1].isdigit() else parsedate_to_datetime(value)
-        except ValueError:
-            return None
-    if isinstance(value, datetime):
-        value = (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
-    return None if not isinstance(value, int | float) else int(value * 10**9)
 
 
 def _rounded_up(nanoseconds: int | None) -> datetime | None:

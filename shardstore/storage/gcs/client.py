@@ -15,6 +15,7 @@ from shardstore.errors import AccessDenied, ShardStoreError, StorageError
 from shardstore.model.generation import Generation
 from shardstore.storage.connection_errors import CHECK_ENDPOINT, is_unreachable
 from shardstore.storage.gcs.bounded import Allowed, bounded
+from shardstore.storage.inferred_versions import modified_seconds
 from shardstore.storage.redaction import redacted, shown_cause, unusable_options
 from shardstore.storage.requests.bucket import BucketClient
 from shardstore.storage.requests.outcomes import WRITE_ID, Head, RequestFailed
@@ -47,7 +48,7 @@ def head_of(resource: Mapping[str, Any], key: str) -> Head:
     generation, nbytes = resource.get("generation"), resource.get("size")
     if not generation or nbytes is None:
         raise StorageError(f"the server's answer for {key!r} lacks generation or size: versions cannot be told apart there")
-    return Head(Generation(str(generation)), int(nbytes), (resource.get("metadata") or {}).get(WRITE_ID))
+    return Head(Generation(str(generation), modified_seconds(resource)), int(nbytes), (resource.get("metadata") or {}).get(WRITE_ID))
 
 
 def can_match(generation: Generation) -> bool:

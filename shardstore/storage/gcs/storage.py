@@ -20,6 +20,7 @@ from shardstore.storage.gcs.bounded import Allowed, encoding_of
 from shardstore.storage.gcs.client import OBJECT, Answer, GCSClient, can_match, head_of
 from shardstore.storage.gcs.probe import CLAIMED_WITHOUT_PROBE, ServerFacts, facts_of, probe_server
 from shardstore.storage.gcs.upload import put, put_large
+from shardstore.storage.inferred_versions import modified_seconds
 from shardstore.storage.requests.bucket import BucketStorage
 from shardstore.storage.requests.conditions import check_deletion
 from shardstore.storage.requests.lost_answers import delete_object
@@ -95,7 +96,7 @@ class GCSStorage(BucketStorage[GCSClient]):
         if not token:
             self._facts.tells_generation = False
             return await self._get_between_looks(key, request, generation, most_nbytes)
-        found = Generation(token)
+        found = Generation(token, modified_seconds(answer.headers))
         if generation is not None and found != generation:  # the server ignored the condition
             return CHANGED
         if answer.status == 206 and not answer.body:  # what fake-gcs-server says of an empty object, in place of 416

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from shardstore.model.generation import Generation
 from shardstore.storage.generic.calls import Info, size_in
-from shardstore.storage.inferred_versions import agrees, trace_of, unversioned, version_from
+from shardstore.storage.inferred_versions import agrees, modified_seconds, trace_of, unversioned, version_from
 
 MOST_REMEMBERED = 1 << 15
 """The most objects that are remembered for a storage; some 10 MiB."""
@@ -19,16 +19,17 @@ class Seen:
 
     nbytes: int | None
     trace: str | None
+    modified: float | None = None
 
     @classmethod
     def of(cls, info: Info) -> Seen:
-        return cls(size_in(info), trace_of(info))
+        return cls(size_in(info), trace_of(info), modified_seconds(info))
 
     def version(self, nbytes: int) -> Generation:
         """Return the version that was seen, for an object that turned out to have so many bytes; without a version, one that equals no
         other.
         """
-        return unversioned(nbytes) if self.trace is None else version_from(self.trace, nbytes)
+        return unversioned(nbytes) if self.trace is None else version_from(self.trace, nbytes, self.modified)
 
     def may_be(self, generation: Generation) -> bool:
         """Return whether the look may have been at this version."""

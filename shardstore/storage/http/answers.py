@@ -10,7 +10,7 @@ from typing import Any
 from shardstore.errors import StorageError
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRequest
-from shardstore.storage.inferred_versions import unversioned
+from shardstore.storage.inferred_versions import modified_seconds, unversioned
 from shardstore.storage.requests.outcomes import server_times
 from shardstore.storage.requests.ranged_reads import UNASKED_NBYTES, check_most, cut, cut_unannounced, exactly, most_of
 
@@ -57,15 +57,16 @@ def is_strong(generation: Generation) -> bool:
 def generation_of(headers: Mapping[str, str], nbytes: int) -> Generation:
     """Return the version of an object of ``nbytes`` from the ``headers`` of an answer."""
     etag = headers.get("ETag", "").strip()
+    stored = modified_seconds(headers)
     if etag.startswith(('"', "W/")):
-        return Generation(etag)
+        return Generation(etag, stored)
     if etag:
-        return Generation(f"etag={etag}-{nbytes}")  # not in quotes, as the standard has it: compared only
+        return Generation(f"etag={etag}-{nbytes}", stored)  # not in quotes, as the standard has it: compared only
     if modified := headers.get("Last-Modified", "").strip():
         token = f"modified={modified}-{nbytes}"
         times = server_times(modified, headers.get("Date"))
         is_settled = times is not None and times.asked - times.stored >= _SETTLED_SECONDS
-        return Generation(token) if is_settled else UnsettledDate(token)
+        return Generation(token, stored) if is_settled else UnsettledDate(token, stored)
     return unversioned(nbytes)
 
 

@@ -82,6 +82,10 @@ class FileGeneration(Generation):
         return (_TOKEN if len(self.numbers) == _STATUS_NUMBERS else _MARKED_TOKEN) % self.numbers
 
     @property
+    def modified(self) -> float:
+        return self.numbers[_MTIME] / 10**9
+
+    @property
     def digest(self) -> int:
         # Of integers, hashes are the same in every process. The upper half is of all numbers but ctime.
         return self._digest_without_ctime << 32 | hash(self.numbers) & (2**32 - 1) or 1

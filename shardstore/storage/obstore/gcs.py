@@ -108,7 +108,7 @@ class ObstoreGCSStorage(ObstoreStorage[GCSStorage]):
         return self._bucket
 
     def version_of(self, answer: Answer) -> Generation | None:
-        return Generation(answer.version) if answer.version else None
+        return Generation(answer.version, answer.modified) if answer.version else None
 
     def condition_on(self, generation: Generation) -> str | None:
         return None

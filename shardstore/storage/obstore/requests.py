@@ -92,6 +92,7 @@ class Answer:
     nbytes: int
     is_encoded: bool
     """True if the bytes are the value compressed, by their Content-Encoding."""
+    modified: float
     data: memoryview
 
 
@@ -110,7 +111,8 @@ def _range(request: ByteRequest) -> Any:
 def _answer(result: obstore.GetResult, data: memoryview) -> Answer:
     meta = result.meta
     encoding = result.attributes.get("Content-Encoding") or "identity"
-    return Answer(meta["e_tag"] or "", meta["version"], meta["size"], encoding not in ("identity", "aws-chunked"), data)
+    is_encoded = encoding not in ("identity", "aws-chunked")
+    return Answer(meta["e_tag"] or "", meta["version"], meta["size"], is_encoded, meta["last_modified"].timestamp(), data)
 
 
 async def get(bucket: Bucket, full_key: str, request: ByteRequest, if_match: str | None, most_nbytes: int | None = None) -> Answer:

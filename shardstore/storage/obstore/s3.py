@@ -58,7 +58,7 @@ class ObstoreS3Storage(ObstoreStorage[S3Storage]):
         return self._bucket
 
     def version_of(self, answer: Answer) -> Generation | None:
-        return Generation(canonical_etag(answer.etag)) if answer.etag else None
+        return Generation(canonical_etag(answer.etag), answer.modified) if answer.etag else None
 
     def condition_on(self, generation: Generation) -> str | None:
         return None if generation.token.startswith("W/") else generation.token  # a weak one never matches
@@ -153,5 +153,6 @@ class ObstoreS3Storage(ObstoreStorage[S3Storage]):
         for meta in page:
             if not meta["size"] or not meta["e_tag"]:
                 return None
-            infos.append(ObjectInfo(own(meta["path"]), meta["size"], Generation(canonical_etag(meta["e_tag"]))))
+            version = Generation(canonical_etag(meta["e_tag"]), meta["last_modified"].timestamp())
+            infos.append(ObjectInfo(own(meta["path"]), meta["size"], version))
         return infos

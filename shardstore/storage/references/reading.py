@@ -125,7 +125,7 @@ class ReferenceReader:
         parts = iter(group.coalesced.cut(found.buffers) if group.coalesced is not None else ())
         for wanted in group.wanted:
             reference, read = wanted.reference, wanted.read
-            version = found.generation if group.token is None else Generation(group.token)
+            version = found.generation if group.token is None else Generation(group.token, found.generation.modified)
             generation = read.generation or presented_version(reference, version)
             if reference.nbytes is None:
                 outcomes[wanted.number] = Found(generation, found.nbytes, found.buffers, found.times)

@@ -30,7 +30,7 @@ class _Passing(Generation):
 def presented_version(reference: Reference, target: Generation) -> Generation:
     """Return the version of what a reference shows, from the version of the object that it leads to."""
     cls = Generation if target.digest else _Passing
-    return cls(f"{_prefix(reference)}{target.token}")
+    return cls(f"{_prefix(reference)}{target.token}", target.modified)
 
 
 def target_version(reference: Reference, presented: Generation) -> Generation | None:

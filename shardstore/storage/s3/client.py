@@ -17,6 +17,7 @@ from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import Generation
 from shardstore.storage.base import ServerTimes
 from shardstore.storage.connection_errors import CHECK_ENDPOINT, is_unreachable
+from shardstore.storage.inferred_versions import modified_seconds
 from shardstore.storage.redaction import unusable_options
 from shardstore.storage.requests.bucket import BucketClient
 from shardstore.storage.requests.outcomes import WRITE_ID, Head, RequestFailed, server_times
@@ -41,7 +42,12 @@ def generation_of(response: Mapping[str, Any], key: str) -> Generation:
     etag = response.get("ETag")
     if not etag:
         raise StorageError(f"the server's answer for {key!r} has no ETag: versions cannot be told apart there")
-    return Generation(canonical_etag(etag))
+    return version_of(etag, response)
+
+
+def version_of(etag: str, facts: Mapping[str, Any]) -> Generation:
+    """Return the version with this ETag; ``facts`` of the object, in an answer or a listing, may say when it was stored."""
+    return Generation(canonical_etag(etag), modified_seconds(facts))
 
 
 def member_of(response: Mapping[str, Any], name: str, action: str, key: str) -> str:

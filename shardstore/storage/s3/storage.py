@@ -24,7 +24,7 @@ from shardstore.storage.requests.conditions import check_deletion
 from shardstore.storage.requests.lost_answers import delete_object
 from shardstore.storage.requests.outcomes import RequestFailed
 from shardstore.storage.requests.ranged_reads import Part, PartOutcome, checked_part, range_header, received
-from shardstore.storage.s3.client import S3Client, ServerFacts, canonical_etag, facts_of, generation_of, translated
+from shardstore.storage.s3.client import S3Client, ServerFacts, canonical_etag, facts_of, generation_of, translated, version_of
 from shardstore.storage.s3.compose import compose
 from shardstore.storage.s3.copy import copy_object
 from shardstore.storage.s3.probe import CLAIMED_WITHOUT_PROBE, probe_server
@@ -212,7 +212,7 @@ class S3Storage(BucketStorage[S3Client]):
 
     def _infos(self, page: dict[str, Any]) -> list[ObjectInfo]:
         return [
-            ObjectInfo(self.client.own_key(entry["Key"]), int(entry["Size"]), Generation(canonical_etag(entry["ETag"])))
+            ObjectInfo(self.client.own_key(entry["Key"]), int(entry["Size"]), version_of(entry["ETag"], entry))
             for entry in page.get("Contents", ())
             if not entry["Key"].endswith("/")  # the markers by which some tools pretend that there are directories
         ]

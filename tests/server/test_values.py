@@ -312,6 +312,19 @@ def test_directories_without_their_slash_are_redirected_to(client: Client, bucke
         assert client.http.get(f"{bucket}/ct", headers=headers).status_code == 404
 
 
+@pytest.mark.parametrize("bucket", ["zarr3", "zarr2", "stored"])
+def test_every_directory_that_is_shown_is_there(client: Client, bucket: str) -> None:
+    """Also those of chunks in which no chunk exists: programs that walk the pages take 404 for an error."""
+    waiting, seen = [f"{bucket}/"], 0
+    while waiting:
+        page = client.get(waiting.pop())
+        assert page.status_code == 200, page.url
+        seen += 1
+        waiting += [str(page.url.join(link)) for link in re.findall('href="([^.][^"]*/)"', page.text)]
+    assert seen > 10
+    assert client.get(f"{bucket}/ct/nothing/").status_code == client.get(f"{bucket}/nothing/").status_code == 404
+
+
 def test_missing_values_cost_no_listing(tmp_path: Path) -> None:
     trace = TraceStorage(MemoryStorage(str(tmp_path)))
     zarr.create_array(shardstore.open(trace, chunks_per_shard=(4, 4, 1)), name="ct", shape=(256, 256, 8), chunks=(8, 8, 8), dtype="u1")

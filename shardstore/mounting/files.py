@@ -2,6 +2,8 @@
 
 A chunk is stored whole when its file is closed, or at ``fsync``; nobody sees half of it. Files with the names that programs use for a
 moment are kept here, and renaming one of them to a key is the commit. Paths are presented keys; ``""`` is the root. No FUSE here.
+
+What is opened or changed is given as a ``Place``, whose path is looked up once no directory above it can be renamed.
 """
 
 from __future__ import annotations
@@ -17,11 +19,12 @@ from shardstore.format.store_keys import check_key, possible_owners
 from shardstore.mounting.early import Early
 from shardstore.mounting.errnos import ErrorLog, Refused
 from shardstore.mounting.held_back import HeldBack, Limits
+from shardstore.mounting.inodes import Place, path_of
 from shardstore.mounting.messages import Durable
 from shardstore.mounting.moves import Moves
 from shardstore.mounting.names import DIRECTORY, is_document, is_scratch, moved_path, name_of, parent_of
 from shardstore.mounting.namespace import Namespace
-from shardstore.mounting.open_files import Pinned, Reader, Whole, Writer
+from shardstore.mounting.open_files import Entry, Pinned, Reader, Whole, Writer
 from shardstore.mounting.reading import Values
 from shardstore.mounting.tree import Tree
 from shardstore.mounting.writing import Buffer, erasing_these, storing
@@ -69,6 +72,14 @@ class Files:
         """Return the size of a file in bytes, ``DIRECTORY`` for a directory, ``None`` if there is nothing. Raises as ``Namespace.find``."""
         return await self.names.find(path)
 
+    async def look(self, place: Place) -> tuple[str, int | None]:
+        """Return the path of a place, and what ``find`` returns for it."""
+        return await self._moves.ask(place, self.names.find)
+
+    async def entries(self, place: Place) -> tuple[str, list[Entry]]:
+        """Return the path of a directory, and what is in it. Raises as ``find``."""
+        return await self._moves.ask(place, self.names.entries)
+
     def _stored(self, path: str, nbytes: int | None) -> None:
         """Note what has been stored."""
         self.values.forget(path)
@@ -91,13 +102,16 @@ class Files:
 
     # -- reading ---------------------------------------------------------------------------------------------------------
 
-    async def open(self, path: str) -> Reader:
+    async def open(self, place: Place) -> Reader:
         """Open a file for reading.
 
         Raises:
             NotFound: there is none.
             ShardStoreError: it could not be read.
         """
+        return (await self._moves.ask(place, self._open))[1]
+
+    async def _open(self, path: str) -> Reader:
         if (buffer := self._buffers.get(path)) is not None:
             buffer.handles += 1
             return Writer(buffer, writes=False)
@@ -127,7 +141,7 @@ class Files:
 
     # -- writing ---------------------------------------------------------------------------------------------------------
 
-    async def create(self, path: str, *, exclusive: bool, appends: bool = False, truncates: bool = False) -> Writer:
+    async def create(self, place: Place, *, exclusive: bool, appends: bool = False, truncates: bool = False) -> Writer:
         """Open a file for writing that is not there yet.
 
         Raises:
@@ -136,9 +150,8 @@ class Files:
             ReadOnly: nothing may be written.
         """
         self._check_writable()
-        check_key(path)
         async with self._moves.change():
-            return await self._create(path, exclusive=exclusive, appends=appends, truncates=truncates)
+            return await self._create(check_key(path_of(place)), exclusive=exclusive, appends=appends, truncates=truncates)
 
     async def _create(self, path: str, *, exclusive: bool, appends: bool, truncates: bool) -> Writer:
         found = await self.find(path)
@@ -149,6 +162,7 @@ class Files:
                 raise Refused(errno.EEXIST)
             return await self._edit(path, truncates=truncates, appends=appends)
         is_scratch = await self._is_scratch(path)
+        await self.held.make_way(path, is_directory=False)
         must_be_new = exclusive and await self._is_free(path)
         may_be_empty = self._may_be_empty(path)
         hidden = await self.names.hidden_above(path)
@@ -174,20 +188,23 @@ class Files:
         await self.held.carry_out_erasure(path)
         return path not in self.held.pending
 
-    async def edit(self, path: str, *, truncates: bool, appends: bool = False) -> Writer:
+    async def edit(self, place: Place, *, truncates: bool, appends: bool = False) -> Writer:
         """Open a file for writing that is there. Raises as ``open`` and ``create``."""
         self._check_writable()
         async with self._moves.change():
-            return await self._edit(path, truncates=truncates, appends=appends)
+            return await self._edit(place, truncates=truncates, appends=appends)
 
-    async def _edit(self, path: str, *, truncates: bool, appends: bool = False) -> Writer:
-        buffer = self._buffers.get(path) or await self._buffer_of(path, truncates)
+    async def _edit(self, place: Place, *, truncates: bool, appends: bool = False) -> Writer:
+        # The file itself may be renamed while its value is read: directories are not, but files are.
+        path, buffer = await self._moves.ask(place, lambda path: self._buffer_of(path, truncates), self._close_unused)
         if truncates and (buffer.nbytes or not buffer.is_dirty):
             buffer.truncate(0)
         return self._opened(path, buffer, appends)
 
     async def _buffer_of(self, path: str, truncates: bool) -> Buffer:
-        """Return a buffer for a file that is there; with its value, unless ``truncates``."""
+        """Return the buffer of a file that is there: that of who has it open, or a new one; with its value, unless ``truncates``."""
+        if (buffer := self._buffers.get(path)) is not None:
+            return buffer
         may_be_empty = self._may_be_empty(check_key(path))
         while not truncates:
             if (held := self.held.pending.get(path)) is not None and not held.waits:
@@ -209,6 +226,11 @@ class Files:
             buffer.fill(data, replaces=held is None)
             return buffer
         return Buffer(path, may_be_empty=may_be_empty)
+
+    @staticmethod
+    def _close_unused(buffer: Buffer) -> None:
+        if not buffer.handles and not buffer.is_scratch:
+            buffer.close()
 
     def _may_be_empty(self, path: str) -> bool:
         """Return whether a file can be meant to be empty: no document is, and no chunk."""
@@ -247,19 +269,33 @@ class Files:
         await self.sync()
 
     async def sync(self) -> None:
-        """Store all that is held back, durably. Raises the first error; what it is about is still held back."""
+        """Store all that is held back, durably, and what was emptied and closed. Raises the first error; what it is about is still to be
+        stored.
+        """
+        for buffer in self._emptied_and_closed():
+            async with self._moves.change():
+                await self._store(buffer)
         await self.held.sync()
+
+    def _emptied_and_closed(self) -> list[Buffer]:
+        """Return the files that ``release`` is to store, and has not yet: programs have closed them."""
+        closed = [buffer for buffer in self._buffers.values() if buffer.handles <= 0 and not buffer.is_scratch]
+        return [buffer for buffer in closed if buffer.is_dirty and not buffer.has_bytes]
 
     async def release(self, file: Reader) -> None:
         """Let go of a file that nobody has open any more through this descriptor."""
         if isinstance(file, Writer):
+            file.buffer.handles -= 1  # before any wait, so that ``sync`` knows of it
             async with self._moves.change():
-                await self._release(file.buffer)
+                await self._released(file.buffer)
         elif isinstance(file, Pinned):
             file.close()
 
     async def _release(self, buffer: Buffer) -> None:
         buffer.handles -= 1
+        await self._released(buffer)
+
+    async def _released(self, buffer: Buffer) -> None:
         if buffer.handles > 0:
             return
         path = buffer.path
@@ -312,11 +348,11 @@ class Files:
             await self.held.commit(path, data, action(data), check, still)
         self.names.set_mtime(path, time.time_ns())
 
-    async def truncate(self, path: str, nbytes: int) -> None:
+    async def truncate(self, place: Place, nbytes: int) -> None:
         """Cut or extend a file that is not open. Raises as ``edit`` and ``flush``."""
         self._check_writable()
         async with self._moves.change():
-            writer = await self._edit(path, truncates=nbytes == 0)
+            writer = await self._edit(place, truncates=nbytes == 0)
             try:
                 if writer.buffer.nbytes != nbytes:
                     writer.buffer.truncate(nbytes)
@@ -326,11 +362,11 @@ class Files:
 
     # -- names that change -----------------------------------------------------------------------------------------------
 
-    async def unlink(self, path: str) -> None:
+    async def unlink(self, place: Place) -> None:
         """Remove a file. Raises ``NotFound``, ``Refused`` (it is a directory) or what erasing a document raises."""
         self._check_writable()
         async with self._moves.change():
-            await self._unlink(path)
+            await self._unlink(path_of(place))
 
     async def _unlink(self, path: str) -> None:
         found = await self.find(path)
@@ -349,6 +385,7 @@ class Files:
                     await self._erase(path)
                 if self._buffers.get(path) is buffer:
                     self._drop(path)
+        self.names.inodes.detach(path)
         self.names.set_mtime(path, None)
         self.names.directories.show_above(path)
 
@@ -379,20 +416,21 @@ class Files:
             if not buffer.handles:
                 buffer.close()
 
-    async def mkdir(self, path: str) -> None:
+    async def mkdir(self, place: Place) -> None:
         """Make a directory, which is remembered by this mount alone until there is a file in it."""
         self._check_writable()
-        check_key(path)
         async with self._moves.change():
-            await self._mkdir(path)
+            await self._mkdir(check_key(path_of(place)))
 
     async def _mkdir(self, path: str) -> None:
         found = await self.find(path)
         if found is not None and (found != DIRECTORY or path in self.names.directories or not await self.tree.is_hidden(path)):
             raise Refused(errno.EEXIST)
+        await self.held.make_way(path, is_directory=True)
         self.names.directories.make(path)
+        self.names.inodes.detach(path)
 
-    async def rmdir(self, path: str) -> None:
+    async def rmdir(self, place: Place) -> None:
         """Remove an empty directory. Unless its name is a number, as those among chunks are, what was in it is erased by then.
 
         Raises:
@@ -401,7 +439,7 @@ class Files:
         """
         self._check_writable()
         async with self._moves.change():
-            await self._rmdir(path)
+            await self._rmdir(path_of(place))
 
     async def _rmdir(self, path: str) -> None:
         found = await self.find(path)
@@ -411,12 +449,13 @@ class Files:
             raise Refused(errno.ENOTDIR)
         if await self.names.entries(path):
             raise Refused(errno.ENOTEMPTY)
-        if not name_of(path).isdecimal():
+        if not (name_of(path).isdecimal() and await self.tree.chunk_area(path)):
             await self.held.settle(self.held.pending.below(path))
         self.names.directories.remove(path)
+        self.names.inodes.detach(path)
         self.tree.remove(path)
 
-    async def rename(self, source: str, target: str, *, no_replace: bool = False) -> None:
+    async def rename(self, source: Place, target: Place, *, no_replace: bool = False) -> None:
         """Rename a file or a directory. That of a file to a key is its commit.
 
         Raises:
@@ -424,22 +463,26 @@ class Files:
             ShardStoreError: it could not be stored; then the file has its old name.
         """
         self._check_writable()
-        check_key(target)
-        is_directory = await self.find(source) == DIRECTORY
-        async with self._moves.move() if is_directory else self._moves.change():
-            found, there = await self.find(source), await self.find(target)
-            if found is None or (found == DIRECTORY) != is_directory:
-                raise NotFound(f"there is no {source!r}")
-            if no_replace and there is not None:
-                raise Refused(errno.EEXIST)
-            if source == target:
+        while True:
+            is_directory = (await self.look(source))[1] == DIRECTORY
+            async with self._moves.move() if is_directory else self._moves.change():
+                old, new = path_of(source), check_key(path_of(target))
+                found, there = await self.find(old), await self.find(new)
+                if found is None:
+                    raise NotFound(f"there is no {old!r}")
+                if (found == DIRECTORY) != is_directory:
+                    continue  # it was replaced while the lock was waited for
+                if no_replace and there is not None:
+                    raise Refused(errno.EEXIST)
+                if old == new:
+                    return
+                if is_directory:
+                    await self._rename_directory(old, new, there)
+                elif there == DIRECTORY:
+                    raise Refused(errno.EISDIR)
+                else:
+                    await self._rename_file(old, new, no_replace=no_replace)
                 return
-            if is_directory:
-                await self._rename_directory(source, target, there)
-            elif there == DIRECTORY:
-                raise Refused(errno.EISDIR)
-            else:
-                await self._rename_file(source, target, no_replace=no_replace)
 
     async def _rename_file(self, source: str, target: str, *, no_replace: bool) -> None:
         buffer = self._buffers.get(source)
@@ -464,6 +507,7 @@ class Files:
             raise Refused(errno.EXDEV)  # as above: it would wait for a document, and the old one is not to be erased before it is stored
         if becomes_scratch and was_stored:
             await self.held.settle([source])  # it has to be stored as long as its only name is one of this mount
+        await self.held.make_way(target, is_directory=False)
         must_be_new = no_replace and await self._is_free(target)
         hidden = await self.names.hidden_above(target)
         erasing: Action = ERASE  # where the bytes that are stored are not known
@@ -517,10 +561,9 @@ class Files:
             # What has only a scratch name now stays stored until that is removed too. An editor puts a new one in its place at once.
             self.held.erase_later(source, erasing, has_backup=becomes_scratch)
             self.names.directories.show_above(source)
-        self.names.set_mtime(target, self.names.mtime_ns(source))
-        self.names.set_mtime(source, None)
+        self.names.moved(source, target, is_directory=False)
 
-    async def link(self, source: str, target: str) -> None:
+    async def link(self, source: Place, target: Place) -> None:
         """Give a scratch file, as it is now, a second name that must be new: so zarr-python stores a value only where none is.
 
         Raises:
@@ -528,9 +571,8 @@ class Files:
             ShardStoreError: it could not be stored.
         """
         self._check_writable()
-        check_key(target)
         async with self._moves.change():
-            await self._link(source, target)
+            await self._link(path_of(source), check_key(path_of(target)))
 
     async def _link(self, source: str, target: str) -> None:
         buffer = self._buffers.get(source)
@@ -538,24 +580,26 @@ class Files:
             raise Refused(errno.EOPNOTSUPP)
         if await self.find(target) is not None:
             raise Refused(errno.EEXIST)
+        await self.held.make_way(target, is_directory=False)
         must_be_new, hidden = await self._is_free(target), await self.names.hidden_above(target)
         await self._save(target, buffer.content(), *storing(target, must_be_new))
         self.names.directories.show(*hidden)
+        self.names.inodes.detach(target)
 
     async def _rename_directory(self, source: str, target: str, there: int | None) -> None:
         if there is not None and there != DIRECTORY:
             raise Refused(errno.ENOTDIR)
         if target.startswith(f"{source}/"):
             raise Refused(errno.EINVAL)
-        if there == DIRECTORY and await self.names.entries(target):
+        if self._buffers.below(target) or (there == DIRECTORY and await self.names.entries(target)):
             raise Refused(errno.ENOTEMPTY)
-        if not all(self._buffers[path].is_scratch for path in self._buffers.below(source)):
-            raise Refused(errno.EBUSY)
         for directory in (source, target):
             await self.held.wait_below(directory)
+        await self.held.make_way(target, is_directory=True)
         await self.held.settle(self.held.pending.below(target))
         await self.held.settle([key for key in self.held.pending.below(source) if not self.held.pending[key].waits])
         has_moved = False
+        self._moves.renames(source, target)
         if source not in self.names.directories or await self.names.is_stored(source):
             try:
                 await self.store.move_prefix(source, target)
@@ -577,6 +621,7 @@ class Files:
             assert buffer is not None
             buffer.path = moved_path(path, source, target)
             self._buffers[buffer.path] = buffer
+        self.names.moved(source, target, is_directory=True)
         self._early.forget()
         self.tree.moved(source, target)
         if has_moved:
@@ -592,9 +637,13 @@ class Files:
         for path, buffer in list(self._buffers.items()):
             if buffer.is_scratch:
                 self.log.note("left unstored", Refused(errno.EIO, f"{path!r} has a name of files that programs keep for a moment"))
-            elif buffer.is_dirty:
+            elif buffer.is_dirty and buffer.handles > 0:
                 self.log.note("left unstored", Refused(errno.EIO, f"{path!r} was written, and not closed"))
-        unstored = await self.held.end()
+        try:
+            await self.sync()
+        except (ShardStoreError, OSError) as exc:
+            self.log.note("not stored at the end", exc)
+        unstored = sorted({*await self.held.end(), *(buffer.path for buffer in self._emptied_and_closed() if buffer.path is not None)})
         for path in list(self._buffers):
             self._drop(path)
         return unstored

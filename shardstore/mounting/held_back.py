@@ -155,6 +155,7 @@ class HeldBack:
         self._spill: _Spill | None = None
         self._spilled_values = 0
         self._changing: dict[str, asyncio.Future[None]] = {}
+        self._erasures: set[str] = set()  # the keys of ``pending`` that are erased
 
     async def _update(self, updates: Sequence[KeyUpdate]) -> Sequence[Exception | None]:
         return await self.store.update_many(updates)
@@ -266,6 +267,18 @@ class HeldBack:
             await self._drain([other for other, held in self.pending.items() if held.data is None])
             self._raise_first([key])
 
+    async def make_way(self, path: str, *, is_directory: bool) -> None:
+        """Carry out the erasures that are held back below a path that becomes a file, or of the file whose path becomes a directory; also
+        those of files that have a scratch name now. Storages with directories of their own cannot hold both.
+
+        Raises:
+            ShardStoreError: something could not be erased.
+        """
+        keys = [key for key in self._erasures if (key == path and is_directory) or key.startswith(f"{path}/")]
+        for key in keys:
+            self.pending[key].has_backup = False
+        await self.settle(keys)
+
     def erase_later(self, key: str, action: Action, *, has_backup: bool) -> None:
         """Hold an erasure back; with ``has_backup``, until ``without_backup`` is called."""
         self._hold_erasure(key, action, has_backup=has_backup)
@@ -275,6 +288,7 @@ class HeldBack:
     def _hold_erasure(self, key: str, action: Action, *, has_backup: bool = False) -> Held:
         self._forget(key)
         held = self.pending[key] = Held(None, lambda _: action, lambda _: None, has_backup=has_backup)
+        self._erasures.add(key)
         return held
 
     def without_backup(self, key: str) -> None:
@@ -319,7 +333,11 @@ class HeldBack:
         for key in self.pending.below(source):
             held = self.pending.remove(key)
             assert held is not None
-            self.pending[moved_path(key, source, target)] = held
+            moved = moved_path(key, source, target)
+            self.pending[moved] = held
+            if key in self._erasures:
+                self._erasures.remove(key)
+                self._erasures.add(moved)
 
     def _raise_first(self, keys: Iterable[str]) -> None:
         for key in keys:
@@ -329,6 +347,7 @@ class HeldBack:
 
     def _forget(self, key: str) -> None:
         held = self.pending.remove(key)
+        self._erasures.discard(key)
         if held is not None and isinstance(held.data, bytes):
             self._nbytes -= len(held.data)
         elif held is not None and isinstance(held.data, _Spilled):

@@ -49,6 +49,7 @@ class Mount:
         self.read_only = ready.read_only
         self.pid = process.pid
         """The process of the mount."""
+        self._owner = os.getpid()
         self._process = process
         self._reports = reports
         self._outlives = outlives
@@ -57,7 +58,15 @@ class Mount:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
-        self.unmount()
+        if os.getpid() == self._owner:  # of a forked child it is not
+            self.unmount()
+
+    def _check_owner(self) -> None:
+        if os.getpid() != self._owner:
+            raise InvalidInput(
+                f"process {os.getpid()} was forked from process {self._owner}, which has mounted {self.directory} and unmounts it. To "
+                f"unmount it from here: shardstore unmount {self.directory}"
+            )
 
     def __repr__(self) -> str:
         return f"Mount({self.url!r}, {self.directory!r})"
@@ -67,7 +76,9 @@ class Mount:
 
         Raises:
             StorageError: what was written could not all be stored, or the process of the mount has died.
+            InvalidInput: this process was forked from the one that has mounted it.
         """
+        self._check_owner()
         try:
             code = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -96,7 +107,9 @@ class Mount:
 
         Raises:
             StorageError: something could not be stored. Unless ``force``, it is still mounted then. Or it takes longer than ten minutes.
+            InvalidInput: this process was forked from the one that has mounted it.
         """
+        self._check_owner()
         if self._process.poll() is None:
             if not force:
                 _sync(self.directory)
@@ -105,10 +118,10 @@ class Mount:
             raise _too_slow(self.directory)
 
     def end(self) -> None:
-        """Ask the process to store what is held back, and to unmount. Does not wait."""
-        if self._outlives:
-            self._process.terminate()
-        elif self._process.stdin is not None:
+        """Ask the process to store what is held back, and to unmount. Does not wait. Raises ``InvalidInput`` as ``unmount``."""
+        self._check_owner()
+        self._process.terminate()  # to close its input is not enough: a child that was forked meanwhile has it too
+        if self._process.stdin is not None:
             self._process.stdin.close()
 
 

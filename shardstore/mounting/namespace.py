@@ -9,7 +9,8 @@ from collections.abc import Callable
 from shardstore.errors import InvalidInput
 from shardstore.format.store_keys import check_key, join
 from shardstore.mounting.held_back import HeldBack
-from shardstore.mounting.names import DIRECTORY, ByPath, moved_path, parent_of, shown_order
+from shardstore.mounting.inodes import Inodes
+from shardstore.mounting.names import DIRECTORY, ByPath, moved_path, name_of, parent_of, shown_order
 from shardstore.mounting.open_files import Entry
 from shardstore.mounting.tree import Tree
 from shardstore.mounting.writing import Buffer
@@ -83,6 +84,7 @@ class Namespace:
         self.buffers: ByPath[Buffer] = ByPath()
         """Files that are open for writing, and scratch files."""
         self.directories = Directories(attr_seconds, clock)
+        self.inodes = Inodes()
         self.began_ns = time.time_ns()
         self._tree = tree
         self._held = held
@@ -96,10 +98,10 @@ class Namespace:
         """
         if (buffer := self.buffers.get(path)) is not None:
             return buffer.nbytes
-        if (held := self._held.pending.get(path)) is not None:
-            return held.nbytes
         if path in self.directories:
             return DIRECTORY
+        if (held := self._held.pending.get(path)) is not None:
+            return held.nbytes
         try:
             check_key(path or "x")
         except InvalidInput:
@@ -138,10 +140,24 @@ class Namespace:
 
     def _own(self, path: str) -> dict[str, int | None]:
         """Return the names in a directory that this mount knows better than the storage."""
-        own: dict[str, int | None] = dict.fromkeys(self.directories.names(path), DIRECTORY)
-        own |= {name: self._held.pending[join(path, name)].nbytes for name in self._held.pending.names(path)}
+        own: dict[str, int | None] = {name: self._held.pending[join(path, name)].nbytes for name in self._held.pending.names(path)}
+        own |= dict.fromkeys(self.directories.names(path), DIRECTORY)
         own |= {name: self.buffers[join(path, name)].nbytes for name in self.buffers.names(path)}
         return own
+
+    def size_now(self, path: str, listed: int) -> int | None:
+        """Return what ``find`` would return of a file or directory that was listed before, as far as that is known without asking."""
+        if (buffer := self.buffers.get(path)) is not None:
+            return buffer.nbytes
+        if path in self.directories:
+            return DIRECTORY
+        if (held := self._held.pending.get(path)) is not None:
+            return held.nbytes
+        if self.directories.was_removed(path):
+            return None
+        names = self._tree.known_names(parent_of(path))
+        found = listed if names is None else names.get(name_of(path))
+        return found if found is None or found >= DIRECTORY else listed
 
     async def hidden_above(self, path: str) -> list[str]:
         """Return the directories among chunks above a new file: they were there before, without being shown, and are to be shown now."""
@@ -150,6 +166,15 @@ class Namespace:
             path = parent_of(path)
             found.append(path)
         return found
+
+    def moved(self, source: str, target: str, *, is_directory: bool) -> None:
+        """Note that a file or directory has another name."""
+        self.inodes.moved(source, target, is_directory=is_directory)
+        below = f"{source}/"
+        for path in [path for path in self._mtimes if path.startswith(below)] if is_directory else []:
+            self._mtimes[moved_path(path, source, target)] = self._mtimes.pop(path)
+        self.set_mtime(target, self.mtime_ns(source))
+        self.set_mtime(source, None)
 
     def mtime_ns(self, path: str) -> int:
         """Return when a file was written, if it was written here; else when the store was mounted."""

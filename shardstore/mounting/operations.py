@@ -19,10 +19,10 @@ import pyfuse3.asyncio
 
 from shardstore.engine.pinned import PinnedValue
 from shardstore.errors import NotFound
-from shardstore.format.store_keys import join
 from shardstore.mounting.errnos import Refused, error_number
 from shardstore.mounting.files import Files
-from shardstore.mounting.names import DIRECTORY, moved_path
+from shardstore.mounting.inodes import Child, Inode, Place
+from shardstore.mounting.names import DIRECTORY
 from shardstore.mounting.open_files import Entry, Reader, Writer
 
 T = TypeVar("T")
@@ -32,18 +32,6 @@ NAME_NBYTES = 255
 _BLOCK = 512
 _HUGE = 2**40
 _XATTR = b"user.shardstore."
-
-
-@dataclass(slots=True, eq=False)
-class Inode:
-    """A file or directory, to which the kernel refers ``lookups`` times."""
-
-    number: int
-    path: str | None
-    """``None`` once it has been removed or replaced."""
-    lookups: int = 0
-    reported_nbytes: int = DIRECTORY
-    """The size that the kernel was told last."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,9 +85,7 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
         self._has_xattrs = xattrs
         self._ownership = ownership
         self._started = started
-        self._inodes: dict[int, Inode] = {pyfuse3.ROOT_INODE: Inode(pyfuse3.ROOT_INODE, "", 1)}
-        self._by_path: dict[str, Inode] = {"": self._inodes[pyfuse3.ROOT_INODE]}
-        self._next_inode = pyfuse3.ROOT_INODE + 1
+        self._inodes = files.names.inodes
         self._opened: dict[int, _Opened | _OpenedDirectory] = {}
         self._next_handle = 1
         self._file_mode = stat.S_IFREG | (0o666 & ~ownership.umask & (0o555 if files.read_only else 0o777))
@@ -110,55 +96,18 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
 
     # -- inodes ----------------------------------------------------------------------------------------------------------
 
-    def _path(self, number: int) -> str:
-        inode = self._inodes.get(number)
-        if inode is None or inode.path is None:
-            raise pyfuse3.FUSEError(errno.ESTALE)
-        return inode.path
-
-    def _child(self, parent: int, name: bytes) -> str:
+    def _child(self, parent: int, name: bytes) -> Child:
         try:
             text = name.decode()
         except UnicodeDecodeError:
             raise pyfuse3.FUSEError(errno.EILSEQ) from None
         if len(name) > NAME_NBYTES:
             raise pyfuse3.FUSEError(errno.ENAMETOOLONG)
-        return join(self._path(parent), text)
-
-    def _inode(self, path: str) -> Inode:
-        inode = self._by_path.get(path)
-        if inode is None:
-            inode = Inode(self._next_inode, path)
-            self._next_inode += 1
-            self._inodes[inode.number] = self._by_path[path] = inode
-        return inode
-
-    def _detach(self, path: str) -> None:
-        """Take the name of an inode, which the kernel may still refer to."""
-        inode = self._by_path.pop(path, None)
-        if inode is not None:
-            inode.path = None
-
-    def _renamed(self, source: str, target: str) -> None:
-        self._detach(target)
-        below = f"{source}/"
-        moved = self._by_path.get(source)
-        is_file = moved is not None and moved.reported_nbytes != DIRECTORY  # of a directory, all below it are looked for
-        for path in [source] if is_file else [path for path in self._by_path if path == source or path.startswith(below)]:
-            inode = self._by_path.pop(path)
-            inode.path = moved_path(path, source, target)
-            self._by_path[inode.path] = inode
+        return Child(self._inodes.get(parent), text)
 
     def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
         for number, count in inode_list:
-            inode = self._inodes.get(number)
-            if inode is None or number == pyfuse3.ROOT_INODE:
-                continue
-            inode.lookups -= count
-            if inode.lookups <= 0:
-                del self._inodes[number]
-                if inode.path is not None and self._by_path.get(inode.path) is inode:
-                    del self._by_path[inode.path]
+            self._inodes.forget(number, count)
 
     def _attributes(self, inode: Inode, nbytes: int, mtime_ns: int) -> Any:
         entry = pyfuse3.EntryAttributes()
@@ -181,22 +130,21 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
             entry.st_blocks = -(-nbytes // _BLOCK)
             entry.st_blksize = 2**17
 
-    async def _entry(self, path: str) -> Any:
-        """Return the attributes of what is at a path, for a reply that the kernel counts as a lookup."""
-        nbytes = await self.files.find(path)
+    async def _entry(self, place: Place) -> Any:
+        """Return the attributes of what is at a place, for a reply that the kernel counts as a lookup."""
+        path, nbytes = await self.files.look(place)
         if nbytes is None:
             raise NotFound(path)
         return self._looked_up(path, nbytes)
 
     def _looked_up(self, path: str, nbytes: int) -> Any:
-        inode = self._inode(path)
+        inode = self._inodes.at(path)
         inode.lookups += 1
         return self._attributes(inode, nbytes, self.files.names.mtime_ns(path))
 
     @_answer
     async def lookup(self, parent_inode: int, name: bytes, ctx: Any) -> Any:
-        path = self._child(parent_inode, name)
-        nbytes = await self.files.find(path)
+        path, nbytes = await self.files.look(self._child(parent_inode, name))
         if nbytes is None:
             entry = pyfuse3.EntryAttributes()
             entry.st_ino = 0  # the kernel remembers that there is nothing
@@ -207,19 +155,22 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
     @_answer
     async def getattr(self, inode: int, ctx: Any = None) -> Any:
         known = self._inodes.get(inode)
-        if known is None or known.path is None:
-            return self._attributes_of_removed(inode, known)
-        nbytes = await self.files.find(known.path)
+        if known.path is None:
+            return self._attributes_of_removed(known)
+        try:
+            path, nbytes = await self.files.look(known)
+        except Refused:
+            if known.path is not None:
+                raise
+            return self._attributes_of_removed(known)  # meanwhile
         if nbytes is None:
-            raise NotFound(known.path)
-        return self._attributes(known, nbytes, self.files.names.mtime_ns(known.path))
+            raise NotFound(path)
+        return self._attributes(known, nbytes, self.files.names.mtime_ns(path))
 
-    def _attributes_of_removed(self, number: int, known: Inode | None) -> Any:
-        """Return the attributes of a file that is open and has no name any more."""
-        for opened in self._opened.values():
-            if opened.inode is known and isinstance(opened, _Opened):
-                return self._attributes(opened.inode, opened.file.nbytes, self.files.names.began_ns)
-        raise pyfuse3.FUSEError(errno.ESTALE)
+    def _attributes_of_removed(self, known: Inode) -> Any:
+        """Return the attributes of what has no name any more, but is open, or the directory that a program is in."""
+        files = [opened.file for opened in self._opened.values() if isinstance(opened, _Opened) and opened.inode is known]
+        return self._attributes(known, files[0].nbytes if files else known.reported_nbytes, self.files.names.began_ns)
 
     @_answer
     async def setattr(self, inode: int, attr: Any, fields: Any, fh: int | None, ctx: Any) -> Any:
@@ -229,8 +180,8 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
             if isinstance(opened, _Opened) and isinstance(opened.file, Writer):
                 opened.file.buffer.truncate(attr.st_size, stays=True)
             else:
-                await self.files.truncate(self._path(inode), attr.st_size)
-        if fields.update_mtime and known is not None and known.path is not None:
+                await self.files.truncate(known, attr.st_size)
+        if fields.update_mtime and known.path is not None:
             self.files.names.set_mtime(known.path, attr.st_mtime_ns)
         return await type(self).getattr(self, inode, ctx)
 
@@ -251,17 +202,18 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
 
     @_answer
     async def opendir(self, inode: int, ctx: Any) -> int:
-        return self._handle(_OpenedDirectory(self._inodes[inode]))
+        return self._handle(_OpenedDirectory(self._inodes.get(inode)))
 
     @_answer
     async def readdir(self, fh: int, start_id: int, token: Any) -> None:
         opened = self._opened[fh]
         assert isinstance(opened, _OpenedDirectory)
-        path = opened.inode.path
-        if path is None:
+        if opened.inode.path is None:
             return
         if start_id == 0:
-            opened.entries = await self.files.names.entries(path)
+            path, opened.entries = await self.files.entries(opened.inode)
+        else:
+            path = opened.inode.path
         begin = f"{path}/" if path else ""
         seconds = self.files.attr_seconds
         attributes = pyfuse3.EntryAttributes()
@@ -269,8 +221,11 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
         reply = pyfuse3.readdir_reply
         for i in range(start_id, len(opened.entries)):
             entry = opened.entries[i]
-            inode = self._inode(begin + entry.name)
-            self._fill(attributes, inode, entry.nbytes, entry.mtime_ns)
+            nbytes = entry.nbytes if start_id == 0 else self.files.names.size_now(begin + entry.name, entry.nbytes)
+            if nbytes is None:
+                continue  # removed since the entries were read: the kernel would take it for a file that is there
+            inode = self._inodes.at(begin + entry.name)
+            self._fill(attributes, inode, nbytes, entry.mtime_ns)
             if not reply(token, entry.name.encode(errors="surrogateescape"), attributes, i + 1):
                 if not inode.lookups:
                     self.forget([(inode.number, 0)])
@@ -287,16 +242,13 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
 
     @_answer
     async def mkdir(self, parent_inode: int, name: bytes, mode: int, ctx: Any) -> Any:
-        path = self._child(parent_inode, name)
-        await self.files.mkdir(path)
-        self._detach(path)
-        return await self._entry(path)
+        directory = self._child(parent_inode, name)
+        await self.files.mkdir(directory)
+        return await self._entry(directory)
 
     @_answer
     async def rmdir(self, parent_inode: int, name: bytes, ctx: Any) -> None:
-        path = self._child(parent_inode, name)
-        await self.files.rmdir(path)
-        self._detach(path)
+        await self.files.rmdir(self._child(parent_inode, name))
 
     # -- files -----------------------------------------------------------------------------------------------------------
 
@@ -312,12 +264,11 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
 
     @_answer
     async def open(self, inode: int, flags: int, ctx: Any) -> Any:
-        path = self._path(inode)
+        known = self._inodes.get(inode)
         if flags & os.O_ACCMODE == os.O_RDONLY and not flags & os.O_TRUNC:
-            file = await self.files.open(path)
+            file = await self.files.open(known)
         else:
-            file = await self.files.edit(path, truncates=bool(flags & os.O_TRUNC), appends=bool(flags & os.O_APPEND))
-        known = self._inodes[inode]
+            file = await self.files.edit(known, truncates=bool(flags & os.O_TRUNC), appends=bool(flags & os.O_APPEND))
         if known.reported_nbytes != file.nbytes:
             self._invalidate(inode)  # a program that asks for the size of what it has opened is told the size of that
         return self._info(file, known)
@@ -331,13 +282,15 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
 
     @_answer
     async def create(self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: Any) -> Any:
-        path = self._child(parent_inode, name)
         file = await self.files.create(
-            path, exclusive=bool(flags & os.O_EXCL), appends=bool(flags & os.O_APPEND), truncates=bool(flags & os.O_TRUNC)
+            self._child(parent_inode, name),
+            exclusive=bool(flags & os.O_EXCL),
+            appends=bool(flags & os.O_APPEND),
+            truncates=bool(flags & os.O_TRUNC),
         )
-        inode = self._inode(path)
+        inode = self._inodes.at(file.buffer.path)  # where it is by now
         inode.lookups += 1
-        return self._info(file, inode), self._attributes(inode, file.nbytes, self.files.names.mtime_ns(path))
+        return self._info(file, inode), self._attributes(inode, file.nbytes, self.files.names.mtime_ns(inode.path or ""))
 
     def _file(self, fh: int) -> Reader:
         opened = self._opened[fh]
@@ -371,9 +324,7 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
 
     @_answer
     async def unlink(self, parent_inode: int, name: bytes, ctx: Any) -> None:
-        path = self._child(parent_inode, name)
-        await self.files.unlink(path)
-        self._detach(path)
+        await self.files.unlink(self._child(parent_inode, name))
 
     @_answer
     async def rename(self, parent_inode_old: int, name_old: bytes, parent_inode_new: int, name_new: bytes, flags: int, ctx: Any) -> None:
@@ -381,14 +332,11 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
             raise Refused(errno.EOPNOTSUPP)
         source, target = self._child(parent_inode_old, name_old), self._child(parent_inode_new, name_new)
         await self.files.rename(source, target, no_replace=bool(flags & pyfuse3.RENAME_NOREPLACE))
-        if source != target:
-            self._renamed(source, target)
 
     @_answer
     async def link(self, inode: int, new_parent_inode: int, new_name: bytes, ctx: Any) -> Any:
         target = self._child(new_parent_inode, new_name)
-        await self.files.link(self._path(inode), target)
-        self._detach(target)
+        await self.files.link(self._inodes.get(inode), target)
         return await self._entry(target)
 
     @_answer
@@ -410,8 +358,8 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
         self._check_xattrs()
         if not name.startswith(_XATTR):
             raise Refused(errno.ENODATA)
-        path = self._path(inode)
-        pinned = await self.files.store.pin(path) if path and await self.files.find(path) != DIRECTORY else None
+        path, nbytes = await self.files.look(self._inodes.get(inode))
+        pinned = None if nbytes in (None, DIRECTORY) else await self.files.store.pin(path)
         if name == _XATTR + b"version" and pinned is not None:
             return pinned.version.encode(errors="surrogatepass")
         if name == _XATTR + b"place" and isinstance(pinned, PinnedValue):

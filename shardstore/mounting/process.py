@@ -131,6 +131,7 @@ def _mount(task: Task, pipe: _Pipe) -> int:
         pipe.tell(Ready(redacted(store.storage.url), read_only))
 
     operations = Operations(files, ownership, started, xattrs=task.xattrs)
+    _end_on_signals(ended)
     options = ["nosuid", "nodev", "noexec", "default_permissions", "subtype=shardstore", f"fsname={_fsname(store.storage.url)}"]
     options += ["ro"] if read_only else []
     options += ["allow_other"] if task.allow_other else []
@@ -140,7 +141,6 @@ def _mount(task: Task, pipe: _Pipe) -> int:
         raise StorageError(f"{task.directory} cannot be mounted at: {exc}; libfuse has said why on stderr") from exc
     serving = asyncio.run_coroutine_threadsafe(run(), get_loop())
     serving.add_done_callback(lambda _: ended.set())
-    _end_on_signals(ended)
     if not task.outlives:
         threading.Thread(target=_end_when_closed, args=(ended,), daemon=True).start()
     ended.wait()

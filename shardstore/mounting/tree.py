@@ -89,11 +89,13 @@ class Tree:
     _names: int = 0  # in listings, and in some that have been forgotten
     _arrays: dict[str, _Array] = field(default_factory=dict)
     _misses: dict[str, _Misses] = field(default_factory=dict)
-    _under_way: dict[str, asyncio.Future[None]] = field(default_factory=dict)
+    _under_way: dict[tuple[str, bool], asyncio.Future[dict[str, Listed]]] = field(default_factory=dict)  # by directory; whole or one level
     _spaces: dict[str, tuple[_Space | None, float]] = field(default_factory=dict)
     _epoch: int = 0
     """Increased when the document of an array has been changed here."""
     _changes: dict[str, int | None] = field(default_factory=dict)  # while listings are under way
+    _moves: int = 0
+    """Increased when a directory has been renamed here."""
 
     # -- what is asked ---------------------------------------------------------------------------------------------------
 
@@ -111,38 +113,54 @@ class Tree:
 
     async def _find(self, path: str, parent: str, name: str) -> int | None:
         if (listed := self._fresh(parent)) is not None:
-            return listed.names.get(name)
+            found = listed.names.get(name)
+            return DIRECTORY if found is None and await self._is_implied(path) else found
         space = await self._space(parent)
         if space is None or (parent == space.path and not space.has_directory(path)):
-            await self._list_level(parent)
-        elif is_scratch(name):
+            return await self._found_in(self._list_level(parent), path)
+        if is_scratch(name):
             return None
-        elif space.path in self.made_here:
-            await self._list(space.path if space.chunks_below(space.path) <= self.whole_names else parent)
-        elif space.has_directory(path):
+        if space.path in self.made_here:
+            return await self._found_in(self._list(space.path if space.chunks_below(space.path) <= self.whole_names else parent), path)
+        if space.has_directory(path):
             return DIRECTORY
-        elif space.is_chunk(path):
+        if space.is_chunk(path):
             return await self._find_chunk(path, parent, space)
-        else:
-            return await self.store.size(path)
-        listed = self._listed.get(parent)
-        return None if listed is None else listed.names.get(name)
+        return await self.store.size(path)
+
+    @staticmethod
+    async def _found_in(listing: Awaitable[dict[str, Listed]], path: str) -> int | None:
+        """Return the size of a file, or ``DIRECTORY``, as a listing has it."""
+        listed = (await listing).get(parent_of(path))
+        return None if listed is None else listed.names.get(name_of(path))
+
+    async def _is_implied(self, path: str) -> bool:
+        """Return whether a directory of chunks is there though nothing is in it, and no listing shows it."""
+        if not looks_like_chunk_prefix(name_of(path)):
+            return False
+        space = await self._space(parent_of(path))
+        return space is not None and space.path not in self.made_here and space.has_directory(path)
 
     async def names(self, path: str) -> Listed:
         """Return all names in a directory, with their sizes. Raises as ``find``."""
         listed = self._fresh(path)
         if listed is None:
-            await self._list(path)
-            listed = self._listed[path]
-        unknown = [join(path, name) for name, nbytes in listed.names.items() if nbytes == _UNKNOWN]
-        for key in unknown:
-            nbytes = await self._document_size(key)
+            listed = (await self._list(path))[path]
+        for name in [name for name, nbytes in listed.names.items() if nbytes == _UNKNOWN]:
+            nbytes = await self._document_size(join(path, name))
+            if listed.names.get(name) != _UNKNOWN:
+                continue  # it has been stored or removed meanwhile
             if nbytes is None:
-                listed.names.pop(name_of(key), None)
+                del listed.names[name]
                 listed.order = None
             else:
-                listed.names[name_of(key)] = nbytes
+                listed.names[name] = nbytes
         return listed
+
+    def known_names(self, path: str) -> Mapping[str, int] | None:
+        """Return the names in a directory as they were listed, however long ago, with what this mount has changed since."""
+        listed = self._listed.get(path)
+        return None if listed is None else listed.names
 
     def following(self, path: str) -> Iterator[str]:
         """Yield the files that come after ``path`` in the order of listings, as far as directories have been listed, however long ago."""
@@ -241,6 +259,7 @@ class Tree:
 
     def moved(self, source: str, target: str) -> None:
         """Ask the storage again for what a renamed directory was and is."""
+        self._moves += 1
         for path in (source, target):
             self.forget(path)
         moved = {path for path in self.made_here if path == source or path.startswith(f"{source}/")}
@@ -270,49 +289,46 @@ class Tree:
             self.put(path, value.nbytes)
         return None if value is None else value.nbytes
 
-    async def _once(self, path: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Do the work, or wait until somebody has who began it already."""
-        if (other := self._under_way.get(path)) is not None:
-            await asyncio.shield(other)
-            return
-        self._under_way[path] = task = asyncio.ensure_future(work())
-        task.add_done_callback(lambda _: self._end(path))
-        await asyncio.shield(task)
+    async def _once(self, path: str, work: Callable[[float], Awaitable[dict[str, Listed]]], *, whole: bool) -> dict[str, Listed]:
+        """Return the listings that the work makes, or those of a task that does it already. They may be forgotten by then: a directory that
+        was listed may be removed or renamed before who has asked goes on.
+        """
+        if (task := self._under_way.get((path, whole))) is None:
+            task = self._under_way[path, whole] = asyncio.ensure_future(self._work(path, work, whole=whole))
+        return await asyncio.shield(task)
 
-    def _end(self, path: str) -> None:
-        """Note in a listing what was changed while it was made, and may not be in it."""
-        changes = list(self._changes.items())
-        del self._under_way[path]
-        if not self._under_way:
-            self._changes.clear()
-        for changed, nbytes in changes:
-            if nbytes is None:
-                self.remove(changed)
-            else:
-                self.put(changed, nbytes)
+    async def _work(self, path: str, work: Callable[[float], Awaitable[dict[str, Listed]]], *, whole: bool) -> dict[str, Listed]:
+        try:
+            moves = -1
+            while moves != self._moves:  # what was listed before may have another name
+                moves = self._moves
+                listed = await work(self.clock())
+            self._keep(path, listed, whole=whole)
+        finally:
+            del self._under_way[path, whole]
+            if not self._under_way:
+                self._changes.clear()
+        return listed
 
-    async def _list_level(self, path: str) -> None:
-        async def work() -> None:
-            at = self.clock()
+    async def _list_level(self, path: str) -> dict[str, Listed]:
+        async def work(at: float) -> dict[str, Listed]:
             listed = await self.store.list_dir(join(path, "") if path else "")
             names: dict[str, int] = {name_of(prefix.rstrip("/")): DIRECTORY for prefix in listed.prefixes}
             for value in listed.values:
                 names[name_of(value.key)] = _UNKNOWN if value.nbytes is None else value.nbytes
-            self._keep({path: Listed(names, at, path)})
+            return {path: Listed(names, at, path)}
 
-        await self._once(path, work)
+        return await self._once(path, work, whole=False)
 
-    async def _list(self, path: str) -> None:
+    async def _list(self, path: str) -> dict[str, Listed]:
         """List a directory, and all below it if it belongs to an array and that is not too much."""
         space = await self._space(path)
         if space is None or space.chunks_below(path) > self.whole_names:
-            await self._list_level(path)
-        else:
-            await self._list_below(path)
+            return await self._list_level(path)
+        return await self._list_below(path)
 
-    async def _list_below(self, path: str) -> None:
-        async def work() -> None:
-            at = self.clock()
+    async def _list_below(self, path: str) -> dict[str, Listed]:
+        async def work(at: float) -> dict[str, Listed]:
             below: dict[str, Listed] = {path: Listed({}, at, path)}
             prefix = join(path, "") if path else ""
             async for batch in self.store.list_batches(prefix):
@@ -323,18 +339,30 @@ class Tree:
                         listed = below[parent] = Listed({}, at, path)
                         self._link(below, path, parent, at)
                     listed.names[name] = _UNKNOWN if nbytes is None else nbytes
-            for other in self._below(self._listed, path):
-                del self._listed[other]
-            self._keep(below)
+            return below
 
-        await self._once(path, work)
+        return await self._once(path, work, whole=True)
 
-    def _keep(self, listed: dict[str, Listed]) -> None:
-        """Keep new listings, and forget the oldest ones where that makes too many names."""
+    def _keep(self, top: str, listed: dict[str, Listed], *, whole: bool) -> None:
+        """Keep new listings, with what was changed while they were made and may not be in them, and forget the oldest ones where that makes
+        too many names.
+        """
+        for other in self._below(self._listed, top) if whole else ():
+            del self._listed[other]
         for path, one in listed.items():
             self._listed.pop(path, None)
             self._listed[path] = one
             self._names += len(one.names)
+        for changed, nbytes in list(self._changes.items()):
+            if nbytes is None:
+                self.remove(changed)
+                continue
+            parent = parent_of(changed)
+            if whole and nbytes != DIRECTORY and parent not in listed and parent.startswith(f"{top}/"):  # it is the first one there
+                at = listed[top].at
+                self._listed[parent] = listed[parent] = Listed({}, at, top)
+                self._link(listed, top, parent, at)
+            self.put(changed, nbytes)
         if self._names <= self.most_names:
             return
         self._names = sum(len(one.names) for one in self._listed.values())
@@ -399,10 +427,7 @@ class Tree:
     async def _find_chunk(self, path: str, parent: str, space: _Space) -> int | None:
         """Look a chunk up of which no listing knows. The second in one directory lists it; the second such directory lists all of them."""
         if self._missed(parent) >= _MISSES:
-            await self._list(self._top_for(parent, space))
-            if (listed := self._listed.get(parent)) is not None:
-                return listed.names.get(name_of(path))
-            return None
+            return await self._found_in(self._list(self._top_for(parent, space)), path)
         (outcome,) = await self.store.read_versions([Read(path, ())])
         match outcome:
             case Found():

@@ -386,3 +386,59 @@ def test_the_place_of_a_chunk_is_an_extended_attribute(store: Path, mount: MakeM
         assert os.getxattr(path, "user.shardstore.version") != before
         with pytest.raises(OSError, match="No data"):
             os.getxattr(path, "user.other")
+
+
+def test_a_forked_child_leaves_the_mount_to_its_parent(store: Path, mount: MakeMount) -> None:
+    mounted = mount(store)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:  # a failure must not run the rest of the tests here
+            with mounted:
+                pass
+            for refused in (mounted.unmount, mounted.end, mounted.wait):
+                with pytest.raises(InvalidInput, match="forked"):
+                    refused()
+            os.write(writing, b"right")
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        assert pipe.read() == b"right"
+    os.waitpid(child, 0)
+    assert native(store, "zarr.json") == Path(mounted.directory, "zarr.json").read_bytes()
+
+
+def test_unmounting_does_not_wait_for_children_that_were_forked_meanwhile(store: Path, mount: MakeMount) -> None:
+    mounted = mount(store)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(writing)
+        os.read(reading, 1)  # until its parent has unmounted
+        os._exit(0)
+    os.close(reading)
+    try:
+        mounted.end()
+        assert mounted.wait(60)
+    finally:
+        os.close(writing)
+        os.waitpid(child, 0)
+
+
+def test_what_is_removed_while_a_directory_is_read_is_not_shown_again(store: Path, mount: MakeMount) -> None:
+    with mount(store) as mounted:
+        directory = Path(mounted.directory, "notes")
+        directory.mkdir()
+        names = [f"{n:03d}-{'x' * 200}" for n in range(600)]  # more than the kernel asks for at once
+        for name in names:
+            (directory / name).write_bytes(b"1")
+        with os.scandir(directory) as entries:
+            next(entries)
+            (directory / names[-1]).unlink()
+            (directory / names[-2]).write_bytes(b"12345")
+            seen = {entry.name for entry in entries}
+        assert names[-3] in seen
+        with raises_errno(errno.ENOENT):
+            os.stat(directory / names[-1])
+        assert os.stat(directory / names[-2]).st_size == 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import io
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,11 @@ import zarr
 import shardstore
 from shardstore._sync import run_sync
 from shardstore.errors import NoSpace, NotFound, StorageError, WriteOutcomeUnknown
+from shardstore.model.ranges import EVERYTHING
 from shardstore.mounting.errnos import Refused
 from shardstore.mounting.files import Files
 from shardstore.mounting.held_back import Limits
+from shardstore.mounting.names import DIRECTORY
 from shardstore.mounting.writing import MEMORY_NBYTES
 from shardstore.storage.opening.open import open_storage
 from shardstore.testing.faults import DropReply, Fault, FaultStorage
@@ -53,20 +55,20 @@ async def read(files: Files, path: str) -> bytes:
 class Gate:
     """A method whose ``number``-th call waits, before or after it does its work, until the gate is opened."""
 
-    def __init__(self, method: Callable[[Sequence[Any]], Awaitable[Any]], *, number: int = 1, before: bool = True) -> None:
+    def __init__(self, method: Callable[..., Awaitable[Any]], *, number: int = 1, before: bool = True) -> None:
         self.begun = asyncio.Event()
         self.opened = asyncio.Event()
         self._method = method
         self._left = number
         self._before = before
 
-    async def __call__(self, arguments: Sequence[Any]) -> Any:
+    async def __call__(self, *arguments: Any) -> Any:
         self._left -= 1
         waits = self._left == 0
         if waits and self._before:
             self.begun.set()
             await self.opened.wait()
-        done = await self._method(arguments)
+        done = await self._method(*arguments)
         if waits and not self._before:
             self.begun.set()
             await self.opened.wait()
@@ -570,3 +572,191 @@ def test_attributes_of_zarr_2_are_removed_before_the_node(url: str) -> None:
     files = files_of(url, present="v2")
     documents = [entry.name for entry in run_sync(files.names.entries("ct"))][-2:]
     assert documents == [".zattrs", ".zarray"]
+
+
+@pytest.mark.parametrize("durable", ["close", "fsync"])
+@pytest.mark.parametrize("waits", [False, True])
+def test_an_empty_chunk_that_was_closed_is_stored_when_fsync_returns(
+    url: str, durable: str, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel does not wait for the release of a closed file before it asks for ``fsync`` of another one."""
+    files = files_of(url, durable=durable)
+
+    async def run() -> None:
+        file = await files.create("early/c/0", exclusive=False)
+        await files.flush(file)
+        gate = Gate(files._early.is_early)
+        monkeypatch.setattr(files._early, "is_early", gate)
+        async with files._moves.change() if not waits else files._moves.move():
+            releasing = asyncio.create_task(files.release(file))
+            if waits:
+                await until_it_waits(releasing)
+            else:
+                await gate.begun.wait()
+            syncing = asyncio.create_task(files.sync())
+            await until_it_waits(syncing)
+        gate.opened.set()
+        await syncing
+        assert "early/c/0" not in files.held.pending
+        assert await files.store.get(("early/c/0", EVERYTHING)) == b""
+        await releasing
+
+    run_sync(run())
+
+
+@pytest.mark.parametrize("before", ["rm", "rm after another", "mv", "mv to a backup"])
+@pytest.mark.parametrize("durable", ["close", "fsync"])
+@pytest.mark.parametrize("becomes", ["a new directory", "a renamed one"])
+def test_a_name_of_which_an_erasure_is_held_back_can_be_that_of_a_directory(url: str, before: str, durable: str, becomes: str) -> None:
+    files = files_of(url, durable=durable, clock=Clock())
+
+    async def run() -> None:
+        await write(files, "log", b"old")
+        if before.startswith("rm"):
+            await files.unlink(KEY if before == "rm" else "ct/c/7/7/7")
+            await files.unlink("log")
+        else:
+            await files.rename("log", "log.1" if before == "mv" else "log~")
+        if becomes == "a new directory":
+            await files.mkdir("log")
+        else:
+            await files.mkdir("made")
+            await write(files, "made/file", b"in it")
+            await files.rename("made", "log")
+        assert await files.find("log") == DIRECTORY
+        assert "log" in [entry.name for entry in await files.names.entries("") if entry.nbytes == DIRECTORY]
+        await write(files, "log/today", NEW)
+        await files.sync()
+        assert await read(files, "log/today") == NEW
+        if before.startswith("mv"):
+            assert await read(files, "log.1" if before == "mv" else "log~") == b"old"
+
+    run_sync(run())
+    assert run_sync(files.end()) == []
+    assert native(url, "log/today") == NEW
+    assert native(url, "log") is None
+
+
+@pytest.mark.parametrize("becomes", ["create", "rename", "link"])
+@pytest.mark.parametrize("name", ["log", "5"])
+def test_a_directory_of_which_erasures_are_held_back_can_be_replaced_by_a_file(url: str, becomes: str, name: str) -> None:
+    files = files_of(url, clock=Clock())
+
+    async def run() -> None:
+        await files.mkdir(name)
+        for file in ("one", "two"):
+            await write(files, f"{name}/{file}", b"old")
+        await files.rename(f"{name}/one", "one~")
+        await files.unlink("ct/c/7/7/7")
+        await files.unlink(f"{name}/two")
+        await files.rmdir(name)
+        if becomes == "create":
+            await write(files, name, NEW)
+        else:
+            await write(files, "new.tmp", NEW)
+            await getattr(files, becomes)("new.tmp", name)
+        assert await read(files, name) == NEW
+        assert await read(files, "one~") == b"old"
+        await files.sync()
+
+    run_sync(run())
+    assert run_sync(files.end()) == []
+    assert native(url, name) == NEW
+
+
+@pytest.mark.parametrize("listed", [[], ["ct"], ["ct", "ct/c", "ct/c/0", "ct/c/7"]])
+def test_an_empty_directory_of_chunks_is_there_whatever_was_listed(url: str, listed: list[str]) -> None:
+    mapper = shardstore.get_mapper(url)
+    for key in [key for key in mapper if key.startswith("ct/c/7/")]:
+        del mapper[key]
+    files = files_of(url)
+
+    async def run() -> None:
+        for path in listed:
+            await files.names.entries(path)
+        assert "7" not in [entry.name for entry in await files.names.entries("ct/c")]
+        assert await files.find("ct/c/7") == DIRECTORY
+        assert await files.find("ct/c/7/3") == DIRECTORY
+        assert await files.find("ct/c/8") is None  # beyond the grid
+        assert await files.find("ct/c/7/3/0") is None
+        await write(files, "ct/c/7/3/0", NEW)
+        assert [entry.name for entry in await files.names.entries("ct/c/7")] == ["3"]
+
+    run_sync(run())
+    assert native(url, "ct/c/7/3/0") == NEW
+
+
+@pytest.mark.parametrize("change", ["remove", "remove all", "write", "move", "forget"])
+@pytest.mark.parametrize("path", ["ct", "notes"])
+def test_what_is_changed_while_it_is_listed_is_listed_all_the_same(
+    url: str, path: str, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = files_of(url, clock=Clock()).tree
+    mapper = shardstore.get_mapper(url)
+    mapper["notes/one"] = mapper["notes/two"] = b"old"
+    file, other = ("ct/c/0/0/0", "ct/c/7/7/8") if path == "ct" else ("notes/one", "notes/three")
+    name = "list_batches" if path == "ct" else "list_dir"
+    method = getattr(tree.store, name)
+    begun, opened = asyncio.Event(), asyncio.Event()
+
+    async def slow_batches(prefix: str) -> AsyncIterator[Any]:
+        batches = [batch async for batch in method(prefix)]
+        begun.set()
+        await opened.wait()
+        for batch in batches:
+            yield batch
+
+    async def slow_level(prefix: str) -> Any:
+        found = await method(prefix)
+        begun.set()
+        await opened.wait()
+        return found
+
+    async def run() -> None:
+        monkeypatch.setattr(tree.store, name, slow_batches if path == "ct" else slow_level)
+        asking = [asyncio.create_task(ask) for ask in (tree.names(path), tree.find(file), tree.names(path))]
+        await begun.wait()
+        monkeypatch.undo()
+        match change:
+            case "remove":
+                tree.remove(file)
+            case "remove all":
+                tree.remove(path)
+            case "write":
+                tree.put(file, len(NEW))
+                tree.put(other, 1)
+            case "move":
+                tree.moved("somewhere", "else")
+                asyncio.get_running_loop().call_soon(tree.forget, path)
+            case "forget":
+                asyncio.get_running_loop().call_soon(tree.forget, path)
+        opened.set()
+        listed, found, again = await asyncio.gather(*asking)
+        assert again.names == listed.names
+        if change == "remove all":
+            return
+        expected = {"c", "zarr.json"} if path == "ct" else {"one", "two"} - ({"one"} if change == "remove" else set())
+        assert set(listed.names) == expected | ({"three"} if change == "write" and path == "notes" else set())
+        if path == "notes":  # in an array the chunk itself is asked for
+            assert (found is None) is (change == "remove")
+        if change == "write":
+            assert await tree.find(file) == len(NEW)
+            assert await tree.find(other) == 1
+
+    run_sync(run())
+
+
+def test_a_chunk_is_found_while_one_level_above_it_is_listed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = files_of(url, clock=Clock()).tree
+
+    async def run() -> None:
+        gate = Gate(tree.store.list_dir)
+        monkeypatch.setattr(tree.store, "list_dir", gate)
+        level = asyncio.create_task(tree.find("ct/notes"))
+        await gate.begun.wait()
+        sizes = [await tree.find(f"ct/c/{i}/{j}/0") for i in range(4) for j in range(4)]  # so many that all of them are listed
+        assert None not in sizes
+        gate.opened.set()
+        assert await level is None
+
+    run_sync(run())

@@ -60,7 +60,7 @@ class Early:
             document = join(owner, METADATA_NAME if self._flavour.is_canonical else ARRAY_NAME)
             held = self._held.pending.get(document)
             if held is not None and held.data is not None:
-                if is_array_document(document, self._held.read(document) or b""):
+                if is_array_document(document, bytes(self._held.read(document) or b"")):
                     return True  # it is stored before its chunks
                 continue
             if await self._find(document) is None:

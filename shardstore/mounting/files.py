@@ -16,6 +16,7 @@ from contextlib import suppress
 from shardstore.engine.actions import ERASE, Action
 from shardstore.errors import AccessDenied, Conflict, InvalidInput, NotFound, ReadOnly, ShardStoreError, Unsupported
 from shardstore.format.store_keys import check_key, possible_owners
+from shardstore.model.ranges import BytesLike
 from shardstore.mounting.early import Early
 from shardstore.mounting.errnos import ErrorLog, Refused
 from shardstore.mounting.held_back import HeldBack, Limits
@@ -329,8 +330,8 @@ class Files:
     async def _save(
         self,
         path: str,
-        data: bytes,
-        action: Callable[[bytes], Action],
+        data: bytes | memoryview,
+        action: Callable[[BytesLike], Action],
         check: Callable[[Action], None],
         *,
         at_once: bool = False,
@@ -511,6 +512,7 @@ class Files:
         must_be_new = no_replace and await self._is_free(target)
         hidden = await self.names.hidden_above(target)
         erasing: Action = ERASE  # where the bytes that are stored are not known
+        data: bytes | memoryview
         if buffer is not None:
             data = buffer.content()
         elif source in self.held.pending:

@@ -23,6 +23,7 @@ from shardstore.errors import InvalidInput, ShardStoreError, StorageError
 from shardstore.format.metadata_v3 import METADATA_NAME
 from shardstore.format.store_keys import join, possible_owners
 from shardstore.format.v2.keys import ARRAY_NAME
+from shardstore.model.ranges import BytesLike
 from shardstore.mounting.errnos import ErrorLog
 from shardstore.mounting.names import ByPath, document_rank, is_array_document, is_document, moved_path
 from shardstore.presented.flavours import Presented
@@ -87,9 +88,9 @@ class _Spilled(NamedTuple):
 class Held:
     """A value that is not stored yet. ``action`` without its bytes; ``check`` raises an error if the action changed nothing."""
 
-    data: bytes | _Spilled | None
-    """``None``: it is erased."""
-    action: Callable[[bytes], Action]
+    data: bytes | memoryview | _Spilled | None
+    """A ``memoryview`` is of a temporary file of its own, and takes no memory. ``None``: it is erased."""
+    action: Callable[[BytesLike], Action]
     check: Callable[[Action], None]
     waits: bool = False
     """True of a chunk whose array has no document yet."""
@@ -162,7 +163,7 @@ class HeldBack:
 
     # -- at once -------------------------------------------------------------------------------------------------------
 
-    async def commit(self, key: str, data: bytes, action: Action, check: Callable[[Action], None], still: Callable[[], bool]) -> None:
+    async def commit(self, key: str, data: BytesLike, action: Action, check: Callable[[Action], None], still: Callable[[], bool]) -> None:
         """Store a value now, if it is ``still`` to be when its turn comes; a document together with the chunks that wait for it, whose
         errors are raised then.
 
@@ -178,7 +179,7 @@ class HeldBack:
         if (after := self.pending.get(key)) is None or after is before:  # what was held back meanwhile comes later
             self._forget(key)
             self.stored(key, len(data))
-        if is_array_document(key, data):
+        if is_document(key) and is_array_document(key, bytes(data)):
             waiting = [other for other, held in self.pending.items() if held.waits and key in _documents_of(other)]
             for other in waiting:
                 self.pending[other].waits = False
@@ -216,27 +217,28 @@ class HeldBack:
     async def put(
         self,
         key: str,
-        data: bytes,
-        action: Callable[[bytes], Action],
+        data: bytes | memoryview,
+        action: Callable[[BytesLike], Action],
         check: Callable[[Action], None],
         still: Callable[[], bool],
         *,
         waits: bool = False,
     ) -> None:
         """Hold a value back, if it is ``still`` to be when there is room. Raises ``OSError`` if there is no room for it."""
-        if self._nbytes + len(data) > self.write_memory and not waits:
+        is_in_memory = isinstance(data, bytes)
+        if is_in_memory and self._nbytes + len(data) > self.write_memory and not waits:
             await self._drain([other for other, held in self.pending.items() if not held.waits and other != key])
         if not still():
             return
-        place: bytes | _Spilled = data
-        if self._nbytes + len(data) > self.write_memory:
+        place: bytes | memoryview | _Spilled = data
+        if isinstance(data, bytes) and self._nbytes + len(data) > self.write_memory:
             self._spill = self._spill or _Spill()
             place = _Spilled.of(self._spill, data)
         self._forget(key)
         self.pending[key] = Held(place, action, check, waits)
         if isinstance(place, bytes):
             self._nbytes += len(place)
-        else:
+        elif isinstance(place, _Spilled):
             self._spilled_values += 1
         self._noted()
 
@@ -298,7 +300,7 @@ class HeldBack:
             held.has_backup = False
             self._erase_soon()
 
-    def read(self, key: str) -> bytes | None:
+    def read(self, key: str) -> bytes | memoryview | None:
         """Return the bytes of a pending value; ``None`` if it is erased."""
         return self._bytes(self.pending[key].data)
 
@@ -356,7 +358,7 @@ class HeldBack:
                 self._spill = None
 
     @staticmethod
-    def _bytes(place: bytes | _Spilled | None) -> bytes | None:
+    def _bytes(place: bytes | memoryview | _Spilled | None) -> bytes | memoryview | None:
         return place.read() if isinstance(place, _Spilled) else place
 
     # -- when ----------------------------------------------------------------------------------------------------------
@@ -423,7 +425,7 @@ class HeldBack:
         async with self._draining:
             mine = {key: held for key in keys if (held := self.pending.get(key)) is not None and not held.has_backup}
             documents = sorted((key for key, held in mine.items() if held.data is not None and is_document(key)), key=document_rank)
-            arrays = {key for key in documents if is_array_document(key, self._bytes(mine[key].data) or b"")}
+            arrays = {key for key in documents if is_array_document(key, bytes(self._bytes(mine[key].data) or b""))}
             stored: set[str] = set()
             while documents:
                 rank = document_rank(documents[0])

@@ -44,6 +44,10 @@ class Directories:
         removed = self._removed.get(path)
         return removed is not None and self._clock() - removed < self._seconds
 
+    def was_once_removed(self, path: str) -> bool:
+        """Return whether it was removed, however long ago, and this mount has put nothing in it since."""
+        return path in self._removed
+
     def make(self, path: str) -> None:
         self._removed.pop(path, None)
         self._shown[path] = True
@@ -75,6 +79,8 @@ class Directories:
                 self._shown[moved_path(path, source, target)] = was_made
         for path in [path for path in self._removed if path == target or path.startswith(f"{target}/")]:
             del self._removed[path]
+        for path in [path for path in self._removed if path.startswith(f"{source}/")]:
+            self._removed[moved_path(path, source, target)] = self._removed.pop(path)
 
 
 class Namespace:
@@ -109,7 +115,21 @@ class Namespace:
         if parent_of(path) in self.directories and not await self.is_stored(parent_of(path)):
             return None
         found = await self._tree.find(path)
-        return None if found == DIRECTORY and self.directories.was_removed(path) else found
+        return None if found == DIRECTORY and await self._is_removed(path) else found
+
+    async def _is_removed(self, path: str) -> bool:
+        """Return whether a directory that the storage has was removed here: a moment ago, or only files that keep an old name are in it."""
+        if self.directories.was_removed(path):
+            return True
+        return self.directories.was_once_removed(path) and await self._has_nothing_left(path)
+
+    async def _has_nothing_left(self, path: str) -> bool:
+        for name, nbytes in list((await self._tree.names(path)).names.items()):
+            inside = join(path, name)
+            held = self._held.pending.get(inside)
+            if (held is None or held.data is not None) and not (nbytes == DIRECTORY and await self._has_nothing_left(inside)):
+                return False
+        return True
 
     async def is_stored(self, path: str) -> bool:
         """Return whether one of ``directories`` is on the storage too."""
@@ -135,7 +155,7 @@ class Namespace:
         return [
             Entry(name, nbytes, self.mtime_ns(join(path, name)))
             for name, nbytes in names.items()
-            if nbytes != DIRECTORY or not self.directories.was_removed(join(path, name))
+            if nbytes != DIRECTORY or not await self._is_removed(join(path, name))
         ]
 
     def _own(self, path: str) -> dict[str, int | None]:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
+import mmap
+import os
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from shardstore.engine.actions import Action, Creation, Revise, SetIfMissing, SetValue
 from shardstore.errors import Conflict, NoSpace
+from shardstore.model.ranges import BytesLike
 from shardstore.mounting.errnos import Refused
 
 MEMORY_NBYTES = 8 * 2**20
@@ -46,6 +50,7 @@ class Buffer:
         self._digest: bytes | None = None  # of the value that it began with, or that was stored last
         self._attempts: list[tuple[Action, bytes]] = []  # to replace that value since, with the digests of what they store
         self._is_cut = False
+        self._mapped: list[weakref.ref[mmap.mmap]] = []  # what ``content`` has returned
         self._file = tempfile.SpooledTemporaryFile(MEMORY_NBYTES)  # noqa: SIM115  # closed when nobody has it open
 
     def read(self, offset: int, nbytes: int) -> bytes:
@@ -54,21 +59,36 @@ class Buffer:
         self._file.seek(offset)
         return self._file.read(nbytes)
 
-    def content(self) -> bytes:
-        """Return all bytes. Raises ``NoSpace`` if some that were written could not be kept."""
+    def content(self) -> bytes | memoryview:
+        """Return all bytes as they are now; those of a temporary file are not read into memory. Raises ``NoSpace`` if some that were
+        written could not be kept.
+        """
+        if not self._is_cut and self.nbytes > MEMORY_NBYTES:
+            self._file.flush()
+            mapped = mmap.mmap(self._file.fileno(), self.nbytes, access=mmap.ACCESS_READ)
+            self._mapped.append(weakref.ref(mapped))
+            return memoryview(mapped)
         data = b"" if self._is_cut else self.read(0, self.nbytes)
         if len(data) != self.nbytes:
             raise NoSpace(f"{self.path!r} found no room in {tempfile.gettempdir()} while it was written, and is not stored")
         return data
 
-    def fill(self, data: bytes | memoryview, *, replaces: bool = False) -> None:
+    def _leave_content(self, nbytes: int) -> None:
+        """Go on with a copy of the first bytes if anything still has the content: that must not change while it is stored."""
+        if any(mapped() is not None for mapped in self._mapped):
+            copy = _copy_of(self._file, nbytes)
+            self._file.close()
+            self._file = copy
+        self._mapped.clear()
+
+    def fill(self, data: BytesLike, *, replaces: bool = False) -> None:
         """Give it its first bytes; with ``replaces``, they are those that are stored, and will be replaced only if they still are."""
         self._file.write(data)
         self.nbytes = len(data)
         self.has_bytes = True
         self._digest = _digest(data) if replaces else None
 
-    def replaces(self, data: bytes) -> None:
+    def replaces(self, data: BytesLike) -> None:
         """Note that these bytes are stored under its name."""
         self._digest = _digest(data)
         self._attempts.clear()
@@ -84,6 +104,7 @@ class Buffer:
         if offset + len(data) > MOST_NBYTES:
             raise Refused(errno.EFBIG, f"{self.path!r} would be longer than {MOST_NBYTES >> 30} GiB")
         with self._cutting():
+            self._leave_content(self.nbytes)
             self._extend(offset)
             self._file.seek(offset)
             self._file.write(data)
@@ -94,10 +115,12 @@ class Buffer:
     def truncate(self, nbytes: int, *, stays: bool = False) -> None:
         """Cut or extend it. ``stays``: if it is empty then, that is not only because something will be written."""
         if nbytes < self.nbytes:
+            self._leave_content(nbytes)
             self._file.truncate(nbytes)
             self.nbytes = nbytes
         else:
             with self._cutting():
+                self._leave_content(self.nbytes)
                 self._extend(nbytes)
         self._changed()
         if nbytes == 0:
@@ -139,7 +162,7 @@ class Buffer:
         self.is_dirty = True
         self.changes += 1
 
-    def action(self, data: bytes) -> Action:
+    def action(self, data: BytesLike) -> Action:
         """Return the action that stores it."""
         if self.creates:
             return SetIfMissing(data, Creation())
@@ -152,7 +175,7 @@ class Buffer:
         def compute(old: bytes | None) -> bytes:
             if old is None or _digest(old) not in allowed:
                 raise Conflict(f"{path!r} was replaced by others while it was open here: what was written here is not stored")
-            return data
+            return bytes(data)
 
         action = Revise(compute)
         self._attempts.append((action, _digest(data)))
@@ -173,16 +196,44 @@ class Buffer:
         self._file.close()
 
 
-def erasing_these(data: bytes) -> Action:
+def _copy_of(file: tempfile.SpooledTemporaryFile[bytes], nbytes: int) -> tempfile.SpooledTemporaryFile[bytes]:
+    """Return a copy of the first bytes of a temporary file, in which ranges that were never written take no room either."""
+    copy = tempfile.SpooledTemporaryFile(MEMORY_NBYTES)  # noqa: SIM115  # closed by the buffer
+    try:
+        copy.rollover()
+        copy.truncate(nbytes)
+        file.flush()
+        source, at = file.fileno(), 0
+        while at < nbytes:
+            try:
+                at = os.lseek(source, at, os.SEEK_DATA)
+            except OSError as exc:
+                if exc.errno != errno.ENXIO:  # there is nothing more
+                    raise
+                break
+            end = min(os.lseek(source, at, os.SEEK_HOLE), nbytes)
+            while at < end:
+                piece = os.pread(source, min(end - at, MEMORY_NBYTES), at)
+                copy.seek(at)
+                copy.write(piece)
+                at += len(piece)
+        copy.flush()
+    except BaseException:
+        copy.close()
+        raise
+    return copy
+
+
+def erasing_these(data: BytesLike) -> Action:
     """Return the erasure of a value, unless others have replaced it."""
     mine = _digest(data)
     return Revise(lambda old: old if old is not None and _digest(old) != mine else None)
 
 
-def storing(key: str, no_replace: bool) -> tuple[Callable[[bytes], Action], Callable[[Action], None]]:
+def storing(key: str, no_replace: bool) -> tuple[Callable[[BytesLike], Action], Callable[[Action], None]]:
     """Return how a value is stored whatever is there, or only where nothing is, and how its outcome is checked."""
 
-    def action(data: bytes) -> Action:
+    def action(data: BytesLike) -> Action:
         return SetIfMissing(data, Creation()) if no_replace else SetValue(data)
 
     def check(action: Action) -> None:
@@ -197,10 +248,10 @@ def _check_created(key: str | None, action: SetIfMissing) -> None:
         raise Refused(errno.EEXIST, f"{key!r} has been created by others meanwhile")
 
 
-def hasher(data: bytes | memoryview = b"") -> hashlib.blake2b:
+def hasher(data: BytesLike = b"") -> hashlib.blake2b:
     """Return a hash object, of 16 bytes, that has taken in some bytes."""
     return hashlib.blake2b(data, digest_size=16)
 
 
-def _digest(data: bytes | memoryview) -> bytes:
+def _digest(data: BytesLike) -> bytes:
     return hasher(data).digest()

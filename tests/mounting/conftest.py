@@ -15,6 +15,7 @@ import pytest
 import zarr
 
 import shardstore
+from shardstore.errors import StorageError
 from shardstore.mounting.mounts import Mount
 
 WATCHDOG_SECONDS = 100.0
@@ -49,6 +50,14 @@ def take_away(directory: str) -> None:
     subprocess.run([*program, directory], capture_output=True, check=False)
 
 
+def _has_died(one: Mount) -> bool:
+    """Return whether a test has killed the process of a mount."""
+    try:
+        return one.wait(0)
+    except StorageError:
+        return True
+
+
 @pytest.fixture
 def mount(can_mount: None, tmp_path: Path) -> Iterator[Callable[..., Mount]]:
     """Return a function that mounts a store at a directory of its own, with the arguments of ``shardstore.mount``."""
@@ -59,12 +68,12 @@ def mount(can_mount: None, tmp_path: Path) -> Iterator[Callable[..., Mount]]:
         take_away(one.directory)
         os.kill(one.pid, 9)
 
-    def make(url: str | Path, **options: Any) -> Mount:
+    def make(url: str | Path, *, watchdog_seconds: float = WATCHDOG_SECONDS, **options: Any) -> Mount:
         directory = tmp_path / f"mnt{len(mounted)}"
         directory.mkdir()
         one = shardstore.mount(url, directory, **options)
         mounted.append(one)
-        timer = threading.Timer(WATCHDOG_SECONDS, give_up, [one])
+        timer = threading.Timer(watchdog_seconds, give_up, [one])
         timer.start()
         timers.append(timer)
         return one
@@ -74,7 +83,7 @@ def mount(can_mount: None, tmp_path: Path) -> Iterator[Callable[..., Mount]]:
         timer.cancel()
     try:
         for one in mounted:
-            if not one.wait(0):
+            if not _has_died(one) and not one.wait(0):
                 one.unmount()
     finally:
         for one in mounted:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import io
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -760,3 +761,95 @@ def test_a_chunk_is_found_while_one_level_above_it_is_listed(url: str, monkeypat
         assert await level is None
 
     run_sync(run())
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_removed_directory_stays_removed_while_a_file_of_it_has_a_temporary_name(url: str, moves: bool) -> None:
+    clock = Clock()
+    files, other = files_of(url, clock=clock), files_of(url)
+
+    async def run() -> None:
+        await files.mkdir("top")
+        await write(files, "top/kept", b"kept")
+        await files.mkdir("top/sub")
+        await write(files, "top/sub/one", b"old")
+        await files.rename("top/sub/one", "one~")  # it keeps its old name on the storage
+        await files.rmdir("top/sub")
+        top = "moved" if moves else "top"
+        if moves:
+            await files.rename("top", "moved")
+        clock.now += 1000
+        assert await files.find(f"{top}/sub") is None
+        assert [entry.name for entry in await files.names.entries(top)] == ["kept"]
+        await write(other, f"{top}/sub/two", NEW)  # by another client
+        clock.now += 1000
+        assert await files.find(f"{top}/sub") == DIRECTORY
+        assert [entry.name for entry in await files.names.entries(f"{top}/sub")] == ["two"]
+
+    run_sync(run())
+    assert run_sync(files.end()) == []
+    assert native(url, f"{'moved' if moves else 'top'}/sub/one") == b"old"
+
+
+@pytest.mark.parametrize("durable", ["close", "fsync"])
+def test_a_long_file_is_stored_without_being_read_into_memory(url: str, durable: str) -> None:
+    files = files_of(url, durable=durable)
+    nbytes = 8 * MEMORY_NBYTES
+
+    async def run() -> None:
+        file = await files.create("sparse", exclusive=False)
+        file.write(nbytes, b"end")
+        tracemalloc.start()
+        try:
+            await files.flush(file)
+            await files.sync()
+            assert tracemalloc.get_traced_memory()[1] < MEMORY_NBYTES
+        finally:
+            tracemalloc.stop()
+        await files.release(file)
+
+    run_sync(run())
+    assert run_sync(files.end()) == []
+    assert native(url, "sparse") == bytes(nbytes) + b"end"
+
+
+@pytest.mark.parametrize("durable", ["close", "fsync"])
+@pytest.mark.parametrize("change", ["write", "shorten", "lengthen", "empty"])
+def test_a_long_file_that_is_changed_while_it_is_stored_is_stored_as_it_was(
+    url: str, durable: str, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = files_of(url, durable=durable)
+    nbytes = 2 * MEMORY_NBYTES
+    first = b"begin".ljust(nbytes, b"\0") + b"end"
+    second = {"write": b"other" + first[5:], "shorten": first[:7], "lengthen": first.ljust(nbytes + 9, b"\0"), "empty": b"new"}[change]
+
+    async def run() -> None:
+        file = await files.create("long", exclusive=False)
+        file.write(0, b"begin")
+        file.write(nbytes, b"end")
+        if durable == "fsync":
+            await files.flush(file)
+        gate = Gate(files.store.update_many)
+        monkeypatch.setattr(files.store, "update_many", gate)
+        storing = asyncio.create_task(files.flush(file) if durable == "close" else files.sync())
+        await gate.begun.wait()
+        match change:
+            case "write":
+                file.write(0, b"other")
+            case "shorten":
+                file.buffer.truncate(7)
+            case "lengthen":
+                file.buffer.truncate(len(second))
+            case "empty":
+                file.buffer.truncate(0)
+                file.write(0, b"new")
+        gate.opened.set()
+        await storing
+        assert await files.store.get(("long", EVERYTHING)) == first
+        assert bytes(await file.read(0, nbytes + 100)) == second
+        await files.flush(file)
+        await files.release(file)
+
+    run_sync(run())
+    assert run_sync(files.end()) == []
+    assert native(url, "long") == second

@@ -160,7 +160,7 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
         try:
             path, nbytes = await self.files.look(known)
         except Refused:
-            if known.path is not None:
+            if self._inodes.get(inode).path is not None:
                 raise
             return self._attributes_of_removed(known)  # meanwhile
         if nbytes is None:

@@ -80,11 +80,14 @@ class _Run:
     trace: list[str] = field(default_factory=list)
     refused: int = 0
     _number: int = 0
+    _seen: tuple[int, tuple[list[str], list[str], list[str]]] | None = None  # what there was after so many operations
 
     # -- what there is ---------------------------------------------------------------------------------------------------
 
     def _all(self) -> tuple[list[str], list[str], list[str]]:
         """Return the directories that are not in an array, the files but documents, and the arrays."""
+        if self._seen is not None and self._seen[0] == len(self.trace):
+            return self._seen[1]
         directories, files, arrays = [""], [], []
         for top, inner, names in os.walk(self.plain):
             path = os.path.relpath(top, self.plain)
@@ -95,7 +98,8 @@ class _Run:
                 directories += [f"{path}/{name}".lstrip("/") for name in sorted(inner)]
             inner.sort()
             files += [f"{path}/{name}".lstrip("/") for name in sorted(names) if name != "zarr.json"]
-        return directories, files, arrays
+        self._seen = len(self.trace), (directories, files, arrays)
+        return self._seen[1]
 
     def _some_file(self) -> str:
         directories, files, arrays = self._all()

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -94,12 +94,13 @@ async def mkdir(files: Files) -> None:
 @pytest.mark.parametrize("work", [edit, append, create, truncate, unlink, rename, link, mkdir])
 @pytest.mark.parametrize("durable", ["close", "fsync"])
 def test_what_waits_for_a_rename_is_done_in_the_directory_that_it_was_asked_for(
-    url: str, work: Callable[[Files], Awaitable[None]], durable: str, monkeypatch: pytest.MonkeyPatch
+    url: str, work: Callable[[Files], Coroutine[Any, Any, None]], durable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two programs: one renames ``ct`` and gives its name to another array, the other works in ``ct`` meanwhile."""
     files = files_of(url, durable=durable)
     old, other = native(url, "ct/c/0/0/0") or b"", native(url, "other/c/0/0/0")
-    expected = {append: old + NEW, create: NEW + old[len(NEW) :], truncate: old[:1], unlink: None, mkdir: old}.get(work, NEW)
+    left: dict[object, bytes | None] = {append: old + NEW, create: NEW + old[len(NEW) :], truncate: old[:1], unlink: None, mkdir: old}
+    expected = left.get(work, NEW)
 
     async def run() -> None:
         if work in (rename, link):
@@ -140,7 +141,8 @@ def test_what_is_only_read_waits_for_a_rename_of_its_directory_alone(url: str, e
         renaming = asyncio.create_task(files.rename("ct", "moved"))
         await gate.begun.wait()
         assert bytes(await read(files, "other/c/0/0/0")) == other  # does not wait
-        asking = [asyncio.create_task(ask) for ask in (files.look(chunk), files.entries(directory), files.open(chunk))]
+        questions: list[Coroutine[Any, Any, Any]] = [files.look(chunk), files.entries(directory), files.open(chunk)]
+        asking = [asyncio.create_task(question) for question in questions]
         for task in asking:
             await until_it_waits(task)
         if not ends:

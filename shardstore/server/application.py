@@ -46,6 +46,7 @@ from shardstore.server.http_rules import parse_entity_tags
 from shardstore.server.listings import LISTING_HEADERS, Listings, as_html, as_html_pieces, as_json, page_of, relative_link
 from shardstore.server.load import MOST_IN_FLIGHT, Busy, Load
 from shardstore.server.values import PIECE_NBYTES, Answer, Asked, Headers, Refusal, answer, shown
+from shardstore.storage.local.inside import LeadsOutside
 from shardstore.storage.redaction import redacted
 
 logger = logging.getLogger(__name__)
@@ -286,6 +287,8 @@ def _status_of(exc: Exception) -> tuple[int, Headers]:
             return 500, []
         case Unsupported():
             return 501, []
+        case LeadsOutside():
+            return 403, []
         case AccessDenied():
             return 502, []  # not 403: it is not the client who may not
         case StorageError():
@@ -474,7 +477,7 @@ def application(
         listing: list directories and buckets.
         report: the page at ``/`` is the report, which takes a listing and the indices of all shards when it is first asked for; otherwise
             it is made of metadata alone.
-        follow_links: links in a local directory may lead out of it; otherwise what is there does not exist for clients.
+        follow_links: links in a local directory may lead out of it; otherwise what is there is 403, and listings leave it out.
         piece_nbytes: a longer value is read in pieces of this length.
 
     Raises:

@@ -11,10 +11,10 @@ from fsspec.implementations.local import LocalFileSystem
 
 import shardstore
 from shardstore._sync import run_sync
-from shardstore.errors import Conflict, InvalidInput, StorageError
+from shardstore.errors import AccessDenied, Conflict, InvalidInput, StorageError
 from shardstore.model.generation import UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING, ByteRange
-from shardstore.storage.base import Absent, DirListing, Found, Read
+from shardstore.storage.base import Absent, Failed, Found, Read
 from shardstore.storage.boundaries import check_no_links, check_own
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.opening.open import open_storage
@@ -144,24 +144,36 @@ def kept(root: Path) -> LocalStorage:
     return LocalStorage(root, follow_links=False)
 
 
-def test_what_lies_outside_is_absent_without_follow_links(kept: LocalStorage) -> None:
+def test_access_to_what_lies_outside_is_denied_without_follow_links(kept: LocalStorage) -> None:
     everything = (EVERYTHING,)
-    for key, found in {"a/x": True, "b/x": True, "b/inside/x": True, "b/link/f": False, "b/file": False, "b/y/nowhere": False}.items():
-        (outcome,) = run_sync(kept.read([Read(key, everything)]))
-        assert isinstance(outcome, Found if found else Absent), key
-        assert (run_sync(kept.stat(key)) is not None) is found, key
-        (here,) = kept.read_here([Read(key, everything)])
-        assert type(here) is type(outcome)
+    outside = ["b/link/f", "b/link/d/none", "b/file"]
+    for key in ["a/x", "b/x", "b/inside/x"]:
+        for (outcome,) in (run_sync(kept.read([Read(key, everything)])), kept.read_here([Read(key, everything)])):
+            assert isinstance(outcome, Found), key
+        assert run_sync(kept.stat(key)) is not None
+    for key in outside:  # a chunk there is none that was never written
+        for (outcome,) in (run_sync(kept.read([Read(key, everything)])), kept.read_here([Read(key, everything)])):
+            assert isinstance(outcome, Failed), key
+            assert isinstance(outcome.error, AccessDenied), key
+        with pytest.raises(AccessDenied, match=r"leads out of the store.*--follow-links"):
+            run_sync(kept.stat(key))
+    (outcome,) = run_sync(kept.read([Read("b/none", everything)]))
+    assert isinstance(outcome, Absent)
+    assert run_sync(kept.stat("b/none")) is None
 
     async def listed(prefix: str) -> list[str]:
         return [info.key async for info in kept.list(prefix)]
 
     assert run_sync(listed("")) == ["a/x", "b/inside/x", "b/x", "b/y/z"]
-    assert run_sync(listed("b/link/")) == run_sync(listed("b/link/f")) == run_sync(listed("b/file")) == []
+    assert run_sync(listed("b/file")) == []
+    for prefix in ("b/link/", "b/link/f"):
+        with pytest.raises(AccessDenied):
+            run_sync(listed(prefix))
     directory = run_sync(kept.list_dir("b/"))
     assert ([info.key for info in directory.objects], directory.prefixes) == (["b/x"], ("b/inside/", "b/y/"))
     for prefix in ("b/link/", "b/link/d/"):
-        assert run_sync(kept.list_dir(prefix)) == DirListing((), ())
+        with pytest.raises(AccessDenied):
+            run_sync(kept.list_dir(prefix))
 
 
 def test_bytes_in_memory_are_not_read_from_outside_without_follow_links(root: Path) -> None:
@@ -172,7 +184,7 @@ def test_bytes_in_memory_are_not_read_from_outside_without_follow_links(root: Pa
     read = Read("b/file", (ByteRange(0, 1),), info.generation)
     for _ in range(3):  # only what has been read a moment ago is looked for in memory
         assert isinstance(run_sync(followed.read([read]))[0], Found)
-        assert isinstance(run_sync(kept.read([read]))[0], Absent)
+        assert isinstance(run_sync(kept.read([read]))[0], Failed)
         assert kept.read_in_memory(read) is None
 
 
@@ -189,7 +201,7 @@ def test_a_link_that_is_changed_while_it_is_read_does_not_lead_outside(
 
     monkeypatch.setattr(os, "open", swapping)
     (outcome,) = kept.read_here([Read("b/file", (EVERYTHING,))])
-    assert isinstance(outcome, Absent)
+    assert isinstance(outcome, Failed)
 
 
 def test_the_root_may_be_a_link_and_lead_elsewhere_later(root: Path, tmp_path: Path) -> None:
@@ -203,14 +215,16 @@ def test_the_root_may_be_a_link_and_lead_elsewhere_later(root: Path, tmp_path: P
     (tmp_path / "elsewhere-too").mkdir()  # a name that only begins like the root
     (tmp_path / "elsewhere-too/f").write_bytes(b"1")
     (tmp_path / "elsewhere/link").symlink_to(tmp_path / "elsewhere-too/f")
-    assert run_sync(kept.stat("link")) is None
+    with pytest.raises(AccessDenied):
+        run_sync(kept.stat("link"))
 
 
 @pytest.mark.parametrize("spelled", ["{}", "file://{}", "local://{}"])
 def test_follow_links_is_a_storage_option(root: Path, spelled: str) -> None:
     target = spelled.format(root)
     kept = open_storage(target, {"follow_links": False})
-    assert run_sync(kept.stat("b/file")) is None
+    with pytest.raises(AccessDenied):
+        run_sync(kept.stat("b/file"))
     assert pickle.loads(pickle.dumps(kept)) == kept != open_storage(target)
     assert "follow_links=False" in repr(kept)
     assert run_sync(open_storage(target, {"follow_links": True}).stat("b/file")) is not None
@@ -218,5 +232,6 @@ def test_follow_links_is_a_storage_option(root: Path, spelled: str) -> None:
         open_storage(target, {"follow_links": 1})
     followed = shardstore.get_mapper(target)
     assert "b/file" in followed
-    assert "b/file" not in shardstore.get_mapper(target, storage_options={"follow_links": False})  # no engine is shared
-    assert "b/file" not in shardstore.get_mapper((LocalFileSystem(), str(root)), storage_options={"follow_links": False})
+    for place in (target, (LocalFileSystem(), str(root))):  # no engine is shared
+        with pytest.raises(AccessDenied):
+            shardstore.get_mapper(place, storage_options={"follow_links": False})["b/file"]

@@ -16,7 +16,7 @@ from shardstore.errors import StorageError
 from shardstore.model.ranges import ByteRange, resolve
 from shardstore.storage.base import ABSENT, CHANGED, DIRECTORY, Failed, Found, Read, ReadOutcome
 from shardstore.storage.local.files import READ_FLAGS, is_object, missing, pread, stat_file, translated
-from shardstore.storage.local.inside import Inside
+from shardstore.storage.local.inside import Inside, outside
 from shardstore.storage.local.versions import still_shows, version_of, wait_to_settle
 from shardstore.storage.requests.ranged_reads import too_long
 
@@ -32,8 +32,8 @@ def _read_once(path: str, read: Read, look: Pread, inside: Inside | None) -> Rea
     fd = os.open(path, READ_FLAGS)
     try:
         status = os.fstat(fd)
-        if inside is not None and not inside.has_open(fd, path):
-            return ABSENT
+        if inside is not None:
+            inside.check_open(fd, path, read.key)
         if not is_object(path, status, read.key):
             return DIRECTORY
         version = version_of(fd, status)
@@ -92,7 +92,7 @@ def _cached_pread(fd: int, nbytes: int, offset: int) -> memoryview:
 
 
 def read_file(path: str, read: Read, inside: Inside | None = None) -> ReadOutcome:
-    """Read all ranges of ``read`` from one open file, whose path is ``path``. A file that does not lie ``inside`` is none."""
+    """Read all ranges of ``read`` from one open file, whose path is ``path``. Access to what does not lie ``inside`` is denied."""
     try:
         for _ in range(_READ_ATTEMPTS):
             try:
@@ -106,11 +106,11 @@ def read_file(path: str, read: Read, inside: Inside | None = None) -> ReadOutcom
         if outcome is CHANGED and read.generation is not None:
             wait_to_settle(read.generation, stat_file(path))
         return outcome
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
+        if inside is not None and not inside.has(path):
+            return Failed(outside(read.key))
         behind_link = missing(path, f"reading {read.key!r}")
         return ABSENT if behind_link is None else Failed(behind_link)
-    except NotADirectoryError:
-        return ABSENT
     except IsADirectoryError:
         return DIRECTORY
     except StorageError as exc:

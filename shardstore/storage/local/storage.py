@@ -551,8 +551,8 @@ class LocalStorage:
 
     async def stat(self, key: str) -> ObjectInfo | None:
         path = self._path(key)
-        if path is not None and self._inside is not None and not self._inside.has(path):
-            return None
+        if path is not None and self._inside is not None:
+            self._inside.check(path, key)
         status = None if path is None else await self._read_hop(key, "looking up", lambda: self._rules.status(path))
         if path is None:
             return None

@@ -42,7 +42,7 @@ def _names(directory: str, name_prefix: str, inside: Inside | None) -> list[str]
 
 
 def _is_shown(entry: os.DirEntry[str], inside: Inside | None) -> bool:
-    return inside is None or not entry.is_symlink() or inside.has(entry.path)
+    return inside is None or not entry.is_symlink() or (inside.has(entry.path) and os.path.exists(entry.path))
 
 
 def _object(key: str, path: str) -> ObjectInfo | None:
@@ -54,13 +54,14 @@ def _object(key: str, path: str) -> ObjectInfo | None:
 
 
 def walk(root: str, prefix: str, inside: Inside | None = None) -> Iterator[ObjectInfo]:
-    """Yield every object below ``root`` whose key starts with ``prefix``, in key order; links are followed, loops are not. What does not
-    lie ``inside`` is left out.
+    """Yield every object below ``root`` whose key starts with ``prefix``, in key order; links are followed, loops are not. Links to what
+    does not lie ``inside`` are left out, and access to a prefix behind one is denied.
     """
     above, slash, name_prefix = prefix.rpartition("/")
     directory = os.path.join(root, above) if above else root
-    if inside is None or inside.has(directory):
-        yield from _walk(directory, above + slash, name_prefix, frozenset(), inside)
+    if inside is not None:
+        inside.check(directory, prefix)
+    yield from _walk(directory, above + slash, name_prefix, frozenset(), inside)
 
 
 def _walk(
@@ -140,14 +141,14 @@ def remove_special(rules: WriteRules, prefix: str) -> None:
 
 
 def list_directory(root: str, prefix: str, inside: Inside | None = None) -> DirListing:
-    """Return the direct children of ``prefix``. Directories that hold nothing are shown too: looking into each would cost more. What does
-    not lie ``inside`` is left out.
+    """Return the direct children of ``prefix``. Directories that hold nothing are shown too: looking into each would cost more. Links to
+    what does not lie ``inside`` are left out, and access to a prefix behind one is denied.
     """
     objects: list[ObjectInfo] = []
     prefixes: list[str] = []
     directory = os.path.join(root, prefix) if prefix else root
-    if inside is not None and not inside.has(directory):
-        return DirListing((), ())
+    if inside is not None:
+        inside.check(directory, prefix)
     for name in _names(directory, "", inside):
         if name.endswith("/"):
             prefixes.append(prefix + name)

@@ -65,6 +65,7 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
     root_marker = ""
     transaction_type = ShardedTransaction
     everything = EVERYTHING
+    storage_options: dict[str, Any]
 
     def __init__(
         self,
@@ -217,8 +218,7 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
         """Return the options that a copy is made by: it shows the same snapshot."""
         if self._root.pinned is None and not on_io_loop():
             self._settle_snapshot()
-        options: dict[str, Any] = self.storage_options
-        return options
+        return self.storage_options
 
     def _show_snapshot(self) -> None:
         """Have copies show the snapshot that this shows, zarr's too, which are made of these options; and fsspec make a new instance when

@@ -20,6 +20,7 @@ from zarr.storage import LocalStore, MemoryStore
 
 import shardstore
 from shardstore.adapters.zarr import copying
+from shardstore.adapters.zarr.chunk_pipeline import PipelineLimits
 from shardstore.errors import InvalidInput, ShardStoreError
 from shardstore.model.generation import Condition, Generation
 from shardstore.snapshots import Repository
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.zarr
 dask_array: Any = importlib.import_module("dask.array")  # half of it has no types
 
 CHUNKS, PER_SHARD, SHARD = (16, 16), (4, 4), (64, 64)
-VALUES = np.random.default_rng(0).integers(1, 60000, (192, 160), dtype="u2")  # which does not compress
+VALUES: Any = np.random.default_rng(0).integers(1, 60000, (192, 160), dtype="u2")  # which does not compress
 SHARDS = sorted(f"a/c/{i}/{j}" for i in range(3) for j in range(3))
 
 
@@ -182,10 +183,7 @@ def test_a_copy_is_what_an_assignment_stores(
 
 
 def limit(monkeypatch: pytest.MonkeyPatch, **limits: int) -> None:
-    monkeypatch.setattr(copying, "PipelineLimits", lambda: replace(limits_of_zarr(), **limits))
-
-
-limits_of_zarr = copying.PipelineLimits
+    monkeypatch.setattr(copying, "PipelineLimits", lambda: replace(PipelineLimits(), **limits))
 
 
 class Source:
@@ -203,22 +201,43 @@ class Source:
         return np.ascontiguousarray(VALUES[region])
 
 
+def source_of(asked: Callable[[int], None]) -> Any:
+    """A source that reports how often it was asked before, each time it is asked; to zarr's types it is no array."""
+    return Source(asked)
+
+
+class HoldsCounted(MemoryStorage):
+    """Notes, when the write of a shard begins, how many regions were read from the source and are not stored yet."""
+
+    def __init__(self, root: str, asked: list[int]) -> None:
+        super().__init__(root)
+        self._asked, self._stored = asked, 0
+        self.held: list[int] = []
+
+    async def write(self, key: str, data: Any, nbytes: int, condition: Condition) -> Generation:
+        if "/c/" not in key:
+            return await super().write(key, data, nbytes, condition)
+        self.held.append(len(self._asked) - self._stored)
+        written = await super().write(key, data, nbytes, condition)
+        self._stored += 1
+        return written
+
+
 def test_a_large_source_is_stored_shard_by_shard_and_few_shards_are_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     limit(monkeypatch, large_wave_bytes=1, write_bytes=1)
-    storage = memory()
-    held: list[int] = []
-    source = Source(lambda count: held.append(count + 1 - len(shards_of(storage))))
+    asked: list[int] = []
+    storage = HoldsCounted(f"/copying-{uuid.uuid4().hex}", asked)
     store = opened(storage, chunks_per_shard=(1, 1))
-    array = zarr.create_array(store, name="a", data=source, chunks=CHUNKS)
-    assert len(held) == 12
-    assert max(held) <= 2
+    array = zarr.create_array(store, name="a", data=source_of(asked.append), chunks=CHUNKS)
+    assert len(asked) == len(storage.held) == 12
+    assert max(storage.held) <= 2
     assert store.counters.commits == 12
     np.testing.assert_array_equal(np.asarray(array), VALUES[:, :16])
 
 
 def test_small_shards_are_read_from_the_source_together() -> None:
     regions: list[int] = []
-    zarr.create_array(opened(memory(), chunks_per_shard=(1, 1)), name="a", data=Source(regions.append), chunks=CHUNKS)
+    zarr.create_array(opened(memory(), chunks_per_shard=(1, 1)), name="a", data=source_of(regions.append), chunks=CHUNKS)
     assert regions == [0]
 
 
@@ -238,7 +257,7 @@ def test_what_another_client_writes_meanwhile_is_durable_when_its_call_returns(m
         stored.append(StorageObjects(storage).get(f"ab/c/{count // 4}/0"))
 
     shards = shardstore.get_mapper(storage, chunks_per_shard={"a*": PER_SHARD, "*": None})
-    zarr.create_array(store, name="a", data=Source(write), chunks=CHUNKS)
+    zarr.create_array(store, name="a", data=source_of(write), chunks=CHUNKS)
     assert len(stored) == 3
     assert all(data is not None and bytes([count + 1]) * 512 in data for count, data in enumerate(stored))
 
@@ -267,7 +286,7 @@ def test_an_error_of_the_source_leaves_what_was_copied(monkeypatch: pytest.Monke
             raise RuntimeError("the disk of the source")
 
     with pytest.raises(RuntimeError, match="the disk of the source"):
-        zarr.create_array(opened(storage), name="a", data=Source(fail), chunks=CHUNKS)
+        zarr.create_array(opened(storage), name="a", data=source_of(fail), chunks=CHUNKS)
     assert document(StorageObjects(storage), "a/zarr.json")["shape"] == [192, 16]
     assert set(shards_of(storage)) <= {"a/c/0/0", "a/c/1/0"}
     array = zarr.open_array(opened(storage), path="a")
@@ -306,7 +325,7 @@ def test_an_array_is_not_overwritten_by_a_copy_of_itself(source: str, target: st
 
 def test_an_array_is_overwritten_by_its_values_and_by_a_neighbour() -> None:
     store = opened(memory())
-    array = zarr.create_array(store, name="a", data=VALUES, chunks=CHUNKS)
+    array: Any = zarr.create_array(store, name="a", data=VALUES, chunks=CHUNKS)
     other = zarr.create_array(store, name="ab", data=VALUES + 1, chunks=CHUNKS)
     zarr.from_array(store, name="a", data=array[...] + 5, chunks=CHUNKS, overwrite=True)
     np.testing.assert_array_equal(np.asarray(zarr.open_array(store, path="a")), VALUES + 5)
@@ -339,7 +358,7 @@ def test_a_copy_within_one_store_reads_each_shard_once() -> None:
 
 def test_by_url_of_the_filesystem(tmp_path: Any) -> None:
     options = {"sharded": {"chunks_per_shard": PER_SHARD, "fsync": False}}
-    array = zarr.create_array(f"sharded::{tmp_path.as_uri()}/s.zarr", name="a", data=VALUES, chunks=CHUNKS, storage_options=options)
+    array: Any = zarr.create_array(f"sharded::{tmp_path.as_uri()}/s.zarr", name="a", data=VALUES, chunks=CHUNKS, storage_options=options)
     assert array.store.fs.counters.commits == 9
     np.testing.assert_array_equal(np.asarray(zarr.open_array(LocalStore(tmp_path / "s.zarr"), path="a")), VALUES)
 

@@ -91,6 +91,6 @@ def test_zarr_writes_it_and_makes_it_longer(shards: Any) -> None:
     array.append(np.full((3, 4), 5, "i2"))
     array[1] = 9
     array.attrs["a"] = 1
-    plain = zarr.open_array(store, path="x", mode="r")
+    plain: Any = zarr.open_array(store, path="x", mode="r")
     assert plain[:, 0].tolist() == [5, 9, 5]
     assert plain.attrs["a"] == 1

@@ -97,7 +97,7 @@ class PresentedSource:
             if not isinstance(meaning, Canonical):
                 return False
             canonical = meaning.key
-        return await _is_directory(self, key, self.store.hierarchy, canonical, looks=looks)
+        return await _is_directory(self.store.storage, key, self.store.hierarchy, canonical, looks=looks)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,10 +129,10 @@ class StoredSource:
             )  # reads the documents of arrays whose shard it may be, at most once a second
         except ShardStoreError:
             return False
-        return await _is_directory(self, key, self.hierarchy, key, looks=looks)
+        return await _is_directory(self.storage, key, self.hierarchy, key, looks=looks)
 
 
-async def _is_directory(source: Source, key: str, hierarchy: Hierarchy, canonical: str, *, looks: bool) -> bool:
+async def _is_directory(storage: Storage, key: str, hierarchy: Hierarchy, canonical: str, *, looks: bool) -> bool:
     """Return what ``Source.is_directory`` does, by what the hierarchy knows of the key."""
     if hierarchy.owner(possible_owners(canonical)) is not None:
         return False
@@ -142,8 +142,10 @@ async def _is_directory(source: Source, key: str, hierarchy: Hierarchy, canonica
             return True
     if not looks:
         return False
-    listed = await source.list_dir(f"{key}/", exact=False)
-    return bool(listed.values or listed.prefixes)
+    listed = await storage.list_dir(
+        f"{key}/"
+    )  # one request; but for the chunks of arrays, all views have the directories of what is stored
+    return bool(listed.objects or listed.prefixes)
 
 
 def _key(value: ListedValue) -> str:

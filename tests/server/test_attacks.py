@@ -221,6 +221,7 @@ def test_a_request_costs_a_bounded_number_of_requests(store: Path) -> None:
             assert storage.events == []
         assert http.get("zarr3/" + "0/" * MOST_SEGMENTS + "0").status_code == 404
         assert len(storage.events) <= 2 * MOST_SEGMENTS
+        assert len([event for event in storage.events if event.op == "list_dir"]) <= 1
 
 
 # -- what is logged --------------------------------------------------------------------------------------------------------

@@ -388,6 +388,7 @@ def test_the_place_of_a_chunk_is_an_extended_attribute(store: Path, mount: MakeM
             os.getxattr(path, "user.other")
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_leaves_the_mount_to_its_parent(store: Path, mount: MakeMount) -> None:
     mounted = mount(store)
     reading, writing = os.pipe()
@@ -409,6 +410,7 @@ def test_a_forked_child_leaves_the_mount_to_its_parent(store: Path, mount: MakeM
     assert native(store, "zarr.json") == Path(mounted.directory, "zarr.json").read_bytes()
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_unmounting_does_not_wait_for_children_that_were_forked_meanwhile(store: Path, mount: MakeMount) -> None:
     mounted = mount(store)
     reading, writing = os.pipe()

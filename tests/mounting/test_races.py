@@ -856,3 +856,23 @@ def test_a_long_file_that_is_changed_while_it_is_stored_is_stored_as_it_was(
     run_sync(run())
     assert run_sync(files.end()) == []
     assert native(url, "long") == second
+
+
+def test_a_directory_that_is_renamed_while_the_one_above_is_listed_is_listed_under_its_new_name(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = files_of(url, clock=Clock()).tree
+    shardstore.get_mapper(url)["notes/one"] = b"old"
+
+    async def run() -> None:
+        gate = Gate(tree.store.list_dir, before=False)
+        monkeypatch.setattr(tree.store, "list_dir", gate)
+        listing = asyncio.create_task(tree.names(""))
+        await gate.begun.wait()
+        await tree.store.move_prefix("notes", "moved")
+        tree.moved("notes", "moved")
+        gate.opened.set()
+        assert "moved" in (await listing).names
+        assert await tree.find("notes") is None
+
+    run_sync(run())

@@ -20,6 +20,7 @@ import pytest
 import zarr
 
 import shardstore
+from shardstore.errors import StorageError
 from shardstore.format.store_keys import possible_owners
 from shardstore.mounting.mounts import Mount
 from shardstore.mounting.names import is_scratch, name_of, parent_of
@@ -297,6 +298,8 @@ def test_a_mount_behaves_as_a_plain_directory(mount: Callable[..., Mount], tmp_p
     else:
         run_sync_directory(mounted.directory)
         os.kill(mounted.pid, signal.SIGKILL)
+        with pytest.raises(StorageError, match="has died"):
+            mounted.wait(60)
     stored = {key: bytes(value) for key, value in shardstore.get_mapper(url, metadata_ttl=0).items()}
     expected = {str(path.relative_to(plain)): path.read_bytes() for path in plain.rglob("*") if path.is_file()}
     assert {key: stored[key] for key in stored if name_of(key) != "zarr.json"} == {

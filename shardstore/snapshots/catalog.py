@@ -167,6 +167,10 @@ class StorageCatalog:
                 lost = _lost_once(lost, exc)
                 # If it is in another version, the object was written again, as a backup that is restored is.
                 condition = IF_ABSENT if now is None or now.version is None else IfGeneration(now.version)
+            except StorageError as exc:
+                if lost is not None:  # the first request may still be carried out
+                    raise lost from exc
+                raise
             else:
                 return Pointer(after.location, after.generation, after.store_id, version)
         raise lost or _refuses(name, self.url)
@@ -189,6 +193,10 @@ class StorageCatalog:
                     return
                 version = _version_of(name, self.url, now, before)
                 lost = _lost_once(lost, exc)
+            except StorageError as exc:
+                if lost is not None:
+                    raise lost from exc
+                raise
             else:
                 # Without conditions, it was there just before, and may be gone by this request, sent twice.
                 if not is_done and able.conditional_delete and lost is None:

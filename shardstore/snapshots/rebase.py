@@ -115,7 +115,7 @@ def expired(session: Session, url: str) -> ConflictError:
 
 async def merge(session: Session, fork: Session, on_chunk_conflict: Selection) -> None:
     """Make what was changed in a fork of a session part of it. ``on_chunk_conflict`` says whose chunk counts where both have changed one:
-    ``"ours"`` is the session's, ``"theirs"`` that of the fork.
+    ``"ours"`` is the session's, ``"theirs"`` that of the fork. With ``"fail"``, a fork must not delete what the session has changed either.
 
     Raises:
         ConflictError: something contradicts; the session is as before.
@@ -130,7 +130,10 @@ async def merge(session: Session, fork: Session, on_chunk_conflict: Selection) -
         await fork.gatherer.store(fork.gatherer.plan())
         ours, theirs = _side_of(fork), _side_of(session)
         attributes, more = await _merged_attributes(fork, ours, theirs)
-        solver = BasicConflictSolver(on_chunk_conflict=_FOR_FORK[on_chunk_conflict])
+        fails = on_chunk_conflict == "fail"
+        solver = BasicConflictSolver(
+            on_chunk_conflict=_FOR_FORK[on_chunk_conflict], fail_on_delete_of_updated_array=fails, fail_on_delete_of_updated_group=fails
+        )
         conflicts = [*find_conflicts(ours, theirs, session.base.nodes, solver), *more]
         if conflicts:
             shown = "; ".join(map(str, conflicts[:10]))

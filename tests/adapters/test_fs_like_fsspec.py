@@ -12,6 +12,11 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
+from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
+from shardstore.errors import NotFound
+from shardstore.storage.local.storage import LocalStorage
+from shardstore.testing.trace import TraceStorage
+
 FILES = {"z": b"zz", "g/x": b"xxx", "g/b/y": b"y", "g/b/w": b"wwww", "e/f": b""}
 ONE = {"file": "z", "directory": "g", "root": "", "missing": "no", "in a directory": "g/b/y", "missing in one": "g/no"}
 LISTS = {
@@ -196,3 +201,21 @@ def test_what_is_meant_to_differ(tmp_path: Path) -> None:
     assert fs.exists(f"{top}/z")
     fs.rm_file(f"{top}/no")
     assert list(fs.walk(f"{top}/no")) == [(f"{top}/no", [], [])]
+
+
+@pytest.mark.parametrize("mode", ["omit", "return"])
+def test_missing_chunks_of_zarr_v2_cost_a_read_each_and_no_listing(mode: str, tmp_path: Path) -> None:
+    for key, value in {".zgroup": b'{"zarr_format": 2}', "u/0.0": b"u", "v/0": b"v"}.items():
+        (tmp_path / key).parent.mkdir(exist_ok=True)
+        (tmp_path / key).write_bytes(value)
+    trace = TraceStorage(LocalStorage(tmp_path))
+    fs = ShardedFileSystem(fs=trace, skip_instance_cache=True)
+    fs.cat("u/0.0")
+    trace.events.clear()
+    keys = [f"u/{number}.0" for number in range(20)] + [f"v/{number}" for number in range(20)]
+    found = fs.cat(keys, on_error=mode)
+    assert sum(isinstance(value, bytes) for value in found.values()) == 2
+    assert all(isinstance(value, bytes | NotFound) for value in found.values())
+    assert {event.op for event in trace.events} == {"read"}
+    assert sum(event.key in keys for event in trace.events) == len(keys)
+    assert len(trace.events) <= len(keys) + 8  # documents

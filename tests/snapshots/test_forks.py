@@ -234,6 +234,22 @@ def test_chunk_that_the_session_itself_has_written_is_a_conflict_too(repo: Repos
     np.testing.assert_array_equal(read_array(session, "a")[:8], DATA[:8] + 1)
 
 
+@pytest.mark.parametrize("deletes_first", [False, True])
+@pytest.mark.parametrize("is_made_again", [False, True])
+def test_deleting_an_array_that_another_fork_has_written_is_a_conflict_too(
+    repo: Repository, deletes_first: bool, is_made_again: bool
+) -> None:
+    session = repo.writable_session()
+    writes, deletes = write_rows(session.fork(), 0, DATA[:8]), session.fork()
+    deletes.mapping().rmdir("a")
+    if is_made_again:
+        create_array(deletes, "a", DATA, (8, 8))
+    first, second = (deletes, writes) if deletes_first else (writes, deletes)
+    session.merge(travelled(first), on_chunk_conflict="fail")
+    with pytest.raises(ConflictError):
+        session.merge(travelled(second), on_chunk_conflict="fail")
+
+
 def test_forks_that_wrote_other_chunks_are_no_conflict(repo: Repository) -> None:
     session = repo.writable_session()
     session.merge(

@@ -241,6 +241,16 @@ def test_what_a_storage_did_not_carry_out_is_sent_again(name: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", CHANGES)
+def test_a_request_that_is_lost_may_still_arrive_after_the_next_one_has_failed(name: str, tmp_path: Path) -> None:
+    """A certain failure would be a reason to remove the files that the pointer leads to."""
+    change, is_done, _ = CHANGES[name]
+    ours, others = faulty(tmp_path, Fault(1, Cancel(), CHANGING), Fault(2, Fail(), CHANGING))
+    with pytest.raises(WriteOutcomeUnknown):
+        change(ours)
+    assert not is_done(others)
+
+
+@pytest.mark.parametrize("name", CHANGES)
 def test_what_cannot_be_looked_at_is_unknown(name: str, tmp_path: Path) -> None:
     change, is_done, _ = CHANGES[name]
     ours, others = faulty(

@@ -269,10 +269,16 @@ class ShardedFileSystem(FilesystemFace, FileLookups, FileTransfers, ChainedFileS
             except (NotFound, IsADirectoryError) as exc:  # of the root, which has no value
                 out[i] = exc
         values = await run_async(self.engine.get_many([(key, request) for _, key, request, _ in wanted]))
+        absent: list[tuple[int, str]] = []
         for (i, key, _, part), value in zip(wanted, values, strict=True):
             if isinstance(value, SnapshotExpired):
                 raise value  # of all files, and not of this one: a caller that leaves out what is returned would take it for absent
-            out[i] = value if isinstance(value, Exception) else await self._absence(key) if value is None else bytes(value[part])
+            if value is None:
+                absent.append((i, key))
+            else:
+                out[i] = value if isinstance(value, Exception) else bytes(value[part])
+        for (i, _), error in zip(absent, await self._absences([key for _, key in absent]), strict=True):
+            out[i] = error
         found = [value for value in out if value is not None]
         if on_error != "return":
             raise_first(found)

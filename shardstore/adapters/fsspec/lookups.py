@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
@@ -17,6 +19,8 @@ from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.generic.errors import ABSENT_ERRORS
 
 Info = dict[str, Any]
+
+_LIKE_V2_CHUNK = re.compile(r"[0-9]+(\.[0-9]+)*", re.ASCII)
 
 
 class FileLookups(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no types
@@ -36,6 +40,14 @@ class FileLookups(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no types
         if await self._is_directory(key):
             return IsADirectoryError(f"{key!r} is a directory of {self.handle.url}, not a file")
         return self._missing(key)
+
+    async def _absences(self, keys: Sequence[str]) -> list[Exception]:
+        """Return the errors for keys that have no value. Among several, a name of numbers is taken for a chunk: chunks of arrays of Zarr v2
+        are asked for by the thousand, and each directory that is looked for is a listing.
+        """
+        looks = [key for key in keys if len(keys) == 1 or not _LIKE_V2_CHUNK.fullmatch(key.rpartition("/")[2])]
+        found = dict(zip(looks, await asyncio.gather(*map(self._absence, looks)), strict=True))
+        return [found.get(key) or self._missing(key) for key in keys]
 
     async def _is_only_directory(self, path: str) -> bool:
         """Return whether a path is a directory, and not a file as well."""

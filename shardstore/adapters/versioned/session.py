@@ -204,7 +204,7 @@ class Session:
             on_chunk_conflict: what happens where a fork has changed a chunk that this session, or a fork before, has changed too, as in
                 ``BasicConflictSolver``: ``"theirs"``: the fork's chunk counts, so that the last one wins; ``"ours"``: what is in the
                 session counts; ``"fail"``: that is a conflict. Where two workers have written parts of one chunk, one of the parts is lost,
-                and only ``"fail"`` shows it.
+                and only ``"fail"`` shows it. It also makes a conflict of the deletion of a node that the other has changed.
 
         Raises:
             ConflictError: a fork contradicts what is in the session: another node at one path, a change of what was deleted, and, with

@@ -312,7 +312,10 @@ def _has_flags(row: Mapping[str, Any]) -> bool:
 
 
 def _check_nodes(nodes: Sequence[Node]) -> None:
-    check_node_paths(node.path for node in nodes)
+    try:
+        check_node_paths(node.path for node in nodes)
+    except InvalidInput as exc:
+        raise InvalidInput(f"{exc}. A node that is there already can be moved, session.move(old, new), or deleted") from exc
     if not any(not node.path for node in nodes):
         raise InvalidInput("a structure file needs a root, and no node is at the path ''")
     for what, values in (("path", [node.path for node in nodes]), ("id", [node.id for node in nodes])):

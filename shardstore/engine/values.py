@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -36,8 +37,10 @@ from shardstore.engine.writing.chunk_sizes import with_whole
 from shardstore.engine.writing.v2_arrays_written import WrittenV2Arrays
 from shardstore.engine.writing.writer import Writer
 from shardstore.errors import AccessDenied, Conflict, Corruption, InvalidInput, ShardStoreError
+from shardstore.format.chunk_keys import ChunkKeyEncoding
+from shardstore.format.json_text import loads_object
 from shardstore.format.metadata_v3 import METADATA_NAME
-from shardstore.format.store_keys import check_keys, join, metadata_key, metadata_path, possible_owners
+from shardstore.format.store_keys import ancestors, check_keys, join, metadata_key, metadata_path, possible_owners
 from shardstore.format.v2.keys import ARRAY_NAME, GROUP_NAME, is_document
 from shardstore.model.generation import UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING, ByteRequest, cut
@@ -60,6 +63,7 @@ _PLAIN_AT_ONCE = 64
 KeyRequest = tuple[str, ByteRequest]
 KeyUpdate = tuple[str, Action]
 
+_LIKE_V2_CHUNK = re.compile(r"[0-9]+([./][0-9]+)*", re.ASCII)
 _OF_A_NODE = (METADATA_NAME, ARRAY_NAME, GROUP_NAME)
 """Documents of which each node has one."""
 
@@ -176,6 +180,7 @@ class Values:
         )
         doubtful: list[int] = []
         outdated: list[int] = []
+        directories: list[tuple[int, str]] = []
         for (i, target), owner, outcome in zip(plain, owners, outcomes, strict=True):
             match outcome:
                 case Found(_, _, (data,)):
@@ -186,6 +191,9 @@ class Values:
                     values[i] = error
                 case Absent(is_directory=True) if owner is not None or is_document(target.key):
                     values[i] = in_its_place(target.key, "a directory")
+                case Absent(is_directory=True):
+                    values[i] = None
+                    directories.append((i, target.key))
                 case _:
                     values[i] = None
             if owner is None:
@@ -195,12 +203,27 @@ class Values:
             elif isinstance(outcome, GuardChanged) or self._plain_owner(target.key) is None:
                 self._hierarchy.distrust(owner.path)
                 outdated.append(i)
+        for i, key in directories:
+            if await self._is_chunk_of_v2(key):
+                values[i] = in_its_place(key, "a directory")
         if doubtful:
             # These look like chunks and no array was known to own them: was one created meanwhile?
             keys = {i: target.key for i, target in plain}
             targets = await self.locate_each([keys[i] for i in doubtful], for_write=True)
             doubtful = [i for i, target in zip(doubtful, targets, strict=True) if not isinstance(target, PlainTarget)]
         return list(dict.fromkeys(doubtful + outdated))
+
+    async def _is_chunk_of_v2(self, key: str) -> bool:
+        """Return whether a key is that of a chunk of an array that is stored as Zarr v2. Reads the documents that may say so."""
+        owners = [(path, rest) for path, rest in ancestors(key) if _LIKE_V2_CHUNK.fullmatch(rest)]
+        outcomes = await self._storage.read([document_read(join(path, ARRAY_NAME)) for path, _ in owners])
+        for (_, rest), outcome in zip(owners, outcomes, strict=True):
+            if isinstance(outcome, Found):
+                document = loads_object(outcome.buffers[0])
+                shape, separator = document.get("shape"), document.get("dimension_separator", ".")
+                if isinstance(shape, list) and separator in (".", "/"):
+                    return ChunkKeyEncoding("v2", separator).decode(rest, len(shape)) is not None
+        return False
 
     async def _settle_hidden(self, keys: Sequence[tuple[int, str]], values: list[Value]) -> None:
         """Show documents that may not be read as absent where another document of the same path shows what is there.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -17,7 +18,8 @@ from shardstore.engine.keyed_store import TickBatch
 from shardstore.engine.metadata.hierarchy import Hierarchy
 from shardstore.engine.reading.listing import ListedValue
 from shardstore.errors import NotFound, ShardStoreError, Unsupported
-from shardstore.format.chunk_keys import looks_like_chunk_prefix
+from shardstore.format.chunk_keys import ChunkKeyEncoding
+from shardstore.format.metadata_v3 import ArrayLayout, PlainArray
 from shardstore.format.store_keys import ancestors, possible_owners
 from shardstore.model.generation import Generation
 from shardstore.presented.flavours import flavour_of
@@ -29,6 +31,9 @@ from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.opening.snapshot_place import SnapshotPlace
 from shardstore.storage.wrappers import innermost
 from shardstore.stored.detect import DetectedStorage
+
+_LIKE_V2_CHUNK = re.compile(r"[0-9]+(\.[0-9]+)+", re.ASCII)
+"""The last segment of a chunk's key in an array of Zarr v2, as no directory is called."""
 
 _MOST_ETAGS = 10_000
 _ETAG_NBYTES = 12
@@ -97,7 +102,8 @@ class PresentedSource:
             if not isinstance(meaning, Canonical):
                 return False
             canonical = meaning.key
-        return await _is_directory(self.store.storage, key, self.store.hierarchy, canonical, looks=looks)
+        as_v2 = isinstance(self.store, View)  # the other flavours have no such prefix below the path of an array
+        return await _is_directory(self.store.storage, key, self.store.hierarchy, canonical, looks=looks, as_v2=as_v2)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,23 +135,32 @@ class StoredSource:
             )  # reads the documents of arrays whose shard it may be, at most once a second
         except ShardStoreError:
             return False
-        return await _is_directory(self.storage, key, self.hierarchy, key, looks=looks)
+        return await _is_directory(self.storage, key, self.hierarchy, key, looks=looks, as_v2=False)
 
 
-async def _is_directory(storage: Storage, key: str, hierarchy: Hierarchy, canonical: str, *, looks: bool) -> bool:
+async def _is_directory(storage: Storage, key: str, hierarchy: Hierarchy, canonical: str, *, looks: bool, as_v2: bool) -> bool:
     """Return what ``Source.is_directory`` does, by what the hierarchy knows of the key."""
     if hierarchy.owner(possible_owners(canonical)) is not None:
         return False
     for path, rest in ancestors(canonical):
         node = hierarchy.known(path)
-        if node is not None and node.array is not None and looks_like_chunk_prefix(f"{rest}/") and rest.count("/") < node.array.ndim:
+        if node is not None and node.array is not None and _begins_chunk_keys(node.array, f"{rest}/", as_v2=as_v2):
             return True
-    if not looks:
+    if not looks or _LIKE_V2_CHUNK.fullmatch(key.rpartition("/")[2]) is not None:
         return False
     listed = await storage.list_dir(
         f"{key}/"
     )  # one request; but for the chunks of arrays, all views have the directories of what is stored
     return bool(listed.objects or listed.prefixes)
+
+
+def _begins_chunk_keys(array: ArrayLayout | PlainArray, prefix: str, *, as_v2: bool) -> bool:
+    """Return whether keys of several chunks in the grid of an array begin with this, relative to the array; ``as_v2``: those of Zarr v2."""
+    encoding = ChunkKeyEncoding("v2", array.key_encoding.separator) if as_v2 else array.key_encoding
+    leading = encoding.leading_coords(prefix, array.ndim)
+    if len(leading) >= array.ndim or encoding.prefix_of(leading, array.ndim) != prefix:
+        return False
+    return all(at * chunk < length for at, chunk, length in zip(leading, array.chunk_shape, array.shape, strict=False))
 
 
 def _key(value: ListedValue) -> str:

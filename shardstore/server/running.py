@@ -100,7 +100,7 @@ class _Connection(HttpToolsProtocol):
         if len(self.connections) <= self._most_connections:
             return
         others = [one for one in self.connections if isinstance(one, _Connection) and one is not self and one._is_held]
-        idle = [one for one in others if one._is_idle]
+        idle = [one for one in others if one._is_idle and not one.transport.get_write_buffer_size()]  # what is there is still being sent
         if len(others) >= self._most_connections and idle:
             min(idle, key=lambda one: (one._has_asked, one._idle_since)).transport.abort()
 

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from shardstore.adapters.zarr.chunk_pipeline import PipelineLimits
 from shardstore.errors import InvalidInput, ShardStoreError
 from shardstore.model.generation import Condition, Generation
 from shardstore.snapshots import Repository
+from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.trace import TraceStorage
 from tests.stored import LocalObjects, StorageObjects, document
@@ -321,6 +323,17 @@ def test_an_array_is_not_overwritten_by_a_copy_of_itself(source: str, target: st
     with pytest.raises(InvalidInput, match=r"would be erased.*data=array\[\.\.\.\]"):
         zarr.from_array(opened(storage, **options) if options else store, name=target, data=array, overwrite=True)
     assert {key: StorageObjects(storage).get(key) for key in StorageObjects(storage).keys()} == before  # noqa: SIM118 - no mapping
+
+
+def test_an_array_is_not_overwritten_by_a_copy_of_itself_by_another_name(tmp_path: Path) -> None:
+    root = tmp_path / "data.zarr"
+    zarr.create_array(opened(LocalStorage(root)), name="a", data=VALUES, chunks=CHUNKS)
+    (tmp_path / "link").symlink_to(root)
+    for source in (LocalStore(root), opened(LocalStorage(tmp_path / "link")), shardstore.open(f"simplecache::file://{root}")):
+        array: Any = zarr.open_array(source, path="a", mode="r")
+        with pytest.raises(InvalidInput, match="would be erased"):
+            zarr.from_array(opened(LocalStorage(root)), name="a", data=array, overwrite=True)
+    np.testing.assert_array_equal(np.asarray(zarr.open_array(opened(LocalStorage(root)), path="a")), VALUES)
 
 
 def test_an_array_is_overwritten_by_its_values_and_by_a_neighbour() -> None:

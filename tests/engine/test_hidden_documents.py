@@ -90,6 +90,22 @@ def test_an_array_of_v2_is_read(root: Path) -> None:
     assert array[...].tolist() == [3] * 4  # type: ignore[union-attr]
 
 
+def test_an_array_of_v2_with_a_directory_a_dimension_is_read(root: Path) -> None:
+    """The key of a chunk may also be one of an array at the directory, of which nothing can be known."""
+    made: Any = zarr.create_array(
+        zarr.storage.LocalStore(root),
+        name="of_v2/nested",
+        shape=(4, 4),
+        chunks=(2, 2),
+        dtype="u1",
+        zarr_format=2,
+        chunk_key_encoding={"name": "v2", "separator": "/"},
+    )
+    made[...] = 4
+    array: Any = zarr.open_array(shardstore.open(Unlisted(LocalStorage(root)), read_only=True), path="of_v2/nested", mode="r")
+    assert (array[...] == 4).all()
+
+
 def test_a_child_is_read_below_a_group_without_a_document(root: Path) -> None:
     (root / "zarr.json").unlink()
     chunks = shardstore.get_mapper(Unlisted(LocalStorage(root)), read_only=True)

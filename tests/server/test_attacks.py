@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import shutil
 import socket
@@ -387,6 +388,33 @@ def test_idle_connections_are_closed_for_others(store: Path) -> None:
         assert closes(kept, 10)
         run_sync(go_on())
         assert under_way.recv(65536).startswith(b"HTTP/1.1 200")  # and those that are being answered stay
+
+
+def test_connection_whose_response_is_still_being_sent_is_not_idle(store: Path) -> None:
+    nbytes = 240_000  # more than the buffers of the system hold here, and one piece for the server
+    (store / "notes/large").write_bytes(bytes(nbytes))
+    health = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with serve(store, port=0) as serving, ExitStack() as opened:
+        serving.limits.connections = 4
+        with connected(serving) as http:
+            assert http.get("healthz").status_code == 200  # it listens
+        listening = serving._server.servers[0].sockets[0]
+        with socket.socket(fileno=os.dup(listening.fileno())) as same:
+            same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+        slow = opened.enter_context(socket.socket())
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(address(serving))
+        slow.sendall(b"GET /stored/notes/large HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        head, _, body = slow.recv(4096).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200")
+        for _ in range(8):
+            other = opened.enter_context(socket.create_connection(address(serving), 30))
+            other.sendall(health)
+            other.recv(4096)
+        came = len(body)
+        while came < nbytes and (data := slow.recv(65536)):
+            came += len(data)
+        assert came == nbytes
 
 
 def test_connections_leave_descriptors_for_files(store: Path) -> None:

@@ -85,6 +85,16 @@ def test_reading_is_an_error_that_names_it(what: str, make: Make, shards: Any, t
 
 
 @of_all
+def test_reading_an_array_of_zarr_v2_is_an_error_that_names_it(what: str, make: Make, tmp_path: Path) -> None:
+    root = store_with(tmp_path, make, "a/1", zarr_format=2)
+    array = zarr.open_group(shardstore.open(root, read_only=True), mode="r", zarr_format=2)["a"]
+    assert isinstance(array, zarr.Array)
+    with pytest.raises(StorageError, match=rf"a/1'?: there is {what} of this name"):
+        array[...]
+    assert np.asarray(array[4:]).tolist() == [0, 0, 1, 1]
+
+
+@of_all
 @pytest.mark.parametrize("shards", [None, (2,)], ids=["plain", "sharded"])
 def test_writing_leaves_it_alone(what: str, make: Make, shards: Any, tmp_path: Path) -> None:
     root = store_with(tmp_path, make, shards=shards)

@@ -7,6 +7,7 @@ the source is.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -21,8 +22,10 @@ from zarr.storage._common import make_store_path
 
 from shardstore.adapters.zarr.chunk_pipeline import PipelineLimits, has_place_behind, in_waves, place_behind
 from shardstore.adapters.zarr.chunks import item_bytes
+from shardstore.adapters.zarr_storage import storage_of
 from shardstore.errors import InvalidInput
-from shardstore.format.store_keys import join
+from shardstore.storage.base import Storage
+from shardstore.storage.opening.location import location_of
 
 Region = tuple[slice, ...]
 
@@ -65,18 +68,23 @@ async def _refuse_overlap(source: StorePath, target: StorePath) -> None:
     Raises:
         InvalidInput: the two are one place, or one lies in the other.
     """
-    one, other = await _url_of(source), await _url_of(target)
-    if one is not None and other is not None and (one.startswith(other) or other.startswith(one)):
+    one, other = await _storage_at(source), await _storage_at(target)
+    if one is not None and other is not None and await asyncio.to_thread(lambda: location_of(*one).overlaps(location_of(*other))):
         raise InvalidInput(
             f"array {target.path!r} is not overwritten by a copy of {source.path!r}, which lies in the same place and would be erased "
             "before it is copied: write to another path, or pass its values, data=array[...]"
         )
 
 
-async def _url_of(store_path: StorePath) -> str | None:
-    """Return the URL of a node, with ``/`` at its end, if it lies in a store of ours."""
-    place = await place_behind(store_path.store) if has_place_behind(store_path.store) else None
-    return None if place is None else join(place.engine.storage.url.rstrip("/"), place.key(store_path.path).strip("/")).rstrip("/") + "/"
+async def _storage_at(store_path: StorePath) -> tuple[Storage, str] | None:
+    """Return the storage that a node lies in, and its path there; ``None`` if its store cannot be used."""
+    if has_place_behind(store_path.store):
+        place = await place_behind(store_path.store)
+        return None if place is None else (place.engine.storage, place.key(store_path.path).strip("/"))
+    try:
+        return storage_of(store_path), ""
+    except InvalidInput:  # an archive that was closed
+        return None
 
 
 async def _copy(data: Any, array: Any) -> None:

@@ -391,12 +391,13 @@ class Hierarchy:
         """Raise ``AccessDenied`` if the document of a possible owner of a chunk key may not be read: the object there may be a shard.
 
         A server that may not say which objects there are answers so for all that are absent, and so for arrays of Zarr v2, whose own
-        document shows them.
+        document shows them. The outermost array owns the key.
         """
         for path in [path for path, _ in owners if path in self._hidden]:
             (of_v2,) = await self._storage.read([document_read(join(path, ARRAY_NAME))])
             if not isinstance(of_v2, Found):
                 raise self._hidden[path]
+            return
 
     def learn(self, path: str, outcome: ReadOutcome, *, even_damaged: bool = False, described: Node | None = None) -> Node | None:
         """Remember what a read of a node's document gave; ``described``, where given, is the node that it describes.

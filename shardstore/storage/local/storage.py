@@ -551,16 +551,19 @@ class LocalStorage:
 
     async def stat(self, key: str) -> ObjectInfo | None:
         path = self._path(key)
-        if path is not None and self._inside is not None:
-            self._inside.check(path, key)
-        status = None if path is None else await self._read_hop(key, "looking up", lambda: self._rules.status(path))
         if path is None:
             return None
-        if status is None:
-            if (error := await self._read_hop(key, "looking up", lambda: missing(path, f"looking up {key!r}"))) is not None:
+
+        def look() -> os.stat_result | None:
+            if self._inside is not None:
+                self._inside.check(path, key)
+            status = self._rules.status(path)
+            if status is None and (error := missing(path, f"looking up {key!r}")) is not None:
                 raise error
-            return None
-        return ObjectInfo(key, status.st_size, listed_generation(status, path))
+            return status
+
+        status = await self._read_hop(key, "looking up", look)
+        return None if status is None else ObjectInfo(key, status.st_size, listed_generation(status, path))
 
     def _is_prefix(self, prefix: str) -> bool:
         """Return whether keys can start with ``prefix``: paths that step out of the root do not belong to this storage."""

@@ -1,7 +1,7 @@
 # Every target sets up what it needs: python3 >= 3.11 is enough to start with.
 #
 #   make demo              a real volume, written and read in three ways (URL=s3://bucket/prefix for another place)
-#   make test              tests that touch every module, on all cores, five to six minutes on two (TESTARGS="-n0 -k index -x" passes arguments to pytest)
+#   make test              tests that touch every module, on all cores, six to eight minutes on two (TESTARGS="-n0 -k index -x" passes arguments to pytest)
 #   make test-all          all of them, twenty minutes
 #   make browser-test      a real Chromium draws through the server, and shows the report; needs Chromium and npm (apt install chromium npm)
 #   make mount-test        programs that know no shards on real mounts; needs FUSE and, as root on Debian, installs the rest

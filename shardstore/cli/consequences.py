@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from shardstore._sync import run_sync
 from shardstore.cli.output import complain
 from shardstore.cli.target import Target
@@ -9,6 +11,7 @@ from shardstore.engine.metadata.consolidated import stale_consolidated
 from shardstore.errors import InvalidInput
 from shardstore.format.store_keys import join
 from shardstore.maintenance.survey.run import V2_DOCUMENTS
+from shardstore.storage.base import LeadsNowhere
 
 
 def warn_of_stale(*targets: Target) -> None:
@@ -37,7 +40,8 @@ def check_overwritable(target: Target) -> None:
     Raises:
         InvalidInput: the target is such a directory, or a whole bucket.
     """
-    run_sync(_check_overwritable(target))
+    with suppress(LeadsNowhere):  # a link to nowhere is cut
+        run_sync(_check_overwritable(target))
 
 
 async def _check_overwritable(target: Target) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -34,7 +35,7 @@ from shardstore.format.store_keys import ancestors, check_key, check_node_path, 
 from shardstore.format.v2.keys import is_document
 from shardstore.model.generation import UNCONDITIONAL, Condition
 from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike
-from shardstore.storage.base import ABSENT, Absent, ConditionFailed, Failed, Found, ObjectInfo, Read, Storage, in_its_place
+from shardstore.storage.base import ABSENT, Absent, ConditionFailed, Failed, Found, LeadsNowhere, ObjectInfo, Read, Storage, in_its_place
 from shardstore.storage.boundaries import check_no_links, check_no_mounts, check_own
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.local.walk import LINK_TO_NOWHERE
@@ -109,9 +110,11 @@ class _Place:
         return join(other.path, inside) if inside else other.path
 
     async def objects(self) -> AsyncIterator[ObjectInfo]:
-        """Yield every stored object at or below this."""
-        if self.path and (found := await self.storage.stat(self.path)) is not None:
-            yield found
+        """Yield every stored object at or below this. A link to nowhere is none: one in a source is refused, one in a target is cut."""
+        if self.path:
+            with suppress(LeadsNowhere):
+                if (found := await self.storage.stat(self.path)) is not None:
+                    yield found
         async for found in self.storage.list(self.below):
             yield found
 
@@ -231,11 +234,11 @@ async def _check_gone(storage: Storage, key: str) -> None:
 
 async def _chunk_owner(place: _Place) -> Node | None:
     """Return the sharded array that has a chunk key at ``place``, or several below it."""
-    cuts = [(path, rest) for path, rest in ancestors(place.below) if looks_like_chunk_prefix(rest)]
+    cuts = [(path, rest) for path, rest in ancestors(place.below) if rest and looks_like_chunk_prefix(rest)]
     nodes = await place.nodes.hierarchy.load((path for path, _ in cuts), even_damaged=True)
     for path, rest in cuts:
         node = nodes[path]
-        if node is None or node.layout is None or not rest:
+        if node is None or node.layout is None:
             continue
         encoding, ndim = node.layout.key_encoding, node.layout.ndim
         settled = encoding.leading_coords(rest, ndim)

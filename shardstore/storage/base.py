@@ -105,6 +105,10 @@ CHANGED = Changed()
 GUARD_CHANGED = GuardChanged()
 
 
+class LeadsNowhere(StorageError):
+    """What a link or a reference leads to is not there, such as a disk that is not mounted: the key is not absent for that."""
+
+
 def in_its_place(key: str, what: str, where: str = "") -> StorageError:
     """Return the error to raise where ``what`` is in the place of an object, which an answer of "absent" would hide."""
     return StorageError(

@@ -230,9 +230,9 @@ def test_a_directory_is_no_file(fs: ShardedFileSystem) -> None:
     with pytest.raises(IsADirectoryError, match="root of the store"):
         fs.cat_file("")
     for directory in ("ct", "ct/c", "g"):
-        with pytest.raises(FileNotFoundError):
+        with pytest.raises(IsADirectoryError):
             fs.cat_file(directory)
-        with pytest.raises(FileNotFoundError):
+        with pytest.raises(IsADirectoryError):
             fs.open(directory)
 
 

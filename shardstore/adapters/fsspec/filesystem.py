@@ -347,7 +347,10 @@ class ShardedFileSystem(FilesystemFace, FileLookups, FileTransfers, ChainedFileS
             self.check_writable()
         options = {"block_size": block_size, "autocommit": autocommit, "cache_options": cache_options, **kwargs}
         key = sync(self.loop, self._file_key, path, to_create=mode != "rb")
-        return ShardedFile(self, self._root.path_of(key), self.engine, key, mode, **options)
+        try:
+            return ShardedFile(self, self._root.path_of(key), self.engine, key, mode, **options)
+        except NotFound as exc:
+            raise sync(self.loop, self._absence, key) from exc
 
     # -- writing ---------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from shardstore.maintenance.packing.record import Recorded
 from shardstore.maintenance.packing.translation import KeptShards, TargetNodes
 from shardstore.model.generation import UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.base import Failed, Found, Read, Storage
+from shardstore.storage.base import Failed, Found, LeadsNowhere, Read, Storage
 
 _MEANING = ("node_type", "data_type", "chunk_grid", "chunk_key_encoding", "codecs", "storage_transformers")
 """Members of a document that define the meaning of a chunk's bytes, and their place."""
@@ -33,7 +33,7 @@ async def _read(storage: Storage, keys: list[str]) -> dict[str, Found]:
     outcomes = await storage.read([Read(key, (EVERYTHING,)) for key in keys]) if keys else []
     found: dict[str, Found] = {}
     for key, outcome in zip(keys, outcomes, strict=True):
-        if isinstance(outcome, Failed):
+        if isinstance(outcome, Failed) and not isinstance(outcome.error, LeadsNowhere):  # such links of a target are cut, or refused
             raise outcome.error
         if isinstance(outcome, Found):
             found[key] = outcome

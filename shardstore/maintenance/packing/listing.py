@@ -28,7 +28,7 @@ from shardstore.format.v2.keys import ARRAY_NAME, ATTRIBUTES_NAME, CONSOLIDATED_
 from shardstore.maintenance.object_tasks import pages
 from shardstore.maintenance.packing.object_table import ObjectLayout, ObjectTable, version_digest
 from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.base import UNKNOWN_NBYTES, Absent, Failed, Found, ObjectInfo, Read, Storage, in_its_place
+from shardstore.storage.base import UNKNOWN_NBYTES, Absent, Failed, Found, LeadsNowhere, ObjectInfo, Read, Storage, in_its_place
 
 T = TypeVar("T")
 
@@ -218,13 +218,19 @@ class _Listing:
         there: list[tuple[T, ObjectInfo]] = []
         for start in range(0, len(objects), _SIZES_AT_ONCE):
             some = objects[start : start + _SIZES_AT_ONCE]
-            for (key, given), info in zip(some, await asyncio.gather(*(self._storage.stat(key) for key, _ in some)), strict=True):
+            for (key, given), info in zip(some, await asyncio.gather(*(self._reachable(key) for key, _ in some)), strict=True):
                 if info is None:
                     self.nodes.unreachable.append(key)
                 else:
                     there.append((given, info))
                     self.nodes.nbytes += info.nbytes
         return there
+
+    async def _reachable(self, key: str) -> ObjectInfo | None:
+        try:
+            return await self._storage.stat(key)
+        except LeadsNowhere:
+            return None
 
     # -- whose an object is --------------------------------------------------------------------------------------------
 

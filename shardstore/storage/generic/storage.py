@@ -30,6 +30,7 @@ from shardstore.storage.base import (
     DirListing,
     Failed,
     Found,
+    LeadsNowhere,
     ObjectInfo,
     Read,
     ReadOutcome,
@@ -299,8 +300,8 @@ class GenericStorage:
             raise self._refers_to_nothing(key)
         return None if info is None else await self._object_info(key, info)
 
-    def _refers_to_nothing(self, key: str) -> StorageError:
-        return StorageError(f"{self.url} refers for {key!r} to what is not there: make it reachable again, or mend the reference")
+    def _refers_to_nothing(self, key: str) -> LeadsNowhere:
+        return LeadsNowhere(f"{self.url} refers for {key!r} to what is not there: make it reachable again, or mend the reference")
 
     # -- writing -------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from shardstore.errors import AccessDenied, InvalidInput, NoSpace, ShardStoreError, StorageError
-from shardstore.storage.base import in_its_place
+from shardstore.storage.base import LeadsNowhere, in_its_place
 from shardstore.storage.room import FULL_ERRNOS
 
 # Without O_NONBLOCK, opening a named pipe that someone put there would wait for ever; regular files ignore it.
@@ -135,7 +135,7 @@ def stat_file(path: str, key: str | None = None) -> os.stat_result | None:
     return status if is_object(path, status, key) else None
 
 
-def missing(path: str, what: str) -> StorageError | None:
+def missing(path: str, what: str) -> LeadsNowhere | None:
     """Return the error of a path at which there is nothing, if that is for a link on the way to it, or at it, which leads to what is not
     there, such as a disk that is not mounted. ``None``: there is no such object.
     """
@@ -147,7 +147,7 @@ def missing(path: str, what: str) -> StorageError | None:
         at = above
     if not stat_modes.S_ISLNK(mode) or os.path.exists(at):
         return None
-    return StorageError(f"{what}: {at} is a link to what is not there: make that reachable again, or remove the link")
+    return LeadsNowhere(f"{what}: {at} is a link to what is not there: make that reachable again, or remove the link")
 
 
 def _mode(path: str) -> int | None:

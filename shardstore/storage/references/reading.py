@@ -17,7 +17,7 @@ from shardstore.format.references.table import Reference
 from shardstore.model.coalescing import CoalescedReads, ReadLimits, coalesce_all
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRange, resolve
-from shardstore.storage.base import CHANGED, UNKNOWN_NBYTES, Absent, Changed, Failed, Found, Read, ReadOutcome, Storage
+from shardstore.storage.base import CHANGED, UNKNOWN_NBYTES, Absent, Changed, Failed, Found, LeadsNowhere, Read, ReadOutcome, Storage
 from shardstore.storage.local.versions import may_be_same_bytes
 from shardstore.storage.redaction import redacted
 from shardstore.storage.references.entries import PinnedReference, Target, Targets
@@ -173,9 +173,9 @@ def shown_url(url: str | None) -> str:
     return "its target" if url is None else redacted(url)
 
 
-def refers_to_nothing(key: str, shown: str, url: str) -> StorageError:
+def refers_to_nothing(key: str, shown: str, url: str) -> LeadsNowhere:
     """Return the error of a reference whose object is not there: the key is not absent for that."""
-    return StorageError(f"{shown} refers for {key!r} to what is not there, {url}: make it reachable again, or mend the reference")
+    return LeadsNowhere(f"{shown} refers for {key!r} to what is not there, {url}: make it reachable again, or mend the reference")
 
 
 def referring(exc: ShardStoreError, key: str, shown: str, url: str) -> ShardStoreError:

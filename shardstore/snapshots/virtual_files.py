@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardstore.errors import Conflict, Corruption, InvalidInput, ShardStoreError, StorageError
+from shardstore.errors import Conflict, Corruption, InvalidInput, ShardStoreError
 from shardstore.format.snapshots.file_names import CHUNKS, encode_id
 from shardstore.format.snapshots.manifest import ChunkRefs, VirtualCheck
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRange
 from shardstore.snapshots.files import MissingFile
-from shardstore.storage.base import Absent, Changed, Failed, Found, Read, ReadOutcome, Storage
+from shardstore.storage.base import Absent, Changed, Failed, Found, LeadsNowhere, Read, ReadOutcome, Storage
 from shardstore.storage.local.versions import may_be_same_bytes
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.opening.reference_targets import ReferenceTargets, SetAddress, TargetOptions
@@ -77,7 +77,7 @@ class VirtualFiles:
         return answers
 
     async def sizes(self, urls: Sequence[str]) -> list[int]:
-        """Return the lengths of virtual files in bytes. Raises ``StorageError`` if one is not there."""
+        """Return the lengths of virtual files in bytes. Raises ``LeadsNowhere`` if one is not there."""
         unique = list(dict.fromkeys(urls))
         for url in unique:
             self.check_authorised(url)
@@ -85,7 +85,7 @@ class VirtualFiles:
         infos = await asyncio.gather(*(target.storage.stat(target.key) for target in targets))
         for url, info in zip(unique, infos, strict=True):
             if info is None:
-                raise StorageError(f"{redacted(url)} is not there, so it cannot be referred to: make it reachable, or leave it out")
+                raise LeadsNowhere(f"{redacted(url)} is not there, so it cannot be referred to: make it reachable, or leave it out")
         known = {url: info.nbytes for url, info in zip(unique, infos, strict=True) if info is not None}
         return [known[url] for url in urls]
 

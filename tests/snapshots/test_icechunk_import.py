@@ -10,6 +10,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import icechunk
 import numpy as np
@@ -615,17 +616,22 @@ async def _with_root(new: NewHistory) -> None:
 
 
 @needs_2
-def test_nothing_is_removed_once_the_store_may_be_there(tmp_path: Path) -> None:
-    """Whatever the answer to the last request was."""
+def test_nothing_is_removed_once_the_store_may_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = MemoryStorage(str(tmp_path))
     made = Repository.create(storage)
     new = NewHistory(made._store)
     first = run(new.first())
     assert SyncStorage(storage).get(f"s/{first.structure}") is not None
-    with pytest.raises(InvalidInput, match="already"):
-        run(new.publish({"main": Ref(first.id, "branch")}))
+    with monkeypatch.context() as lost:
+        lost.setattr(made._store, "create", AsyncMock(side_effect=WriteOutcomeUnknown("the answer was lost")))
+        with pytest.raises(WriteOutcomeUnknown):
+            run(new.publish({"main": Ref(first.id, "branch")}))
     run(new.give_up())
     assert SyncStorage(storage).get(f"s/{first.structure}") is not None
+    with pytest.raises(InvalidInput, match="already"):  # of another store, which cannot refer to these files
+        run(new.publish({"main": Ref(first.id, "branch")}))
+    run(new.give_up())
+    assert SyncStorage(storage).get(f"s/{first.structure}") is None
     begun = NewHistory(made._store)
     other = run(begun.first())
     run(begun.give_up())

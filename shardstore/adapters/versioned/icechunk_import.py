@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from shardstore._sync import run_sync
 from shardstore.adapters.versioned.opened import OpenedStore
-from shardstore.errors import InvalidInput, NotFound, ShardStoreError, Unsupported
+from shardstore.errors import InvalidInput, ShardStoreError, Unsupported
 from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.json_text import dumps, loads_object
 from shardstore.format.shard_index import ShardIndex
@@ -59,6 +59,7 @@ from shardstore.snapshots.new_history import NewHistory
 from shardstore.snapshots.reachable import Progress
 from shardstore.snapshots.session import Session
 from shardstore.snapshots.versioned_store import FIRST_BRANCH
+from shardstore.storage.base import LeadsNowhere
 from shardstore.storage.redaction import redacted
 
 _AT_ONCE = 32
@@ -373,7 +374,7 @@ class _Import:
         self._has_looked = True
         try:
             await self._opened.virtual.sizes([url])
-        except NotFound as exc:
+        except LeadsNowhere as exc:
             raise InvalidInput(
                 f"{exc}: give source_url, where the files of the repository of icechunk are, or copy=True to copy its chunks"
             ) from exc

@@ -248,9 +248,10 @@ async def _chunk_owner(place: _Place) -> Node | None:
 
 
 async def _look(source: _Place) -> _Found:
-    """Return what is at the source. Call after ``_chunk_owner``, which has read the document of the node, if there is one."""
+    """Return what is at the source. A node has a document; only what is none is listed."""
+    nodes = await source.nodes.hierarchy.load([source.path], even_damaged=True)
     at = bool(source.path) and await source.storage.stat(source.path) is not None
-    if source.nodes.hierarchy.known(source.path) is not None:
+    if nodes[source.path] is not None:
         return _Found(at, below=True)
     async for _ in source.storage.list(source.below):
         return _Found(at, below=True)

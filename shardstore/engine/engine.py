@@ -40,7 +40,7 @@ from shardstore.engine.writing.committer import Committer
 from shardstore.engine.writing.erasing import Erasing
 from shardstore.engine.writing.transaction import Overlay
 from shardstore.engine.writing.v2_arrays_written import WrittenV2Arrays
-from shardstore.engine.writing.writer import Writer, uninterrupted
+from shardstore.engine.writing.writer import Writer
 from shardstore.errors import InvalidInput, ShardStoreError, Unsupported
 from shardstore.format.json_text import JsonObject, parse_object
 from shardstore.format.metadata_v3 import ArrayLayout, is_array, parse_shown
@@ -61,6 +61,7 @@ from shardstore.plan.strategies import strategy_of
 from shardstore.storage.base import Read, ReadOutcome, Storage
 from shardstore.storage.wrappers import CheckedStorage, Counters, CountingStorage, innermost
 from shardstore.stored.detect import DetectedStorage
+from shardstore.tasks import uninterrupted
 
 logger = logging.getLogger(__name__)
 

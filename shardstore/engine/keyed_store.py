@@ -16,10 +16,10 @@ from shardstore.engine.pinned import OpenValue
 from shardstore.engine.reading.listing import ListedBatch, ListedDir, ListedValue
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.engine.values import KeyRequest, KeyUpdate
-from shardstore.engine.writing.writer import uninterrupted
 from shardstore.format.store_keys import check_key
 from shardstore.model.ranges import BytesLike
 from shardstore.storage.base import Read, ReadOutcome
+from shardstore.tasks import uninterrupted
 
 Request = TypeVar("Request")
 Result = TypeVar("Result")

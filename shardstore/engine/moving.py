@@ -25,7 +25,6 @@ from shardstore.engine.memory_budget import MemoryBudget
 from shardstore.engine.metadata.hierarchy import Hierarchy, Node
 from shardstore.engine.options import EngineOptions
 from shardstore.engine.writing.erasing import Erasing
-from shardstore.engine.writing.writer import uninterrupted
 from shardstore.errors import Conflict, InvalidInput, NotFound, ShardStoreError, StorageError
 from shardstore.format.chunk_keys import looks_like_chunk_prefix
 from shardstore.format.json_text import dumps, parse_object
@@ -35,13 +34,25 @@ from shardstore.format.store_keys import ancestors, check_key, check_node_path, 
 from shardstore.format.v2.keys import is_document
 from shardstore.model.generation import UNCONDITIONAL, Condition
 from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike
-from shardstore.storage.base import ABSENT, Absent, ConditionFailed, Failed, Found, LeadsNowhere, ObjectInfo, Read, Storage, in_its_place
+from shardstore.storage.base import (
+    ABSENT,
+    Absent,
+    ConditionFailed,
+    Found,
+    LeadsNowhere,
+    ObjectInfo,
+    Read,
+    Storage,
+    in_its_place,
+    read_one,
+)
 from shardstore.storage.boundaries import check_no_links, check_no_mounts, check_own
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.local.walk import LINK_TO_NOWHERE
 from shardstore.storage.opening.location import Location, location_of, why_not_apart
 from shardstore.storage.wrappers import innermost
 from shardstore.stored.detect import is_draft
+from shardstore.tasks import uninterrupted
 
 Progress = Callable[[int, int], None]
 """Called with the numbers of objects and of bytes that have been copied so far."""
@@ -354,9 +365,7 @@ class _Copying:
             if is_document(found.key):
                 continue
             first = EVERYTHING if found.nbytes <= _PIECE_BYTES else ByteRange(0, _PIECE_BYTES)
-            (outcome,) = await self.source.storage.read([Read(found.key, (first,))])
-            if isinstance(outcome, Failed):
-                raise outcome.error
+            outcome = await read_one(self.source.storage, Read(found.key, (first,)))
             if isinstance(outcome, Found):
                 return
             await _check_gone(self.source.storage, found.key)
@@ -451,9 +460,7 @@ class _Copying:
         """Read one version of an object from the source and write it to the target; return its size, or ``None`` if it is gone."""
         first = EVERYTHING if found.nbytes <= _PIECE_BYTES else ByteRange(0, _PIECE_BYTES)
         for _ in range(_TRIES):
-            (outcome,) = await self.source.storage.read([Read(found.key, (first,))])
-            if isinstance(outcome, Failed):
-                raise outcome.error
+            outcome = await read_one(self.source.storage, Read(found.key, (first,)))
             if isinstance(outcome, Absent):
                 return None
             if not isinstance(outcome, Found):
@@ -484,9 +491,7 @@ class _Copying:
         yield first.buffers[0]
         for start in range(len(first.buffers[0]), first.nbytes, _PIECE_BYTES):
             end = min(start + _PIECE_BYTES, first.nbytes)
-            (outcome,) = await self.source.storage.read([Read(key, (ByteRange(start, end),), first.generation)])
-            if isinstance(outcome, Failed):
-                raise outcome.error
+            outcome = await read_one(self.source.storage, Read(key, (ByteRange(start, end),), first.generation))
             if not isinstance(outcome, Found) or len(outcome.buffers[0]) != end - start:
                 raise _Replaced(f"{key!r} was replaced while it was being copied")
             yield outcome.buffers[0]

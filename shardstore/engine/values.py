@@ -56,6 +56,7 @@ from shardstore.storage.base import (
     Storage,
     document_read,
     in_its_place,
+    read_one,
 )
 
 _PLAIN_AT_ONCE = 64
@@ -496,9 +497,7 @@ class Values:
         capabilities = await self._storage.probe()
         turn = self._contention.turn(key)
         while True:
-            (outcome,) = await self._storage.read([Read(key, (EVERYTHING,))])
-            if isinstance(outcome, Failed):
-                raise outcome.error
+            outcome = await read_one(self._storage, Read(key, (EVERYTHING,)))
             found = outcome if isinstance(outcome, Found) else None
             old = None if found is None else found.buffers[0]
             condition = capabilities.condition_on(None if found is None else found.generation)

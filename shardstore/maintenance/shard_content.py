@@ -17,7 +17,7 @@ from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import Generation
 from shardstore.plan.pieces import covered_nbytes
-from shardstore.storage.base import Failed, Found, Read
+from shardstore.storage.base import Found, Read, unless_failed
 
 SHARDS_AT_ONCE = 256
 
@@ -98,8 +98,7 @@ async def look_at(engine: Engine, shards: Sequence[StoredShard]) -> list[LookedA
     looks: list[LookedAt | None] = []
     outcomes = await engine.storage.read([Read(shard.key, (shard.layout.index_format.request(),)) for shard in shards])
     for shard, outcome in zip(shards, outcomes, strict=True):
-        if isinstance(outcome, Failed):
-            raise outcome.error
+        outcome = unless_failed(outcome)
         looks.append(_look(shard, outcome) if isinstance(outcome, Found) else None)
     return looks
 

@@ -13,7 +13,7 @@ from shardstore.format.store_keys import ancestors, join
 from shardstore.format.v2.keys import ARRAY_NAME, CONSOLIDATED_NAME, GROUP_NAME, document_key
 from shardstore.maintenance.array_plans import ArrayPlan, plan_v2_array
 from shardstore.model.chunks import ChunkCoords
-from shardstore.storage.base import Failed, Found, Storage, document_read
+from shardstore.storage.base import Found, Storage, document_read, unless_failed
 
 _DOCUMENTS_AT_ONCE = 256
 _MOST_ABSENT = 100_000
@@ -82,8 +82,7 @@ async def read_v2(storage: Storage, keys: Sequence[str]) -> list[V2Document | No
     found: list[V2Document | None] = []
     outcomes = await storage.read([document_read(key) for key in keys])
     for key, outcome in zip(keys, outcomes, strict=True):
-        if isinstance(outcome, Failed):
-            raise outcome.error
+        outcome = unless_failed(outcome)
         named = document_key(key)
         if not isinstance(outcome, Found) or named is None:
             found.append(None)

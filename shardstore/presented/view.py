@@ -20,13 +20,13 @@ from shardstore.engine.reading.listing import ListedBatch, ListedDir, ListedValu
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.engine.values import KeyRequest, KeyUpdate
 from shardstore.engine.version_reader import of_content
-from shardstore.engine.writing.writer import uninterrupted
 from shardstore.errors import Corruption, InvalidInput, ShardStoreError, Unsupported
 from shardstore.format.json_text import JsonObject, loads_object, parse_object
 from shardstore.format.metadata_v3 import ArrayLayout, PlainArray, is_array, parse_shown
 from shardstore.format.store_keys import check_directory, check_erased, check_key, check_prefix, metadata_key
 from shardstore.model.ranges import EVERYTHING, ByteRequest, BytesLike, cut
 from shardstore.storage.base import ABSENT, Failed, Found, Read, ReadOutcome
+from shardstore.tasks import uninterrupted
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from shardstore.references.places import SetPlace, find_set, options_of_set, pin
 from shardstore.references.sets import PinsByUrl, reference_storage, set_source, store_of
 from shardstore.references.stores import StoredArray
 from shardstore.references.storing import ParquetForm, form_of
-from shardstore.storage.base import Failed, Found, ObjectInfo, Storage, document_read
+from shardstore.storage.base import Found, ObjectInfo, Storage, document_read, unless_failed
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.opening.reference_targets import LOCAL, canonical
 from shardstore.storage.references.storage import ReferenceStorage
@@ -110,8 +110,7 @@ def pins_by_url(objects: Iterable[tuple[str, str | None]], store: Storage) -> li
     key_of = keys_in(store)
     detected = DetectedStorage(store, {})
     (root,) = run_sync(detected.read([document_read(metadata_key(""))]))  # which shows the format too
-    if isinstance(root, Failed):
-        raise root.error
+    root = unless_failed(root)
     found: set[Pin] = set()
     for url, token in objects:
         key = key_of(_place_of(url))
@@ -228,8 +227,7 @@ def _wrong(
     shown = described(now, form.flavour, only_v2_keys=isinstance(form, ParquetForm))
     keys = {join(path, name): document for path, by_name in shown.documents.items() for name, document in by_name.items()}
     for key, outcome in zip(keys, run_sync(references.read([document_read(key) for key in keys])), strict=True):
-        if isinstance(outcome, Failed):
-            raise outcome.error
+        outcome = unless_failed(outcome)
         if not isinstance(outcome, Found) or not same_text(loads_object(outcome.buffers[0]), keys[key]):
             yield f"{key} (the document)"
 

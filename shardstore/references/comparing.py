@@ -16,7 +16,7 @@ from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest
 from shardstore.model.words import plural, size
 from shardstore.references.batches import content, size_of
 from shardstore.references.sets import PinsByUrl, SetArray
-from shardstore.storage.base import Failed, Found, Read
+from shardstore.storage.base import Found, Read, unless_failed
 from shardstore.storage.references.storage import ReferenceStorage
 
 _Content = bytes | tuple[str, int, int]
@@ -142,8 +142,7 @@ class Comparison:
         found: dict[_Name, Found] = {}
         reads = [Read(wanted.chunks[name][0], (request,)) for name, request in ranges.items()]
         for name, read, outcome in zip(ranges, reads, await wanted.references.read(reads), strict=True):
-            if isinstance(outcome, Failed):
-                raise outcome.error
+            outcome = unless_failed(outcome)
             if not isinstance(outcome, Found):
                 raise Conflict(f"what {url} refers to for {read.key!r} has changed while it was read: combine the sets again")
             found[name] = outcome

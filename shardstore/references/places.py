@@ -15,7 +15,7 @@ from shardstore.format.references.parquet import METADATA_NAME
 from shardstore.format.references.pins import PINS_SUFFIX, UNPINNED, PinSection, SetDigest, section_of
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.base import Failed, Found, Read, Storage
+from shardstore.storage.base import Found, Read, Storage, read_one
 from shardstore.storage.opening.address import Address
 from shardstore.storage.opening.chains import text_of
 from shardstore.storage.opening.location import location_of
@@ -164,9 +164,7 @@ async def read_object(storage: Storage, key: str) -> bytes | None:
     Raises:
         StorageError: the request failed.
     """
-    (outcome,) = await storage.read([Read(key, (EVERYTHING,))])
-    if isinstance(outcome, Failed):
-        raise outcome.error
+    outcome = await read_one(storage, Read(key, (EVERYTHING,)))
     return bytes(outcome.buffers[0]) if isinstance(outcome, Found) else None
 
 

@@ -26,7 +26,7 @@ from shardstore.format.v2.keys import ARRAY_NAME, ATTRIBUTES_NAME, GROUP_NAME, d
 from shardstore.maintenance.array_plans import plan_v2_array
 from shardstore.references.batches import ReferenceBatch, ReferenceSource
 from shardstore.references.places import SetPlace
-from shardstore.storage.base import Failed, Found, Storage, document_read
+from shardstore.storage.base import Found, Storage, document_read, unless_failed
 from shardstore.storage.opening.address import Address
 from shardstore.storage.opening.chains import is_known, text_of
 from shardstore.storage.opening.open import open_storage
@@ -256,8 +256,7 @@ async def _nodes(references: ReferenceStorage) -> dict[str, NodeDocuments]:
     for start in range(0, len(keys), _DOCUMENTS_AT_ONCE):
         some = keys[start : start + _DOCUMENTS_AT_ONCE]
         for key, outcome in zip(some, await references.read([document_read(key) for key in some]), strict=True):
-            if isinstance(outcome, Failed):
-                raise outcome.error
+            outcome = unless_failed(outcome)
             path, _, name = key.rpartition("/")
             if isinstance(outcome, Found):
                 found.setdefault(path, {})[name] = loads_object(outcome.buffers[0])

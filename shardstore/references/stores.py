@@ -36,7 +36,7 @@ from shardstore.model.coalescing import UPKEEP_LIMITS, coalesce_all
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange
 from shardstore.references.batches import ReferenceBatch, ReferenceSource, ReferredObject, Shards, strides
-from shardstore.storage.base import Failed, Found, Read, ReadOutcome, Storage, document_read
+from shardstore.storage.base import Found, Read, ReadOutcome, Storage, document_read, read_one, unless_failed
 from shardstore.storage.local.versions import is_unsettled
 from shardstore.stored.detect import is_draft
 from shardstore.stored.draft2022.documents import scalar_key, scalar_keys
@@ -379,8 +379,7 @@ class StoreReader:
     async def _shard(
         self, array: StoredArray, key: str, coords: tuple[int, ...], outcome: ReadOutcome, inline_nbytes: int
     ) -> tuple[ShardIndices, dict[int, bytes]] | None:
-        if isinstance(outcome, Failed):
-            raise outcome.error
+        outcome = unless_failed(outcome)
         if not isinstance(outcome, Found):
             return None
         if is_unsettled(outcome.generation.token):
@@ -398,9 +397,7 @@ class StoreReader:
 
     async def _found(self, read: Read) -> Found:
         """Return what is read of one version. Raises ``_Moved`` if it is gone."""
-        (outcome,) = await self.storage.read([read])
-        if isinstance(outcome, Failed):
-            raise outcome.error
+        outcome = await read_one(self.storage, read)
         if not isinstance(outcome, Found):
             raise _Moved
         return outcome
@@ -421,8 +418,7 @@ class StoreReader:
         """Return whole objects, which are few and small."""
         found: list[bytes] = []
         for key, outcome in zip(keys, await self.storage.read([Read(key, (EVERYTHING,)) for key in keys]) if keys else (), strict=True):
-            if isinstance(outcome, Failed):
-                raise outcome.error
+            outcome = unless_failed(outcome)
             if not isinstance(outcome, Found):
                 raise Conflict(f"the object {key!r} of {self.storage.url} went away while it was referred to: write the set again")
             found.append(bytes(outcome.buffers[0]))
@@ -533,8 +529,7 @@ async def _v2_nodes(storage: Storage, keys: Sequence[str]) -> dict[str, NodeDocu
     for some in _groups(keys, _SHARDS_AT_ONCE):
         for key, outcome in zip(some, await storage.read([document_read(key) for key in some]), strict=True):
             named = document_key(key)
-            if isinstance(outcome, Failed):
-                raise outcome.error
+            outcome = unless_failed(outcome)
             if named is None or not isinstance(outcome, Found):
                 continue
             try:

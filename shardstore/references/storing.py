@@ -24,7 +24,7 @@ from shardstore.references.places import SetPlace, begins_like_set, read_object,
 from shardstore.references.report import SYNCHRONOUS, Format, Opening, ReferenceProgress, ReferenceReport, Tally, how_to_open
 from shardstore.references.writing_json import DigestedFile, compressed, write_lines
 from shardstore.references.writing_parquet import RecordWriter, check_root
-from shardstore.storage.base import ConditionFailed, Failed, Found, Read, ToldByRanges
+from shardstore.storage.base import ConditionFailed, Found, Read, ToldByRanges, unless_failed
 from shardstore.storage.wrappers import innermost
 
 Progress = Callable[[ReferenceProgress], None]
@@ -207,8 +207,7 @@ async def _before(place: SetPlace, *, overwrite: bool) -> _Before:
     """
     head, pins = await place.storage.read([Read(place.main_key, (ByteRange(0, _HEAD_NBYTES),)), Read(place.pins_key, (EVERYTHING,))])
     for outcome in (head, pins):
-        if isinstance(outcome, Failed):
-            raise outcome.error
+        outcome = unless_failed(outcome)
     content = bytes(pins.buffers[0]) if isinstance(pins, Found) else b""
     try:
         decode_pins(content)

@@ -7,7 +7,6 @@ the same to readers.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from uuid import uuid4
@@ -23,6 +22,7 @@ from shardstore.references.batches import ReferenceBatch, ReferencedArray, size_
 from shardstore.references.places import write_bytes
 from shardstore.references.report import Tally
 from shardstore.storage.base import Storage
+from shardstore.tasks import gather_all
 
 Targets = npt.NDArray[np.int32]
 Numbers = npt.NDArray[np.int64]
@@ -90,10 +90,7 @@ class RecordWriter:
 
     async def _store(self, records: list[tuple[str, int, bytes]]) -> None:
         writes = (write_bytes(self.storage, join(path, record_name(number)), data) for path, number, data in records)
-        outcomes = await asyncio.gather(*writes, return_exceptions=True)  # none is under way any more when this returns
-        for (path, number, _), outcome in zip(records, outcomes, strict=True):
-            if isinstance(outcome, BaseException):
-                raise outcome
+        for (path, number, _), outcome in zip(records, await gather_all(*writes), strict=True):
             self.written[path, number] = outcome.token
 
 

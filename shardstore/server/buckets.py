@@ -25,7 +25,7 @@ from shardstore.model.generation import Generation
 from shardstore.presented.flavours import flavour_of
 from shardstore.presented.view import Canonical, PresentedFlavour, View
 from shardstore.server.read_ahead import ReadAhead
-from shardstore.storage.base import UNKNOWN_NBYTES, Absent, Failed, Found, ObjectInfo, Read, ReadOutcome, Storage
+from shardstore.storage.base import UNKNOWN_NBYTES, Absent, Found, ObjectInfo, Read, ReadOutcome, Storage, unless_failed
 from shardstore.storage.inferred_versions import is_unversioned
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.opening.snapshot_place import SnapshotPlace
@@ -229,9 +229,7 @@ class Bucket:
             ShardStoreError: it could not be read.
         """
         outcome = await self._reads.submit(read)
-        if isinstance(outcome, Failed):
-            raise outcome.error
-        return outcome
+        return unless_failed(outcome)
 
     async def look(self, key: str) -> Found | None:
         """Return version and size of a value, without its bytes; ``None`` if there is none. Raises as ``read``."""

@@ -22,7 +22,7 @@ from shardstore.format.json_text import dumps, is_encodable, loads_object
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.base import ConditionFailed, Failed, Found, Read, Storage
+from shardstore.storage.base import ConditionFailed, Found, Read, Storage, read_one
 from shardstore.storage.opening.snapshot_place import MOST_POINTER_NBYTES, POINTER_KEY
 from shardstore.storage.requests.outcomes import PROBE_PREFIX
 from shardstore.storage.wrappers import CheckedStorage
@@ -131,9 +131,7 @@ class StorageCatalog:
 
     async def get(self, name: str) -> Pointer | None:
         key = _key_of(name)
-        (outcome,) = await self._checked.read([Read(key, (EVERYTHING,), most_nbytes=MOST_POINTER_NBYTES)])
-        if isinstance(outcome, Failed):
-            raise outcome.error
+        outcome = await read_one(self._checked, Read(key, (EVERYTHING,), most_nbytes=MOST_POINTER_NBYTES))
         if not isinstance(outcome, Found):
             return None
         return pointer_in(outcome, key, self.url)

@@ -41,6 +41,7 @@ from shardstore.snapshots.chunk_files import ChunkFile
 from shardstore.snapshots.files import StoreFiles
 from shardstore.snapshots.levels import first_of_all, first_to_merge, levels_of
 from shardstore.snapshots.session import Session
+from shardstore.tasks import gather_all
 
 _IN_THREAD_ROWS = 10_000
 
@@ -103,9 +104,7 @@ async def store_commit(session: Session, planned: PlannedCommit) -> None:
     the next attempt.
     """
     both = [session.gatherer.store(planned.chunks), store_all(session.files, planned.structure.files)]
-    for outcome in await asyncio.gather(*both, return_exceptions=True):
-        if isinstance(outcome, BaseException):
-            raise outcome
+    await gather_all(*both)
 
 
 async def differences(session: Session, *, draft: bool) -> Differences:
@@ -152,10 +151,7 @@ async def plan_structure(
 
 async def store_all(files: StoreFiles, new: Sequence[NewFile]) -> None:
     """Store files, all at once; the first error is raised when all have ended."""
-    outcomes = await asyncio.gather(*(files.write(one.key, [one.data]) for one in new), return_exceptions=True)
-    for outcome in outcomes:
-        if isinstance(outcome, BaseException):
-            raise outcome
+    await gather_all(*(files.write(one.key, [one.data]) for one in new))
 
 
 async def _merged_levels(session: Session, new: Differences, *, draft: bool, merges_all: bool) -> Differences:

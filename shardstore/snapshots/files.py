@@ -39,7 +39,7 @@ from shardstore.format.snapshots.state import State, decode_state
 from shardstore.format.snapshots.structure import MOST_NARROW, ManifestFile, Structure, decode_structure
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, BytesLike
-from shardstore.storage.base import Changed, ConditionFailed, Failed, Found, Read, Storage
+from shardstore.storage.base import Changed, ConditionFailed, Found, Read, Storage, read_one
 from shardstore.storage.wrappers import CheckedStorage
 
 if TYPE_CHECKING:  # an extra
@@ -309,9 +309,7 @@ class StoreFiles:
         return data
 
     async def _ranges(self, key: str, ranges: Sequence[ByteRequest]) -> Sequence[memoryview]:
-        (outcome,) = await self.storage.read([Read(key, tuple(ranges))])
-        if isinstance(outcome, Failed):
-            raise outcome.error
+        outcome = await read_one(self.storage, Read(key, tuple(ranges)))
         if isinstance(outcome, Found):
             for wanted, got in zip(ranges, outcome.buffers, strict=True):
                 if isinstance(wanted, ByteRange) and len(got) != wanted.end - wanted.start:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 import uuid
@@ -11,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from shardstore.engine.contention import Contention, Turn
-from shardstore.engine.writing.writer import uninterrupted
 from shardstore.errors import (
     Conflict,
     Corruption,
@@ -38,6 +36,7 @@ from shardstore.snapshots.session import Attempt, Session
 from shardstore.storage.base import Found, Read
 from shardstore.storage.requests.bound import Bound
 from shardstore.storage.wrappers import Counters
+from shardstore.tasks import gather_all, uninterrupted
 
 logger = logging.getLogger(__name__)
 
@@ -304,9 +303,7 @@ class VersionedStore:
             if also is not None:
                 writes.append(also())
                 also = None
-            for outcome in await asyncio.gather(*writes, return_exceptions=True):
-                if isinstance(outcome, BaseException):
-                    raise outcome
+            await gather_all(*writes)
             try:
                 pointer = await self.catalog.swap(self.name, moment.pointer, Pointer(location, state.generation, state.id))
             except PointerMoved as exc:

@@ -105,6 +105,19 @@ CHANGED = Changed()
 GUARD_CHANGED = GuardChanged()
 
 
+def unless_failed(outcome: ReadOutcome) -> Found | Absent | Changed | GuardChanged:
+    """Return the outcome of a read; raise the error of one that failed."""
+    if isinstance(outcome, Failed):
+        raise outcome.error
+    return outcome
+
+
+async def read_one(storage: Storage, read: Read) -> Found | Absent | Changed | GuardChanged:
+    """Carry out one read; raise the error if it fails."""
+    (outcome,) = await storage.read([read])
+    return unless_failed(outcome)
+
+
 class LeadsNowhere(StorageError):
     """What a link or a reference leads to is not there, such as a disk that is not mounted: the key is not absent for that."""
 

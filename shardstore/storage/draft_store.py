@@ -18,12 +18,12 @@ from shardstore.storage.base import (
     CHANGED,
     UNKNOWN_NBYTES,
     DirListing,
-    Failed,
     Found,
     ObjectInfo,
     Read,
     ReadOutcome,
     Storage,
+    unless_failed,
 )
 from shardstore.storage.fallbacks import ReadsAndWrites, check_directory
 from shardstore.storage.requests.body import joined
@@ -154,8 +154,7 @@ class PartialAccessStorage(ReadsAndWrites):
         if outcome == CHANGED and generation is not None and witness_of(generation) is None:  # it is told by all its bytes
             (outcome,) = await self.read([Read(key, (EVERYTHING,))])
             return isinstance(outcome, Found) and outcome.generation == generation
-        if isinstance(outcome, Failed):
-            raise outcome.error
+        outcome = unless_failed(outcome)
         return isinstance(outcome, Found) is not isinstance(condition, IfAbsent)
 
     async def delete(self, key: str, condition: Condition) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from shardstore.errors import InvalidInput, ReadOnly, Unsupported
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import EVERYTHING, BytesLike, Segment
-from shardstore.storage.base import UNKNOWN_NBYTES, Failed, Found, ObjectInfo, Read, Storage
+from shardstore.storage.base import UNKNOWN_NBYTES, Found, ObjectInfo, Read, Storage, read_one, unless_failed
 
 
 class ReadsAndWrites:
@@ -17,9 +17,7 @@ class ReadsAndWrites:
         raise no_compose(key, self.url)
 
     async def copy(self: Storage, source: str, target: str) -> Generation | None:
-        (outcome,) = await self.read([Read(source, (EVERYTHING,))])
-        if isinstance(outcome, Failed):
-            raise outcome.error
+        outcome = await read_one(self, Read(source, (EVERYTHING,)))
         return await self.write(target, outcome.buffers, outcome.nbytes, UNCONDITIONAL) if isinstance(outcome, Found) else None
 
     async def rename_prefix(self, source: str, target: str) -> bool:
@@ -30,8 +28,7 @@ class ReadsAndWrites:
         (outcome,) = await self.read([Read(key, ())])
         if isinstance(outcome, Found) and outcome.nbytes == UNKNOWN_NBYTES:
             (outcome,) = await self.read([Read(key, (EVERYTHING,))])
-        if isinstance(outcome, Failed):
-            raise outcome.error
+        outcome = unless_failed(outcome)
         return ObjectInfo(key, outcome.nbytes, outcome.generation) if isinstance(outcome, Found) else None
 
 

@@ -27,7 +27,7 @@ from fsspec.spec import AbstractFileSystem
 from shardstore.errors import ShardStoreError
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.base import DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome, Storage
+from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOutcome, Storage, read_one
 from shardstore.storage.generic.links import ARCHIVES, CACHES, REFERENCES, is_one
 from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.inferred_versions import unversioned
@@ -118,9 +118,7 @@ class _OfMapping(_Fingerprinted):
         return found
 
     async def _look(self, key: str) -> ObjectInfo | None:
-        (outcome,) = await self.inner.read([Read(key, (EVERYTHING,))])
-        if isinstance(outcome, Failed):
-            raise outcome.error
+        outcome = await read_one(self.inner, Read(key, (EVERYTHING,)))
         return ObjectInfo(key, outcome.nbytes, _made_of(bytes(outcome.buffers[0]))) if isinstance(outcome, Found) else None
 
     async def stat(self, key: str) -> ObjectInfo | None:

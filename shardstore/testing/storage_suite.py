@@ -31,7 +31,6 @@ from shardstore.storage.base import (
     Absent,
     Changed,
     ConditionFailed,
-    Failed,
     Found,
     Guard,
     GuardChanged,
@@ -40,6 +39,7 @@ from shardstore.storage.base import (
     ReadOutcome,
     Storage,
     ToldByRanges,
+    unless_failed,
 )
 from shardstore.storage.opening.kinds import kind_named
 
@@ -85,9 +85,7 @@ class SyncStorage:
 
     def read(self, key: str, *ranges: ByteRequest, generation: Generation | None = None) -> ReadOutcome:
         (outcome,) = self.read_many(Read(key, ranges, generation))
-        if isinstance(outcome, Failed):
-            raise outcome.error
-        return outcome
+        return unless_failed(outcome)
 
     def get(self, key: str) -> bytes | None:
         outcome = self.read(key, EVERYTHING)

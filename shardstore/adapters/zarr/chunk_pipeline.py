@@ -34,6 +34,7 @@ from shardstore.engine.metadata.hierarchy import LocatedChunks
 from shardstore.engine.reading.chunk_parts import ChunkParts, Part
 from shardstore.errors import ShardStoreError
 from shardstore.model.ranges import EVERYTHING
+from shardstore.tasks import gather_all
 
 if TYPE_CHECKING:
     from typing import Self
@@ -492,7 +493,4 @@ async def in_waves(waves: Sequence[Sequence[int]], sizes: Sequence[int], at_once
                 failed = True
                 raise
 
-    results = await asyncio.gather(*(one(numbers) for numbers in waves), return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
+    await gather_all(*(one(numbers) for numbers in waves))

@@ -29,7 +29,19 @@ from shardstore.format.store_keys import ancestors, join, metadata_key, metadata
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike, CopiedRange, NewBytes, Segment, cut
-from shardstore.storage.base import CHANGED, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome, Storage, document_read
+from shardstore.storage.base import (
+    CHANGED,
+    DirListing,
+    Failed,
+    Found,
+    ObjectInfo,
+    Read,
+    ReadOutcome,
+    Storage,
+    document_read,
+    read_one,
+    unless_failed,
+)
 from shardstore.storage.requests.body import joined
 from shardstore.storage.requests.conditions import failed
 from shardstore.storage.wrappers import SettledStorage, StorageWrapper
@@ -124,9 +136,7 @@ class LevelledStorage(StorageWrapper):
     async def stat(self, key: str) -> ObjectInfo | None:
         if metadata_path(key) is None:
             return await self._storage_of(key).stat(key)
-        (outcome,) = await self.read([document_read(key)])
-        if isinstance(outcome, Failed):
-            raise outcome.error
+        outcome = await read_one(self, document_read(key))
         return ObjectInfo(key, outcome.nbytes, outcome.generation) if isinstance(outcome, Found) else None
 
     # -- writing -------------------------------------------------------------------------------------------------------
@@ -148,8 +158,7 @@ class LevelledStorage(StorageWrapper):
         key = metadata_key(path)
         (outcome,) = await self.inner.read([document_read(key)])
         self._shown(path, outcome)
-        if isinstance(outcome, Failed):
-            raise outcome.error
+        outcome = unless_failed(outcome)
         if not isinstance(outcome, Found) or path not in self.deep_arrays:
             return await self.inner.write(key, [data], len(data), condition)
         if isinstance(condition, IfGeneration) and condition.generation != outcome.generation:
@@ -188,9 +197,7 @@ class LevelledStorage(StorageWrapper):
         if storage is self.inner:
             return await storage.compose(key, source, segments, condition)
         ranges = tuple(ByteRange(s.offset, s.offset + s.nbytes) for s in segments if isinstance(s, CopiedRange))
-        (outcome,) = await storage.read([Read(key, ranges, source)])
-        if isinstance(outcome, Failed):
-            raise outcome.error
+        outcome = await read_one(storage, Read(key, ranges, source))
         if not isinstance(outcome, Found):
             raise failed(key, self.url)
         kept = iter(outcome.buffers)
@@ -201,9 +208,7 @@ class LevelledStorage(StorageWrapper):
         """Copy data as it is shown; whole nodes are copied as they are stored, beside this (``moving``)."""
         if not self.deep_arrays or self._storage_of(source) is self._storage_of(target) is self.inner:
             return await self.inner.copy(source, target)
-        (outcome,) = await self.read([Read(source, (EVERYTHING,))])
-        if isinstance(outcome, Failed):
-            raise outcome.error
+        outcome = await read_one(self, Read(source, (EVERYTHING,)))
         unconditional = [bytes(buffer) for buffer in outcome.buffers] if isinstance(outcome, Found) else None
         return None if unconditional is None else await self.write(target, unconditional, sum(map(len, unconditional)), UNCONDITIONAL)
 
@@ -288,8 +293,7 @@ class LevelledStorage(StorageWrapper):
         while unknown := list(dict.fromkeys(path for key in keys if (path := _unknown_owner(key, seen)) is not None)):
             outcomes = await self.inner.read([document_read(metadata_key(path)) for path in unknown])
             for path, outcome in zip(unknown, outcomes, strict=True):
-                if isinstance(outcome, Failed):
-                    raise outcome.error
+                outcome = unless_failed(outcome)
                 self._shown(path, outcome)
                 document = parse_object(outcome.buffers[0]) if isinstance(outcome, Found) else None
                 array = parse_shown(document) if document is not None and is_array(document) else None

@@ -13,7 +13,7 @@ from shardstore.model.coalescing import CoalescedReads, ReadLimits, coalesce
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import ByteRange, BytesLike, CopiedRange, NewBytes, Padding, Segment
 from shardstore.plan.commits import WriteShard
-from shardstore.storage.base import ConditionFailed, Failed, Found, Read, Storage
+from shardstore.storage.base import ConditionFailed, Found, Read, Storage, unless_failed
 
 _GAP_BYTES = 512 * 2**10  # takes an object store about as long as a request
 
@@ -90,8 +90,7 @@ class PlanWriter:
                 if len(buffer) != wanted.end - wanted.start:
                     raise Corruption(f"bytes [{wanted.start}, {wanted.end}) of {key!r} were asked for, {len(buffer)} came")
             return list(outcome.buffers)
-        if isinstance(outcome, Failed):
-            raise outcome.error
+        outcome = unless_failed(outcome)
         raise ConditionFailed(f"{key!r} changed while it was being rewritten")
 
 

@@ -6,7 +6,7 @@ Updates that arrive for a shard during a commit of it go into the next commit to
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -155,23 +155,3 @@ def _outcome(result: Refused | BaseException, slot: int) -> ShardStoreError | St
     if isinstance(result, BaseException):
         raise result
     return result.get(slot)
-
-
-async def uninterrupted(coroutine: Coroutine[object, object, T]) -> T:
-    """Await a write to its end; a cancellation meanwhile is delivered after it.
-
-    A write holds views of its caller's memory. If a cancellation were delivered while the write goes on, the caller could fill
-    that memory anew, and bytes that nobody meant to write would be stored.
-    """
-    task = asyncio.ensure_future(coroutine)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as exc:
-            cancelled = exc
-    if cancelled is not None:
-        if not task.cancelled():
-            task.exception()  # looked at, so that it is not reported as forgotten; the caller hears of the cancellation
-        raise cancelled
-    return task.result()

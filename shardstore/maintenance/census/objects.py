@@ -17,7 +17,7 @@ from shardstore.maintenance.storages import Place
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRange, BytesLike
-from shardstore.storage.base import Failed, Found, Read, ReadOutcome, Storage
+from shardstore.storage.base import Found, Read, ReadOutcome, Storage, unless_failed
 
 _TRIES = 4
 
@@ -133,8 +133,7 @@ def content_digest(storage: Storage, key: str, generation: Generation, nbytes: i
     for start in range(0, nbytes, window_bytes):
         piece = ByteRange(start, min(nbytes, start + window_bytes))
         (outcome,) = run_sync(storage.read([Read(key, (piece,), generation)]))
-        if isinstance(outcome, Failed):
-            raise outcome.error
+        outcome = unless_failed(outcome)
         if not isinstance(outcome, Found):
             return None
         digest.update(outcome.buffers[0])
@@ -142,6 +141,5 @@ def content_digest(storage: Storage, key: str, generation: Generation, nbytes: i
 
 
 def _found(outcome: ReadOutcome) -> Found | None:
-    if isinstance(outcome, Failed):
-        raise outcome.error
+    outcome = unless_failed(outcome)
     return outcome if isinstance(outcome, Found) else None

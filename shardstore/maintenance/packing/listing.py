@@ -28,7 +28,17 @@ from shardstore.format.v2.keys import ARRAY_NAME, ATTRIBUTES_NAME, CONSOLIDATED_
 from shardstore.maintenance.object_tasks import pages
 from shardstore.maintenance.packing.object_table import ObjectLayout, ObjectTable, version_digest
 from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.base import UNKNOWN_NBYTES, Absent, Failed, Found, LeadsNowhere, ObjectInfo, Read, Storage, in_its_place
+from shardstore.storage.base import (
+    UNKNOWN_NBYTES,
+    Absent,
+    Found,
+    LeadsNowhere,
+    ObjectInfo,
+    Read,
+    Storage,
+    in_its_place,
+    unless_failed,
+)
 
 T = TypeVar("T")
 
@@ -308,8 +318,7 @@ class _Listing:
         self._looked_for.update(wanted)
         outcomes = await self._storage.read([Read(key, (EVERYTHING,)) for key in wanted])
         for key, outcome in zip(wanted, outcomes, strict=True):
-            if isinstance(outcome, Failed):
-                raise outcome.error
+            outcome = unless_failed(outcome)
             if isinstance(outcome, Absent) and outcome.is_directory:
                 raise in_its_place(key, "a directory")
             if isinstance(outcome, Found):

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore.model.ranges import ByteRange
-from shardstore.storage.base import Failed, Found, Read, Storage
+from shardstore.storage.base import Found, Read, Storage, read_one
 
 _BETWEEN = "\0"  # no key holds it
 _BYTES_AT_ONCE = 4 << 20
@@ -94,9 +94,7 @@ async def digest_of_contents(storage: Storage, made: Made) -> str:
         digest.update(f"{key}\0{nbytes}\0".encode(errors="surrogatepass"))
         for start in range(0, max(1, nbytes), _BYTES_AT_ONCE):
             wanted = ByteRange(start, min(nbytes, start + _BYTES_AT_ONCE))
-            (outcome,) = await storage.read([Read(key, (wanted,))])
-            if isinstance(outcome, Failed):
-                raise outcome.error
+            outcome = await read_one(storage, Read(key, (wanted,)))
             if not isinstance(outcome, Found) or outcome.nbytes != nbytes:
                 return ""
             digest.update(outcome.buffers[0])

@@ -36,7 +36,7 @@ from shardstore.maintenance.packing.report import FailedUnit
 from shardstore.maintenance.packing.writing import UnitDone
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.base import Absent, ConditionFailed, Failed, Found, Read, Storage
+from shardstore.storage.base import Absent, ConditionFailed, Found, Read, Storage, read_one, unless_failed
 from shardstore.storage.redaction import redacted
 from shardstore.storage.requests.outcomes import PROBE_PREFIX
 
@@ -124,9 +124,7 @@ class Record:
         Raises:
             Corruption: the place holds something else.
         """
-        (outcome,) = await self._storage.read([Read(self._prefix + _JOB, (EVERYTHING,))])
-        if isinstance(outcome, Failed):
-            raise outcome.error
+        outcome = await read_one(self._storage, Read(self._prefix + _JOB, (EVERYTHING,)))
         if not isinstance(outcome, Found):
             return None
         try:
@@ -220,8 +218,7 @@ class Record:
                 break  # or else one was merged into another meanwhile, by its driver
         lines: list[tuple[str, bytes]] = []
         for outcome, key in zip(outcomes, keys, strict=True):
-            if isinstance(outcome, Failed):
-                raise outcome.error
+            outcome = unless_failed(outcome)
             if isinstance(outcome, Found):
                 lines += [(key, line) for line in bytes(outcome.buffers[0]).splitlines() if line.strip()]
         return lines

@@ -30,7 +30,7 @@ from shardstore.model.coalescing import CoalescedReads, ReadLimits, coalesce
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange
 from shardstore.plan.pieces import shared_pieces
-from shardstore.storage.base import Absent, Changed, Failed, Found, Read, ReadOutcome, Storage
+from shardstore.storage.base import Absent, Changed, Found, Read, ReadOutcome, Storage, unless_failed
 from shardstore.storage.local.storage import LocalStorage
 
 _CHUNKS_A_WINDOW = 256
@@ -231,8 +231,7 @@ def checked(source: SourceObject, outcome: ReadOutcome, url: str) -> Found:
         SourceChanged: it has another version, or the object is gone.
         StorageError: the read failed.
     """
-    if isinstance(outcome, Failed):
-        raise outcome.error
+    outcome = unless_failed(outcome)
     if isinstance(outcome, Found) and outcome.nbytes == source.nbytes and is_listed(source, outcome.generation):
         return outcome
     what = (

@@ -46,7 +46,7 @@ from shardstore.maintenance.storages import Place
 from shardstore.model.showing import ShownInNotebooks
 from shardstore.progress.shown import reported
 from shardstore.progress.steps import Step
-from shardstore.storage.base import ConditionFailed, Failed, Found, Storage, document_read
+from shardstore.storage.base import ConditionFailed, Found, Storage, document_read, read_one
 from shardstore.storage.local.rules import Locks
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.opening.snapshot_urls import named_snapshot, refuse_to_change
@@ -195,9 +195,7 @@ async def _current(engine: Engine, shard: StoredShard) -> tuple[Shard, InnerCode
     """Return the shard with its node as the storage has it now, and the proofs of its chunks' codecs; ``None`` if it belongs to another
     array now.
     """
-    (outcome,) = await engine.storage.read([document_read(metadata_key(shard.path))])
-    if isinstance(outcome, Failed):
-        raise outcome.error
+    outcome = await read_one(engine.storage, document_read(metadata_key(shard.path)))
     if not isinstance(outcome, Found):
         return None
     node, document = engine.hierarchy.describe(shard.path, outcome.buffers[0], outcome.generation)

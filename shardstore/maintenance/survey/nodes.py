@@ -20,7 +20,7 @@ from shardstore.format.presentation import consolidated_arrays, present_array
 from shardstore.format.store_keys import ancestors, join, metadata_key, metadata_path
 from shardstore.maintenance.shard_content import ShardTally
 from shardstore.model.chunks import ChunkCoords
-from shardstore.storage.base import Failed, Found, document_read
+from shardstore.storage.base import Found, document_read, unless_failed
 
 _DOCUMENTS_AT_ONCE = 256
 _MOST_ABSENT = 100_000  # directories that were asked for and are no nodes
@@ -121,8 +121,7 @@ class SurveyedNodes:
             some = unknown[start : start + _DOCUMENTS_AT_ONCE]
             outcomes = await self._engine.storage.read([document_read(metadata_key(path)) for path in some])
             for path, outcome in zip(some, outcomes, strict=True):
-                if isinstance(outcome, Failed):
-                    raise outcome.error
+                outcome = unless_failed(outcome)
                 if isinstance(outcome, Found):
                     node, document = self._engine.hierarchy.describe(path, outcome.buffers[0], outcome.generation)
                     self._records[path] = _record(node, document)

@@ -15,7 +15,7 @@ from shardstore.model.chunks import ChunkCoords, ShardGrid
 from shardstore.model.coalescing import UPKEEP_LIMITS, coalesce
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange
-from shardstore.storage.base import Failed, Found, Read, Storage
+from shardstore.storage.base import Found, Read, Storage, unless_failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,7 @@ def stored_chunks(storage: Storage, plan: ArrayPlan, objects: Sequence[ChunkCoor
     keys = [plan.key(coords) for coords in objects]
     found: dict[ChunkCoords, StoredChunk] = {}
     for coords, key, outcome in zip(objects, keys, run_sync(storage.read([Read(key, ranges) for key in keys])), strict=True):
-        if isinstance(outcome, Failed):
-            raise outcome.error
+        outcome = unless_failed(outcome)
         if not isinstance(outcome, Found) or not plan.holds(coords):
             continue
         if layout is None:
@@ -87,8 +86,7 @@ def read_chunks(storage: Storage, chunks: Sequence[StoredChunk]) -> list[memoryv
         reads.append(Read(key, plan.requests if wanted else (EVERYTHING,), chunks[numbers[0]].generation))
     data: list[memoryview] = [memoryview(b"")] * len(chunks)
     for numbers, plan, outcome in zip(by_key.values(), plans, run_sync(storage.read(reads)), strict=True):
-        if isinstance(outcome, Failed):
-            raise outcome.error
+        outcome = unless_failed(outcome)
         if not isinstance(outcome, Found):
             raise ObjectChanged
         found = plan.cut(outcome.buffers) if plan.requests else [outcome.buffers[0]] * len(numbers)

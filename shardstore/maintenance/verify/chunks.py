@@ -17,7 +17,7 @@ from shardstore.maintenance.verify.findings import Fault
 from shardstore.model.coalescing import UPKEEP_LIMITS, coalesce
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRange
-from shardstore.storage.base import Failed, Found, Read, ReadOutcome, Storage
+from shardstore.storage.base import Found, Read, ReadOutcome, Storage, unless_failed
 
 Decode: TypeAlias = Callable[[str, memoryview], None]
 """A function that decodes a chunk, whose key is given for messages. Raises ``Corruption`` if it cannot be decoded."""
@@ -94,8 +94,7 @@ def look_into(storage: Storage, key: str, generation: Generation, chunks: Sequen
 
 
 def _pinned(outcome: ReadOutcome) -> tuple[memoryview, ...]:
-    if isinstance(outcome, Failed):
-        raise outcome.error
+    outcome = unless_failed(outcome)
     if not isinstance(outcome, Found):
         raise ObjectChanged
     return outcome.buffers
@@ -113,8 +112,7 @@ def look_at_heads(storage: Storage, heads: Sequence[tuple[str, Generation, Chunk
     faults: list[Fault | None] = []
     nbytes = 0
     for (key, generation, chunk), outcome in zip(heads, run_sync(storage.read(reads)), strict=True):
-        if isinstance(outcome, Failed):
-            raise outcome.error
+        outcome = unless_failed(outcome)
         fault = None
         if isinstance(outcome, Found):
             (data,) = outcome.buffers

@@ -33,7 +33,7 @@ from shardstore.maintenance.verify.index import check_index
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange
-from shardstore.storage.base import UNKNOWN_NBYTES, Failed, Found, Read, ReadOutcome, Storage, document_read
+from shardstore.storage.base import UNKNOWN_NBYTES, Failed, Found, Read, ReadOutcome, Storage, document_read, unless_failed
 
 _LOOKS = 4
 
@@ -160,8 +160,7 @@ def plan_now(storage: Storage, plan: ArrayPlan) -> ArrayPlan | None:
         (read,) = run_sync(read_v2(storage, [join(plan.path, ARRAY_NAME)]))
         return None if read is None or read.document is None else plan_v2_array(plan.path, read.document)
     (outcome,) = run_sync(storage.read([document_read(metadata_key(plan.path))]))
-    if isinstance(outcome, Failed):
-        raise outcome.error
+    outcome = unless_failed(outcome)
     if not isinstance(outcome, Found):
         return None
     return plan_array(*Hierarchy(storage, 0.0, time.monotonic).describe(plan.path, outcome.buffers[0], outcome.generation))

@@ -19,7 +19,7 @@ from shardstore.format.v2.keys import ARRAY_NAME, ATTRIBUTES_NAME, GROUP_NAME
 from shardstore.maintenance.array_plans import ArrayPlan
 from shardstore.maintenance.v2_nodes import read_v2
 from shardstore.maintenance.walk import Walk
-from shardstore.storage.base import Failed, Found, document_read
+from shardstore.storage.base import Found, document_read, unless_failed
 
 _NODES_AT_ONCE = 256
 
@@ -68,8 +68,7 @@ class Side:
             some = asked[start : start + _NODES_AT_ONCE]
             reads = [document_read(metadata_key(self.below(path))) for path in some]
             for path, outcome in zip(some, await self.engine.storage.read(reads), strict=True):
-                if isinstance(outcome, Failed):
-                    raise outcome.error
+                outcome = unless_failed(outcome)
                 if not isinstance(outcome, Found):
                     missing.append(path)
                     continue

@@ -34,6 +34,7 @@ from shardstore.storage.base import (
     ObjectInfo,
     Read,
     ReadOutcome,
+    read_one,
 )
 from shardstore.storage.fallbacks import check_directory, no_compose
 from shardstore.storage.generic.calls import Info, Look, calls_of, size_in
@@ -283,9 +284,7 @@ class GenericStorage:
     async def _object_info(self, key: str, info: Info) -> ObjectInfo | None:
         nbytes = size_in(info)
         if nbytes is None:  # the filesystem does not know before it has read it
-            (found,) = await self.read([Read(key, (EVERYTHING,))])
-            if isinstance(found, Failed):
-                raise found.error
+            found = await read_one(self, Read(key, (EVERYTHING,)))
             if not isinstance(found, Found):
                 return None
             nbytes = found.nbytes
@@ -384,9 +383,7 @@ class GenericStorage:
                 return None
             nbytes = size_in(before)
             if source == target or nbytes is None or not await self._copy_file(source, target):
-                (found,) = await self.read([Read(source, (EVERYTHING,))])
-                if isinstance(found, Failed):
-                    raise found.error
+                found = await read_one(self, Read(source, (EVERYTHING,)))
                 if isinstance(found, Found):
                     same = source == target
                     return found.generation if same else await self.write(target, found.buffers, found.nbytes, UNCONDITIONAL)

@@ -50,6 +50,7 @@ from shardstore.storage.local.versions import (
 )
 from shardstore.storage.requests.body import byte_view, checked_views, groups, wrong_length
 from shardstore.storage.requests.conditions import check_deletion
+from shardstore.tasks import gather_all
 
 T = TypeVar("T")
 
@@ -476,9 +477,7 @@ class LocalStorage:
 
         # An error is raised when all have ended: nothing is removed any more when this returns.
         shares = [keys[start : start + share] for start in range(0, len(keys), share)]
-        for outcome in await asyncio.gather(*map(one, shares), return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                raise outcome
+        await gather_all(*map(one, shares))
 
     async def delete_for_good(self, keys: Sequence[str]) -> None:
         """Remove objects under whose keys nobody writes any more, faster than ``delete_many``, which waits for the writers of each.

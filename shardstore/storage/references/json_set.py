@@ -16,7 +16,7 @@ from shardstore.format.references.pins import PINS_SUFFIX, SetDigest, object_url
 from shardstore.format.references.table import Reference, ReferenceTable
 from shardstore.format.v2.keys import is_document
 from shardstore.model.ranges import EVERYTHING, ByteRange
-from shardstore.storage.base import UNKNOWN_NBYTES, Absent, Failed, Found, Read, ReadOutcome
+from shardstore.storage.base import UNKNOWN_NBYTES, Absent, Failed, Found, Read, ReadOutcome, unless_failed
 from shardstore.storage.references.entries import Entry, PinnedReference, SetPlace, Targets
 
 _PIECE_NBYTES = 8 << 20
@@ -117,8 +117,7 @@ async def _pieces(place: SetPlace, first: ReadOutcome) -> AsyncIterator[memoryvi
     """Yield the bytes of a set, all of one version."""
     outcome, start = first, 0
     while True:
-        if isinstance(outcome, Failed):
-            raise outcome.error
+        outcome = unless_failed(outcome)
         if isinstance(outcome, Absent):
             raise await _missing(place)
         if not isinstance(outcome, Found):

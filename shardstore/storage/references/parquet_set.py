@@ -36,7 +36,7 @@ from shardstore.format.references.parquet import (
 from shardstore.format.references.table import Reference, value_of
 from shardstore.format.v2.keys import is_document
 from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.base import Absent, Failed, Found, Read, document_read
+from shardstore.storage.base import Absent, Found, Read, document_read, read_one
 from shardstore.storage.fallbacks import direct_children
 from shardstore.storage.references.entries import Entry, PinnedReference, SetPlace, Targets
 
@@ -160,9 +160,7 @@ class ParquetSet:
     async def _read(self, array: _Array, record: int) -> ReferenceRows:
         file = self._place.key(array.above + record_name(record))
         async with self._bound:
-            (outcome,) = await self._place.storage.read([Read(file, (EVERYTHING,), most_nbytes=MOST_NBYTES)])
-            if isinstance(outcome, Failed):
-                raise outcome.error
+            outcome = await read_one(self._place.storage, Read(file, (EVERYTHING,), most_nbytes=MOST_NBYTES))
             if isinstance(outcome, Absent):
                 if self._files is None:
                     return _NO_ROWS
@@ -352,9 +350,7 @@ async def read_parquet_set(place: SetPlace, targets: Targets, *, pins: bool, cac
         Corruption: the metadata contradict their specification.
         StorageError: they cannot be read.
     """
-    (outcome,) = await place.storage.read([document_read(place.key(METADATA_NAME))])
-    if isinstance(outcome, Failed):
-        raise outcome.error
+    outcome = await read_one(place.storage, document_read(place.key(METADATA_NAME)))
     if not isinstance(outcome, Found):
         return None
     try:

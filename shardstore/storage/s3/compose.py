@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.model.generation import Condition, Generation, IfGeneration, Unconditional
 from shardstore.model.ranges import ByteRange, BytesLike, CopiedRange, NewBytes, Segment
-from shardstore.storage.base import ConditionFailed, Failed, Found, Read, ReadOutcome, Storage
+from shardstore.storage.base import ConditionFailed, Found, Read, ReadOutcome, Storage, unless_failed
 from shardstore.storage.requests.outcomes import RequestFailed
 from shardstore.storage.s3.client import S3Client, ServerFacts, facts_of, member_of
 from shardstore.storage.s3.copy import copy_part, is_source_gone
@@ -200,8 +200,7 @@ async def _bytes_of(storage: Storage, key: str, source: Generation, part: SentPa
 
 
 def _found(outcome: ReadOutcome, key: str) -> Found:
-    if isinstance(outcome, Failed):
-        raise outcome.error
+    outcome = unless_failed(outcome)
     if not isinstance(outcome, Found):
         raise _gone(key)
     return outcome

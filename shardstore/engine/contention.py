@@ -19,8 +19,10 @@ import random
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from shardstore.errors import Conflict
+from shardstore.storage.base import ConditionFailed
 from shardstore.storage.wrappers import Counters
 
 logger = logging.getLogger(__name__)
@@ -36,8 +38,13 @@ _LONGEST_RUN = 64.0
 _STOP = 8.0  # attempts: time enough for one of somebody else, who has to read more, and waits between his own
 _REMEMBERED_OBJECTS = 4096
 
+T = TypeVar("T")
 Sleep = Callable[[float], Awaitable[object]]
 Clock = Callable[[], float]
+
+
+class Outdated(Exception):
+    """An attempt of a swap was planned from a remembered state that is not the current one. It lost no race."""
 
 
 @dataclass(slots=True)
@@ -152,6 +159,23 @@ class Turn:
         elif seconds := self._contention.stop_seconds(self._key):
             await self._contention.sleep(seconds)
             self._began = self._contention.clock()
+
+    async def swap(self, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Return what ``attempt`` returns, which reads the object, decides, and writes on condition that it is still what was read.
+
+        It is called again after each ``ConditionFailed``, which counts as a lost race, and at once after ``Outdated``, which does not: then
+        it has to read what it took from memory. ``what`` names the object in messages.
+
+        Raises:
+            Conflict: it lost too many times in a row.
+        """
+        while True:
+            try:
+                return await attempt()
+            except Outdated:
+                continue
+            except ConditionFailed as exc:
+                await self.lost(what, exc)
 
     async def lost(self, what: str, cause: Exception) -> None:
         """Wait before the write is planned again, after another writer won the race.

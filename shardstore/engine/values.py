@@ -495,24 +495,20 @@ class Values:
             await self._storage.delete(key, UNCONDITIONAL)
             return
         capabilities = await self._storage.probe()
-        turn = self._contention.turn(key)
-        while True:
+
+        async def attempt() -> None:
             outcome = await read_one(self._storage, Read(key, (EVERYTHING,)))
             found = outcome if isinstance(outcome, Found) else None
             old = None if found is None else found.buffers[0]
-            condition = capabilities.condition_on(None if found is None else found.generation)
             new = apply_actions(actions, old, key)
             if new is old:
                 return
-            try:
-                if new is None:
-                    await self._storage.delete(key, UNCONDITIONAL)
-                else:
-                    await self._storage.write(key, [new], len(new), condition)
-            except ConditionFailed as exc:
-                await turn.lost(f"object {key!r}", exc)
-                continue
-            return
+            if new is None:
+                await self._storage.delete(key, UNCONDITIONAL)
+            else:
+                await self._storage.write(key, [new], len(new), capabilities.condition_on(None if found is None else found.generation))
+
+        await self._contention.turn(key).swap(f"object {key!r}", attempt)
 
     async def _swap_object(self, key: str, swap: Swap) -> None:
         """Swap an object that is stored as it is presented: its versions are those of the storage."""

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from shardstore.engine.contention import Contention, Turn
+from shardstore.engine.contention import Contention, Outdated, Turn
 from shardstore.errors import (
     Conflict,
     Corruption,
@@ -33,7 +33,7 @@ from shardstore.snapshots.fence import check_not_collected
 from shardstore.snapshots.files import MissingFile, StoreFiles
 from shardstore.snapshots.rebase import conflicts_with, expired, rebase
 from shardstore.snapshots.session import Attempt, Session
-from shardstore.storage.base import Found, Read
+from shardstore.storage.base import ConditionFailed, Found, Read
 from shardstore.storage.requests.bound import Bound
 from shardstore.storage.wrappers import Counters
 from shardstore.tasks import gather_all, uninterrupted
@@ -288,41 +288,56 @@ class VersionedStore:
         if turn is None:
             turn = self._contention.turn(self.name)
             await turn.start()
-        moment = await self.now() if begin is None else begin
-        while True:
+        known = begin
+        first_files = also
+
+        async def attempt() -> Moment:
+            nonlocal known, first_files
+            moment = await self.now() if known is None else known
             try:
                 state = await change(moment.state)
             except MissingFile as exc:
-                moment = await self._since(moment, exc)
-                continue
+                known = await self._since(moment, exc)
+                raise Outdated from exc
             if state is moment.state:
                 return moment
+            known = None
             state = state.made_from(moment.pointer.location)
             location = new_state_name(state.generation, self.files.random)
             writes: list[Awaitable[object]] = [self.files.write(location, [encode_state(state)])]
-            if also is not None:
-                writes.append(also())
-                also = None
+            if first_files is not None:
+                writes.append(first_files())
+                first_files = None
             await gather_all(*writes)
             try:
                 pointer = await self.catalog.swap(self.name, moment.pointer, Pointer(location, state.generation, state.id))
             except PointerMoved as exc:
-                if exc.now is None:
-                    raise NotFound(f"the versioned store {self._place} has been removed") from exc
-                is_old = moment is begin  # who begins with an old state has lost no race
-                moment = await self._now_after(exc, state)
-                if location not in (moment.pointer.location, *moment.state.previous):
-                    if moment.state.generation - state.generation < MOST_PREVIOUS:  # else nobody remembers
-                        await self.remove_unused([location])
-                    if not is_old:
-                        await turn.lost(f"the state of {self.url}", exc)
-                        moment = await self.now()
-                    continue
-                pointer = Pointer(location, state.generation, state.id)  # carried out, and others have gone on from it
+                now = await self._now_unless_done(exc, location, state)
+                if now is not None:
+                    if moment is begin:  # an old state: no race was lost
+                        known = now
+                        raise Outdated from exc
+                    raise ConditionFailed(str(exc)) from exc
+                pointer = Pointer(location, state.generation, state.id)
             turn.won()
             self.files.keep_state(location, state)
             self._newest = state.generation
             return Moment(pointer, state)
+
+        return await turn.swap(f"the state of {self.url}", attempt)
+
+    async def _now_unless_done(self, lost: PointerMoved, location: str, tried: State) -> Moment | None:
+        """Return the current state after a swap was refused, which is not carried out; ``None`` if it was carried out, and other writers
+        have gone on from it.
+        """
+        if lost.now is None:
+            raise NotFound(f"the versioned store {self._place} has been removed") from lost
+        now = await self._now_after(lost, tried)
+        if location in (now.pointer.location, *now.state.previous):
+            return None
+        if now.state.generation - tried.generation < MOST_PREVIOUS:  # else the list of previous states may have lost it
+            await self.remove_unused([location])
+        return now
 
     async def _now_after(self, lost: PointerMoved, tried: State) -> Moment:
         """Return the current state after a swap to ``tried`` was refused: which may have been carried out, if it is a later one."""
@@ -431,21 +446,29 @@ class VersionedStore:
     async def _commit_in_turn(self, session: Session, begin: Moment | None, request: CommitRequest) -> str:
         turn = self._contention.turn(self.name)  # one for all attempts: what an attempt takes is without the waits between them
         await turn.start()
-        moment = begin if begin is None or _is_tip(session, begin.state) else await self.now()
+        first = begin if begin is None or _is_tip(session, begin.state) else await self.now()
         solver = request.solver
-        for left in range(request.tries if solver is not None else 0, -1, -1):
+        rebases = 0
+
+        async def attempt() -> str:
+            nonlocal rebases
+            moment = await self.rebase(session, solver) if rebases and solver is not None else first
             try:
                 return await self._commit_once(session, moment, request, turn)
             except _BranchMoved as exc:
                 session.attempts.clear()  # the states from which they were to be swapped are past
                 if solver is None:
                     raise await self._why_not(session, exc.state) from exc
-                if not left:
-                    raise ConflictError(f"{exc}: others were first {request.tries} times. Nothing was changed; commit again") from exc
-                if moment is not begin:  # a session that is old has lost no race
-                    await turn.lost(f"branch {session.branch!r} of {self.url}", exc)
-            moment = await self.rebase(session, solver)
-        raise AssertionError("the last attempt ends")
+                if rebases == request.tries:
+                    raise ConflictError(
+                        f"{exc}: other writers were first {request.tries} times. Nothing was changed; commit again"
+                    ) from exc
+                rebases += 1
+                if moment is begin:  # a session that is old has lost no race
+                    raise Outdated from exc
+                raise ConditionFailed(str(exc)) from exc
+
+        return await turn.swap(f"branch {session.branch!r} of {self.url}", attempt)
 
     def _committed(self, session: Session, attempt: Attempt) -> str:
         """Return the id of the snapshot that an earlier attempt has become. Raises ``ConflictError`` if the session has more by now."""

@@ -422,7 +422,7 @@ def test_a_session_whose_commit_has_lost_after_a_rebase_can_be_written_and_commi
     data = np.random.default_rng(0).integers(0, 2**31, 4096)
     create_array(session, "big", data, (1024,), compressors=None)
     let_others_be_first(repo, [chunk(0), chunk(1)])
-    with pytest.raises(ConflictError, match="others were first 1 times"):
+    with pytest.raises(ConflictError, match="other writers were first 1 times"):
         session.commit("ours", rebase_with=ConflictDetector(), rebase_tries=1)
     data[:1000] = 1
     array(session, "big")[:1000] = 1  # waits for a chunk file

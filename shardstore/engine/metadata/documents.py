@@ -24,8 +24,8 @@ from shardstore.model.ranges import BytesLike
 from shardstore.storage.base import ConditionFailed, ReadOutcome, Storage
 
 
-class _Fate(Enum):
-    """The outcome for a document that is not stored."""
+class _DocumentChange(Enum):
+    """A change that stores no document."""
 
     KEPT = "kept"
     ERASED = "erased"
@@ -84,8 +84,8 @@ class Documents:
         """
         data = bytes(data)
 
-        def written(old: StoredDocument | None) -> bytes | _Fate:
-            return _Fate.KEPT if only_if_absent and old is not None else data
+        def written(old: StoredDocument | None) -> bytes | _DocumentChange:
+            return _DocumentChange.KEPT if only_if_absent and old is not None else data
 
         return await self._replace(path, written, own_shards)
 
@@ -97,12 +97,12 @@ class Documents:
         Raises as ``write`` and ``erase`` do.
         """
 
-        def revised(old: StoredDocument | None) -> bytes | _Fate:
+        def revised(old: StoredDocument | None) -> bytes | _DocumentChange:
             before = None if old is None else old.presented()
             after = compute(before)
             if after is before:
-                return _Fate.KEPT
-            return _Fate.ERASED if after is None else after
+                return _DocumentChange.KEPT
+            return _DocumentChange.ERASED if after is None else after
 
         await self._replace(path, revised)
 
@@ -112,46 +112,55 @@ class Documents:
         Raises:
             InvalidInput: it is the metadata of a sharded array that still has shards.
         """
-        if not await self._replace(path, lambda old: _Fate.KEPT if old is None else _Fate.ERASED):
+        if not await self._replace(path, lambda old: _DocumentChange.KEPT if old is None else _DocumentChange.ERASED):
             self._hierarchy.forget(path)
 
     async def _replace(
-        self, path: str, new: Callable[[StoredDocument | None], bytes | _Fate], own_shards: OwnShards = OwnShards.REFUSED
+        self, path: str, new: Callable[[StoredDocument | None], bytes | _DocumentChange], own_shards: OwnShards = OwnShards.REFUSED
     ) -> bool:
         """Store what ``new`` makes of the current document, or remove it. Return ``False`` if it is kept, and nothing was changed."""
-        turn = self._contention.turn(metadata_key(path))
-        while True:
-            hidden: AccessDenied | None = None
-            try:
-                current = await self.read(path)
-            except AccessDenied as exc:  # as some servers answer of what is absent: then a document is only created, on that condition
-                if self._hierarchy.known(path) is not None or not (await self._storage.probe()).create_if_absent:
-                    raise
-                hidden, current = exc, None
+
+        async def attempt() -> bool:
+            current, hidden = await self._current(path)
             data = new(current)
-            if data is _Fate.KEPT:
+            if data is _DocumentChange.KEPT:
                 return False
             try:
-                if isinstance(data, bytes):
-                    stored = await self._translation.to_stored(path, data, current, own_shards)
-                    generation = await self._write(path, stored, await self._condition(current))
-                    self._stored(path, stored, generation)
-                    if current is None:
-                        self._hierarchy.being_filled.add(path)
-                elif current is not None:
-                    await self._erase(path, current)
+                await self._change(path, data, current, own_shards)
             except ConditionFailed as exc:
-                if hidden is not None:
-                    raise hidden from exc
-                await turn.lost(f"the metadata of {path!r}", exc)
-                continue
+                if hidden is None:
+                    raise
+                raise hidden from exc
             except InvalidInput as exc:
                 # What is in the way of a new array may be the chunks of another client, who has created the same one just now.
                 if current is None and await self.read(path) is not None:
-                    await turn.lost(f"the metadata of {path!r}", exc)
-                    continue
+                    raise ConditionFailed(str(exc)) from exc
                 raise
             return True
+
+        return await self._contention.turn(metadata_key(path)).swap(f"the metadata of {path!r}", attempt)
+
+    async def _current(self, path: str) -> tuple[StoredDocument | None, AccessDenied | None]:
+        """Return the document as it is now. Where a refusal may mean that there is none, as some servers answer, return the refusal too:
+        then a document may only be created, on condition that there is none.
+        """
+        try:
+            return await self.read(path), None
+        except AccessDenied as exc:
+            if self._hierarchy.known(path) is not None or not (await self._storage.probe()).create_if_absent:
+                raise
+            return None, exc
+
+    async def _change(self, path: str, data: bytes | _DocumentChange, current: StoredDocument | None, own_shards: OwnShards) -> None:
+        """Store ``data``, or erase the document, on condition that it is still ``current``."""
+        if isinstance(data, bytes):
+            stored = await self._translation.to_stored(path, data, current, own_shards)
+            generation = await self._write(path, stored, await self._condition(current))
+            self._stored(path, stored, generation)
+            if current is None:
+                self._hierarchy.being_filled.add(path)
+        elif current is not None:
+            await self._erase(path, current)
 
     async def plan_array(
         self, path: str, data: BytesLike, *, erased_first: bool, own_shards: OwnShards = OwnShards.REFUSED

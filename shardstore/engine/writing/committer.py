@@ -8,14 +8,15 @@ shard or the new one, whole.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 from uuid import uuid4
 
 import numpy as np
 
 from shardstore.engine.actions import Action, Swap, apply_actions, changes_nothing, has_swaps, needs_old_value, needs_old_version
-from shardstore.engine.contention import Contention, Turn
+from shardstore.engine.contention import Contention, Outdated, Turn
 from shardstore.engine.fresh_layout import StaleLayout
 from shardstore.engine.index_cache import CachedIndex, IndexCache, IndexVersions
 from shardstore.engine.metadata.hierarchy import Hierarchy, Node, shard_key
@@ -35,6 +36,8 @@ from shardstore.storage.base import ConditionFailed, Storage
 from shardstore.storage.wrappers import Counters
 
 _DAMAGED = Generation("damaged")
+
+T = TypeVar("T")
 
 SlotActions = dict[int, list[Action]]
 Refused = dict[int, InvalidInput]
@@ -129,23 +132,23 @@ class Committer:
         """
         turn = self._contention.turn(shard.key)
         await turn.start()
-        while True:
+
+        async def attempt() -> bool:
             cached = await self._load(shard, has_lost=turn.has_lost)
             plan = None if cached is None else decide(cached)
             if plan is None:
                 return False
-            try:
-                if isinstance(plan, DeleteShard):
-                    await self._remove(shard, self._condition(cached))
-                else:
-                    await self._execute(shard, cached, plan, {})
-            except ConditionFailed as exc:
-                self._indices.drop(shard.key)
-                await turn.lost(f"shard {shard.key!r} of array {shard.node.path!r}", exc)
+            if isinstance(plan, DeleteShard):
+                await self._remove(shard, self._condition(cached))
             else:
-                turn.won()
-                self._counters.add(commits=1)
-                return True
+                await self._execute(shard, cached, plan, {})
+            return True
+
+        is_stored = await self._swap(shard, turn, attempt)
+        if is_stored:
+            turn.won()
+            self._counters.add(commits=1)
+        return is_stored
 
     async def replace(self, shard: Shard, generation: Generation, plan: WriteShard | DeleteShard) -> None:
         """Carry out ``plan``, which was made from version ``generation`` of a shard, on condition that this version is still there.
@@ -163,6 +166,18 @@ class Committer:
         else:
             self._remember(shard, await self._plans.write(shard.key, generation, plan, condition), plan, {})
         self._counters.add(commits=1)
+
+    async def _swap(self, shard: Shard, turn: Turn, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Return what ``Turn.swap`` returns; after a lost race the index is read again."""
+
+        async def one() -> T:
+            try:
+                return await attempt()
+            except ConditionFailed:
+                self._indices.drop(shard.key)
+                raise
+
+        return await turn.swap(f"shard {shard.key!r} of array {shard.node.path!r}", one)
 
     async def _replace(self, shard: Shard, swaps: SlotActions, updates: dict[int, BytesLike | None], turn: Turn) -> bool:
         """Write a shard of which every chunk is given, whatever is there. Return ``False``, and write nothing, if what is there matters:
@@ -185,23 +200,21 @@ class Committer:
         filled = self._hierarchy.being_filled
         cached = self._indices.get(shard.key, shard.layout.index_format)
         generation = None if cached is None else cached.generation
-        looks = cached is None and not (isinstance(plan, WriteShard) and shard.node.path in filled)
-        while True:
-            if looks:
+        is_known = cached is not None or (isinstance(plan, WriteShard) and shard.node.path in filled)
+
+        async def attempt() -> bool:
+            current = generation
+            if not is_known or turn.has_lost:
                 there = await self._storage.stat(shard.key)
                 if there is None and not isinstance(plan, WriteShard):
                     await self._keep_seen(shard.key)
                     return True
-                generation = None if there is None else there.generation
+                current = None if there is None else there.generation
                 (filled.add if there is None else filled.discard)(shard.node.path)
-            try:
-                await self._write_all(shard, swaps, plan, capabilities.condition_on(generation))
-            except ConditionFailed as exc:
-                self._indices.drop(shard.key)
-                looks = True
-                await turn.lost(f"shard {shard.key!r} of array {shard.node.path!r}", exc)
-            else:
-                return True
+            await self._write_all(shard, swaps, plan, capabilities.condition_on(current))
+            return True
+
+        return await self._swap(shard, turn, attempt)
 
     async def _write_all(self, shard: Shard, swaps: SlotActions, plan: CommitPlan, condition: Condition) -> None:
         """Write all chunks of a shard, or erase all."""
@@ -212,44 +225,59 @@ class Committer:
             await self._empty(shard, condition)
 
     async def _update(self, shard: Shard, actions: SlotActions, swaps: SlotActions, turn: Turn) -> Refused:
-        key = shard.key
-        atomic = self._storage.capabilities.atomic_commits
-        # Of an array that is being created there is nothing yet: what is remembered is of one that was there before.
-        cached = self._indices.get(key, shard.layout.index_format) if atomic and not shard.node.is_uncommitted else None
-        if cached is not None and not self._reader.is_sure(cached):
-            cached = None  # read again, and the document after it
-        from_cache = cached is not None
-        while True:
+        """Write a shard of which some chunks may stay, by its index: by one that is remembered first, then by one that is read."""
+        remembered = self._remembered(shard)
+
+        async def attempt() -> Refused:
+            nonlocal remembered
+            cached, remembered = remembered, None
+            from_cache = cached is not None
             if not from_cache:
                 cached = await self._load(shard, has_lost=turn.has_lost)
             if cached is not None and shard.node.is_uncommitted and cached.index.present().any():
                 raise _not_alone(shard)
             try:
-                refused: Refused = {}
-                updates = await self._resolve(shard, cached, actions, swaps, refused)
-                if not updates and not from_cache:
-                    return refused
-                plan = self._plan(shard, cached, updates)
-                if isinstance(plan, NothingToDo) and not from_cache:
-                    await self._keep_seen(key)
-                    return refused
-                if updates and not isinstance(plan, NothingToDo):  # that nothing is to be done can only be believed of a fresh index
-                    if isinstance(plan, WriteShard):
-                        plan = self._unique(shard, plan, self._condition(cached))
-                    carried = self._carried_versions(cached, updates)
-                    _tell_versions(swaps, await self._execute(shard, cached, plan, carried))
-                    return refused
-            except ConditionFailed as exc:
-                self._indices.drop(key)
-                await turn.lost(f"shard {key!r} of array {shard.node.path!r}", exc)
+                return await self._update_from(shard, cached, actions, swaps, from_cache=from_cache)
             except Corruption as exc:
-                self._indices.drop(key)
-                if not from_cache:
-                    raise Corruption(
-                        f"shard {key!r} of array {shard.node.path!r} cannot be updated, because a chunk that would be kept is damaged: "
-                        f"{exc}. Write or erase that chunk first, or in the same batch"
-                    ) from exc
-            from_cache = False
+                self._indices.drop(shard.key)
+                if from_cache:
+                    raise Outdated from exc
+                raise Corruption(
+                    f"shard {shard.key!r} of array {shard.node.path!r} cannot be updated, because a chunk that would be kept is damaged: "
+                    f"{exc}. Write or erase that chunk first, or in the same batch"
+                ) from exc
+
+        return await self._swap(shard, turn, attempt)
+
+    def _remembered(self, shard: Shard) -> CachedIndex | None:
+        """Return the index to plan by without a read of it; ``None`` if there is none that can be trusted."""
+        if not self._storage.capabilities.atomic_commits or shard.node.is_uncommitted:
+            return None  # of an array that is being created there is nothing yet: what is remembered is of one that was there before
+        cached = self._indices.get(shard.key, shard.layout.index_format)
+        return cached if cached is not None and self._reader.is_sure(cached) else None  # else it is read, and the document after it
+
+    async def _update_from(
+        self, shard: Shard, cached: CachedIndex | None, actions: SlotActions, swaps: SlotActions, *, from_cache: bool
+    ) -> Refused:
+        """Write the shard on condition that ``cached`` is its index.
+
+        Raises:
+            Outdated: nothing is to be done, which can only be believed of an index that was read now.
+        """
+        refused: Refused = {}
+        updates = await self._resolve(shard, cached, actions, swaps, refused)
+        plan = self._plan(shard, cached, updates) if updates else NothingToDo()
+        if isinstance(plan, NothingToDo):
+            if from_cache:
+                raise Outdated
+            if updates:
+                await self._keep_seen(shard.key)
+            return refused
+        if isinstance(plan, WriteShard):
+            plan = self._unique(shard, plan, self._condition(cached))
+        carried = self._carried_versions(cached, updates)
+        _tell_versions(swaps, await self._execute(shard, cached, plan, carried))
+        return refused
 
     def _plan(self, shard: Shard, cached: CachedIndex | None, updates: Mapping[int, BytesLike | None]) -> CommitPlan:
         index, nbytes = (None, 0) if cached is None else (cached.index, cached.object_nbytes)

@@ -90,7 +90,7 @@ async def pin(key: str, storage: Storage, hierarchy: Hierarchy, reader: Reader, 
         match target:
             case ChunkTarget():
                 (shard,) = group_by_shard([(0, target, EVERYTHING)])
-                found = await reader.chunk_place(shard, surely=True)
+                found = await reader.chunk_place(shard, must_prove_layout=True)
                 if found is None:
                     return None
                 generation, where = found

@@ -138,38 +138,38 @@ class Values:
                     values[i] = target
         paths = list(dict.fromkeys(target.path for _, target in documents))
         owners = [self._plain_owner(target.key) for _, target in plain]
-        others = self._plain_reads([Read(target.key, (requests[i][1],)) for i, target in plain], owners)
-        again, outcomes = await self._read_chunks(
-            chunks, requests, values, [*others, *(document_read(metadata_key(path)) for path in paths)]
-        )
-        self._show_documents(dict(zip(paths, outcomes[len(others) :], strict=True)), documents, requests, values)
-        doubtful = await self._show_plain(plain, owners, outcomes[: len(others)], values)
+        reads = self._plain_reads([Read(target.key, (requests[i][1],)) for i, target in plain], owners)
+        reads += [document_read(metadata_key(path)) for path in paths]
+        if chunks and reads:
+            again, outcomes = await asyncio.gather(self._read_chunks(chunks, requests, values), self._storage.read(reads))
+        else:
+            again = await self._read_chunks(chunks, requests, values)
+            outcomes = await self._storage.read(reads) if reads else []
+        self._show_documents(dict(zip(paths, outcomes[len(plain) :], strict=True)), documents, requests, values)
+        doubtful = await self._show_plain(plain, owners, outcomes[: len(plain)], values)
         await self._settle_hidden([*((i, target.key) for i, target in plain), *((i, target.key) for i, target in documents)], values)
         return again + doubtful, bool(doubtful)
 
-    async def _read_chunks(
-        self, chunks: list[tuple[int, ChunkTarget]], requests: Sequence[KeyRequest], values: list[Value], others: Sequence[Read] = ()
-    ) -> tuple[list[int], list[ReadOutcome]]:
-        """Read chunks; return the requests that have to be located again, and the outcomes of ``others``, read in the first round."""
+    async def _read_chunks(self, chunks: list[tuple[int, ChunkTarget]], requests: Sequence[KeyRequest], values: list[Value]) -> list[int]:
+        """Read chunks; return the requests that have to be located again."""
         shards = group_by_shard((n, target, requests[i][1]) for n, (i, target) in enumerate(chunks))
         try:
-            found, outcomes = await self._reader.read_with(shards, len(chunks), others)
+            found = await self._reader.read(shards, len(chunks))
         except StaleLayout:
-            return [i for i, _ in chunks], await self._storage.read(others) if others else []
-        except ShardStoreError as exc:  # of some array's document: the others are read without it
-            outcomes = await self._storage.read(others) if others else []
+            return [i for i, _ in chunks]
+        except ShardStoreError as exc:  # of some array's document: the rest is read without it
             arrays: dict[str, list[tuple[int, ChunkTarget]]] = {}
             for chunk in chunks:
                 arrays.setdefault(chunk[1].node.path, []).append(chunk)
             if len(arrays) > 1:
                 again = await asyncio.gather(*(self._read_chunks(mine, requests, values) for mine in arrays.values()))
-                return [i for mine, _ in again for i in mine], outcomes
+                return [i for mine in again for i in mine]
             for i, _ in chunks:
                 values[i] = exc
-            return [], outcomes
+            return []
         for (i, _), value in zip(chunks, found, strict=True):
             values[i] = value
-        return [], outcomes
+        return []
 
     async def _show_plain(
         self, plain: list[tuple[int, PlainTarget]], owners: Sequence[Node | None], outcomes: Sequence[ReadOutcome], values: list[Value]

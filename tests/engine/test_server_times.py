@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -11,6 +12,7 @@ from shardstore.engine.actions import ERASE, SetValue
 from shardstore.engine.engine import Engine
 from shardstore.engine.options import EngineOptions
 from shardstore.model.ranges import EVERYTHING
+from shardstore.storage.base import Read, ReadOutcome
 from tests.engine.hooked import Clock, HookedStorage, document, fresh_memory, read_apart, tell_times
 
 N = 8
@@ -24,6 +26,25 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return tell_times(monkeypatch)
 
 
+class CountsRounds(HookedStorage):
+    """Counts as one round the calls of ``read`` that are sent before any of them is answered. All of a round are answered together."""
+
+    _answered: asyncio.Future[None] | None = None
+
+    async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        if (answered := self._answered) is not None:
+            await answered
+        else:
+            self.rounds += 1
+            self._answered = answered = asyncio.get_running_loop().create_future()
+            for _ in range(3):  # time for other tasks to send theirs
+                await asyncio.sleep(0)
+            self._answered = None
+            answered.set_result(None)
+        self.rounds -= 1  # it counts the call
+        return await super().read(reads)
+
+
 class Seen:
     """An array ``a`` of 8 shards of 2 × 4 chunks, or without, and a reader that has just seen its document."""
 
@@ -34,7 +55,7 @@ class Seen:
         self.writer = Engine(self.place, EngineOptions(chunks_per_shard=chunks_per_shard))
         run_sync(self.writer.update(("a/zarr.json", SetValue(document((N, N), (1, 1))))))
         run_sync(self.writer.update_many([(f"a/c/{i}/{j}", SetValue(bytes([i * N + j]))) for i, j in CHUNKS]))
-        self.storage = HookedStorage(self.place)
+        self.storage = CountsRounds(self.place)
         self.reader = Engine(self.storage, EngineOptions(metadata_ttl=metadata_ttl, first_bytes=first_bytes))
         run_sync(self.reader.get(("a/zarr.json", EVERYTHING)))
 

@@ -1,9 +1,9 @@
 """Reads chunks out of shards: first indices, then chunks. That is two rounds of requests for any batch, and one if the indices are cached.
 
 Index and chunks of a shard come from one generation. If it changes in between, the shard is read again; after some
-tries a single request gets both its index and its chunks. If the index was read just now, the array's document is read again beside
-the chunks, so that the shard is not read by the layout of an array that was there before. A shard that is older than the last look at
-the document needs no other look at it.
+tries a single request gets both its index and its chunks. If the index was read just now, the array's document is read again in the
+round of the chunks, so that the shard is not read by the layout of an array that was there before. Where the shard was stored before the
+last check of the document, its layout is already proven.
 """
 
 from __future__ import annotations
@@ -56,14 +56,29 @@ _COMPRESSED = 2  # shards of so many times the bytes that are read with an index
 
 
 @dataclass(frozen=True, slots=True)
-class _First:
+class _HeadRequest:
+    """The first request of a shard: for its index, for more than that, or for the whole shard."""
+
+    shard: ShardRead
+    request: ByteRequest
+    is_whole: bool
+    has_more: bool
+
+    @property
+    def may_suffice(self) -> bool:
+        """True if the answer may hold all chunks that are wanted."""
+        return self.is_whole or self.has_more
+
+
+@dataclass(frozen=True, slots=True)
+class _HeadRead:
     """The answer to the first request of a shard."""
 
     shard: ShardRead
     outcome: ReadOutcome
     index: CachedIndex | ShardStoreError | None
     is_sure: bool
-    """True if the shard is known to be of the array's layout, without another look at the array's document."""
+    """True if the layout of the shard is already proven, and the array's document need not be read again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +96,14 @@ class _ChunkRead:
 
 
 @dataclass(slots=True)
-class _Left:
-    """The work that one round leaves to the next."""
+class _NextRound:
+    """The work that the first round leaves to the second."""
 
     chunks: list[_ChunkRead] = field(default_factory=list)
     """Chunks to be read by indices that have just come."""
-    firsts: list[_First] = field(default_factory=list)
+    heads: list[_HeadRead] = field(default_factory=list)
     """The answers about shards that were not read whole."""
-    whole: list[_First] = field(default_factory=list)
+    whole: list[_HeadRead] = field(default_factory=list)
     """Shards that were read whole, and whose arrays' documents are still to be checked."""
     came: list[_ChunkRead] = field(default_factory=list)
     """Chunks that were read, and whose arrays' documents are still to be checked."""
@@ -96,14 +111,6 @@ class _Left:
     """Paths of arrays whose documents were checked in this round, unless they were fresh."""
     again: list[ShardRead] = field(default_factory=list)
     """Shards that changed, or whose arrays did: they have to be read again."""
-
-
-@dataclass(slots=True)
-class _Others:
-    """Reads of other objects, which are sent with the first round."""
-
-    reads: Sequence[Read]
-    outcomes: list[ReadOutcome] | None = None
 
 
 class Reader:
@@ -152,7 +159,7 @@ class Reader:
         pending = list(range(len(shards)))
         for _ in range(_PINNED_TRIES):
             asked = [shards[i] for i in pending]
-            first = await self._read_first(asked, [s.layout.index_format.request() for s in asked], with_metadata=asked)
+            first, _ = await self._read_first(asked, [s.layout.index_format.request() for s in asked], with_metadata=asked)
             for i, one in zip(pending, first, strict=True):
                 indices[i] = one.index
             pending = [i for i, one in zip(pending, first, strict=True) if isinstance(one.outcome, GuardChanged)]
@@ -190,10 +197,10 @@ class Reader:
         """Return whether the index is known to be decoded by the layout of its shard, or need not be; from any thread."""
         return index.is_verified or self._hierarchy.never_checks
 
-    async def chunk_place(self, shard: ShardRead, *, surely: bool = False) -> tuple[Generation, ChunkLocation] | None:
+    async def chunk_place(self, shard: ShardRead, *, must_prove_layout: bool = False) -> tuple[Generation, ChunkLocation] | None:
         """Return the version of a shard, and where the one chunk that is wanted of it lies there; ``None`` if there is no such chunk.
 
-        With ``surely``, the array's document is read after the index, unless the index is verified.
+        With ``must_prove_layout``, the array's document is read after the index, unless the index is verified.
 
         Raises:
             Corruption: the index is damaged, or the chunk's entry in it.
@@ -203,7 +210,7 @@ class Reader:
         if isinstance(index, ShardStoreError):
             await self._confirm_layouts([shard])
             raise index
-        if surely and index is not None and not index.is_verified and not self._hierarchy.never_checks:
+        if must_prove_layout and index is not None and not index.is_verified and not self._hierarchy.never_checks:
             await self._confirm_layouts([shard])
         (slot,) = shard.slots
         where = None if index is None else chunk_location(shard, index, slot)
@@ -247,9 +254,8 @@ class Reader:
         unsure: Collection[str] = (),
         *,
         after: bool = False,
-        others: _Others | None = None,
     ) -> list[ReadOutcome]:
-        """Read in one round, together with those ``others`` that have not been read yet, and with documents that have to be checked.
+        """Read in one round, together with documents that have to be checked.
 
         These are the documents of arrays that were not checked for a while, or whose paths are in ``unsure``. With ``after``, documents are
         read after the round if any of them is ``unsure``: then they verify what was read in it.
@@ -262,11 +268,7 @@ class Reader:
         if after and not unsure.isdisjoint(stale):
             outcomes = [*await self._storage.read(reads), *await self._storage.read(documents)]
         else:
-            more = others.reads if others is not None and others.outcomes is None else ()
-            outcomes = await self._storage.read([*reads, *more, *documents]) if reads or more or documents else []
-            if others is not None and more and outcomes:
-                others.outcomes = outcomes[len(reads) : len(reads) + len(more)]
-                del outcomes[len(reads) : len(reads) + len(more)]
+            outcomes = await self._storage.read([*reads, *documents]) if reads or documents else []
         self._check_layouts(stale, outcomes[len(reads) :])
         return outcomes[: len(reads)]
 
@@ -297,22 +299,11 @@ class Reader:
     # -- chunks ----------------------------------------------------------------------------------------------------
 
     async def read(self, shards: Sequence[ShardRead], count: int) -> list[Value]:
-        """Return the values of ``count`` requests that are spread over ``shards``. Raises as ``read_with``."""
-        return (await self.read_with(shards, count, ()))[0]
-
-    async def read_with(self, shards: Sequence[ShardRead], count: int, others: Sequence[Read]) -> tuple[list[Value], list[ReadOutcome]]:
-        """Return the values of ``count`` requests that are spread over ``shards``, and the outcomes of ``others``, read in the first round.
+        """Return the values of ``count`` requests that are spread over ``shards``.
 
         Raises:
             StaleLayout: an array turned out to be laid out otherwise; nothing was returned from it.
         """
-        beside = _Others(others)
-        values = await self._read(shards, count, beside)
-        if beside.outcomes is None:
-            beside.outcomes = await self._storage.read(others) if others else []
-        return values, beside.outcomes
-
-    async def _read(self, shards: Sequence[ShardRead], count: int, others: _Others) -> list[Value]:
         values: list[Value] = [None] * count
         pending = list(shards)
         tries = 0
@@ -321,15 +312,15 @@ class Reader:
             if tries > _PINNED_TRIES:
                 await self._settle(pending, values)
                 break
-            pending = await self._try(pending, values, others)
+            pending = await self._try(pending, values)
             self._counters.add(retried_reads=len(pending))
         damaged = [s for s in shards if any(isinstance(values[i], Corruption) for i in s.numbers)]
         if damaged:
             await self._confirm_layouts(damaged)
         return values
 
-    async def _try(self, shards: Sequence[ShardRead], values: list[Value], others: _Others) -> list[ShardRead]:
-        """Make one attempt, of one round or two; return the shards that changed meanwhile."""
+    async def _try(self, shards: Sequence[ShardRead], values: list[Value]) -> list[ShardRead]:
+        """Make one attempt, of one round or two; return the shards that changed during it."""
         known: list[_ChunkRead] = []
         unknown: list[ShardRead] = []
         for shard in shards:
@@ -341,14 +332,14 @@ class Reader:
             else:
                 known += self._chunk_read(shard, cached, places, values)
         self._counters.add(index_hits=len(shards) - len(unknown), index_misses=len(unknown))
-        left = await self._first_round(unknown, known, values, others)
-        if left.chunks or left.firsts or left.whole or left.came:
-            left.again += await self._second_round(left, values)
-        for one in left.whole:
+        work = await self._first_round(unknown, known, values)
+        if work.chunks or work.heads or work.whole or work.came:
+            work.again += await self._second_round(work, values)
+        for one in work.whole:
             index = self._indices.get(one.shard.key, one.shard.layout.index_format)
             if index is not None and isinstance(one.index, CachedIndex) and index.generation == one.index.generation:
                 self._indices.verify(one.shard.key, index)
-        return left.again
+        return work.again
 
     def _chunk_read(self, shard: ShardRead, index: CachedIndex, places: Places, values: list[Value]) -> list[_ChunkRead]:
         """Return the read of the wanted chunks of a shard, in a list; an empty list if none of them exists."""
@@ -369,28 +360,29 @@ class Reader:
         *,
         with_metadata: Sequence[ShardRead] = (),
         unsure: Collection[str] = (),
-        others: _Others | None = None,
-    ) -> list[_First]:
-        """Read each shard by one request that holds its index. If the storage has guarded reads, they check the array's document as well.
+        also: Sequence[Read] = (),
+    ) -> tuple[list[_HeadRead], list[ReadOutcome]]:
+        """Read each shard by one request that holds its index, and ``also`` in the same round; return the answers, and those of ``also``.
 
-        Otherwise the documents are read in the same round: those of ``with_metadata`` whose arrays were not checked for a while, or are
-        ``unsure``.
+        If the storage has guarded reads, they check the array's document as well. Otherwise the documents are read in the same round: those
+        of ``with_metadata`` whose arrays were not checked for a while, or are ``unsure``.
         """
         guards = [self._guard(shard) for shard in shards]
         reads = [Read(s.key, (r,), None, guard) for s, r, guard in zip(shards, requests, guards, strict=True)]
         guarded = {s.key for s, guard in zip(shards, guards, strict=True) if guard is not None}
-        outcomes = await self._read_with_metadata([s for s in with_metadata if s.key not in guarded], reads, unsure, others=others)
+        outcomes = await self._read_with_metadata([s for s in with_metadata if s.key not in guarded], [*reads, *also], unsure)
+        outcomes, more = outcomes[: len(reads)], outcomes[len(reads) :]
         for shard, guard, outcome in zip(shards, guards, outcomes, strict=True):
             if guard is not None and isinstance(outcome, Found | Absent):
                 self._hierarchy.confirmed(shard.node.path, guard.generation)
-        return [self._first(s, outcome, guard) for s, outcome, guard in zip(shards, outcomes, guards, strict=True)]
+        return [self._head(s, outcome, guard) for s, outcome, guard in zip(shards, outcomes, guards, strict=True)], more
 
-    def _first(self, shard: ShardRead, outcome: ReadOutcome, guard: Guard | None) -> _First:
+    def _head(self, shard: ShardRead, outcome: ReadOutcome, guard: Guard | None) -> _HeadRead:
         index = None if isinstance(outcome, GuardChanged) else self.decode_index(shard, outcome)
         is_sure = guard is not None or self._predates_check(shard, outcome)
         if is_sure and isinstance(index, CachedIndex):
             index = self._indices.verify(shard.key, index)
-        return _First(shard, outcome, index, is_sure)
+        return _HeadRead(shard, outcome, index, is_sure)
 
     def _predates_check(self, shard: ShardRead, outcome: ReadOutcome) -> bool:
         """Return whether the document, as it was known before the read or was seen since, proves the layout of the shard that was read."""
@@ -409,64 +401,72 @@ class Reader:
             return None  # another read has just learnt better; this one has to find out
         return Guard(metadata_key(node.path), node.generation)
 
-    async def _first_round(self, shards: list[ShardRead], known: list[_ChunkRead], values: list[Value], others: _Others) -> _Left:
+    async def _first_round(self, shards: list[ShardRead], known: list[_ChunkRead], values: list[Value]) -> _NextRound:
         """Read the indices of ``shards``, some of these shards whole, and the chunks by indices that are ``known``."""
-        whole = [s.wants_everything for s in shards]
-        most = self.first_bytes_per_batch // max(1, whole.count(False))
-        more = [0 if w else self._first_bytes(s, most) for s, w in zip(shards, whole, strict=True)]
-        requests = [_whole_request(s) if w else s.layout.index_format.request_with(n) for s, w, n in zip(shards, whole, more, strict=True)]
-        # Documents are read with what may need no second round. If there surely is one, they are read in that.
+        requests = self._head_requests(shards)
+        # Documents are read with what may need no second round. If a second round is certain, they are read in that.
         settles = all(self._may_be_sure(shard) for shard in shards)
-        alone = [s for s, w, n in zip(shards, whole, more, strict=True) if (w or n) and s.node.metadata_server_time > NEVER]
-        along = _Others([*(chunk.read for chunk in known), *(others.reads if others.outcomes is None else ())])
+        alone = [one.shard for one in requests if one.may_suffice and one.shard.node.metadata_server_time > NEVER]
         checked = [*alone, *(chunk.shard for chunk in known if settles)]
-        firsts = await self._read_first(
+        heads, came = await self._read_first(
             shards,
-            requests,
+            [one.request for one in requests],
             with_metadata=checked,
             unsure={chunk.shard.node.path for chunk in known if settles and not chunk.index.is_verified},
-            others=along,
+            also=[chunk.read for chunk in known],
         )
-        left = _Left(came=[] if settles else known, checked={shard.node.path for shard in checked})
+        work = _NextRound(came=[] if settles else known, checked={shard.node.path for shard in checked})
         if self._storage.capabilities.guarded_reads:
-            left.checked |= {shard.node.path for shard in shards}
+            work.checked |= {shard.node.path for shard in shards}
         if settles:
             self._verify(known)
-        came = along.outcomes or []
-        if others.outcomes is None and others.reads and came:
-            others.outcomes = came[len(known) :]
-        left.again += self._take(known, came[: len(known)], (), values)
+        work.again += self._take(known, came, (), values)
         outdated: list[ShardRead] = []
-        for first, is_whole, has_more in zip(firsts, whole, more, strict=True):
-            shard = first.shard
-            if isinstance(first.outcome, GuardChanged):
-                outdated.append(shard)
-                continue
-            index = first.index
-            is_whole = is_whole and _came_whole(first.outcome)
-            window = 0 if is_whole else None
-            if not is_whole:
-                left.firsts.append(first)
-            if not isinstance(index, CachedIndex) or not isinstance(first.outcome, Found):
-                for i in shard.numbers:
-                    values[i] = index if isinstance(index, ShardStoreError) else None
+        for request, head in zip(requests, heads, strict=True):
+            if isinstance(head.outcome, GuardChanged):
+                outdated.append(head.shard)
             else:
-                places = index.index.places(shard.slots, index.object_nbytes)
-                data = first.outcome.buffers[0]
-                if has_more:
-                    window = self._window(shard, places, index.object_nbytes, len(data))
-                if window is None:
-                    left.chunks += self._chunk_read(shard, index, places, values)
-                else:
-                    self._counters.add(chunks_read=cut(shard, index, places, data, window, values))
-                    if not is_whole:
-                        release(values, shard.numbers, len(data))
-            if window is not None and not first.is_sure:
-                left.whole.append(first)
+                self._take_head(request, head, work, values)
         if outdated:  # perhaps only in its attributes: then the new document confirms the layout
             await self._confirm_layouts(outdated)
-        left.again += outdated
-        return left
+        work.again += outdated
+        return work
+
+    def _head_requests(self, shards: Sequence[ShardRead]) -> list[_HeadRequest]:
+        """Return the first request of each shard whose index is to be read."""
+        most = self.first_bytes_per_batch // max(1, sum(not shard.wants_everything for shard in shards))
+        requests: list[_HeadRequest] = []
+        for shard in shards:
+            if shard.wants_everything:
+                requests.append(_HeadRequest(shard, _whole_request(shard), is_whole=True, has_more=False))
+            else:
+                more = self._first_bytes(shard, most)
+                request = shard.layout.index_format.request_with(more)
+                requests.append(_HeadRequest(shard, request, is_whole=False, has_more=more > 0))
+        return requests
+
+    def _take_head(self, request: _HeadRequest, head: _HeadRead, work: _NextRound, values: list[Value]) -> None:
+        """Store the values that the first answer about a shard settles; note the rest in ``work``."""
+        shard, index = head.shard, head.index
+        is_whole = request.is_whole and _came_whole(head.outcome)
+        if not is_whole:
+            work.heads.append(head)
+        if not isinstance(index, CachedIndex) or not isinstance(head.outcome, Found):
+            _set_all(shard, index, values)
+            is_settled = is_whole
+        else:
+            places = index.index.places(shard.slots, index.object_nbytes)
+            data = head.outcome.buffers[0]
+            window = self._window(shard, places, index.object_nbytes, len(data)) if request.has_more else 0 if is_whole else None
+            is_settled = window is not None
+            if window is None:
+                work.chunks += self._chunk_read(shard, index, places, values)
+            else:
+                self._counters.add(chunks_read=cut(shard, index, places, data, window, values))
+                if not is_whole:
+                    release(values, shard.numbers, len(data))
+        if is_settled and not head.is_sure:
+            work.whole.append(head)
 
     def _may_be_sure(self, shard: ShardRead) -> bool:
         """Return whether the first round may already prove that a shard is of the layout in its array's document."""
@@ -500,22 +500,22 @@ class Reader:
         self._useless[shard.node.path] = 0 if holds_all else self._useless.get(shard.node.path, 0) + 1
         return start if holds_all else None
 
-    async def _second_round(self, left: _Left, values: list[Value]) -> list[ShardRead]:
+    async def _second_round(self, work: _NextRound, values: list[Value]) -> list[ShardRead]:
         """Read chunks by new indices, and the documents still to be checked. Return the shards that changed.
 
         Documents are checked of arrays whose indices are not verified, of shards in which a chunk is missing, and of those that were read
         whole.
         """
-        by_index = [*left.came, *left.chunks]
+        by_index = [*work.came, *work.chunks]
         unverified = [chunk.shard for chunk in by_index if not chunk.index.is_verified]
-        missing = [one.shard for one in left.firsts if not one.is_sure]  # it may be by an old layout only
-        whole = [one.shard for one in left.whole]
-        concerned = [*(chunk.shard for chunk in by_index), *(one.shard for one in left.firsts), *whole]
+        missing = [one.shard for one in work.heads if not one.is_sure]  # it may be by an old layout only
+        whole = [one.shard for one in work.whole]
+        concerned = [*(chunk.shard for chunk in by_index), *(one.shard for one in work.heads), *whole]
         unsure = {shard.node.path for shard in (*unverified, *missing, *whole)}
-        concerned = [shard for shard in concerned if shard.node.path in unsure or shard.node.path not in left.checked]
-        outcomes = await self._read_with_metadata(concerned, [chunk.read for chunk in left.chunks], unsure)
+        concerned = [shard for shard in concerned if shard.node.path in unsure or shard.node.path not in work.checked]
+        outcomes = await self._read_with_metadata(concerned, [chunk.read for chunk in work.chunks], unsure)
         self._verify(by_index)
-        return self._take(left.chunks, outcomes, {one.shard.key for one in left.firsts}, values)
+        return self._take(work.chunks, outcomes, {one.shard.key for one in work.heads}, values)
 
     def _verify(self, chunks: Sequence[_ChunkRead]) -> None:
         for chunk in chunks:
@@ -535,7 +535,7 @@ class Reader:
                     for i in chunk.wanted.numbers if shard.key in just_asked else shard.numbers:
                         values[i] = error
                 case Absent() | Changed():
-                    # Rewritten, or perhaps of another array by now: its layout is checked again beside its new index.
+                    # Rewritten, or perhaps of another array by now: its layout is checked again with its new index.
                     self._indices.drop(shard.key)
                     self._hierarchy.distrust(shard.node.path)
                     changed.append(shard)
@@ -548,7 +548,7 @@ class Reader:
         indices = await self.load_indices(shards)
         offsets = [self._first_offset(shard, index) for shard, index in zip(shards, indices, strict=True)]
         moved = await self._settle_from(shards, offsets, values)
-        if moved:  # towards the beginning meanwhile: then the whole object
+        if moved:  # its chunks lie further to the beginning now: then the whole object
             await self._settle_from(moved, [0] * len(moved), values)
 
     async def _settle_from(self, shards: Sequence[ShardRead], offsets: Sequence[int], values: list[Value]) -> list[ShardRead]:
@@ -563,8 +563,7 @@ class Reader:
                 continue
             index = self.decode_index(shard, outcome)
             if not isinstance(index, CachedIndex) or not isinstance(outcome, Found):
-                for i in shard.numbers:
-                    values[i] = index if isinstance(index, ShardStoreError) else None
+                _set_all(shard, index, values)
             elif self._first_offset(shard, index) < start:
                 left.append(shard)
             else:
@@ -579,6 +578,12 @@ class Reader:
         places = index.index.places(shard.slots, index.object_nbytes)
         start_of_index = max(0, index.object_nbytes - shard.layout.index_format.nbytes)
         return int(places.offsets[places.exists].min(initial=start_of_index)) if places.exists.any() else start_of_index
+
+
+def _set_all(shard: ShardRead, index: CachedIndex | ShardStoreError | None, values: list[Value]) -> None:
+    """Store one value for all chunks that are wanted of a shard whose bytes are not there: the error, or that there are none."""
+    for i in shard.numbers:
+        values[i] = index if isinstance(index, ShardStoreError) else None
 
 
 def _whole_request(shard: ShardRead) -> ByteRequest:

@@ -14,49 +14,46 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shardstore.engine.actions import Action, EraseValue, OwnShards, Patch, SetIfMissing, SetValue, Swap, apply_actions
+from shardstore.engine.actions import OwnShards
 from shardstore.engine.contention import Contention, Sleep
 from shardstore.engine.index_cache import IndexCache
-from shardstore.engine.keyed_store import KeyedStore
+from shardstore.engine.keyed_store import KeyedStore, weakly
 from shardstore.engine.metadata.consolidated import stale_consolidated
 from shardstore.engine.metadata.documents import Documents
 from shardstore.engine.metadata.hierarchy import ChunkTarget, Hierarchy, LocatedChunks
 from shardstore.engine.metadata.levels import LevelledDraft, LevelledStorage
 from shardstore.engine.moving import NodeAccess, copy_nodes, move_between
 from shardstore.engine.options import V3, EngineOptions
-from shardstore.engine.own_shards import Sight, held_back, look
-from shardstore.engine.pinned import HeldValue, OpenValue, pin
+from shardstore.engine.own_shards import Sight, look
+from shardstore.engine.pinned import OpenValue
 from shardstore.engine.reading.chunk_parts import ChunkParts, KeepsChunks, PartReads, ReadsInThreads
-from shardstore.engine.reading.listing import ListedBatch, ListedDir, Listing, directly_below
+from shardstore.engine.reading.listing import ListedBatch, ListedDir, Listing
 from shardstore.engine.reading.page_cache_read import PageCacheReader, ReadsPageCache
 from shardstore.engine.reading.prefetching import prefetch
 from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import Value
-from shardstore.engine.transaction_commit import OverlayCommit
+from shardstore.engine.transaction_view import OverlayCommit, StoredState, TransactionView
 from shardstore.engine.values import KeyRequest, KeyUpdate, Values
-from shardstore.engine.version_reader import VersionReader, of_content
-from shardstore.engine.writing.chunk_sizes import with_whole
+from shardstore.engine.version_reader import VersionReader
 from shardstore.engine.writing.committer import Committer
 from shardstore.engine.writing.erasing import Erasing
 from shardstore.engine.writing.transaction import Overlay
 from shardstore.engine.writing.v2_arrays_written import WrittenV2Arrays
 from shardstore.engine.writing.writer import Writer
-from shardstore.errors import InvalidInput, ShardStoreError, Unsupported
-from shardstore.format.json_text import JsonObject, parse_object
-from shardstore.format.metadata_v3 import ArrayLayout, is_array, parse_shown
+from shardstore.errors import InvalidInput, Unsupported
+from shardstore.format.json_text import JsonObject
+from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.format.store_keys import (
     check_directory,
     check_erased,
     check_key,
     check_keys,
-    check_node_path,
     check_prefix,
-    join,
     metadata_key,
     metadata_path,
 )
 from shardstore.model.chunks import RemovedChunks
-from shardstore.model.ranges import EVERYTHING, ByteRequest, BytesLike, cut
+from shardstore.model.ranges import EVERYTHING, ByteRequest, BytesLike
 from shardstore.plan.strategies import strategy_of
 from shardstore.storage.base import Read, ReadOutcome, Storage
 from shardstore.storage.wrappers import CheckedStorage, Counters, CountingStorage, innermost
@@ -141,7 +138,6 @@ class Engine(KeyedStore):
 
         contention = Contention(self.options.commit_attempts, self.counters, clock, sleep, rng)
         shown, deep_arrays = self._without_levels(below)
-        self._levelled = shown
         self.hierarchy = Hierarchy(shown, self.options.metadata_ttl, clock, deep_arrays)
         self._indices = IndexCache(self.options.index_cache_bytes)
         limits = self.options.read_limits(storage.kind)
@@ -161,8 +157,9 @@ class Engine(KeyedStore):
         self._versions = VersionReader(shown, self._values, self._reader)
         self._listing = Listing(shown, self.hierarchy, self._reader)
         self._erasing = Erasing(shown, self.hierarchy, self._indices, self._listing, self._reader, self._writer)
-        self._overlay: Overlay | None = None
-        self._committing: Overlay | None = None
+        self._stored = StoredState(shown, self.hierarchy, self._reader, self._values, self._versions, self._listing, self._v2_arrays)
+        self._transaction: TransactionView | None = None
+        self._committing: TransactionView | None = None
         self._commit_ended = asyncio.Event()
         self._commit_ended.set()
 
@@ -224,21 +221,11 @@ class Engine(KeyedStore):
 
     async def get_many(self, requests: Sequence[KeyRequest], located: LocatedChunks | None = None) -> list[Value]:
         """Return values as ``KeyedStore.get_many`` does. ``located`` are their chunks, if ``locate_chunks`` has found them."""
-        overlay = self.held
-        if overlay is None:
-            if self._chunks is not None and (chunks := await self._get_chunks(self._chunks, requests)) is not None:
-                return chunks
-            return await self._values.get_many(requests, located)
-        values: list[Value] = [None] * len(requests)
-        below: list[int] = []
-        for i, (key, request) in enumerate(requests):
-            if not overlay.decides(check_key(key)):
-                below.append(i)
-            elif (held := overlay.get(key)) is not None:
-                values[i] = cut(memoryview(held), request)
-        for i, value in zip(below, await self._values.get_many([requests[i] for i in below]), strict=True):
-            values[i] = value
-        return values
+        if (view := self._view) is not None:
+            return await view.get_many(requests)
+        if self._chunks is not None and (chunks := await self._get_chunks(self._chunks, requests)) is not None:
+            return chunks
+        return await self._values.get_many(requests, located)
 
     async def _get_chunks(self, chunks: KeepsChunks, requests: Sequence[KeyRequest]) -> list[Value] | None:
         """Return whole chunks of one array; ``None`` if something else is wanted."""
@@ -253,21 +240,17 @@ class Engine(KeyedStore):
         self._committer.keeps_versions = True
 
     async def read_versions(self, reads: Sequence[Read]) -> list[ReadOutcome]:
-        overlay = self.held
-        if overlay is None:
-            return await self._versions.read(reads)
-        decided = [overlay.decides(check_key(read.key)) for read in reads]
-        below = iter(await self._versions.read([read for read, is_held in zip(reads, decided, strict=True) if not is_held]))
-        outcomes: list[ReadOutcome] = []
-        for read, is_held in zip(reads, decided, strict=True):
-            value = overlay.get(read.key) if is_held else None
-            outcomes.append(of_content(read, None if value is None else memoryview(value)) if is_held else next(below))
-        return outcomes
+        return await (self._versions.read(reads) if (view := self._view) is None else view.read_versions(reads))
+
+    @property
+    def _view(self) -> TransactionView | None:
+        """Return the view of an open transaction, or of one until its commit has ended."""
+        return self._transaction or self._committing
 
     @property
     def held(self) -> Overlay | None:
         """Return what a transaction holds back, until its commit has ended."""
-        return self._overlay or self._committing
+        return None if (view := self._view) is None else view.overlay
 
     async def update_many(self, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
         """Carry out updates as ``KeyedStore.update_many`` does. They wait while a transaction is being committed, and are no part of it."""
@@ -275,72 +258,14 @@ class Engine(KeyedStore):
 
     async def _update_many(self, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
         await self._commit_ended.wait()
-        if self._overlay is None:
-            return await self._values.update_many(updates)
-        return [await self._hold_back(key, action) for key, action in await self._with_whole(updates)]
-
-    async def _with_whole(self, updates: Sequence[KeyUpdate]) -> Sequence[KeyUpdate]:
-        """Mark updates in a transaction that give all bytes of a chunk."""
-        numbers = [i for i, (_, action) in enumerate(updates) if isinstance(action, Patch) and action.may_be_whole]
-        if not numbers:
-            return updates
-        targets = await self._values.locate_each([check_key(updates[i][0]) for i in numbers], for_write=False)
-        chunks = [(i, target) for i, target in zip(numbers, targets, strict=True) if isinstance(target, ChunkTarget)]
-        whole = with_whole([(target, updates[i][1]) for i, target in chunks])
-        actions = {i: action for (i, _), (_, action) in zip(chunks, whole, strict=True)}
-        return [(key, actions.get(i, action)) for i, (key, action) in enumerate(updates)]
-
-    async def _hold_back(self, key: str, action: Action) -> Exception | None:
-        overlay = self._overlay
-        if overlay is None:  # it ended while an earlier update of the same batch was looked at
-            return (await self._update_many([(key, action)]))[0]
-        try:
-            check_key(key)
-            if isinstance(action, SetValue | SetIfMissing):
-                check_node_path(metadata_path(key) or "")
-                await self._v2_arrays.check(key, action.data, nothing_there=overlay.erased_below(key))
-            match action:
-                case SetValue(data, own_shards):
-                    _hold(overlay, key, data, own_shards)
-                    return None
-                case EraseValue():
-                    overlay.erase(key)
-                    return None
-            if isinstance(action, Swap):
-                raise Unsupported(f"{key!r} cannot be written on a condition while a transaction is open on {self.storage.url}")
-            if isinstance(action, Patch) and metadata_path(key) is not None:
-                raise InvalidInput(f"the metadata document {key!r} can only be set whole")
-            (old,) = await self.get_many([(key, EVERYTHING)])
-            if self._overlay is not overlay:  # it ended meanwhile: then this is no part of it
-                return (await self._update_many([(key, action)]))[0]
-            if isinstance(old, ShardStoreError):
-                raise old
-            if isinstance(action, SetIfMissing):
-                if action.creation is not None:
-                    action.creation.happened = old is None
-                if old is None:
-                    # Erased by the transaction itself, nothing of others is in the way at the commit.
-                    overlay.set(key, action.data, only_if_missing=not overlay.decides(key))
-            elif (new := apply_actions([action], old, key)) is not None:
-                _hold(overlay, key, new)
-            elif old is not None:
-                overlay.erase(key)
-        except ShardStoreError as exc:
-            return exc
-        return None
+        return await (self._transaction or self._values).update_many(updates)
 
     async def pin(self, key: str) -> OpenValue | None:
         check_key(key)
-        if (overlay := self.held) is not None and overlay.decides(key):
-            held = overlay.get(key)
-            return None if held is None else HeldValue(held)
-        return await pin(key, self._levelled, self.hierarchy, self._reader, self._values)
+        return await (self._view or self._stored).pin(key)
 
     async def size(self, key: str) -> int | None:
-        check_key(key)
-        if (overlay := self.held) is not None and overlay.decides(key):
-            return overlay.nbytes(key)
-        return await self._values.size(key)
+        return await (self._view or self._values).size(check_key(key))
 
     async def prefetch(self, path: str, region: Sequence[slice] | None) -> int:
         """Load the indices of a region of an array; see ``prefetching.prefetch``."""
@@ -350,18 +275,14 @@ class Engine(KeyedStore):
 
     async def list_batches(self, prefix: str) -> AsyncIterator[ListedBatch]:
         prefix = check_prefix(prefix)
-        held = None if self.held is None else self.held.snapshot()  # a commit may end while the storage is listed
-        async for batch in self._listing.batches(prefix):
-            yield batch if held is None else _without(batch, held.decides)
-        if held is not None:
-            sizes = {key: nbytes for key, nbytes in held.sizes.items() if key.startswith(prefix) and nbytes is not None}
-            yield ListedBatch(list(sizes), list(sizes.values()))
+        async for batch in self._listing.batches(prefix) if (view := self._view) is None else view.list_batches(prefix):
+            yield batch
 
     async def list_dir(self, prefix: str, *, approximate: bool = False) -> ListedDir:
         prefix = check_directory(prefix)
-        if self.held is None:
-            return await self._listing.directory(prefix, approximate=approximate)
-        return await directly_below(prefix, self.list(prefix))
+        if (view := self._view) is not None:
+            return await view.list_dir(prefix)
+        return await self._listing.directory(prefix, approximate=approximate)
 
     # -- erasing ---------------------------------------------------------------------------------------------------
 
@@ -372,14 +293,12 @@ class Engine(KeyedStore):
         """Erase as ``erase_prefix`` does; with ``keep_documents``, all but the documents of nodes."""
         prefix = check_erased(prefix)
         await self._commit_ended.wait()
-        if self._overlay is None:
+        if self._transaction is None:
             await self._erasing.erase_prefix(prefix, keep_documents=keep_documents)
-        elif not keep_documents:
-            self._overlay.erase_prefix(prefix)
+        elif keep_documents:
+            await self._transaction.erase_chunks(prefix)
         else:
-            async for value in self.list(prefix):
-                if metadata_path(value.key) is None:
-                    self._overlay.erase(value.key)
+            await self._transaction.erase_prefix(prefix)
 
     async def erase_removed(self, path: str, chunk_shape: tuple[int, ...], removed: RemovedChunks) -> bool:
         """Erase the chunks that an array loses when it shrinks; ``chunk_shape`` is that of its chunks to the client.
@@ -387,20 +306,11 @@ class Engine(KeyedStore):
         Nothing is done for chunks that are not there, and whole shards are removed unread. Carried out even when the call is cancelled.
         Returns ``False``, and does nothing, if there is no array with known keys and chunks of this shape.
         """
-        key = check_key(metadata_key(path))
+        check_key(metadata_key(path))
         await self._commit_ended.wait()
-        if self.held is None:
-            return await uninterrupted(self._erasing.erase_removed(path, chunk_shape, removed))
-        (data,) = await self.get_many([(key, EVERYTHING)])
-        document = parse_object(data) if isinstance(data, memoryview) else None
-        array = parse_shown(document) if document is not None and is_array(document) else ""
-        if isinstance(array, str) or array.chunk_shape != chunk_shape:
-            return False
-        encoding, start = array.key_encoding, join(path, "")
-        keys = [value.key async for value in self.list(start + encoding.prefix_of((), array.ndim))]
-        decoded = ((key, encoding.decode(key[len(start) :], array.ndim)) for key in keys)
-        await self.erase_many([key for key, coords in decoded if coords is not None and removed.has(coords)])
-        return True
+        if self._transaction is not None:
+            return await self._transaction.erase_removed(path, chunk_shape, removed)
+        return await uninterrupted(self._erasing.erase_removed(path, chunk_shape, removed))
 
     async def erase_chunks_below(self, prefix: str) -> None:
         """Erase the chunks below a prefix that ends inside the coordinates of a sharded array, and nothing else."""
@@ -463,14 +373,14 @@ class Engine(KeyedStore):
             InvalidInput: a transaction is open already.
         """
         await self._commit_ended.wait()
-        if self._overlay is not None:
+        if self._transaction is not None:
             raise InvalidInput(f"a transaction is open already on {self.storage.url}: they do not nest")
-        self._overlay = Overlay(self.options.max_memory)
+        self._transaction = TransactionView(self._stored, Overlay(self.options.max_memory), weakly(self._update_many))
 
     @property
     def in_transaction(self) -> bool:
         """Return whether writes are being held back."""
-        return self.held is not None
+        return self._view is not None
 
     async def no_transaction(self) -> None:
         """Wait for a commit that is under way.
@@ -479,7 +389,7 @@ class Engine(KeyedStore):
             InvalidInput: a transaction is open.
         """
         await self._commit_ended.wait()
-        if self._overlay is not None:
+        if self._transaction is not None:
             raise InvalidInput(
                 f"whole nodes cannot be copied or moved while a transaction is open on {self.storage.url}: commit it or roll it back first"
             )
@@ -489,14 +399,14 @@ class Engine(KeyedStore):
 
         When this fails part of it may be stored; the exception's notes say how much. The rest is discarded.
         """
-        overlay, self._overlay = self._overlay, None
-        if overlay is None:
+        view = self._ended()
+        if view is None:
             raise InvalidInput("there is no open transaction")
-        self._committing = overlay  # still what this process reads
+        self._committing = view  # still what this process reads
         self._commit_ended.clear()
         try:
             commit = OverlayCommit(
-                overlay,
+                view.overlay,
                 self._values,
                 self._documents,
                 self.hierarchy,
@@ -509,15 +419,22 @@ class Engine(KeyedStore):
         finally:
             self._committing = None
             self._commit_ended.set()
-            overlay.close()
+            view.overlay.close()
+
+    def _ended(self) -> TransactionView | None:
+        """Let the open transaction, if there is one, take no more updates, and return it."""
+        view, self._transaction = self._transaction, None
+        if view is not None:
+            view.is_open = False
+        return view
 
     async def rollback(self) -> int:
         """Discard what was held back; return the number of its keys."""
-        overlay, self._overlay = self._overlay, None
-        if overlay is None:
+        view = self._ended()
+        if view is None:
             return 0
-        discarded = len(list(overlay.held())) + len(overlay.erased_prefixes)
-        overlay.close()
+        discarded = len(list(view.overlay.held())) + len(view.overlay.erased_prefixes)
+        view.overlay.close()
         return discarded
 
     # -- about -----------------------------------------------------------------------------------------------------
@@ -574,16 +491,3 @@ class Engine(KeyedStore):
         """Roll back what is open and let go of the storage."""
         await self.rollback()
         await self.storage.close()
-
-
-def _hold(overlay: Overlay, key: str, data: BytesLike, own_shards: OwnShards = OwnShards.REFUSED) -> None:
-    """Hold a value back in a transaction."""
-    instead = overlay.instead(key)
-    if instead is not None or own_shards is not OwnShards.REFUSED:
-        data, instead = held_back(bytes(data), own_shards, instead)
-    overlay.set(key, data, instead=instead)
-
-
-def _without(batch: ListedBatch, decides: Callable[[str], bool]) -> ListedBatch:
-    """Return the keys of the batch that a transaction does not decide."""
-    return batch.subset([not decides(key) for key in batch.keys])

@@ -70,7 +70,7 @@ class TickBatch(Generic[Request, Result]):
                 future.set_result(outcome)
 
 
-def _weakly(
+def weakly(
     method: Callable[[Sequence[Request]], Awaitable[Sequence[Result | Exception]]],
 ) -> Callable[[Sequence[Request]], Awaitable[Sequence[Result | Exception]]]:
     """Return the method without a reference to its store: a store that nobody uses has to be freed at once, with its threads."""
@@ -88,8 +88,8 @@ class KeyedStore(ABC):
     """Values by key, under the keys of one flavour. Single gets and updates of one tick of the event loop become one batch."""
 
     def __init__(self) -> None:
-        self._gets: TickBatch[KeyRequest, memoryview | None] = TickBatch(_weakly(self.get_many))
-        self._updates: TickBatch[KeyUpdate, None] = TickBatch(_weakly(self.update_many))
+        self._gets: TickBatch[KeyRequest, memoryview | None] = TickBatch(weakly(self.get_many))
+        self._updates: TickBatch[KeyUpdate, None] = TickBatch(weakly(self.update_many))
 
     # -- what each kind of store defines -------------------------------------------------------------------------------
 

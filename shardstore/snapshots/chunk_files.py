@@ -30,6 +30,7 @@ from shardstore.model.ranges import BytesLike, NewBytes
 from shardstore.plan.commits import WriteShard, write_anew
 from shardstore.plan.policy import ShardingPolicy, chunks_per_shard
 from shardstore.snapshots.files import StoreFiles
+from shardstore.tasks import gather_all
 
 MOST_INLINE_NBYTES = 512
 """A chunk up to this may be stored in the manifest."""
@@ -157,12 +158,10 @@ class ChunkGatherer:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._storing.add(done)
         try:
-            errors = [error for error in await asyncio.gather(*map(self._store_one, planned)) if error is not None]
+            await gather_all(*map(self._store_one, planned))
         finally:
             self._storing.discard(done)
             done.set_result(None)
-        if errors:
-            raise errors[0]
 
     async def settled(self) -> None:
         """Wait until no file is being stored: then every chunk is stored, or waits."""
@@ -177,18 +176,15 @@ class ChunkGatherer:
     async def _store(self, cells: Sequence[tuple[int, ChunkCoords]]) -> None:
         await self.store([file for cell in cells if (file := self._planned(cell)) is not None])
 
-    async def _store_one(self, file: ChunkFile) -> BaseException | None:
+    async def _store_one(self, file: ChunkFile) -> None:
         try:
             async with self._at_once:
                 await self._files.write(CHUNKS + encode_id(file.id), file.body)
-        except BaseException as exc:
+        except BaseException:
             self._wait_again(file)
-            if not isinstance(exc, Exception):
-                raise
-            return exc
+            raise
         for chunk in file.chunks.values():
             chunk.data = None
-        return None
 
     def _wait_again(self, file: ChunkFile) -> None:
         cells = self._cells.get(file.array)

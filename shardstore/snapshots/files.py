@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +36,7 @@ from shardstore.format.snapshots.manifest_groups import (
 )
 from shardstore.format.snapshots.state import State, decode_state
 from shardstore.format.snapshots.structure import MOST_NARROW, ManifestFile, Structure, decode_structure
+from shardstore.model.containers import Lru
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, BytesLike
 from shardstore.storage.base import Changed, ConditionFailed, Found, Read, Storage, read_one
@@ -67,32 +67,6 @@ _STATES_KEPT = 4
 
 class MissingFile(Corruption):
     """A file that a snapshot, or a collection, needs is not there: somebody has removed it, or the state that names it is a past one."""
-
-
-class Lru(Generic[T]):
-    """Values by key, those that were used last, up to a sum of sizes."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._held = 0
-        self._values: OrderedDict[object, tuple[T, int]] = OrderedDict()
-
-    def get(self, key: object) -> T | None:
-        found = self._values.get(key)
-        if found is None:
-            return None
-        self._values.move_to_end(key)
-        return found[0]
-
-    def put(self, key: object, value: T, size: int = 1) -> T:
-        if (old := self._values.pop(key, None)) is not None:
-            self._held -= old[1]
-        self._values[key] = value, size
-        self._held += size
-        while self._held > self._most and len(self._values) > 1:
-            _, (_, dropped) = self._values.popitem(last=False)
-            self._held -= dropped
-        return value
 
 
 class KnownRefs:
@@ -132,12 +106,12 @@ class StoreFiles:
         """Bytes of the values in one column of a manifest at most, about."""
         self.draft_row = MOST_NARROW
         """The last row of a manifest at which the references of an array begin, and of a file of attributes, by the draft's schema."""
-        self._states: Lru[State] = Lru(_STATES_KEPT)
-        self._structures: Lru[Structure] = Lru(_NODES_KEPT)
-        self._attributes: Lru[list[bytes]] = Lru(_ATTRIBUTES_KEPT)
-        self._footers: Lru[ManifestGroups] = Lru(cache_bytes // 8)
-        self._rows: Lru[pa.Table] = Lru(cache_bytes // 8)
-        self._refs: Lru[Mapping[int, KnownRefs]] = Lru(cache_bytes)
+        self._states: Lru[str, State] = Lru(_STATES_KEPT)
+        self._structures: Lru[str, Structure] = _cache(_NODES_KEPT, lambda one: _STRUCTURE_SIZE + len(one.nodes))
+        self._attributes: Lru[str, list[bytes]] = Lru(_ATTRIBUTES_KEPT)
+        self._footers: Lru[str, ManifestGroups] = _cache(cache_bytes // 8, lambda groups: groups.nbytes)
+        self._rows: Lru[str, pa.Table] = _cache(cache_bytes // 8, lambda rows: rows.nbytes)
+        self._refs: Lru[tuple[object, ...], Mapping[int, KnownRefs]] = _cache(cache_bytes, _nbytes_of_refs)
         self._on_their_way: dict[object, asyncio.Task[Any]] = {}
 
     @property
@@ -248,7 +222,7 @@ class StoreFiles:
 
     async def _read_rows(self, file: ManifestFile) -> pa.Table:
         rows = manifest_rows(await self.whole(MANIFESTS + file.name), file)
-        return self._rows.put(file.name, rows, rows.nbytes)
+        return self._rows.put(file.name, rows)
 
     async def _groups(self, file: ManifestFile) -> ManifestGroups:
         groups = self._footers.get(file.name)
@@ -263,7 +237,7 @@ class StoreFiles:
             (before,) = await self._ranges(key, [ByteRange(max(0, first.start - missing), first.start)])
             end = memoryview(bytes(before) + bytes(end))
         groups = ManifestGroups.decode(file, end)
-        return self._footers.put(file.name, groups, groups.nbytes)
+        return self._footers.put(file.name, groups)
 
     async def decoded(self, file: ManifestFile, numbers: Sequence[int], ndims: Mapping[int, int]) -> list[Mapping[int, KnownRefs]]:
         """Return the references of groups of a manifest, all that are not known by one round of requests."""
@@ -278,9 +252,8 @@ class StoreFiles:
                 known[number] = found or self._keep((file.name, number, array), groups.decode_group(number, data, ndims))
         return [one for number in numbers if (one := known[number]) is not None]
 
-    def _keep(self, key: object, refs: Mapping[int, ChunkRefs]) -> Mapping[int, KnownRefs]:
-        known = {array: KnownRefs(one) for array, one in refs.items()}
-        return self._refs.put(key, known, 200 + sum(one.nbytes for one in known.values()))
+    def _keep(self, key: tuple[object, ...], refs: Mapping[int, ChunkRefs]) -> Mapping[int, KnownRefs]:
+        return self._refs.put(key, {array: KnownRefs(one) for array, one in refs.items()})
 
     async def _once(self, key: str, read: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return what ``read`` returns; whoever asks for the same key meanwhile gets the same, and reads nothing."""
@@ -353,7 +326,16 @@ class StoreFiles:
 
     def keep_structure(self, name: str, structure: Structure) -> Structure:
         """Keep a structure that this process has read or written, and return it."""
-        return self._structures.put(name, structure, _STRUCTURE_SIZE + len(structure.nodes))
+        return self._structures.put(name, structure)
+
+
+def _cache(limit: int, size: Callable[[T], int]) -> Lru[Any, T]:
+    """Return a cache that keeps even a value larger than the limit until another one is put: it is needed again in the next step."""
+    return Lru(limit, lambda value: min(limit, size(value)))
+
+
+def _nbytes_of_refs(arrays: Mapping[int, KnownRefs]) -> int:
+    return 200 + sum(refs.nbytes for refs in arrays.values())
 
 
 def _found(known: KnownRefs, numbers: npt.NDArray[np.intp], coords: npt.NDArray[np.uint64]) -> list[Any]:

@@ -30,6 +30,7 @@ from shardstore.format.snapshots.file_names import (
 )
 from shardstore.format.snapshots.state import Snapshot
 from shardstore.format.snapshots.structure import ManifestFile, Structure
+from shardstore.model.containers import batched
 from shardstore.progress.steps import Step
 from shardstore.snapshots.files import StoreFiles
 from shardstore.storage.base import Storage
@@ -79,12 +80,12 @@ class Reachable:
         """
         new = list(dict.fromkeys(one for one in structures if one not in self.structures))
         manifests: dict[str, ManifestFile] = {}
-        for some in _groups(new):
+        for some in batched(new, _ROUND):
             for structure in await self._each(some, self.files.structure):
                 manifests |= self._take(structure)
             self.structures.update(some)
         unread = [file for name, file in manifests.items() if name not in self.manifests]
-        for group in _groups(unread):
+        for group in batched(unread, _ROUND):
             found = await self._each(group, self.files.chunk_ids_of)
             self._chunks = np.unique(np.concatenate([self._chunks, *map(encode_ids, found)]))
             self.manifests |= {file.name: file for file in group}
@@ -117,11 +118,6 @@ class Reachable:
         """Return which of ``(n,)`` keys, which ascend, are those of files that are needed."""
         known = [np.char.add(folder.encode(), self.names(folder)) for folder in sorted(FOLDERS) if folder != STATES]
         return are_among(keys, np.concatenate(known))
-
-
-def _groups(some: Sequence[T]) -> Iterable[Sequence[T]]:
-    for start in range(0, len(some), _ROUND):
-        yield some[start : start + _ROUND]
 
 
 # -- listing -----------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from shardstore.format.snapshots.state import State
 from shardstore.format.store_keys import groups_above, metadata_path
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.coalescing import ReadLimits, coalesce_all
+from shardstore.model.containers import batched
 from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration, Unconditional
 from shardstore.model.ranges import ByteRange, BytesLike, cut, resolve
 from shardstore.snapshots.chunk_places import ABSENT as NO_PLACE
@@ -368,8 +369,7 @@ class SessionStorage(ReadsAndWrites):
                 if seen.get((file, check), 0) < end:
                     seen[file, check] = end
                     asked.append((file, (ByteRange(end - 1, end),), check))
-            for start in range(0, len(asked), _FILES_AT_ONCE):
-                some = asked[start : start + _FILES_AT_ONCE]
+            for some in batched(asked, _FILES_AT_ONCE):
                 for (file, (last,), _), answer in zip(some, await self._virtual.read(some), strict=True):
                     name = CHUNKS + file_name(file) if isinstance(file, bytes) else redacted(file)
                     if isinstance(answer, ShardStoreError):

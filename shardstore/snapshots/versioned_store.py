@@ -26,6 +26,7 @@ from shardstore.format.snapshots.file_names import ATTRIBUTES, CHUNKS, MANIFESTS
 from shardstore.format.snapshots.state import MOST_PREVIOUS, Ref, Snapshot, State, check_ref_name, check_said, encode_state
 from shardstore.format.snapshots.structure import Node, encode_structure
 from shardstore.format.v2.keys import ARRAY_NAME, GROUP_NAME
+from shardstore.model.containers import batched
 from shardstore.snapshots.catalog import DEFAULT_NAME, Catalog, Pointer, PointerMoved
 from shardstore.snapshots.commit import NewFile, plan_commit, properties, store_all, store_commit
 from shardstore.snapshots.conflicts import ConflictDetector, ConflictError
@@ -268,8 +269,8 @@ class VersionedStore:
         for folder in (STATES, STRUCTURES, ATTRIBUTES, MANIFESTS, CHUNKS):
             # Other names are not of this store: an array of the user's may be called c.
             keys = [info.key async for info in storage.list(folder) if is_own_name(folder, info.key[len(folder) :])]
-            for start in range(0, len(keys), _REMOVED_AT_ONCE):
-                await storage.delete_many(keys[start : start + _REMOVED_AT_ONCE])
+            for some in batched(keys, _REMOVED_AT_ONCE):
+                await storage.delete_many(some)
 
     async def change(
         self,

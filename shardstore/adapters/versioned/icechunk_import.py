@@ -35,6 +35,7 @@ from shardstore.format.snapshots.manifest import INLINE as INLINE_FILE
 from shardstore.format.snapshots.manifest import ChunkRefs
 from shardstore.format.snapshots.state import Ref, check_ref_name
 from shardstore.format.store_keys import join
+from shardstore.model.containers import Lru, batched
 from shardstore.model.ranges import ByteRange
 from shardstore.references.icechunk.blocks import Coords
 from shardstore.references.icechunk.histories import (
@@ -63,6 +64,7 @@ from shardstore.storage.base import LeadsNowhere
 from shardstore.storage.redaction import redacted
 
 _AT_ONCE = 32
+_SNAPSHOTS_KEPT = 9
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CHUNKS = "chunks/"
 """The folder of the chunk files in a repository of Icechunk."""
@@ -180,7 +182,7 @@ class _Import:
         self._chunks_url = chunks_url
         self._new = new
         self._has_looked = False
-        self._known_nodes: dict[str, dict[str, SourceNode]] = {}
+        self._known_nodes: Lru[str, dict[str, SourceNode]] = Lru(_SNAPSHOTS_KEPT)
 
     def write(self, history: SourceHistory, say: Progress) -> dict[str, str]:
         """Write all snapshots; return their ids by those of the source."""
@@ -211,11 +213,10 @@ class _Import:
         return id_
 
     def _at(self, snapshot: str) -> _At:
-        if snapshot not in self._known_nodes:
-            while len(self._known_nodes) > 8:
-                del self._known_nodes[next(iter(self._known_nodes))]
-            self._known_nodes[snapshot] = run_sync(nodes_of(self._source, snapshot))
-        return _At(self._source.readonly_session(snapshot_id=snapshot).store, self._known_nodes[snapshot])
+        nodes = self._known_nodes.get(snapshot)
+        if nodes is None:
+            nodes = self._known_nodes.put(snapshot, run_sync(nodes_of(self._source, snapshot)))
+        return _At(self._source.readonly_session(snapshot_id=snapshot).store, nodes)
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
@@ -329,15 +330,15 @@ class _Import:
 
     async def _copy(self, session: Session, path: str, shown: ShownArray, after: _At, coords: Coords) -> None:
         """Copy chunks of the source; of shards, what is inside of them."""
-        for start in range(0, len(coords), _AT_ONCE):
-            some = coords[start : start + _AT_ONCE]
-            data = await _all(chunk_of(after.store, join(path, _KEYS.encode(tuple(one)))) for one in some.tolist())
+        for some in batched(coords.tolist(), _AT_ONCE):
+            data = await _all(chunk_of(after.store, join(path, _KEYS.encode(tuple(one)))) for one in some)
             if shown.layout is None:
-                for one, value in zip(some.tolist(), data, strict=True):
+                for one, value in zip(some, data, strict=True):
                     await session.write_chunk(session.array(path), tuple(one), value)
                 continue
             nbytes = np.array([len(value) for value in data], dtype=np.uint64)
-            found = inner_chunks(shown.layout, some, {row: _index_in(shown, value) for row, value in enumerate(data)}, nbytes)
+            indices = {row: _index_in(shown, value) for row, value in enumerate(data)}
+            found = inner_chunks(shown.layout, np.array(some, dtype=np.uint64), indices, nbytes)
             for row in np.flatnonzero(found.exists).tolist():
                 begin, length = int(found.offsets[row]), int(found.lengths[row])
                 value = data[found.shard[row]][begin : begin + length]
@@ -427,8 +428,7 @@ def _index_in(shown: ShownArray, shard: bytes) -> ShardIndex:
 
 async def _all(coroutines: Iterable[Any]) -> list[bytes]:
     """Return the results of coroutines, some at once."""
-    waiting = list(coroutines)
     found: list[bytes] = []
-    for start in range(0, len(waiting), _AT_ONCE):
-        found += await asyncio.gather(*waiting[start : start + _AT_ONCE])
+    for some in batched(list(coroutines), _AT_ONCE):
+        found += await asyncio.gather(*some)
     return found

@@ -224,10 +224,10 @@ class ChunkGatherer:
             return known
         cells = self._cells[node.id] = _cells_of(node, self._policy)
         if known is not None:
-            self._gather_anew(node.id, cells)
+            self._regroup(node.id, cells)
         return cells
 
-    def _gather_anew(self, array: int, cells: Cells) -> None:
+    def _regroup(self, array: int, cells: Cells) -> None:
         """Put what waits of an array into cells as they are now: it may have been resized, and be divided otherwise."""
         for key in [key for key in self._waiting if key[0] == array]:
             before = self._waiting.pop(key)

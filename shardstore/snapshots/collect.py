@@ -35,8 +35,8 @@ from shardstore.format.snapshots.file_names import (
 from shardstore.format.snapshots.garbage import NO_GARBAGE, Garbage, encode_garbage
 from shardstore.format.snapshots.state import LastCollection, State
 from shardstore.snapshots.fence import garbage_list
-from shardstore.snapshots.reachable import FOLDERS, Listed, Progress, Reachable, are_among, list_files
-from shardstore.snapshots.versioned_store import FIRST_BRANCH, Moment, VersionedStore
+from shardstore.snapshots.reachable import FOLDERS, FolderListing, Progress, Reachable, are_among, list_files
+from shardstore.snapshots.versioned_store import FIRST_BRANCH, CurrentState, VersionedStore
 
 _REMOVED_AT_ONCE = 10_000
 
@@ -119,11 +119,11 @@ async def collect(store: VersionedStore, grace_ms: int, say: Progress, *, dry_ru
         await _end_removal(store, say)
     reachable = Reachable(store.files, say)
 
-    async def read(moment: Moment) -> Moment:
-        await reachable.add(moment.state.snapshots.values())
-        return moment
+    async def read(current: CurrentState) -> CurrentState:
+        await reachable.add(current.state.snapshots.values())
+        return current
 
-    moment = await store.of_current(read)
+    current = await store.with_current_state(read)
     listed = {folder: await list_files(store.files.storage, folder, say) for folder in FOLDERS}
     now_ms = int(store.clock() * 1000)
     found = Collected()
@@ -144,7 +144,7 @@ async def collect(store: VersionedStore, grace_ms: int, say: Progress, *, dry_ru
         return whole
 
     if dry_run:
-        await store.of_current(lambda moment: look(moment.state), moment.pointer)
+        await store.with_current_state(lambda current: look(current.state), current.pointer)
         return found
 
     async def change(state: State) -> State:
@@ -158,7 +158,7 @@ async def collect(store: VersionedStore, grace_ms: int, say: Progress, *, dry_ru
         fence = state.generation + 1 if removes else 0 if last is None else last.fence
         return state.collected(LastCollection(key, fence, removes))
 
-    await store.change(change, moment)
+    await store.change(change, current)
     with suppress(StorageError):  # lists of attempts that were lost; the next collection finds them
         await store.files.storage.delete_many(written[:-1])
     await _end_removal(store, say)
@@ -180,13 +180,13 @@ async def _needed_by(
 async def _end_removal(store: VersionedStore, say: Progress) -> None:
     """Remove what the last collection has doomed, if that has not been done, and say so in the state."""
 
-    async def read(moment: Moment) -> tuple[LastCollection | None, npt.NDArray[np.bytes_]]:
-        last = moment.state.collection
+    async def read(current: CurrentState) -> tuple[LastCollection | None, npt.NDArray[np.bytes_]]:
+        last = current.state.collection
         if last is None or not last.is_removing:
             return None, NO_GARBAGE.keys
         return last, (await garbage_list(store.files, last.garbage)).doomed_keys
 
-    last, keys = await store.of_current(read)
+    last, keys = await store.with_current_state(read)
     if last is None:
         return
     # Local files have a faster way for names that are never given again.
@@ -205,7 +205,9 @@ async def _end_removal(store: VersionedStore, say: Progress) -> None:
     await store.change(change)
 
 
-def _garbage(listed: Mapping[str, Listed], reachable: Reachable, state: State) -> tuple[npt.NDArray[np.bytes_], npt.NDArray[np.int64]]:
+def _garbage(
+    listed: Mapping[str, FolderListing], reachable: Reachable, state: State
+) -> tuple[npt.NDArray[np.bytes_], npt.NDArray[np.int64]]:
     """Return the keys of files that nothing needs, ascending, and the length of each."""
     keys: list[npt.NDArray[np.bytes_]] = []
     sizes: list[npt.NDArray[np.int64]] = []
@@ -234,7 +236,7 @@ def _needed_states(names: npt.NDArray[np.bytes_], state: State) -> npt.NDArray[n
     return np.array([is_needed(name.decode()) for name in names.tolist()], dtype=np.bool_)
 
 
-def _collected(garbage: Garbage, nbytes: npt.NDArray[np.int64], listed: Mapping[str, Listed]) -> Collected:
+def _collected(garbage: Garbage, nbytes: npt.NDArray[np.int64], listed: Mapping[str, FolderListing]) -> Collected:
     doomed = garbage.keys[garbage.doomed]
     removed = {folder: int(np.count_nonzero(np.char.startswith(doomed, folder.encode()))) for folder in FOLDERS}
     return Collected(

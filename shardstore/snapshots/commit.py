@@ -40,7 +40,7 @@ from shardstore.format.snapshots.structure import (
 from shardstore.snapshots.chunk_files import ChunkFile
 from shardstore.snapshots.files import StoreFiles
 from shardstore.snapshots.levels import first_of_all, first_to_merge, levels_of
-from shardstore.snapshots.session import Session
+from shardstore.snapshots.session import SessionCore
 from shardstore.tasks import gather_all
 
 _IN_THREAD_ROWS = 10_000
@@ -85,7 +85,7 @@ class PlannedCommit:
         return [one.key for one in self.structure.files]
 
 
-async def plan_commit(session: Session, *, draft: bool, merges_all: bool = False, keeps_values: bool = False) -> PlannedCommit:
+async def plan_commit(session: SessionCore, *, draft: bool, merges_all: bool = False, keeps_values: bool = False) -> PlannedCommit:
     """Return the files of a snapshot of all that a session has changed. Its chunks wait no more, unless an error is raised."""
     session.make_root()
     chunks = session.gatherer.plan()
@@ -99,7 +99,7 @@ async def plan_commit(session: Session, *, draft: bool, merges_all: bool = False
     return PlannedCommit(chunks, structure)
 
 
-async def store_commit(session: Session, planned: PlannedCommit) -> None:
+async def store_commit(session: SessionCore, planned: PlannedCommit) -> None:
     """Store the files of a commit. All have ended when the first error is raised: chunks that are still on their way would seem stored to
     the next attempt.
     """
@@ -107,7 +107,7 @@ async def store_commit(session: Session, planned: PlannedCommit) -> None:
     await gather_all(*both)
 
 
-async def differences(session: Session, *, draft: bool) -> Differences:
+async def differences(session: SessionCore, *, draft: bool) -> Differences:
     """Return the manifests of what a session has changed, to be stored; chunks that wait must have been planned."""
     arrays: dict[int, ChunkRefs] = {}
     for node in session.nodes.values():
@@ -119,7 +119,7 @@ async def differences(session: Session, *, draft: bool) -> Differences:
 
 
 async def plan_structure(
-    session: Session, changes: NodeChanges, new: Differences, *, draft: bool, merges_all: bool = False, keeps_values: bool = False
+    session: SessionCore, changes: NodeChanges, new: Differences, *, draft: bool, merges_all: bool = False, keeps_values: bool = False
 ) -> PlannedStructure:
     """Return the structure of a session's nodes, whose manifests are those of its base, some of them merged, and the new ones.
 
@@ -154,7 +154,7 @@ async def store_all(files: StoreFiles, new: Sequence[NewFile]) -> None:
     await gather_all(*(files.write(one.key, [one.data]) for one in new))
 
 
-async def _merged_levels(session: Session, new: Differences, *, draft: bool, merges_all: bool) -> Differences:
+async def _merged_levels(session: SessionCore, new: Differences, *, draft: bool, merges_all: bool) -> Differences:
     """Merge older manifests of the arrays that get a new one, where they have become many, or of all arrays; return all that such an array
     keeps.
     """
@@ -168,15 +168,21 @@ async def _merged_levels(session: Session, new: Differences, *, draft: bool, mer
         first = first_of_all(rows) if merges_all else first_to_merge(rows)
         if first is None:
             continue
-        whole: ChunkRefs | None = None
-        for part in (part for level in levels[first:] for part in level):
-            newer = await session.files.refs_of(part.file, node.id, session.keys_of(node).ndim)
-            whole = newer if whole is None else merged(whole, newer)
+        whole = await _refs_of_levels(session, node, levels[first:])
         kept[node.id] = [part for level in levels[:first] for part in level]
         if whole is not None:
             arrays[node.id] = without_gone(whole) if not first else whole
     found = await _manifests(session.files, {one: refs for one, refs in arrays.items() if len(refs)}, draft=draft)
     return Differences({one: [*parts, *found.parts.get(one, ())] for one, parts in kept.items()}, found.files)
+
+
+async def _refs_of_levels(session: SessionCore, node: Node, levels: Sequence[Sequence[ManifestPart]]) -> ChunkRefs | None:
+    """Return what levels of an array's manifests say together, the oldest first: of one chunk, the newest counts."""
+    whole: ChunkRefs | None = None
+    for part in (part for level in levels for part in level):
+        newer = await session.files.refs_of(part.file, node.id, session.keys_of(node).ndim)
+        whole = newer if whole is None else merged(whole, newer)
+    return whole
 
 
 async def _manifests(files: StoreFiles, arrays: Mapping[int, ChunkRefs], *, draft: bool) -> Differences:

@@ -141,11 +141,11 @@ def find_conflicts(
     was = {node.id: node for node in before.values()}
     chunks_fail = solver.chunks() == "fail" or (serializable and solver.chunks() == "theirs")
     return [
-        *_of_chunks(ours, theirs, fail=chunks_fail),
-        *_of_documents(ours, theirs, was),
-        *_of_deletions(ours, theirs, was, solver),
-        *_of_moves(ours, theirs),
-        *_of_creations(ours, theirs),
+        *_chunk_conflicts(ours, theirs, fail=chunks_fail),
+        *_document_conflicts(ours, theirs, was),
+        *_deletion_conflicts(ours, theirs, was, solver),
+        *_move_conflicts(ours, theirs),
+        *_creation_conflicts(ours, theirs),
     ]
 
 
@@ -176,7 +176,7 @@ def read_conflicts(reads: ReadSet, theirs: Side, before: Mapping[str, Node]) -> 
     return found
 
 
-def _of_chunks(ours: Side, theirs: Side, *, fail: bool) -> list[NodeConflict]:
+def _chunk_conflicts(ours: Side, theirs: Side, *, fail: bool) -> list[NodeConflict]:
     found: list[NodeConflict] = []
     for array, coords in ours.chunks.items():
         if not len(coords) or array in ours.changes.created:
@@ -196,7 +196,7 @@ def _of_chunks(ours: Side, theirs: Side, *, fail: bool) -> list[NodeConflict]:
     return found
 
 
-def _of_documents(ours: Side, theirs: Side, was: Mapping[int, Node]) -> list[NodeConflict]:
+def _document_conflicts(ours: Side, theirs: Side, was: Mapping[int, Node]) -> list[NodeConflict]:
     found: list[NodeConflict] = []
     mine, other = ours.changes, theirs.changes
     for one in sorted(mine.updated | mine.attributes):
@@ -209,7 +209,7 @@ def _of_documents(ours: Side, theirs: Side, was: Mapping[int, Node]) -> list[Nod
     return found
 
 
-def _of_deletions(ours: Side, theirs: Side, was: Mapping[int, Node], solver: ConflictDetector) -> list[NodeConflict]:
+def _deletion_conflicts(ours: Side, theirs: Side, was: Mapping[int, Node], solver: ConflictDetector) -> list[NodeConflict]:
     found: list[NodeConflict] = []
     changed = theirs.changes.updated | theirs.changes.attributes | {array for array, coords in theirs.chunks.items() if len(coords)}
     for one, path in ours.changes.deleted.items():
@@ -223,7 +223,7 @@ def _of_deletions(ours: Side, theirs: Side, was: Mapping[int, Node], solver: Con
     return found
 
 
-def _of_moves(ours: Side, theirs: Side) -> list[NodeConflict]:
+def _move_conflicts(ours: Side, theirs: Side) -> list[NodeConflict]:
     found: list[NodeConflict] = []
     for one, (before, after) in ours.changes.moved.items():
         there, taken = theirs.by_id.get(one), theirs.nodes.get(after)
@@ -245,7 +245,7 @@ def _moves_too(node: Node, ours: Side) -> bool:
     return node.id in ours.changes.moved or node.id in ours.changes.deleted
 
 
-def _of_creations(ours: Side, theirs: Side) -> list[NodeConflict]:
+def _creation_conflicts(ours: Side, theirs: Side) -> list[NodeConflict]:
     found: list[NodeConflict] = []
     gone = {node.path for node in map(theirs.by_id.get, ours.changes.deleted) if node is not None}
     left = {node.path for node in map(theirs.by_id.get, ours.changes.moved) if node is not None}

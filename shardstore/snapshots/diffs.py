@@ -14,7 +14,7 @@ from shardstore.format.snapshots.manifest import GONE
 from shardstore.format.snapshots.structure import Node
 from shardstore.model.chunks import ChunkCoords
 from shardstore.snapshots.chunk_places import ABSENT, ChunkPlaces
-from shardstore.snapshots.session import Session, ndim_of
+from shardstore.snapshots.session import SessionCore, ndim_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +63,13 @@ class Diff:
         return "\n".join(lines) or "nothing differs"
 
 
-async def status(session: Session) -> Diff:
+async def status(session: SessionCore) -> Diff:
     """Return what a session has changed."""
     chunks = {array: coords for array, coords in session.changed_chunks().items() if len(coords)}
     return _diff(session.base.nodes, session.nodes, chunks)
 
 
-async def diff(before: Session, after: Session) -> Diff:
+async def diff(before: SessionCore, after: SessionCore) -> Diff:
     """Return what differs between two snapshots, given by sessions that show them. Only manifests that they do not share are read."""
     was, now = ({node.id: node for node in session.nodes.values() if node.is_array} for session in (before, after))
     arrays = [one for one in now if one not in was or was[one].manifests != now[one].manifests]
@@ -77,7 +77,7 @@ async def diff(before: Session, after: Session) -> Diff:
     return _diff(before.nodes, after.nodes, {one: coords for one, coords in zip(arrays, changed, strict=True) if len(coords)})
 
 
-async def changed_chunks(before: Session, after: Session, was: Node | None, now: Node) -> npt.NDArray[np.uint64]:
+async def changed_chunks(before: SessionCore, after: SessionCore, was: Node | None, now: Node) -> npt.NDArray[np.uint64]:
     """Return the chunks of an array that are elsewhere, or in one of two snapshots only."""
     shared = set(was.manifests) & set(now.manifests) if was is not None else set()
     asked = [part for node in (was, now) if node is not None for part in node.manifests if part not in shared]

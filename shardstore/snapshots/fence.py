@@ -18,7 +18,7 @@ from shardstore.format.snapshots.garbage import Garbage, decode_garbage
 from shardstore.format.snapshots.state import State
 from shardstore.snapshots.files import StoreFiles
 from shardstore.snapshots.reachable import are_among
-from shardstore.snapshots.session import Session
+from shardstore.snapshots.session import SessionCore
 from shardstore.storage.requests.bound import Bound
 
 LOOKS_AT_ONCE = 32
@@ -29,7 +29,7 @@ async def garbage_list(files: StoreFiles, location: str) -> Garbage:
     return files.content_of(location, decode_garbage, await files.whole(location))
 
 
-async def check_not_collected(session: Session, state: State, planned: Iterable[str]) -> None:
+async def check_not_collected(session: SessionCore, state: State, planned: Iterable[str]) -> None:
     """Check that the files of a session which are stored, and those at the keys ``planned``, have not been removed and will not be.
 
     Raises:

@@ -21,7 +21,7 @@ from shardstore.format.snapshots.state import State
 from shardstore.format.snapshots.structure import ManifestFile, ManifestPart, Structure
 from shardstore.snapshots.files import StoreFiles
 from shardstore.snapshots.levels import levels_of
-from shardstore.snapshots.reachable import FOLDERS, READ_AT_ONCE, Listed, Progress, Reachable, are_among, list_files
+from shardstore.snapshots.reachable import FOLDERS, READ_AT_ONCE, FolderListing, Progress, Reachable, are_among, list_files
 from shardstore.snapshots.session import ndim_of
 from shardstore.snapshots.versioned_store import FIRST_BRANCH, VersionedStore
 from shardstore.storage.requests.bound import Bound
@@ -30,7 +30,7 @@ Kind = Literal["missing", "damaged", "out of bounds"]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class StoreFault:
     """Something that is wrong."""
 
     kind: Kind
@@ -51,7 +51,7 @@ class Checked:
     references: int = 0
     chunk_files: int = 0
     """Of the store, to which manifests refer."""
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[StoreFault] = field(default_factory=list)
 
     @property
     def is_sound(self) -> bool:
@@ -88,7 +88,7 @@ class StoreStats:
 
 async def stats(store: VersionedStore, say: Progress) -> StoreStats:
     """Return how much a store has. Raises ``Corruption`` if a structure or a manifest is missing or damaged."""
-    return await store.of_current(lambda moment: _stats(store, moment.state, say))
+    return await store.with_current_state(lambda current: _stats(store, current.state, say))
 
 
 async def _stats(store: VersionedStore, state: State, say: Progress) -> StoreStats:
@@ -124,7 +124,7 @@ async def virtual_files(store: VersionedStore, say: Progress) -> set[tuple[str, 
     Raises:
         Corruption: a structure or manifest is missing or damaged.
     """
-    return await store.of_current(lambda moment: _virtual_files(store, moment.state, say))
+    return await store.with_current_state(lambda current: _virtual_files(store, current.state, say))
 
 
 async def _virtual_files(store: VersionedStore, state: State, say: Progress) -> set[tuple[str, str | None]]:
@@ -185,7 +185,7 @@ class _Manifest:
 
 
 class _Checker:
-    def __init__(self, files: StoreFiles, chunk_files: Listed, found: Checked, say: Progress) -> None:
+    def __init__(self, files: StoreFiles, chunk_files: FolderListing, found: Checked, say: Progress) -> None:
         self._files = files
         self._chunk_files = chunk_files
         self._found = found
@@ -196,7 +196,7 @@ class _Checker:
         """The names of chunk files to which manifests refer, and up to which byte."""
 
     def _note(self, kind: Kind, file: str, message: str, snapshots: tuple[str, ...]) -> None:
-        self._found.findings.append(Finding(kind, file, message, snapshots))
+        self._found.findings.append(StoreFault(kind, file, message, snapshots))
 
     async def _failed(self, key: str, exc: Corruption, snapshots: tuple[str, ...]) -> None:
         is_there = await self._files.storage.stat(key) is not None

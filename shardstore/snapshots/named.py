@@ -13,19 +13,18 @@ from functools import partial
 
 from shardstore._sync import run_sync
 from shardstore.engine.options import EngineOptions
-from shardstore.errors import Corruption, NotFound, ReadOnly, Unsupported
+from shardstore.errors import Corruption, InvalidInput, NotFound, ReadOnly, Unsupported
 from shardstore.extras import how_to_install
 from shardstore.format.snapshots.state import Snapshot, State
 from shardstore.format.snapshots.structure import Structure
-from shardstore.format.store_keys import check_node_path
+from shardstore.format.store_keys import check_node_path, join
 from shardstore.plan.policy import ShardingPolicy
 from shardstore.snapshots.catalog import DEFAULT_NAME, Pointer, StorageCatalog, pointer_in
 from shardstore.snapshots.conflicts import ConflictDetector
 from shardstore.snapshots.files import StoreFiles
-from shardstore.snapshots.session import WHY_FLAGGED, Session
+from shardstore.snapshots.session import WHY_FLAGGED, SessionCore
 from shardstore.snapshots.session_storage import SessionStorage
-from shardstore.snapshots.staging import insert, staging_session
-from shardstore.snapshots.versioned_store import COMMIT_TRIES, CommitRequest, Moment, VersionedStore, snapshot_of, still_there
+from shardstore.snapshots.versioned_store import COMMIT_TRIES, CommitRequest, CurrentState, VersionedStore, snapshot_of, still_there
 from shardstore.snapshots.virtual_files import VirtualFiles
 from shardstore.storage.base import Found, Storage
 from shardstore.storage.opening.open import open_storage
@@ -80,8 +79,8 @@ def _store(storage: Storage) -> VersionedStore:
 
 
 async def _in_store(name: SnapshotName, store: VersionedStore, pointer: Pointer, pinned: Pinned | None) -> NamedSnapshot:
-    async def read(moment: Moment) -> NamedSnapshot:
-        state = moment.state
+    async def read(current: CurrentState) -> NamedSnapshot:
+        state = current.state
         if pinned is None:
             snapshot, ref, path = _cut(state, name.rest, store.url)
         else:
@@ -93,7 +92,7 @@ async def _in_store(name: SnapshotName, store: VersionedStore, pointer: Pointer,
             structure = await store.files.structure(snapshot.structure)
         return NamedSnapshot(name, Pinned(ref, snapshot.id), path, store.url, snapshot, structure)
 
-    return await store.of_current(read, pointer)
+    return await store.with_current_state(read, pointer)
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -132,7 +131,7 @@ class NamedSnapshot(SnapshotPlace):
 
     def open(self) -> SessionStorage:
         storage = _files_of(self.name)
-        session = Session(StoreFiles(storage), self.snapshot, _below(self.structure, self.root), None)
+        session = SessionCore(StoreFiles(storage), self.snapshot, _below(self.structure, self.root), None)
         session.why_read_only = WHY_READ_ONLY
         limits = EngineOptions().read_limits(storage.kind)
         again = partial(_open_again, self.name, self.pinned, self.root)
@@ -142,25 +141,25 @@ class NamedSnapshot(SnapshotPlace):
 async def _new_hierarchy(place: NamedSnapshot, pack: ShardingPolicy, max_memory: int) -> NewHierarchy:
     store = _store(_files_of(place.name))
     branch = place.pinned.ref
-    moment = await store.now()
-    ref = moment.state.refs.get(branch)
+    current = await store.now()
+    ref = current.state.refs.get(branch)
     if ref is None or ref.type != "branch":
         raise ReadOnly(f"{redacted(place.url)} is no branch, so nothing can be written there: name a branch, such as @main")
     check_node_path(place.path)
-    moment, tip = await store.opened(lambda state: state.snapshots[state.ref(branch, "branch").snapshot])
+    current, tip = await store.opened(lambda state: state.snapshots[state.ref(branch, "branch").snapshot])
     structure = await store.files.structure(tip.structure)
-    session = Session(store.files, tip, structure, branch, pack=pack, max_memory=max_memory, began=moment.state.generation)
+    session = SessionCore(store.files, tip, structure, branch, pack=pack, max_memory=max_memory, began=current.state.generation)
     if structure.is_flagged:
         session.why_read_only = WHY_FLAGGED
     session.check_writable("writing")
-    return _BranchHierarchy(store, moment, session, place)
+    return _BranchHierarchy(store, current, session, place)
 
 
 class _BranchHierarchy(NewHierarchy):
     """A hierarchy that is written beside a branch."""
 
-    def __init__(self, store: VersionedStore, moment: Moment, session: Session, place: NamedSnapshot) -> None:
-        self._store, self._moment, self._session, self._path = store, moment, session, place.path
+    def __init__(self, store: VersionedStore, current: CurrentState, session: SessionCore, place: NamedSnapshot) -> None:
+        self._store, self._current, self._session, self._path = store, current, session, place.path
         self._staged = staging_session(session)
         self.files = store.files.given
         limits = EngineOptions().read_limits(self.files.kind)
@@ -168,8 +167,7 @@ class _BranchHierarchy(NewHierarchy):
         self.takes_place_of = self._there()
 
     def _there(self) -> str | None:
-        path = self._path
-        there = [node for one, node in self._session.nodes.items() if not path or f"{one}/".startswith(f"{path}/")]
+        there = list(self._session.nodes_below(self._path).values())
         if not there or (len(there) == 1 and not there[0].is_array and not there[0].columns.attributes and there[0].attributes is None):
             return None
         return "1 node" if len(there) == 1 else f"{len(there)} nodes"
@@ -179,7 +177,43 @@ class _BranchHierarchy(NewHierarchy):
         insert(self._session, self._staged, self._path, replaces=replaces)
         # In place of the whole hierarchy, whatever others have committed meanwhile is in the way.
         solver = None if replaces and not self._path else ConflictDetector()
-        return await self._store.commit(self._session, self._moment, CommitRequest(message, None, solver, COMMIT_TRIES))
+        return await self._store.commit(self._session, self._current, CommitRequest(message, None, solver, COMMIT_TRIES))
+
+
+def staging_session(session: SessionCore) -> SessionCore:
+    """Return a session without nodes, to write a hierarchy that becomes part of ``session`` as a whole, or never.
+
+    Its chunks go into the same chunk files as those of ``session``, and its nodes get ids that no node of that has.
+    """
+    staged = SessionCore(session.files, session.snapshot, replace(session.base, nodes={}), session.branch)
+    staged.gatherer, staged.ids = session.gatherer, session.ids
+    return staged
+
+
+def insert(session: SessionCore, staged: SessionCore, path: str, *, replaces: bool) -> None:
+    """Put a staged hierarchy at a path of its session, in place of what is there. Groups above the path are made.
+
+    With ``replaces`` all that is there becomes other nodes, but for the root: a concurrent change of any of it is a conflict. Without it,
+    a group that takes the place of a group keeps its id, and a concurrent change inside of that group is none.
+
+    Raises:
+        InvalidInput: a node above the path is an array, or no node can have this path. Nothing was changed.
+        ReadOnly: nothing can be changed.
+    """
+    session.check_writable(f"writing {path!r}")
+    check_node_path(path)
+    if (above := session.array_above(path)) is not None:
+        raise InvalidInput(f"nothing can be put at {path!r}: {above!r} is an array")
+    old = session.nodes_below(path)
+    for one in old:
+        session.remove_node(one)
+    session.make_groups_above(path)
+    kept = {one: node.id for one, node in old.items() if not node.is_array and (not replaces or not one)}
+    for below, node in staged.nodes.items():
+        at = join(path, below) if below else path
+        new = session.nodes[at] = replace(node, path=at, id=node.id if node.is_array else kept.get(at, node.id))
+        session.documents[new.id] = staged.documents[node.id][0], session.new_serial()
+    session.add_staged(staged)
 
 
 def _below(structure: Structure, root: str) -> Structure:

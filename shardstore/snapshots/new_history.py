@@ -19,8 +19,8 @@ from shardstore.format.snapshots.state import Ref, Snapshot, check_said
 from shardstore.format.snapshots.structure import Structure
 from shardstore.plan.policy import ShardingPolicy
 from shardstore.snapshots.commit import plan_commit, properties, store_all, store_commit
-from shardstore.snapshots.session import MAX_MEMORY, Session
-from shardstore.snapshots.versioned_store import History, Moment, VersionedStore
+from shardstore.snapshots.session import MAX_MEMORY, SessionCore
+from shardstore.snapshots.versioned_store import CurrentState, History, VersionedStore
 
 _NONE = Snapshot("", None, 0, "none")
 """Stands for the parent of a snapshot that has none."""
@@ -35,7 +35,7 @@ class NewHistory:
         self._store = store
         self._pack = pack
         self._max_memory = max_memory
-        self._session: Session | None = None
+        self._session: SessionCore | None = None
         self._keys: set[str] = set()
         """All files that were stored, or may have been."""
         self._may_be_there = False
@@ -53,11 +53,11 @@ class NewHistory:
         (made,) = history.snapshots.values()
         return made
 
-    async def session(self, parent: str | None) -> Session:
+    async def session(self, parent: str | None) -> SessionCore:
         """Return a session on a snapshot; on nothing, if ``parent`` is ``None``. It ends with ``add``."""
         at = _NONE if parent is None else self.snapshots[parent]
         structure = Structure({}) if parent is None else await self._store.files.structure(at.structure)
-        self._session = Session(self._store.files, at, structure, "", pack=self._pack, max_memory=self._max_memory)
+        self._session = SessionCore(self._store.files, at, structure, "", pack=self._pack, max_memory=self._max_memory)
         return self._session
 
     async def add(self, id_: str, timestamp_ms: int, message: str, metadata: Mapping[str, Any] | None) -> Snapshot:
@@ -66,7 +66,7 @@ class NewHistory:
         assert session is not None
         check_said(message, metadata)
         parent = self.snapshots.get(session.snapshot.id)
-        async with session.still("it is being stored"):
+        async with session.frozen("it is being stored"):
             planned = await plan_commit(session, draft=store.draft)
             self._keys.update(planned.keys, (CHUNKS + encode_id(file.id) for file in planned.chunks), self._chunk_keys(session))
             await store_commit(session, planned)
@@ -79,7 +79,7 @@ class NewHistory:
         self._session = None
         return made
 
-    async def publish(self, refs: Mapping[str, Ref]) -> Moment:
+    async def publish(self, refs: Mapping[str, Ref]) -> CurrentState:
         """Make the store.
 
         Raises:
@@ -105,5 +105,5 @@ class NewHistory:
         await self._store.remove_unused(sorted(self._keys))
 
     @staticmethod
-    def _chunk_keys(session: Session) -> set[str]:
+    def _chunk_keys(session: SessionCore) -> set[str]:
         return {CHUNKS + encode_id(file) for file in session.stored_files()}

@@ -124,7 +124,7 @@ class Reachable:
 
 
 @dataclass(slots=True, eq=False)
-class Listed:
+class FolderListing:
     """The files of one folder that have names such as this store gives, in order of their names."""
 
     names: npt.NDArray[np.bytes_]
@@ -133,7 +133,7 @@ class Listed:
     """How many others there are."""
 
 
-async def list_files(storage: Storage, folder: str, say: Progress) -> Listed:
+async def list_files(storage: Storage, folder: str, say: Progress) -> FolderListing:
     """Return the files in one of the ``FOLDERS``."""
     names: list[npt.NDArray[np.bytes_]] = []
     sizes: list[npt.NDArray[np.int64]] = []
@@ -158,7 +158,7 @@ async def list_files(storage: Storage, folder: str, say: Progress) -> Listed:
     put()
     found, nbytes = np.concatenate(names), np.concatenate(sizes)
     order = np.argsort(found)
-    return Listed(found[order], nbytes[order], unknown)
+    return FolderListing(found[order], nbytes[order], unknown)
 
 
 def are_among(names: npt.NDArray[np.bytes_], others: npt.NDArray[np.bytes_]) -> npt.NDArray[np.bool_]:

@@ -27,14 +27,14 @@ class _ReadChunks:
         self._counts = np.array(counts if is_small else (), dtype=np.uint64)
         self._strides = np.array([prod(counts[axis + 1 :]) for axis in range(len(counts))] if is_small else (), dtype=np.uint64)
         self._bits = np.zeros(-(-prod(counts) // 8) if is_small else 0, dtype=np.uint8)
-        self._others: set[tuple[int, ...]] = set()
+        self._outside: set[tuple[int, ...]] = set()
         self.is_listed = False
 
     def add(self, coords: npt.NDArray[np.uint64]) -> None:
         inside = self._inside(coords)
         numbers = coords[inside] @ self._strides if inside.any() else np.zeros(0, dtype=np.uint64)
         np.bitwise_or.at(self._bits, (numbers >> np.uint64(3)).astype(np.intp), np.left_shift(1, numbers & np.uint64(7)).astype(np.uint8))
-        self._others.update(map(tuple, coords[~inside].tolist()))
+        self._outside.update(map(tuple, coords[~inside].tolist()))
 
     def among(self, coords: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         """Return those of ``(n, ndim)`` chunks that were read."""
@@ -42,7 +42,7 @@ class _ReadChunks:
             return coords
         inside = self._inside(coords)
         is_read = (
-            np.array([tuple(one) in self._others for one in coords.tolist()], dtype=np.bool_) if self._others else np.zeros_like(inside)
+            np.array([tuple(one) in self._outside for one in coords.tolist()], dtype=np.bool_) if self._outside else np.zeros_like(inside)
         )
         if inside.any():
             numbers = coords[inside] @ self._strides
@@ -56,7 +56,7 @@ class _ReadChunks:
             self._bits |= other._bits
         else:  # it has been resized in between
             self.is_listed = True
-        self._others |= other._others
+        self._outside |= other._outside
         self.is_listed |= other.is_listed
 
     def _inside(self, coords: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
@@ -94,11 +94,11 @@ class ReadSet:
 
     def read_chunks(self, node: Node, coords: npt.NDArray[np.uint64]) -> None:
         """Note that ``(n, ndim)`` chunks were read."""
-        self._of(node).add(coords)
+        self._chunks_of(node).add(coords)
 
     def list_chunks(self, node: Node) -> None:
         """Note that the chunks of an array were listed."""
-        self._of(node).is_listed = True
+        self._chunks_of(node).is_listed = True
 
     def list_nodes(self, prefix: str) -> None:
         """Note that the nodes below a prefix, which need not be a whole path, were listed."""
@@ -134,7 +134,7 @@ class ReadSet:
         """Return whether a listing showed, or would have shown, the node at a path."""
         return any(f"{path}/".startswith(prefix) or prefix.startswith(f"{path}/") for prefix in self._listed)
 
-    def _of(self, node: Node) -> _ReadChunks:
+    def _chunks_of(self, node: Node) -> _ReadChunks:
         known = self._chunks.get(node.id)
         if known is None:
             known = self._chunks[node.id] = _ReadChunks(node)

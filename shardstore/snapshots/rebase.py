@@ -32,14 +32,14 @@ from shardstore.snapshots.conflicts import (
 )
 from shardstore.snapshots.diffs import changed_chunks
 from shardstore.snapshots.files import StoreFiles
-from shardstore.snapshots.session import Session, ndim_of
+from shardstore.snapshots.session import SessionCore, ndim_of
 
 _FOR_FORK: Mapping[Selection, Selection] = {"fail": "fail", "ours": "theirs", "theirs": "ours"}
 """What the session's selection means to a fork, which is brought onto the session as a session is brought onto later commits."""
 
 
 @dataclass(slots=True)
-class _Meeting:
+class _ThreeWayDiff:
     """A session, and what others have committed to its branch since it began."""
 
     tip: Snapshot
@@ -51,12 +51,12 @@ class _Meeting:
     conflicts: list[NodeConflict]
 
 
-async def conflicts_with(session: Session, state: State, solver: ConflictDetector, url: str) -> list[NodeConflict]:
+async def conflicts_with(session: SessionCore, state: State, solver: ConflictDetector, url: str) -> list[NodeConflict]:
     """Return what of a session contradicts what others have committed since. Raises ``ConflictError`` if the branch was reset."""
-    return (await _meet(session, state, solver, url)).conflicts
+    return (await _compare_with_tip(session, state, solver, url)).conflicts
 
 
-async def rebase(session: Session, state: State, solver: ConflictDetector, url: str) -> None:
+async def rebase(session: SessionCore, state: State, solver: ConflictDetector, url: str) -> None:
     """Bring a session onto the tip of its branch in ``state``.
 
     Raises:
@@ -66,20 +66,20 @@ async def rebase(session: Session, state: State, solver: ConflictDetector, url: 
     assert branch is not None
     if state.ref(branch, "branch").snapshot == session.snapshot.id:
         return
-    met = await _meet(session, state, solver, url)
-    if met.conflicts:
+    compared = await _compare_with_tip(session, state, solver, url)
+    if compared.conflicts:
         raise ConflictError(
-            f"branch {branch!r} of {url} has moved from snapshot {session.snapshot.id} to {met.tip.id}, and what was committed there "
-            f"contradicts this session: {'; '.join(map(str, met.conflicts[:10]))}. Nothing was changed",
-            met.conflicts,
+            f"branch {branch!r} of {url} has moved from snapshot {session.snapshot.id} to {compared.tip.id}, and what was committed there "
+            f"contradicts this session: {'; '.join(map(str, compared.conflicts[:10]))}. Nothing was changed",
+            compared.conflicts,
         )
     if solver.chunks() == "theirs":
-        _give_up_double(session, met.ours, met.theirs)
-    _apply(session, met.structure, met.ours, met.theirs, met.attributes)
-    session.snapshot = met.tip
+        _give_up_double(session, compared.ours, compared.theirs)
+    _apply(session, compared.structure, compared.ours, compared.theirs, compared.attributes)
+    session.snapshot = compared.tip
 
 
-async def _meet(session: Session, state: State, solver: ConflictDetector, url: str) -> _Meeting:
+async def _compare_with_tip(session: SessionCore, state: State, solver: ConflictDetector, url: str) -> _ThreeWayDiff:
     branch = session.branch
     assert branch is not None
     tip = state.snapshots[state.ref(branch, "branch").snapshot]
@@ -102,10 +102,10 @@ async def _meet(session: Session, state: State, solver: ConflictDetector, url: s
     if session.reads is not None:
         conflicts += read_conflicts(session.reads, theirs, session.base.nodes)
     attributes, more = await _merged_attributes(session, ours, theirs)
-    return _Meeting(tip, structure, ours, theirs, attributes, [*conflicts, *more])
+    return _ThreeWayDiff(tip, structure, ours, theirs, attributes, [*conflicts, *more])
 
 
-def expired(session: Session, url: str) -> ConflictError:
+def expired(session: SessionCore, url: str) -> ConflictError:
     """Return the error that the snapshot with which a session began is no more."""
     return ConflictError(
         f"snapshot {session.snapshot.id} of {url}, with which this session began, has expired since, so that nobody can tell what others "
@@ -113,7 +113,7 @@ def expired(session: Session, url: str) -> ConflictError:
     )
 
 
-async def merge(session: Session, fork: Session, on_chunk_conflict: Selection) -> None:
+async def merge(session: SessionCore, fork: SessionCore, on_chunk_conflict: Selection) -> None:
     """Make what was changed in a fork of a session part of it. ``on_chunk_conflict`` says whose chunk counts where both have changed one:
     ``"ours"`` is the session's, ``"theirs"`` that of the fork. With ``"fail"``, a fork must not delete what the session has changed either.
 
@@ -126,7 +126,7 @@ async def merge(session: Session, fork: Session, on_chunk_conflict: Selection) -
             f"the fork began with snapshot {fork.snapshot.id}, and this session stands on {session.snapshot.id}: merge forks before you "
             "rebase"
         )
-    async with fork.still("it is being merged"), session.still("a fork is being merged into it"):
+    async with fork.frozen("it is being merged"), session.frozen("a fork is being merged into it"):
         await fork.gatherer.store(fork.gatherer.plan())
         ours, theirs = _side_of(fork), _side_of(session)
         attributes, more = await _merged_attributes(fork, ours, theirs)
@@ -145,23 +145,23 @@ async def merge(session: Session, fork: Session, on_chunk_conflict: Selection) -
         fork.why_read_only = "it has been merged"
 
 
-def _give_up_double(session: Session, ours: Side, theirs: Side) -> None:
+def _give_up_double(session: SessionCore, ours: Side, theirs: Side) -> None:
     """Forget what a session has done to chunks that both sides have changed."""
     for array in ours.chunks:
         if array not in ours.changes.created:
             session.give_up_chunks(ours.by_id[array], double_chunks(ours, theirs, array))
 
 
-def _side_of(session: Session) -> Side:
+def _side_of(session: SessionCore) -> Side:
     return Side(session.nodes, NodeChanges.between(session.base.nodes, session.nodes), session.changed_chunks())
 
 
-async def _theirs(session: Session, tip: Structure, since: Sequence[Snapshot]) -> Side:
+async def _theirs(session: SessionCore, tip: Structure, since: Sequence[Snapshot]) -> Side:
     """Return what others have done: ``tip`` is the structure of the newest of the snapshots since."""
     was = {node.id: node for node in session.base.nodes.values()}
     asked = [node for node in tip.nodes.values() if node.is_array and node.id in was and node.manifests != was[node.id].manifests]
     if any(ORIGINAL_PARENT in snapshot.properties for snapshot in since):  # of those that have expired nobody knows what they did
-        before, after = (Session(session.files, session.snapshot, structure, None) for structure in (session.base, tip))
+        before, after = (SessionCore(session.files, session.snapshot, structure, None) for structure in (session.base, tip))
         found = await asyncio.gather(*(changed_chunks(before, after, was[node.id], node) for node in asked))
     else:
         found = await asyncio.gather(*(_changed_since(session.files, node, was[node.id], since) for node in asked))
@@ -184,7 +184,7 @@ async def _changed_since(files: StoreFiles, node: Node, was: Node, since: Sequen
     return np.concatenate(coords) if coords else np.zeros((0, ndim_of(node)), dtype=np.uint64)
 
 
-async def _merged_attributes(session: Session, ours: Side, theirs: Side) -> tuple[dict[int, bytes | None], list[NodeConflict]]:
+async def _merged_attributes(session: SessionCore, ours: Side, theirs: Side) -> tuple[dict[int, bytes | None], list[NodeConflict]]:
     """Return the attributes of nodes of which both have changed some, by id; and the conflicts, where both have changed the same."""
     was = {node.id: node for node in session.base.nodes.values()}
     merged: dict[int, bytes | None] = {}
@@ -207,7 +207,7 @@ def _attributes(data: bytes | None) -> JsonObject:
     return {} if data is None else loads_object(data)
 
 
-def _apply(session: Session, tip: Structure, ours: Side, theirs: Side, attributes: Mapping[int, bytes | None]) -> None:
+def _apply(session: SessionCore, tip: Structure, ours: Side, theirs: Side, attributes: Mapping[int, bytes | None]) -> None:
     """Make the session's nodes those of the tip, with what the session has changed."""
     changes = ours.changes
     nodes = {path: node for path, node in tip.nodes.items() if node.id not in changes.deleted and node.id not in changes.moved}

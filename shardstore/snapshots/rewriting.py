@@ -21,7 +21,7 @@ from shardstore.format.snapshots.manifest import INLINE, ChunkRefs
 from shardstore.format.snapshots.structure import Node
 from shardstore.snapshots.chunk_files import MOST_INLINE_CHUNKS, inline_chunks
 from shardstore.snapshots.reachable import Progress
-from shardstore.snapshots.session import Session
+from shardstore.snapshots.session import SessionCore
 from shardstore.snapshots.session_storage import SessionStorage
 
 
@@ -34,7 +34,7 @@ class Repacked:
     nbytes: int = 0
 
 
-async def repack(session: Session, storage: SessionStorage, say: Progress, *, dry_run: bool) -> Repacked:
+async def repack(session: SessionCore, storage: SessionStorage, say: Progress, *, dry_run: bool) -> Repacked:
     """Write the chunks of all cells again that lie in several files; ``storage`` is the session's. With ``dry_run`` only count them.
 
     Raises:
@@ -57,7 +57,7 @@ async def repack(session: Session, storage: SessionStorage, say: Progress, *, dr
     return done
 
 
-async def _write_again(session: Session, storage: SessionStorage, node: Node, coords: npt.NDArray[np.uint64]) -> None:
+async def _write_again(session: SessionCore, storage: SessionStorage, node: Node, coords: npt.NDArray[np.uint64]) -> None:
     keys_of = session.keys_of(node)
     chunks = list(map(tuple, coords.tolist()))
     values = await storage.chunk_values([keys_of.key(one) for one in chunks])
@@ -69,7 +69,7 @@ async def _write_again(session: Session, storage: SessionStorage, node: Node, co
             await session.write_chunk(node, one, bytes(value))
 
 
-def _scattered(session: Session, node: Node, refs: ChunkRefs) -> Iterator[npt.NDArray[np.intp]]:
+def _scattered(session: SessionCore, node: Node, refs: ChunkRefs) -> Iterator[npt.NDArray[np.intp]]:
     """Yield the rows of each cell whose chunks would lie elsewhere if they were written at once; virtual ones stay where they are."""
     cells = session.gatherer.cells_of(node)
     if cells.grid is None:

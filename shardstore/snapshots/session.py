@@ -66,7 +66,7 @@ class ArrayKeys:
         return self.prefix + self.encoding.encode(coords)
 
 
-class Session:
+class SessionCore:
     """What one session sees. Runs on the IO loop; not by several loops or processes."""
 
     def __init__(
@@ -115,14 +115,14 @@ class Session:
         return any(self.changes.values()) or self.nodes != self.base.nodes
 
     @asynccontextmanager
-    async def still(self, why: str) -> AsyncIterator[None]:
+    async def frozen(self, reason: str) -> AsyncIterator[None]:
         """Refuse changes while the block runs, for this reason. The block begins when all writes that are under way have ended."""
-        before, self.why_read_only = self.why_read_only, why
+        before, self.why_read_only = self.why_read_only, reason
         try:
             await self.gatherer.settled()
             yield
         finally:
-            if self.why_read_only == why:
+            if self.why_read_only == reason:
                 self.why_read_only = before
 
     def committed(self, snapshot: Snapshot) -> None:
@@ -259,9 +259,19 @@ class Session:
         """Make the node at a path a group without attributes."""
         self.nodes[path] = Node.of(self._group_id(path), path, {"zarr_format": 3, "node_type": "group"})
 
-    def has_nodes_at(self, path: str) -> bool:
-        """Return whether there is a node at a path, or below it."""
-        return any(one == path or one.startswith(f"{path}/") for one in self.nodes)
+    def make_groups_above(self, path: str) -> None:
+        """Make the groups above a path that are not there yet."""
+        for parent in groups_above(path):
+            if parent not in self.nodes:
+                self.make_group(parent)
+
+    def array_above(self, path: str) -> str | None:
+        """Return the path of an array above a path, where no node can be then; ``None`` if there is none."""
+        return next((one for one in groups_above(path) if (node := self.nodes.get(one)) is not None and node.is_array), None)
+
+    def nodes_below(self, path: str) -> dict[str, Node]:
+        """Return the node at a path and all below it, by path; ``""`` is the root of all."""
+        return {one: node for one, node in self.nodes.items() if not path or f"{one}/".startswith(f"{path}/")}
 
     def move_existing(self, source: str, target: str) -> None:
         """Do as ``move`` does. Raises ``NotFound`` if there is nothing at ``source``."""
@@ -280,15 +290,12 @@ class Session:
             raise InvalidInput(f"{source!r} cannot be moved to {target!r}, which is inside of it")
         if any(path == target or path.startswith(f"{target}/") for path in self.nodes):
             raise InvalidInput(f"{source!r} cannot be moved to {target!r}: there is something already; move or delete that first")
-        for parent in groups_above(target):
-            if (above := self.nodes.get(parent)) is not None and above.is_array:
-                raise InvalidInput(f"{source!r} cannot be moved to {target!r}: {parent!r} is an array")
-        moving = [path for path in self.nodes if path == source or path.startswith(f"{source}/")]
+        if (above := self.array_above(target)) is not None:
+            raise InvalidInput(f"{source!r} cannot be moved to {target!r}: {above!r} is an array")
+        moving = self.nodes_below(source)
         if moving:
             self.new_serial()
-            for parent in groups_above(target):
-                if parent not in self.nodes:
-                    self.make_group(parent)
+            self.make_groups_above(target)
         for path in moving:
             node = self.nodes.pop(path)
             self._find(node)
@@ -474,7 +481,7 @@ class Session:
                 found.update(file for file in changes.bulk.refs.files if isinstance(file, bytes))
         return found
 
-    def take_over(self, other: Session) -> None:
+    def take_over(self, other: SessionCore) -> None:
         """Copy all changes of a fork into this session. The nodes of the fork have already been combined with those of this session."""
         self.new_serial()
         self.began = min(self.began, other.began)  # its chunk files may be as old, and garbage to a collection since then
@@ -482,8 +489,18 @@ class Session:
         self.nodes, self._array_keys = other.nodes, {}
         self.ids |= other.ids
         nodes = {node.id: node for node in self.nodes.values()}
+        self._take_changes(other.changes, nodes)
+        self._keep_documents(before, nodes)
+        for one, (document, _) in other.documents.items():
+            if one in nodes:
+                self.documents[one] = document, self.new_serial()
+        if self.reads is not None and other.reads is not None:
+            self.reads.update(other.reads)
+
+    def _take_changes(self, taken: Mapping[int, ArrayChanges], nodes: Mapping[int, Node]) -> None:
+        """Add the changes of a fork to those of this session, as far as their arrays are among ``nodes``, by id; the fork's count."""
         self.changes = {one: changes for one, changes in self.changes.items() if one in nodes}
-        for one, changes in other.changes.items():
+        for one, changes in taken.items():
             if not changes or one not in nodes:
                 continue
             if changes.bulk is not None:
@@ -492,13 +509,23 @@ class Session:
             for coords, chunk in changes.chunks.items():
                 self.gatherer.forget(nodes[one], coords)
                 own.chunks[coords] = None if chunk is None else replace(chunk, serial=self.new_serial())
-        same = {one for one, node in nodes.items() if one in before and node.says_the_same(before[one])}
-        self.documents = {one: document for one, document in self.documents.items() if one in same}
-        for one, (document, _) in other.documents.items():
-            if one in nodes:
-                self.documents[one] = document, self.new_serial()
-        if self.reads is not None and other.reads is not None:
-            self.reads.update(other.reads)
+
+    def _keep_documents(self, before: Mapping[int, Node], now: Mapping[int, Node]) -> None:
+        """Forget the written documents of nodes, by id, that are gone, or that say something else now."""
+        self.documents = {
+            one: document
+            for one, document in self.documents.items()
+            if one in now and (one not in before or now[one].says_the_same(before[one]))
+        }
+
+    def add_staged(self, staged: SessionCore) -> None:
+        """Add the changed chunks of a session whose nodes have become those of this one."""
+        for changes in staged.changes.values():
+            for chunk in changes.chunks.values():
+                if chunk is not None:
+                    chunk.serial += self.serial  # no two versions of one key have the same
+        self.serial += staged.serial
+        self.changes |= staged.changes
 
     def give_up_chunks(self, node: Node, coords: npt.NDArray[np.uint64]) -> None:
         """Forget what was done to ``(n, ndim)`` chunks of an array."""
@@ -527,11 +554,7 @@ class Session:
         self.base, self.nodes, self._array_keys = base, nodes, {}
         now = {node.id: node for node in nodes.values()}
         self.ids |= now.keys()
-        self.documents = {
-            one: document
-            for one, document in self.documents.items()
-            if one in now and (one not in before or now[one].says_the_same(before[one]))
-        }
+        self._keep_documents(before, now)
         self.changes = {one: changes for one, changes in self.changes.items() if one in now}
 
     def discard(self) -> None:

@@ -13,14 +13,14 @@ from shardstore.format.snapshots.structure import Node
 from shardstore.format.store_keys import join
 from shardstore.model.generation import Generation
 from shardstore.snapshots.chunk_places import ArrayChanges, file_name, token_in_file, token_of_inline, token_of_written
-from shardstore.snapshots.session import ArrayKeys, Session
+from shardstore.snapshots.session import ArrayKeys, SessionCore
 from shardstore.storage.base import DirListing, ObjectInfo
 from shardstore.storage.fallbacks import direct_children
 
 _AT_ONCE = 1000
 
 
-async def list_keys(session: Session, prefix: str) -> AsyncIterator[ObjectInfo]:
+async def list_keys(session: SessionCore, prefix: str) -> AsyncIterator[ObjectInfo]:
     """Yield every key of a session that starts with a prefix, in key order, as long as no array has nodes below it."""
     if session.reads is not None:
         session.reads.list_nodes(prefix)
@@ -41,7 +41,7 @@ async def list_keys(session: Session, prefix: str) -> AsyncIterator[ObjectInfo]:
                 yield info
 
 
-async def list_directory(session: Session, prefix: str) -> DirListing:
+async def list_directory(session: SessionCore, prefix: str) -> DirListing:
     """Return the direct children of a prefix, which is ``""`` or ends with ``/``, in key order."""
     if session.reads is not None:
         session.reads.list_nodes(prefix)
@@ -65,18 +65,18 @@ async def list_directory(session: Session, prefix: str) -> DirListing:
     return DirListing(tuple(objects), tuple(sorted(dict.fromkeys(prefixes))))
 
 
-async def document_info(session: Session, key: str, path: str) -> ObjectInfo | None:
+async def document_info(session: SessionCore, key: str, path: str) -> ObjectInfo | None:
     """Return the size and the version of a document; ``None`` if there is no such node."""
     found = await session.document(path)
     return None if found is None else ObjectInfo(key, len(found[0]), version_in(session, found[1]))
 
 
-def version_in(session: Session, token: str) -> Generation:
+def version_in(session: SessionCore, token: str) -> Generation:
     """Return the version with this token. What a snapshot holds was stored when the snapshot was committed, or earlier."""
     return Generation(token, session.snapshot.timestamp_ms / 1000 if session.why_read_only else None)
 
 
-async def _refs_below(session: Session, keys: ArrayKeys, prefix: str) -> ChunkRefs | None:
+async def _refs_below(session: SessionCore, keys: ArrayKeys, prefix: str) -> ChunkRefs | None:
     """Return the references of an array's chunks, in key order, without many whose keys do not start with the prefix."""
     found = await session.all_refs(keys.node)
     if found is None:
@@ -109,7 +109,7 @@ def _same_length(numbers: npt.NDArray[np.uint64]) -> bool:
     return not len(numbers) or len(str(int(numbers.min()))) == len(str(int(numbers.max())))
 
 
-def _infos(session: Session, keys: ArrayKeys, refs: ChunkRefs | None, changes: ArrayChanges | None) -> Iterator[ObjectInfo]:
+def _infos(session: SessionCore, keys: ArrayKeys, refs: ChunkRefs | None, changes: ArrayChanges | None) -> Iterator[ObjectInfo]:
     """Yield the chunks of references, as keys with sizes and versions."""
     if refs is None:
         return

@@ -27,7 +27,7 @@ from shardstore.model.ranges import ByteRange, BytesLike, cut, resolve
 from shardstore.snapshots.chunk_places import ABSENT as NO_PLACE
 from shardstore.snapshots.chunk_places import HELD, ChunkPlaces, file_name, token_in_file, token_of_inline, token_of_written
 from shardstore.snapshots.files import MissingFile
-from shardstore.snapshots.session import ArrayKeys, Session
+from shardstore.snapshots.session import ArrayKeys, SessionCore
 from shardstore.snapshots.session_listing import document_info, list_directory, list_keys, version_in
 from shardstore.snapshots.virtual_files import Asked, VirtualFiles
 from shardstore.storage.base import (
@@ -63,7 +63,7 @@ class SessionStorage(ReadsAndWrites):
 
     def __init__(
         self,
-        session: Session,
+        session: SessionCore,
         url: str,
         limits: ReadLimits,
         virtual: VirtualFiles,
@@ -141,7 +141,7 @@ class SessionStorage(ReadsAndWrites):
             found = await self.session.document(path)
         except ShardStoreError as exc:
             return Failed(await self._explained(exc))
-        return ABSENT if found is None else _of_bytes(read, memoryview(found[0]), version_in(self.session, found[1]))
+        return ABSENT if found is None else _found_in_memory(read, memoryview(found[0]), version_in(self.session, found[1]))
 
     async def _explained(self, error: ShardStoreError) -> ShardStoreError:
         """Return the error; if a file is missing because the snapshot has expired, one that says so."""
@@ -160,17 +160,11 @@ class SessionStorage(ReadsAndWrites):
 
     def _by_array(self, keys: Sequence[str]) -> list[tuple[ArrayKeys, list[int], npt.NDArray[np.uint64]]]:
         """Return the keys of chunks by array: their numbers, and which chunks they are, ``(n, ndim)``."""
+        if (whole := self._in_one_array(keys)) is not None:
+            return [whole]
         owners: dict[int, tuple[ArrayKeys, list[int], list[tuple[int, ...]]]] = {}
         last: ArrayKeys | None = None
-        rest: Sequence[int] = range(len(keys))
-        if len(keys) > 1 and (first := self.session.owner(keys[0])) is not None and first.ndim:
-            cut_off = len(first.prefix)
-            if all(key.startswith(first.prefix) for key in keys):
-                together = first.encoding.decode_all([key[cut_off:] for key in keys], first.ndim)
-                if together is not None:
-                    return [(first, list(rest), together.astype(np.uint64))]
-        for number in rest:
-            key = keys[number]
+        for number, key in enumerate(keys):
             if metadata_path(key) is not None:
                 continue
             keys_of = last if last is not None and last.prefix and key.startswith(last.prefix) else self.session.owner(key)
@@ -186,6 +180,14 @@ class SessionStorage(ReadsAndWrites):
             (keys_of, numbers, np.array(places, dtype=np.uint64).reshape(len(places), keys_of.ndim))
             for keys_of, numbers, places in owners.values()
         ]
+
+    def _in_one_array(self, keys: Sequence[str]) -> tuple[ArrayKeys, list[int], npt.NDArray[np.uint64]] | None:
+        """Return several keys, decoded in one step, if all are chunks of the array of the first; else ``None``."""
+        first = self.session.owner(keys[0]) if len(keys) > 1 else None
+        if first is None or not first.ndim or not all(key.startswith(first.prefix) for key in keys):
+            return None
+        coords = first.encoding.decode_all([key[len(first.prefix) :] for key in keys], first.ndim)
+        return None if coords is None else (first, list(range(len(keys))), coords.astype(np.uint64))
 
     async def _read_chunks(
         self,
@@ -211,7 +213,7 @@ class SessionStorage(ReadsAndWrites):
             if read.generation is not None and read.generation.token != token:
                 outcomes[number] = CHANGED
             elif file in _WITHOUT_REQUESTS:
-                outcomes[number] = _of_bytes(read, memoryview(places.data[at]), version_in(self.session, token))
+                outcomes[number] = _found_in_memory(read, memoryview(places.data[at]), version_in(self.session, token))
             else:
                 stored.append(at)
         if stored:
@@ -354,10 +356,8 @@ class SessionStorage(ReadsAndWrites):
 
     async def file_faults(self, path: str) -> AsyncIterator[FileFault]:
         seen: dict[tuple[bytes | str, VirtualCheck | None], int] = {}
-        for node in list(self.session.nodes.values()):
-            if not node.is_array or not f"{node.path}/".startswith(f"{path}/" if path else ""):
-                continue
-            refs = await self.session.all_refs(node)
+        for node in self.session.nodes_below(path).values():
+            refs = await self.session.all_refs(node) if node.is_array else None
             if refs is None:
                 continue
             in_files = refs.file > INLINE
@@ -470,7 +470,7 @@ class SessionStorage(ReadsAndWrites):
         return ConditionFailed(f"{key!r} in {self.url} is not the version that was asked for")
 
     async def rename_prefix(self, source: str, target: str) -> bool:
-        if not self.session.has_nodes_at(source):
+        if not self.session.nodes_below(source):
             return False
         try:
             return self.session.move(source, target)
@@ -524,7 +524,7 @@ def _token(places: ChunkPlaces, at: int, file: int) -> str:
     return token_in_file(file_name(places.files[file]), int(places.offset[at]), int(places.nbytes[at]), places.checks.get(file))
 
 
-def _of_bytes(read: Read, data: memoryview, generation: Generation) -> ReadOutcome:
+def _found_in_memory(read: Read, data: memoryview, generation: Generation) -> ReadOutcome:
     if read.generation is not None and read.generation != generation:
         return CHANGED
     return Found(generation, len(data), tuple(cut(data, request) for request in read.ranges))

@@ -33,7 +33,7 @@ from shardstore.snapshots.conflicts import ConflictDetector, ConflictError
 from shardstore.snapshots.fence import check_not_collected
 from shardstore.snapshots.files import MissingFile, StoreFiles
 from shardstore.snapshots.rebase import conflicts_with, expired, rebase
-from shardstore.snapshots.session import Attempt, Session
+from shardstore.snapshots.session import Attempt, SessionCore
 from shardstore.storage.base import ConditionFailed, Found, Read
 from shardstore.storage.requests.bound import Bound
 from shardstore.storage.wrappers import Counters
@@ -57,7 +57,7 @@ COMMIT_TRIES = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class CurrentState:
     """A state, and the pointer that led to it."""
 
     pointer: Pointer
@@ -129,7 +129,7 @@ class VersionedStore:
 
     # -- states --------------------------------------------------------------------------------------------------------
 
-    async def now(self, pointer: Pointer | None = None) -> Moment:
+    async def now(self, pointer: Pointer | None = None) -> CurrentState:
         """Return the current state. ``pointer``: what the catalog has just said, if it has been asked.
 
         Raises:
@@ -142,45 +142,45 @@ class VersionedStore:
             if pointer is None:
                 raise NotFound(f"there is no versioned store {self._place}: make one by Repository.create, or `shardstore snapshots init`")
             try:
-                return await self._moment(pointer)
+                return await self._state_at(pointer)
             except MissingFile:
                 if pointer == gone:
                     raise
             gone, pointer = pointer, None  # others may have replaced the state since, and collected it
 
-    async def of_current(self, work: Callable[[Moment], Awaitable[T]], pointer: Pointer | None = None) -> T:
+    async def with_current_state(self, work: Callable[[CurrentState], Awaitable[T]], pointer: Pointer | None = None) -> T:
         """Return what ``work`` makes of the current state; of what is current then, if a file is missing and the state has been replaced
         meanwhile: what had expired by then may have been collected. Raises as ``now`` does, and what ``work`` raises.
         """
-        moment = await self.now(pointer)
+        current = await self.now(pointer)
         while True:
             try:
-                return await work(moment)
+                return await work(current)
             except MissingFile as exc:
-                moment = await self._since(moment, exc)
+                current = await self._since(current, exc)
 
-    async def _since(self, moment: Moment, missing: MissingFile) -> Moment:
-        """Return the state by which others have replaced ``moment``, of which a file is missing. Raises that if they have not."""
+    async def _since(self, current: CurrentState, missing: MissingFile) -> CurrentState:
+        """Return the state by which others have replaced ``current``, of which a file is missing. Raises that if they have not."""
         now = await self.now()
-        if now.pointer == moment.pointer:
+        if now.pointer == current.pointer:
             raise missing
         return now
 
-    async def opened(self, choose: Callable[[State], Snapshot]) -> tuple[Moment, Snapshot]:
+    async def opened(self, choose: Callable[[State], Snapshot]) -> tuple[CurrentState, Snapshot]:
         """Return the current state and the snapshot that ``choose`` takes from it, whose structure has been read. Raises what it raises."""
 
-        async def read(moment: Moment) -> tuple[Moment, Snapshot]:
-            snapshot = choose(moment.state)
+        async def read(current: CurrentState) -> tuple[CurrentState, Snapshot]:
+            snapshot = choose(current.state)
             await self.files.structure(snapshot.structure)
-            return moment, snapshot
+            return current, snapshot
 
-        return await self.of_current(read)
+        return await self.with_current_state(read)
 
     async def state(self) -> State:
         """Return the current state. Raises as ``now``."""
         return (await self.now()).state
 
-    async def _moment(self, pointer: Pointer) -> Moment:
+    async def _state_at(self, pointer: Pointer) -> CurrentState:
         """Return the state that a pointer of the catalog leads to. Raises as ``now``."""
         state = await self.files.state(pointer.location, pointer.store_id)
         if state.generation != pointer.generation:
@@ -189,7 +189,7 @@ class VersionedStore:
                 f"{pointer.generation}: restore either"
             )
         self._newest = state.generation
-        return Moment(pointer, state)
+        return CurrentState(pointer, state)
 
     async def check_new(self) -> None:
         """Check that a store can be made; nothing has been stored then.
@@ -209,7 +209,7 @@ class VersionedStore:
         if await self.catalog.get(self.name) is not None:
             raise self._exists()
 
-    async def create(self, history: History | None = None) -> Moment:
+    async def create(self, history: History | None = None) -> CurrentState:
         """Make the store, with a history; by default with one snapshot, of nothing but the root group (D11).
 
         Raises:
@@ -232,7 +232,7 @@ class VersionedStore:
         except ShardStoreError:
             await self.remove_unused([one.key for one in new])
             raise
-        return Moment(pointer, state)
+        return CurrentState(pointer, state)
 
     async def _first_pointer(self, pointer: Pointer) -> Pointer:
         """Make the pointer of a new store. Raises ``InvalidInput`` if there is that of another store."""
@@ -263,8 +263,8 @@ class VersionedStore:
         """Remove the pointer, and then all files (D32), but none that has a name which this store does not give; whoever reads meanwhile
         gets errors. Raises ``NotFound`` if there is no store.
         """
-        moment = await self.now()
-        await self.catalog.delete(self.name, moment.pointer)
+        current = await self.now()
+        await self.catalog.delete(self.name, current.pointer)
         storage = self.files.storage
         for folder in (STATES, STRUCTURES, ATTRIBUTES, MANIFESTS, CHUNKS):
             # Other names are not of this store: an array of the user's may be called c.
@@ -275,10 +275,10 @@ class VersionedStore:
     async def change(
         self,
         change: Callable[[State], Awaitable[State]],
-        begin: Moment | None = None,
+        begin: CurrentState | None = None,
         also: Callable[[], Awaitable[None]] | None = None,
         turn: Turn | None = None,
-    ) -> Moment:
+    ) -> CurrentState:
         """Swap the current state for what ``change`` makes of it, which is called again whenever somebody else was first.
 
         ``begin``: the state to try first. ``also`` stores files in the first round, before the first swap. ``turn``: that of which this is
@@ -292,7 +292,7 @@ class VersionedStore:
         known = begin
         first_files = also
 
-        async def attempt() -> Moment:
+        async def attempt() -> CurrentState:
             nonlocal known, first_files
             moment = await self.now() if known is None else known
             try:
@@ -323,11 +323,11 @@ class VersionedStore:
             turn.won()
             self.files.keep_state(location, state)
             self._newest = state.generation
-            return Moment(pointer, state)
+            return CurrentState(pointer, state)
 
         return await turn.swap(f"the state of {self.url}", attempt)
 
-    async def _now_unless_done(self, lost: PointerMoved, location: str, tried: State) -> Moment | None:
+    async def _now_unless_done(self, lost: PointerMoved, location: str, tried: State) -> CurrentState | None:
         """Return the current state after a swap was refused, which is not carried out; ``None`` if it was carried out, and other writers
         have gone on from it.
         """
@@ -340,7 +340,7 @@ class VersionedStore:
             await self.remove_unused([location])
         return now
 
-    async def _now_after(self, lost: PointerMoved, tried: State) -> Moment:
+    async def _now_after(self, lost: PointerMoved, tried: State) -> CurrentState:
         """Return the current state after a swap to ``tried`` was refused: which may have been carried out, if it is a later one."""
         try:
             return await self.now()
@@ -406,7 +406,7 @@ class VersionedStore:
 
     # -- commits -------------------------------------------------------------------------------------------------------
 
-    async def commit(self, session: Session, begin: Moment | None, request: CommitRequest) -> str:
+    async def commit(self, session: SessionCore, begin: CurrentState | None, request: CommitRequest) -> str:
         """Commit a session onto the tip of its branch; return the id of the snapshot. Carried out even if the call is cancelled.
 
         ``begin`` is the state that the session knows. If the branch has moved since, the session is brought onto its tip if the solver
@@ -418,7 +418,7 @@ class VersionedStore:
         """
 
         async def commit() -> str:
-            async with session.still("it is being committed"):
+            async with session.frozen("it is being committed"):
                 try:
                     return await self._commit(session, begin, request)
                 except MissingFile as exc:
@@ -428,7 +428,7 @@ class VersionedStore:
 
         return await uninterrupted(commit())
 
-    async def _commit(self, session: Session, begin: Moment | None, request: CommitRequest) -> str:
+    async def _commit(self, session: SessionCore, begin: CurrentState | None, request: CommitRequest) -> str:
         await self.catalog.check_able()
         await self.files.storage.probe()
         queue = self._committing.slot()
@@ -444,7 +444,7 @@ class VersionedStore:
             except _CarriedOut as exc:
                 return self._committed(session, exc.attempt)
 
-    async def _commit_in_turn(self, session: Session, begin: Moment | None, request: CommitRequest) -> str:
+    async def _commit_in_turn(self, session: SessionCore, begin: CurrentState | None, request: CommitRequest) -> str:
         turn = self._contention.turn(self.name)  # one for all attempts: what an attempt takes is without the waits between them
         await turn.start()
         first = begin if begin is None or _is_tip(session, begin.state) else await self.now()
@@ -471,7 +471,7 @@ class VersionedStore:
 
         return await turn.swap(f"branch {session.branch!r} of {self.url}", attempt)
 
-    def _committed(self, session: Session, attempt: Attempt) -> str:
+    def _committed(self, session: SessionCore, attempt: Attempt) -> str:
         """Return the id of the snapshot that an earlier attempt has become. Raises ``ConflictError`` if the session has more by now."""
         if attempt.serial != session.serial:
             raise ConflictError(
@@ -482,7 +482,7 @@ class VersionedStore:
         session.committed(attempt.snapshot)
         return attempt.snapshot.id
 
-    async def _why_not(self, session: Session, state: State) -> ConflictError:
+    async def _why_not(self, session: SessionCore, state: State) -> ConflictError:
         """Return the error of a commit whose branch has moved, with what contradicts it."""
         moved = f"branch {session.branch!r} of {self.url} has moved from snapshot {session.snapshot.id}: somebody else has committed"
         try:
@@ -497,18 +497,18 @@ class VersionedStore:
             f"{moved}, but nothing that contradicts this session. Nothing was changed: commit with rebase_with=ConflictDetector()"
         )
 
-    async def rebase(self, session: Session, solver: ConflictDetector) -> Moment:
+    async def rebase(self, session: SessionCore, solver: ConflictDetector) -> CurrentState:
         """Bring a session onto the tip of its branch; return the state. Raises ``ConflictError``."""
-        async with session.still("it is being rebased"):
+        async with session.frozen("it is being rebased"):
 
-            async def onto(moment: Moment) -> Moment:
-                if session.carried_out(moment.state.snapshots) is None:  # else the next commit says so
-                    await rebase(session, moment.state, solver, self.url)
-                return moment
+            async def onto(current: CurrentState) -> CurrentState:
+                if session.carried_out(current.state.snapshots) is None:  # else the next commit says so
+                    await rebase(session, current.state, solver, self.url)
+                return current
 
-            return await self.of_current(onto)
+            return await self.with_current_state(onto)
 
-    async def _commit_once(self, session: Session, begin: Moment | None, request: CommitRequest, turn: Turn) -> str:
+    async def _commit_once(self, session: SessionCore, begin: CurrentState | None, request: CommitRequest, turn: Turn) -> str:
         branch = session.branch
         assert branch is not None
         planned = await plan_commit(session, draft=self.draft, merges_all=request.merges_all, keeps_values=request.keeps_values)
@@ -569,7 +569,7 @@ class _BranchMoved(Conflict):
         self.state = state
 
 
-def _is_tip(session: Session, state: State) -> bool:
+def _is_tip(session: SessionCore, state: State) -> bool:
     """Return whether a state has the session's branch where the session stands. A rebase may have moved the session on."""
     there = state.refs.get(session.branch or "")
     return there is not None and there.snapshot == session.snapshot.id

@@ -149,15 +149,9 @@ async def _looked_at_again(storage: Storage, reads: Sequence[Read], found: Seque
 
 def virtual_refs(ndim: int, coords: Any, urls: Any, offsets: Any, lengths: Any, etags: Any = None, last_modified: Any = None) -> ChunkRefs:
     """Return references from columns; see ``Session.set_virtual_refs``. Raises ``InvalidInput``."""
-    places = np.asarray(coords)
-    if places.ndim == 1 and ndim == 1:
-        places = places[:, None]
-    if places.ndim != 2 or places.shape[1] != ndim or not (np.issubdtype(places.dtype, np.integer) or not places.size):
-        raise InvalidInput(f"coords of shape {places.shape} and type {places.dtype} are not (n, {ndim}) whole numbers")
+    places = _coords(coords, ndim)
     n = len(places)
-    numbers = {name: _column(name, given, n) for name, given in (("offsets", offsets), ("lengths", lengths))}
-    if places.size and int(places.min()) < 0:
-        raise InvalidInput("coords has a negative number")
+    first_bytes, nbytes = _column("offsets", offsets, n), _column("lengths", lengths, n)
     columns = [_texts(name, given, n) for name, given in (("urls", urls), ("etags", etags), ("last_modified", last_modified))]
     if any(url is None for url in columns[0]):
         raise InvalidInput("urls has an entry without a URL")
@@ -167,25 +161,35 @@ def virtual_refs(ndim: int, coords: Any, urls: Any, offsets: Any, lengths: Any, 
         file = np.zeros(n, dtype=np.int32)
     else:
         file = np.array([files.setdefault(one, len(files)) for one in zip(*columns, strict=True)], dtype=np.int32)
-    order = np.lexsort((np.arange(n), *places.T[::-1]))
-    ordered = places[order]
-    is_last = np.ones(n, dtype=np.bool_)
-    is_last[:-1] = (ordered[1:] != ordered[:-1]).any(axis=1) if ndim else False
-    kept = order[is_last]
+    kept = _last_of_each(places)
     checks = {
         number: VirtualCheck(etag, None if time is None else int(time.timestamp()))
         for (_, etag, time), number in files.items()
         if etag is not None or time is not None
     }
-    return ChunkRefs(
-        places[kept].astype(np.uint64),
-        file[kept],
-        numbers["offsets"][kept],
-        numbers["lengths"][kept],
-        [url for url, _, _ in files],
-        {},
-        checks,
-    )
+    return ChunkRefs(places[kept].astype(np.uint64), file[kept], first_bytes[kept], nbytes[kept], [url for url, _, _ in files], {}, checks)
+
+
+def _coords(given: Any, ndim: int) -> npt.NDArray[np.integer[Any]]:
+    """Return coordinates as ``(n, ndim)`` whole numbers of at least 0. Raises ``InvalidInput``."""
+    coords = np.asarray(given)
+    if coords.ndim == 1 and ndim == 1:
+        coords = coords[:, None]
+    if coords.ndim != 2 or coords.shape[1] != ndim or not (np.issubdtype(coords.dtype, np.integer) or not coords.size):
+        raise InvalidInput(f"coords of shape {coords.shape} and type {coords.dtype} are not (n, {ndim}) whole numbers")
+    if coords.size and int(coords.min()) < 0:
+        raise InvalidInput("coords has a negative number")
+    return coords
+
+
+def _last_of_each(coords: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.intp]:
+    """Return the rows of ``(n, ndim)`` coordinates in ascending order; of equal ones, the last."""
+    n, ndim = coords.shape
+    order = np.lexsort((np.arange(n), *coords.T[::-1]))
+    ordered = coords[order]
+    is_last = np.ones(n, dtype=np.bool_)
+    is_last[:-1] = (ordered[1:] != ordered[:-1]).any(axis=1) if ndim else False
+    return order[is_last]
 
 
 def _column(name: str, given: Any, n: int) -> npt.NDArray[np.uint64]:

@@ -18,7 +18,7 @@ from shardstore.engine.actions import SetValue
 from shardstore.errors import InvalidInput
 from shardstore.format.store_keys import check_node_path, metadata_key
 from shardstore.snapshots import Repository
-from shardstore.snapshots.staging import insert, staging_session
+from shardstore.snapshots.named import insert, staging_session
 from tests.snapshots.repositories import create_array, new_repository, run
 
 pytestmark = pytest.mark.zarr

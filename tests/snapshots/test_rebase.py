@@ -440,7 +440,7 @@ def test_chunks_are_not_lost_by_a_commit_whose_branch_has_been_deleted(repo: Rep
     session = repo.writable_session("side")
     data = np.random.default_rng(0).integers(0, 2**31, 4096)
     repo.delete_branch("side")
-    session._moment = None  # as if it had been made on this state
+    session._current = None  # as if it had been made on this state
     create_array(session, "big", data, (1024,), compressors=None)
     array(session, "big")[:1000] = 1
     with pytest.raises(NotFound, match="side"):
@@ -474,7 +474,7 @@ def test_a_commit_that_fails_waits_for_its_chunk_files(repo: Repository) -> None
 
     async def commit() -> list[str]:
         with pytest.raises(StorageError):
-            await repo._store.commit(session._core, session._moment, CommitRequest("ours"))
+            await repo._store.commit(session._core, session._current, CommitRequest("ours"))
         return list(ended)
 
     assert len(run(commit())) == 1

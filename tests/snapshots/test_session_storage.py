@@ -14,7 +14,7 @@ from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, IfGeneration
 from shardstore.model.ranges import EVERYTHING
 from shardstore.snapshots import Repository
 from shardstore.snapshots.files import StoreFiles
-from shardstore.snapshots.session import Session
+from shardstore.snapshots.session import SessionCore
 from shardstore.snapshots.session_storage import SessionStorage
 from shardstore.storage.base import ConditionFailed, Found, Read
 from shardstore.storage.memory import MemoryStorage
@@ -64,7 +64,7 @@ def test_one_of_many_creates_a_chunk(committed: SyncStorage) -> None:
     assert committed.get("a/c/5") == b"%2d" % winner
 
 
-def session_of(s: SyncStorage) -> Session:
+def session_of(s: SyncStorage) -> SessionCore:
     assert isinstance(s.storage, SessionStorage)
     return s.storage.session
 

@@ -40,8 +40,8 @@ from shardstore.references.icechunk.writing import SnapshotChanges, rewrite_root
 from shardstore.snapshots.diffs import Diff, diff
 from shardstore.snapshots.inspection import virtual_files
 from shardstore.snapshots.reachable import Progress
-from shardstore.snapshots.session import Session as SessionCore
-from shardstore.snapshots.versioned_store import FIRST_BRANCH, Moment
+from shardstore.snapshots.session import SessionCore
+from shardstore.snapshots.versioned_store import FIRST_BRANCH, CurrentState
 from shardstore.storage.base import Storage
 from shardstore.storage.opening.address import Address
 from shardstore.storage.opening.chains import text_of
@@ -83,24 +83,24 @@ def export(
 ) -> IcechunkExport:
     """Write the history into a new repository of icechunk; see ``Repository.export_icechunk``."""
     icechunk = library()
-    moment = run_sync(opened.store.now())
+    current = run_sync(opened.store.now())
     storage = storage_at(target, target_options or {})
     if config is not None and not isinstance(config, icechunk.RepositoryConfig):
         raise InvalidInput(f"config is an icechunk.RepositoryConfig, not a {type(config).__name__}")
     config = icechunk.RepositoryConfig.default() if config is None else icechunk.RepositoryConfig.default().merge(config)  # a copy
-    check_names(moment.state)
+    check_names(current.state)
     with translated(_WORK):
         access = credentials_for(_add_containers(opened, config).values(), _options_of(opened))
         _check_containers(opened, config, say)
         _check_nothing_there(storage, target, target_options)
         if dry_run:
-            return _tried(moment.state, _shown(storage, target), access)
+            return _summary(current.state, _shown(storage, target), access)
         repository = _created(storage, target, config)
-        work = next(name for number in itertools.count() if (name := f"{_WORK}{number or ''}") not in moment.state.refs)
-        exported = _Export(opened, moment, repository, work)
+        work = next(name for number in itertools.count() if (name := f"{_WORK}{number or ''}") not in current.state.refs)
+        exported = _Export(opened, current, repository, work)
         exported.write(say)
     return replace(
-        _tried(moment.state, _shown(storage, target), access),
+        _summary(current.state, _shown(storage, target), access),
         snapshots=exported.ids,
         references=exported.references,
         copied=exported.copied,
@@ -109,7 +109,7 @@ def export(
     )
 
 
-def _tried(state: State, location: str, access: dict[str, Any]) -> IcechunkExport:
+def _summary(state: State, location: str, access: dict[str, Any]) -> IcechunkExport:
     """Return what a history is, of which nothing has been written."""
     types = [ref.type for ref in state.refs.values()]
     return IcechunkExport(
@@ -226,9 +226,9 @@ def _shown(storage: Any, target: Any) -> str:
 class _Export:
     """One history on its way into a repository of icechunk."""
 
-    def __init__(self, opened: OpenedStore, moment: Moment, target: Any, work: str) -> None:
+    def __init__(self, opened: OpenedStore, current: CurrentState, target: Any, work: str) -> None:
         self._opened = opened
-        self._moment = moment
+        self._current = current
         self._target = target
         self._work = work
         self._first = target.lookup_branch(FIRST_BRANCH)
@@ -241,7 +241,7 @@ class _Export:
 
     def write(self, say: Progress) -> None:
         """Write all snapshots, and then tags and branches."""
-        state = self._moment.state
+        state = self._current.state
         self._target.create_branch(self._work, self._first)
         for number, snapshot in enumerate(state.snapshots.values()):  # parents come first
             say("exporting snapshots", number, len(state.snapshots))
@@ -260,11 +260,11 @@ class _Export:
 
     def _write(self, snapshot: Snapshot) -> str:
         """Write one snapshot onto its parent, the tip of the branch of work; return its id in the target."""
-        after = Session(self._opened, self._moment, snapshot)
+        after = Session(self._opened, self._current, snapshot)
         if snapshot.parent is None:
             changes = _all_of(after._core.nodes)
         else:
-            before = Session(self._opened, self._moment, self._moment.state.snapshots[snapshot.parent])
+            before = Session(self._opened, self._current, self._current.state.snapshots[snapshot.parent])
             changes = run_sync(_between(before._core, after._core))
         session = self._target.writable_session(self._work)
         written = write_changes(session, after.storage, changes)

@@ -58,7 +58,7 @@ from shardstore.references.icechunk.origins import origin_in, without_origin
 from shardstore.references.icechunk.places import local_path
 from shardstore.snapshots.new_history import NewHistory
 from shardstore.snapshots.reachable import Progress
-from shardstore.snapshots.session import Session
+from shardstore.snapshots.session import SessionCore
 from shardstore.snapshots.versioned_store import FIRST_BRANCH
 from shardstore.storage.base import LeadsNowhere
 from shardstore.storage.redaction import redacted
@@ -136,7 +136,7 @@ def _refs_of(history: SourceHistory) -> dict[str, Ref]:
 
 
 @dataclass(slots=True)
-class _Pieces:
+class _RefsBuilder:
     """References to chunks of one array, as they are collected."""
 
     coords: list[Coords] = field(default_factory=list)
@@ -181,7 +181,7 @@ class _Import:
         self._source = source
         self._chunks_url = chunks_url
         self._new = new
-        self._has_looked = False
+        self._is_folder_checked = False
         self._known_nodes: Lru[str, dict[str, SourceNode]] = Lru(_SNAPSHOTS_KEPT)
 
     def write(self, history: SourceHistory, say: Progress) -> dict[str, str]:
@@ -212,15 +212,15 @@ class _Import:
         run_sync(self._new.add(id_, (when - _EPOCH) // timedelta(milliseconds=1), snapshot.message, metadata))
         return id_
 
-    def _at(self, snapshot: str) -> _At:
+    def _at(self, snapshot: str) -> _SourceView:
         nodes = self._known_nodes.get(snapshot)
         if nodes is None:
             nodes = self._known_nodes.put(snapshot, run_sync(nodes_of(self._source, snapshot)))
-        return _At(self._source.readonly_session(snapshot_id=snapshot).store, nodes)
+        return _SourceView(self._source.readonly_session(snapshot_id=snapshot).store, nodes)
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
-    async def _change(self, parent: str | None, before: _At | None, after: _At) -> None:
+    async def _change(self, parent: str | None, before: _SourceView | None, after: _SourceView) -> None:
         """Bring a session on a snapshot of the new store from what its parent shows to what a snapshot shows."""
         session = await self._new.session(parent)
         was = {} if before is None else {node.id: node for node in before.nodes.values()}
@@ -252,15 +252,17 @@ class _Import:
             await session.set_document(path, documents[path] if path not in shown else dumps(shown[path].document))
         for path in sorted(again & shown.keys()):
             old = kept.get(path)
-            was_there = None if before is None or old is None else _Was(before.store, old.path, earlier[path])
+            was_there = None if before is None or old is None else _ParentArray(before.store, old.path, earlier[path])
             await self._change_chunks(session, path, shown[path], after, was_there)
 
     # -- chunks --------------------------------------------------------------------------------------------------------
 
-    async def _change_chunks(self, session: Session, path: str, shown: ShownArray, after: _At, was: _Was | None) -> None:
+    async def _change_chunks(
+        self, session: SessionCore, path: str, shown: ShownArray, after: _SourceView, was: _ParentArray | None
+    ) -> None:
         ndim = len(shown.object_grid)
         now = (await chunks_of(after.store, path, ndim)).inside(shown.object_grid)
-        pieces = _Pieces()
+        pieces = _RefsBuilder()
         if was is not None:
             earlier = was.shown
             new, gone = now.since((await chunks_of(was.store, was.path, ndim)).inside(earlier.object_grid))
@@ -271,8 +273,8 @@ class _Import:
             now = now if shown.layout is not None and earlier.chunk_grid != shown.chunk_grid else new
         copied = now.kinds == NATIVE if self._chunks_url is None else np.zeros(len(now), dtype=np.bool_)
         in_place = np.flatnonzero((now.kinds == NATIVE) & ~copied)
-        if len(in_place) and not self._has_looked:
-            await self._look(self._url(NATIVE, now.paths[in_place[0]]))
+        if len(in_place) and not self._is_folder_checked:
+            await self._check_folder(self._url(NATIVE, now.paths[in_place[0]]))
         if shown.layout is None:
             self._refer(pieces, now.rows(np.flatnonzero(~copied)))
         else:
@@ -284,7 +286,7 @@ class _Import:
             session.set_refs(session.array(path), pieces.refs())
         await self._copy(session, path, shown, after, native.coords)
 
-    def _refer(self, pieces: _Pieces, chunks: SourceChunks) -> None:
+    def _refer(self, pieces: _RefsBuilder, chunks: SourceChunks) -> None:
         """Add references to whole chunks."""
         is_inline = chunks.kinds == INLINE
         inline = np.flatnonzero(is_inline)
@@ -293,7 +295,7 @@ class _Import:
         urls = self._urls(chunks, stored)
         pieces.add_in_files(chunks.coords[stored], urls, chunks.offsets[stored], chunks.lengths[stored])
 
-    async def _refer_inside(self, pieces: _Pieces, shown: ShownArray, shards: SourceChunks) -> None:
+    async def _refer_inside(self, pieces: _RefsBuilder, shown: ShownArray, shards: SourceChunks) -> None:
         """Add references to what is inside of shards."""
         assert shown.layout is not None
         layout = shown.layout
@@ -328,7 +330,7 @@ class _Import:
             found[row] = format_.decode(bytes(answer[0]))
         return found
 
-    async def _copy(self, session: Session, path: str, shown: ShownArray, after: _At, coords: Coords) -> None:
+    async def _copy(self, session: SessionCore, path: str, shown: ShownArray, after: _SourceView, coords: Coords) -> None:
         """Copy chunks of the source; of shards, what is inside of them."""
         for some in batched(coords.tolist(), _AT_ONCE):
             data = await _all(chunk_of(after.store, join(path, _KEYS.encode(tuple(one)))) for one in some)
@@ -370,9 +372,9 @@ class _Import:
             ) from exc
         return url
 
-    async def _look(self, url: str) -> None:
+    async def _check_folder(self, url: str) -> None:
         """Look whether there is a chunk file where the source is said to be; of one, since all are in one folder."""
-        self._has_looked = True
+        self._is_folder_checked = True
         try:
             await self._opened.virtual.sizes([url])
         except LeadsNowhere as exc:
@@ -382,7 +384,7 @@ class _Import:
 
 
 @dataclass(frozen=True, slots=True)
-class _At:
+class _SourceView:
     """A snapshot of the source: its zarr store, and its nodes by path."""
 
     store: Any
@@ -390,7 +392,7 @@ class _At:
 
 
 @dataclass(frozen=True, slots=True)
-class _Was:
+class _ParentArray:
     """An array as the parent of a snapshot shows it: the parent's zarr store, its path there, and how it is shown."""
 
     store: Any
@@ -413,7 +415,7 @@ def _roots(history: SourceHistory) -> set[str]:
     return found
 
 
-def _root_if_kept(session: Session, after: _At) -> dict[str, str]:
+def _root_if_kept(session: SessionCore, after: _SourceView) -> dict[str, str]:
     """Return that the root stays, if the source has none: a store always has one."""
     root = session.nodes.get("")
     return {"": ""} if "" not in after.nodes and root is not None and not root.is_array else {}

@@ -23,7 +23,15 @@ from shardstore.snapshots.diffs import Diff, diff
 from shardstore.snapshots.inspection import Checked, StoreStats, check, stats, virtual_files
 from shardstore.snapshots.reachable import Progress, step_of
 from shardstore.snapshots.rewriting import Repacked, repack
-from shardstore.snapshots.versioned_store import COMMIT_TRIES, FIRST_BRANCH, CommitRequest, Moment, check_snapshot, snapshot_at, snapshot_of
+from shardstore.snapshots.versioned_store import (
+    COMMIT_TRIES,
+    FIRST_BRANCH,
+    CommitRequest,
+    CurrentState,
+    check_snapshot,
+    snapshot_at,
+    snapshot_of,
+)
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.opening.options import options_of_another
 
@@ -268,7 +276,7 @@ class Repository:
         """The URLs below which virtual references may lead."""
         return tuple(self._opened.options.virtual_prefixes)
 
-    def _now(self) -> Moment:
+    def _now(self) -> CurrentState:
         return run_sync(self._store.now())
 
     # -- sessions ------------------------------------------------------------------------------------------------------
@@ -285,8 +293,8 @@ class Repository:
         """
         if isolation not in ("snapshot", "serializable"):
             raise InvalidInput(f"isolation {isolation!r} is neither 'snapshot' nor 'serializable'")
-        moment, tip = run_sync(self._store.opened(lambda state: state.snapshots[state.ref(branch, "branch").snapshot]))
-        return Session(self._opened, moment, tip, branch=branch, serializable=isolation == "serializable")
+        current, tip = run_sync(self._store.opened(lambda state: state.snapshots[state.ref(branch, "branch").snapshot]))
+        return Session(self._opened, current, tip, branch=branch, serializable=isolation == "serializable")
 
     def readonly_session(
         self,
@@ -304,8 +312,8 @@ class Repository:
             NotFound: there is no such branch, tag or snapshot.
             InvalidInput: more than one is given, or ``as_of`` has no time zone.
         """
-        moment, snapshot = run_sync(self._store.opened(lambda state: _named(state, branch, tag, snapshot_id, as_of)))
-        return Session(self._opened, moment, snapshot)
+        current, snapshot = run_sync(self._store.opened(lambda state: _named(state, branch, tag, snapshot_id, as_of)))
+        return Session(self._opened, current, snapshot)
 
     @contextmanager
     def transaction(
@@ -646,7 +654,7 @@ class Repository:
 
     def _commit_upkeep(self, session: Session, request: CommitRequest) -> str:
         solver = BasicConflictSolver(on_chunk_conflict="theirs")
-        return run_sync(self._store.commit(session._core, session._moment, replace(request, solver=solver, tries=COMMIT_TRIES)))
+        return run_sync(self._store.commit(session._core, session._current, replace(request, solver=solver, tries=COMMIT_TRIES)))
 
 
 def _with_place(prefixes: Sequence[str], place: str | None) -> Sequence[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,16 +17,17 @@ from shardstore.adapters.mapping.mapping import ShardedMap
 from shardstore.adapters.versioned.opened import OpenedStore
 from shardstore.errors import InvalidInput
 from shardstore.format.snapshots.state import Snapshot
+from shardstore.format.snapshots.structure import Node
 from shardstore.progress.shown import reported
+from shardstore.snapshots.chunk_places import ArrayChanges
 from shardstore.snapshots.conflicts import BasicConflictSolver, ConflictDetector, Selection
 from shardstore.snapshots.diffs import Diff, status
-from shardstore.snapshots.forks import ForkState, fork_state, restore
 from shardstore.snapshots.reachable import Progress, step_of
+from shardstore.snapshots.read_set import ReadSet
 from shardstore.snapshots.rebase import merge
-from shardstore.snapshots.session import WHY_FLAGGED, ndim_of
-from shardstore.snapshots.session import Session as SessionCore
+from shardstore.snapshots.session import WHY_FLAGGED, SessionCore, ndim_of
 from shardstore.snapshots.session_storage import SessionStorage
-from shardstore.snapshots.versioned_store import CommitRequest, Moment, still_there
+from shardstore.snapshots.versioned_store import CommitRequest, CurrentState, still_there
 from shardstore.snapshots.virtual_files import place_of_all, virtual_refs
 
 if TYPE_CHECKING:
@@ -42,14 +44,14 @@ class Session:
     def __init__(
         self,
         opened: OpenedStore,
-        moment: Moment | None,
+        current: CurrentState | None,
         at: Snapshot,
         *,
         branch: str | None = None,
         serializable: bool = False,
     ) -> None:
         self._opened = opened
-        self._moment = moment
+        self._current = current
         store, options = opened.store, opened.options
         structure = run_sync(store.files.structure(at.structure))
         self._core = SessionCore(
@@ -60,7 +62,7 @@ class Session:
             pack=options.pack,
             max_memory=options.max_memory,
             serializable=serializable,
-            began=0 if moment is None else moment.state.generation,
+            began=0 if current is None else current.state.generation,
         )
         if branch is not None and structure.is_flagged:
             self._core.why_read_only = WHY_FLAGGED
@@ -169,7 +171,7 @@ class Session:
         if isinstance(tries, bool) or not isinstance(tries, int) or tries < 0:
             raise InvalidInput(f"rebase_tries {rebase_tries!r} is not a whole number of at least 0")
         request = CommitRequest(message, metadata, rebase_with, rebase_tries)
-        return run_sync(self._opened.store.commit(core, self._moment, request))
+        return run_sync(self._opened.store.commit(core, self._current, request))
 
     def rebase(self, solver: ConflictDetector) -> None:
         """Bring the session onto what others have committed to the branch since, if ``solver`` solves whatever contradicts that.
@@ -178,7 +180,7 @@ class Session:
             ConflictError: it does. The session is as before.
         """
         self._core.check_writable("a rebase")
-        self._moment = run_sync(self._opened.store.rebase(self._core, _check_solver(solver)))
+        self._current = run_sync(self._opened.store.rebase(self._core, _check_solver(solver)))
 
     def fork(self) -> ForkSession:
         """Return a session for another process or thread, which travels there and back by pickle, and is made part of this by ``merge``.
@@ -329,7 +331,7 @@ class ForkSession(Session):
     """
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        return _fork_of, (self._opened, run_sync(fork_state(self._core)))
+        return _fork_of, (self._opened, run_sync(_fork_state(self._core)))
 
     def __repr__(self) -> str:
         return f"ForkSession({self._storage.url!r})"
@@ -358,15 +360,40 @@ async def _do(function: Any) -> Any:
     return function()
 
 
+@dataclass(frozen=True, slots=True)
+class ForkState:
+    """A fork as it travels: what was changed in it, without the bytes of chunks, which are in chunk files by then."""
+
+    snapshot: Snapshot
+    branch: str
+    nodes: dict[str, Node]
+    changes: dict[int, ArrayChanges]
+    documents: dict[int, tuple[bytes, int]]
+    serial: int
+    reads: ReadSet | None
+    began: int
+
+
+async def _fork_state(core: SessionCore) -> ForkState:
+    """Return what of a fork travels; chunks that wait are stored first."""
+    assert core.branch is not None
+    async with core.frozen("it is being pickled"):
+        await core.gatherer.store(core.gatherer.plan())
+    return ForkState(core.snapshot, core.branch, core.nodes, core.changes, core.documents, core.serial, core.reads, core.began)
+
+
 def _fork_of(opened: OpenedStore, state: ForkState) -> ForkSession:
-    fork = ForkSession(opened, None, state.snapshot, branch=state.branch, serializable=state.reads is not None)
-    restore(fork._core, state)
+    """Return the fork that has travelled."""
+    fork = ForkSession(opened, None, state.snapshot, branch=state.branch)
+    core = fork._core
+    core.nodes, core.changes, core.documents = dict(state.nodes), state.changes, state.documents
+    core.serial, core.reads, core.began = state.serial, state.reads, state.began
     return fork
 
 
 def _session_of(opened: OpenedStore, snapshot_id: str) -> Session:
-    moment = run_sync(opened.store.now())
-    return Session(opened, moment, still_there(moment.state, snapshot_id, opened.store.url))
+    current = run_sync(opened.store.now())
+    return Session(opened, current, still_there(current.state, snapshot_id, opened.store.url))
 
 
 def _storage_of(opened: OpenedStore, snapshot_id: str) -> SessionStorage:

@@ -28,7 +28,7 @@ from shardstore.references.sets import is_set
 from shardstore.references.stores import store_source
 from shardstore.snapshots.new_history import NewHistory
 from shardstore.snapshots.reachable import Progress
-from shardstore.snapshots.session import Session
+from shardstore.snapshots.session import SessionCore
 from shardstore.snapshots.versioned_store import FIRST_BRANCH
 from shardstore.snapshots.virtual_files import VirtualFiles, place_of_all
 from shardstore.storage.known_references import KnowsReferences
@@ -76,7 +76,7 @@ def adopt_hierarchy(
 
 
 def refer_to(
-    session: Session,
+    session: SessionCore,
     virtual: VirtualFiles,
     source: Any,
     path: str,
@@ -132,9 +132,9 @@ def _opened(source: Any, choices: Choices, options: Mapping[str, Any] | None) ->
     return found
 
 
-async def _write_documents(session: Session, documents: Mapping[str, JsonObject], replaced: list[str]) -> None:
+async def _write_documents(session: SessionCore, documents: Mapping[str, JsonObject], replaced: list[str]) -> None:
     for path in replaced:
-        for below in [node for node in session.nodes if node == path or node.startswith(f"{path}/" if path else "")]:
+        for below in session.nodes_below(path):
             session.remove_node(below)
     for path in sorted(documents, key=lambda path: path.split("/") if path else []):
         if documents[path] is _GROUP and path in session.nodes:
@@ -142,7 +142,7 @@ async def _write_documents(session: Session, documents: Mapping[str, JsonObject]
         await session.set_document(path, dumps(documents[path]))
 
 
-def _refer_to_array(session: Session, virtual: VirtualFiles, array: ReferencedArray, path: str, place: str) -> Iterator[int]:
+def _refer_to_array(session: SessionCore, virtual: VirtualFiles, array: ReferencedArray, path: str, place: str) -> Iterator[int]:
     """Refer to the chunks of an array, and yield how many there are, batch by batch. ``place`` is what all objects lie below, if known."""
     node = session.array(path)
     for batch in array.batches(0, size_of(array)):
@@ -181,6 +181,6 @@ def _checks_of(batch: ReferenceBatch) -> Sequence[VirtualCheck | None]:
     return [None if token is None else VirtualCheck(token) for token in tokens]
 
 
-async def _set(session: Session, path: str, refs: ChunkRefs) -> None:
+async def _set(session: SessionCore, path: str, refs: ChunkRefs) -> None:
     if len(refs):
         session.set_refs(session.array(path), refs)

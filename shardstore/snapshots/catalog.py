@@ -186,8 +186,7 @@ class StorageCatalog:
                 is_done = await self._checked.delete(_key_of(name), condition)
             except (ConditionFailed, WriteOutcomeUnknown) as exc:
                 now = await self._now(name, exc)
-                is_gone = now is None or now.store_id != before.store_id  # another store may be there by now
-                if is_gone and (lost is not None or isinstance(exc, WriteOutcomeUnknown)):
+                if is_gone(now, before) and (lost is not None or isinstance(exc, WriteOutcomeUnknown)):
                     return
                 version = _version_of(name, self.url, now, before)
                 lost = _lost_once(lost, exc)
@@ -274,6 +273,11 @@ def _refuses(name: str, url: str) -> StorageError:
     return StorageError(
         f"{url} refuses to change the pointer of the store {name!r} on the condition that it is what it is: nothing was changed; try again"
     )
+
+
+def is_gone(now: Pointer | None, before: Pointer) -> bool:
+    """Return whether a store that had the pointer ``before`` has been removed: there may be another store in its place."""
+    return now is None or now.store_id != before.store_id
 
 
 def moved(name: str, url: str, now: Pointer | None) -> PointerMoved:

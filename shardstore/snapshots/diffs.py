@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -34,16 +34,7 @@ class Diff:
     """The chunks of each array that were written or erased, in order; by the path that the array has now."""
 
     def __bool__(self) -> bool:
-        return bool(
-            self.new_groups
-            or self.new_arrays
-            or self.deleted_groups
-            or self.deleted_arrays
-            or self.updated_groups
-            or self.updated_arrays
-            or self.moved_nodes
-            or self.updated_chunks
-        )
+        return any(getattr(self, one.name) for one in fields(self))
 
     def __str__(self) -> str:
         lines = [

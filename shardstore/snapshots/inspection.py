@@ -5,7 +5,6 @@ Each structure and manifest is read once, however many snapshots share it. The b
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -21,10 +20,9 @@ from shardstore.format.snapshots.state import State
 from shardstore.format.snapshots.structure import ManifestFile, ManifestPart, Structure
 from shardstore.snapshots.files import StoreFiles
 from shardstore.snapshots.levels import levels_of
-from shardstore.snapshots.reachable import FOLDERS, READ_AT_ONCE, FolderListing, Progress, Reachable, are_among, list_files
+from shardstore.snapshots.reachable import FOLDERS, FolderListing, Progress, Reachable, are_among, for_each, list_files
 from shardstore.snapshots.session import ndim_of
 from shardstore.snapshots.versioned_store import FIRST_BRANCH, VersionedStore
-from shardstore.storage.requests.bound import Bound
 
 Kind = Literal["missing", "damaged", "out of bounds"]
 
@@ -130,15 +128,7 @@ async def virtual_files(store: VersionedStore, say: Progress) -> set[tuple[str, 
 async def _virtual_files(store: VersionedStore, state: State, say: Progress) -> set[tuple[str, str | None]]:
     reachable = Reachable(store.files, say)
     await reachable.add(state.snapshots.values())
-    found: set[tuple[str, str | None]] = set()
-    bound = Bound(READ_AT_ONCE)
-
-    async def one(file: ManifestFile) -> None:
-        async with bound.slot():
-            found.update(await store.files.virtual_files_of(file))
-
-    await asyncio.gather(*map(one, reachable.manifests.values()))
-    return found
+    return set().union(*await for_each(reachable.manifests.values(), store.files.virtual_files_of))
 
 
 # -- check -------------------------------------------------------------------------------------------------------------
@@ -204,17 +194,11 @@ class _Checker:
 
     async def structures(self, needed_by: Mapping[str, Sequence[str]]) -> None:
         """Check structures and their attributes, and note their manifests; they are given with the snapshots that need them."""
-        bound = Bound(READ_AT_ONCE)
+        await for_each(needed_by.items(), self._structure, lambda done: self._say("checking structures", done, len(needed_by)))
+        self._found.structures = len(needed_by)
 
-        async def one(name: str, snapshots: Sequence[str]) -> None:
-            async with bound.slot():
-                await self._structure(name, tuple(snapshots))
-            self._found.structures += 1
-            self._say("checking structures", self._found.structures, len(needed_by))
-
-        await asyncio.gather(*(one(name, snapshots) for name, snapshots in needed_by.items()))
-
-    async def _structure(self, name: str, snapshots: tuple[str, ...]) -> None:
+    async def _structure(self, needed: tuple[str, Sequence[str]]) -> None:
+        name, snapshots = needed[0], tuple(needed[1])
         try:
             found: Structure = await self._files.structure(name)
         except Corruption as exc:
@@ -236,15 +220,9 @@ class _Checker:
 
     async def manifests(self) -> None:
         """Check all manifests that were noted."""
-        bound = Bound(READ_AT_ONCE)
-
-        async def one(manifest: _Manifest) -> None:
-            async with bound.slot():
-                await self._manifest(manifest)
-            self._found.manifests += 1
-            self._say("checking manifests", self._found.manifests, len(self._manifests))
-
-        await asyncio.gather(*map(one, self._manifests.values()))
+        manifests = self._manifests.values()
+        await for_each(manifests, self._manifest, lambda done: self._say("checking manifests", done, len(manifests)))
+        self._found.manifests = len(manifests)
 
     async def _manifest(self, manifest: _Manifest) -> None:
         key, snapshots = MANIFESTS + manifest.file.name, tuple(manifest.snapshots)

@@ -27,7 +27,7 @@ _NONE = Snapshot("", None, 0, "none")
 
 
 class NewHistory:
-    """The history of a store to be. Runs on the IO loop."""
+    """The history of a store to be, for which ``check_new`` has been called. Runs on the IO loop."""
 
     def __init__(self, store: VersionedStore, *, pack: ShardingPolicy = "auto", max_memory: int = MAX_MEMORY) -> None:
         self.snapshots: dict[str, Snapshot] = {}
@@ -39,10 +39,6 @@ class NewHistory:
         self._keys: set[str] = set()
         """All files that were stored, or may have been."""
         self._may_be_there = False
-
-    async def begin(self) -> None:
-        """Raise ``InvalidInput`` if there is a store already, and ``Unsupported`` if none can be made."""
-        await self._store.check_new()
 
     async def first(self) -> Snapshot:
         """Store the snapshot with which every store begins that is not imported, of nothing but the root group (D11)."""

@@ -39,7 +39,7 @@ from shardstore.storage.requests.bound import Bound
 T = TypeVar("T")
 R = TypeVar("R")
 
-READ_AT_ONCE = 16
+_AT_ONCE = 16
 _ROUND = 1024
 """Files whose contents are held at once."""
 
@@ -54,6 +54,23 @@ Progress = Callable[[str, int, int | None], None]
 def step_of(noun: str) -> Callable[[str, int, int | None], Step]:
     """Return the function that makes the step that is shown; ``noun`` is what is counted."""
     return lambda what, done, total: Step(what, done, total, noun=noun)
+
+
+async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[R]], say_done: Callable[[int], None] | None = None) -> list[R]:
+    """Return what ``work`` returns for each item, of which 16 are worked on at once; ``say_done`` is called with how many are done."""
+    bound = Bound(_AT_ONCE)
+    done = 0
+
+    async def one(item: T) -> R:
+        nonlocal done
+        async with bound.slot():
+            found = await work(item)
+        done += 1
+        if say_done is not None:
+            say_done(done)
+        return found
+
+    return list(await asyncio.gather(*map(one, items)))
 
 
 @dataclass(slots=True, eq=False)
@@ -96,16 +113,9 @@ class Reachable:
         return {part.file.name: part.file for node in structure.nodes.values() for part in node.manifests}
 
     async def _each(self, some: Sequence[T], read: Callable[[T], Awaitable[R]]) -> list[R]:
-        bound = Bound(READ_AT_ONCE)
-
-        async def one(file: T) -> R:
-            async with bound.slot():
-                found = await read(file)
-            self._nread += 1
-            self.say("reading structures and manifests", self._nread, None)
-            return found
-
-        return list(await asyncio.gather(*map(one, some)))
+        before = self._nread
+        self._nread += len(some)
+        return await for_each(some, read, lambda done: self.say("reading structures and manifests", before + done, None))
 
     def names(self, folder: str) -> npt.NDArray[np.bytes_]:
         """Return the names of the files in one folder, ascending, each once."""

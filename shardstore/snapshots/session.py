@@ -273,11 +273,6 @@ class SessionCore:
         """Return the node at a path and all below it, by path; ``""`` is the root of all."""
         return {one: node for one, node in self.nodes.items() if not path or f"{one}/".startswith(f"{path}/")}
 
-    def move_existing(self, source: str, target: str) -> None:
-        """Do as ``move`` does. Raises ``NotFound`` if there is nothing at ``source``."""
-        if not self.move(source, target):
-            raise NotFound(f"there is nothing at {source!r}, so it cannot be moved")
-
     def move(self, source: str, target: str) -> bool:
         """Move the node at a path, and all below it, to another path; return whether there was anything. Groups above are made.
 

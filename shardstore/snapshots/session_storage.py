@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import numpy as np
@@ -157,6 +158,14 @@ class SessionStorage(ReadsAndWrites):
             f"snapshot {self.session.snapshot.id} of {self.session.files.url} has expired, and a garbage collection has removed files that "
             "only it needed: open a newer snapshot"
         )
+
+    @asynccontextmanager
+    async def _explaining(self) -> AsyncIterator[None]:
+        """Raise, where a file is missing in the block, the error that says so better, as ``_explained`` does."""
+        try:
+            yield
+        except MissingFile as exc:
+            raise await self._explained(exc) from exc
 
     def _by_array(self, keys: Sequence[str]) -> list[tuple[ArrayKeys, list[int], npt.NDArray[np.uint64]]]:
         """Return the keys of chunks by array: their numbers, and which chunks they are, ``(n, ndim)``."""
@@ -326,10 +335,8 @@ class SessionStorage(ReadsAndWrites):
         """Return the document of each node, by path."""
         found: dict[str, JsonObject] = {}
         for path in list(self.session.nodes):
-            try:
+            async with self._explaining():
                 document = await self.session.document(path)
-            except MissingFile as exc:
-                raise await self._explained(exc) from exc
             if document is not None:
                 found[path] = loads_object(document[0])
         return found
@@ -337,10 +344,8 @@ class SessionStorage(ReadsAndWrites):
     async def known_references(self, path: str) -> KnownReferences:
         """Return where the chunks of an array lie; those that wait for a file are given as bytes."""
         node = self.session.array(path)
-        try:
+        async with self._explaining():
             refs = await self.session.all_refs(node)
-        except MissingFile as exc:
-            raise await self._explained(exc) from exc
         if refs is None:
             refs = in_a_row([], self.session.keys_of(node).ndim)
         files = [CHUNKS + file_name(file) if isinstance(file, bytes) else file for file in refs.files]
@@ -388,10 +393,8 @@ class SessionStorage(ReadsAndWrites):
         if (path := metadata_path(key)) is not None:
             return await document_info(self.session, key, path)
         for keys, _, coords in self._by_array([key]):
-            try:
+            async with self._explaining():
                 places = await self.session.places(keys.node, coords)
-            except MissingFile as exc:
-                raise await self._explained(exc) from exc
             if places.exists[0]:
                 return ObjectInfo(key, int(places.nbytes[0]), version_in(self.session, _token(places, 0, int(places.file[0]))))
         return None
@@ -399,18 +402,14 @@ class SessionStorage(ReadsAndWrites):
     # -- listing -------------------------------------------------------------------------------------------------------
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        try:
+        async with self._explaining():
             async for info in list_keys(self.session, prefix):
                 yield info
-        except MissingFile as exc:
-            raise await self._explained(exc) from exc
 
     async def list_dir(self, prefix: str) -> DirListing:
         check_directory(prefix)
-        try:
+        async with self._explaining():
             return await list_directory(self.session, prefix)
-        except MissingFile as exc:
-            raise await self._explained(exc) from exc
 
     # -- writing -------------------------------------------------------------------------------------------------------
 

@@ -16,12 +16,12 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardstore.errors import InvalidInput, StorageError, WriteOutcomeUnknown
 from shardstore.extras import how_to_install
-from shardstore.snapshots.catalog import Pointer, check_store_name, moved
+from shardstore.snapshots.catalog import Pointer, check_store_name, is_gone, moved
 from shardstore.storage.redaction import redacted
 from shardstore.storage.requests import lost_answers
 
@@ -81,8 +81,8 @@ class SQLCatalog:
         self._engines: dict[int, sa.Engine] = {}  # by process
         self._known: set[int] = set()  # processes that know the table to be there
 
-    def __reduce__(self) -> tuple[Callable[..., SQLCatalog], tuple[str, str, str]]:
-        return _again, (self._url.render_as_string(hide_password=False), self._name, self._catalog)
+    def __reduce__(self) -> tuple[Callable[..., SQLCatalog], tuple[str]]:
+        return partial(SQLCatalog, table=self._name, catalog=self._catalog), (self._url.render_as_string(hide_password=False),)
 
     def __repr__(self) -> str:
         return f"SQLCatalog({self.url!r})"
@@ -151,7 +151,7 @@ class SQLCatalog:
         if end.outcome:
             return
         now = await self._now(name, end)
-        if end.lost is not None and (now is None or now.store_id != before.store_id):
+        if end.lost is not None and is_gone(now, before):
             return
         if now == before and end.is_unknown:
             raise end.unknown()
@@ -271,10 +271,6 @@ class SQLCatalog:
                 raise kind(f"the catalog {self.url}: {redacted(str(exc)).partition(chr(10))[0]}") from exc
 
         return await asyncio.to_thread(carry_out)
-
-
-def _again(url: str, table: str, catalog: str) -> SQLCatalog:
-    return SQLCatalog(url, table=table, catalog=catalog)
 
 
 def _set_up_sqlite(connection: Any, _record: Any) -> None:

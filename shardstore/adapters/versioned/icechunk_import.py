@@ -104,7 +104,7 @@ def import_history(opened: OpenedStore, source: Any, chunks_url: str | None, say
         refs = _refs_of(history)
         options = opened.options
         new = NewHistory(opened.store, pack=options.pack, max_memory=options.max_memory)
-        run_sync(new.begin())
+        run_sync(opened.store.check_new())
         try:
             ids = _Import(opened, source, chunks_url, new).write(history, say)
             run_sync(new.publish({name: Ref(ids[ref.snapshot], ref.type) for name, ref in refs.items()}))
@@ -201,9 +201,8 @@ class _Import:
         id_ = origin.snapshot if origin is not None and is_ours else snapshot.id
         when = origin.written_at if origin is not None and is_ours else snapshot.written_at
         metadata = without_origin(snapshot.metadata) if is_ours else snapshot.metadata
-        before = None if parent is None else self._at(parent)
         try:
-            run_sync(self._change(None if parent is None else ids[parent], before, self._at(snapshot.id)))
+            run_sync(self._change(None if parent is None else ids[parent], self._at(parent), self._at(snapshot.id)))
         except (InvalidInput, Unsupported) as exc:
             raise type(exc)(
                 f"snapshot {snapshot.id} of {snapshot.written_at:%Y-%m-%d %H:%M} cannot be imported: {exc}. If it is an old one, let it "
@@ -212,7 +211,9 @@ class _Import:
         run_sync(self._new.add(id_, (when - _EPOCH) // timedelta(milliseconds=1), snapshot.message, metadata))
         return id_
 
-    def _at(self, snapshot: str) -> _SourceView:
+    def _at(self, snapshot: str | None) -> _SourceView:
+        if snapshot is None:
+            return _SourceView(None, {})
         nodes = self._known_nodes.get(snapshot)
         if nodes is None:
             nodes = self._known_nodes.put(snapshot, run_sync(nodes_of(self._source, snapshot)))
@@ -220,40 +221,24 @@ class _Import:
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
-    async def _change(self, parent: str | None, before: _SourceView | None, after: _SourceView) -> None:
+    async def _change(self, parent: str | None, before: _SourceView, after: _SourceView) -> None:
         """Bring a session on a snapshot of the new store from what its parent shows to what a snapshot shows."""
         session = await self._new.session(parent)
-        was = {} if before is None else {node.id: node for node in before.nodes.values()}
-        documents = dict(zip(after.nodes, await _all(document_of(after.store, path) for path in after.nodes), strict=True))
-        kept: dict[str, SourceNode] = {}
-        """By path, arrays and groups as they were, of which what is there is changed."""
-        again: set[str] = set()
-        """Arrays whose chunks are to be looked at."""
-        shown: dict[str, ShownArray] = {}
-        earlier: dict[str, ShownArray] = {}
-        """By their paths now, arrays as the parent shows them."""
-        for path, node in after.nodes.items():
-            old = was.get(node.id)
-            if node.is_array:
-                shown[path] = shown_array(loads_object(documents[path]), path)
-            if old is None or old.is_array != node.is_array:
-                again.add(path)
-            elif not node.is_array:
-                kept[path] = old
-            else:
-                assert before is not None
-                earlier[path] = shown_array(loads_object(await document_of(before.store, old.path)), old.path)
-                if earlier[path].has_same_chunks(shown[path]):
-                    kept[path] = old
-                if path not in kept or old.manifests != node.manifests or earlier[path].chunk_grid != shown[path].chunk_grid:
-                    again.add(path)
+        documents = await _documents_of(after.store, {path: path for path in after.nodes})
+        shown = {path: shown_array(loads_object(documents[path]), path) for path, node in after.nodes.items() if node.is_array}
+        same = before.same_nodes(after)
+        older_documents = await _documents_of(before.store, {path: old.path for path, old in same.items() if old.is_array})
+        earlier = {path: shown_array(loads_object(document), same[path].path) for path, document in older_documents.items()}
+        kept = {path: old for path, old in same.items() if path not in earlier or earlier[path].has_same_chunks(shown[path])}
         session.rearrange({old.path: path for path, old in kept.items()} | _root_if_kept(session, after))
         for path in sorted(after.nodes, key=lambda path: (path.count("/") + bool(path), path)):
             await session.set_document(path, documents[path] if path not in shown else dumps(shown[path].document))
-        for path in sorted(again & shown.keys()):
+        for path in sorted(shown):
             old = kept.get(path)
-            was_there = None if before is None or old is None else _ParentArray(before.store, old.path, earlier[path])
-            await self._change_chunks(session, path, shown[path], after, was_there)
+            if old is None:
+                await self._change_chunks(session, path, shown[path], after, None)
+            elif old.manifests != after.nodes[path].manifests or earlier[path].chunk_grid != shown[path].chunk_grid:
+                await self._change_chunks(session, path, shown[path], after, _ParentArray(before.store, old.path, earlier[path]))
 
     # -- chunks --------------------------------------------------------------------------------------------------------
 
@@ -385,10 +370,16 @@ class _Import:
 
 @dataclass(frozen=True, slots=True)
 class _SourceView:
-    """A snapshot of the source: its zarr store, and its nodes by path."""
+    """A snapshot of the source, or nothing: its zarr store, and its nodes by path."""
 
     store: Any
     nodes: Mapping[str, SourceNode]
+
+    def same_nodes(self, after: _SourceView) -> dict[str, SourceNode]:
+        """Return the nodes of this snapshot that a later one still has, whatever their documents say by then, by their paths there."""
+        by_id = {node.id: node for node in self.nodes.values()}
+        found = {path: by_id.get(node.id) for path, node in after.nodes.items()}
+        return {path: old for path, old in found.items() if old is not None and old.is_array == after.nodes[path].is_array}
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,6 +417,11 @@ def _index_in(shown: ShownArray, shard: bytes) -> ShardIndex:
     format_ = shown.layout.index_format
     view = memoryview(shard)
     return format_.decode(format_.slice_from(view, len(view)) if format_.location == "end" else view[: format_.nbytes])
+
+
+async def _documents_of(store: Any, paths: Mapping[str, str]) -> dict[str, bytes]:
+    """Return the documents of nodes of the source, named as their paths are in ``paths``."""
+    return dict(zip(paths, await _all(document_of(store, path) for path in paths.values()), strict=True))
 
 
 async def _all(coroutines: Iterable[Any]) -> list[bytes]:

@@ -95,7 +95,9 @@ class OpenedStore:
         storage = open_storage(options.url, options.storage_options, fsync=options.fsync, transport=options.transport)
         files = StoreFiles(storage, cache_bytes=options.manifest_cache_bytes)
         catalog: Catalog = StorageCatalog(storage) if options.catalog is None else options.catalog
-        name = options.name if options.name is not None else _default_name(options, storage.url)
+        name = options.name
+        if name is None:
+            name = DEFAULT_NAME if options.catalog is None else storage.url.rstrip("/").rpartition("/")[2] or DEFAULT_NAME
         self.limits = EngineOptions().read_limits(storage.kind)
         self.store = VersionedStore(
             files, catalog, check_store_name(name), draft=options.schema == "draft", writer=f"shardstore {__version__}"
@@ -104,11 +106,3 @@ class OpenedStore:
 
     def __reduce__(self) -> tuple[type[OpenedStore], tuple[RepositoryOptions]]:
         return type(self), (self.options,)
-
-
-def _default_name(options: RepositoryOptions, url: str) -> str:
-    return DEFAULT_NAME if options.catalog is None else _last_part(url)
-
-
-def _last_part(url: str) -> str:
-    return url.rstrip("/").rpartition("/")[2] or DEFAULT_NAME

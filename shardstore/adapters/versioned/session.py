@@ -15,7 +15,7 @@ from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
 from shardstore.adapters.mapping.classes import mapping_class
 from shardstore.adapters.mapping.mapping import ShardedMap
 from shardstore.adapters.versioned.opened import OpenedStore
-from shardstore.errors import InvalidInput
+from shardstore.errors import InvalidInput, NotFound
 from shardstore.format.snapshots.state import Snapshot
 from shardstore.format.snapshots.structure import Node
 from shardstore.progress.shown import reported
@@ -321,7 +321,9 @@ class Session:
             InvalidInput: there is something at ``to_path``, it is inside of ``from_path``, or no node can have this path. Nothing was
                 changed.
         """
-        run_sync(_do(partial(self._core.move_existing, from_path.strip("/"), to_path.strip("/"))))
+        source = from_path.strip("/")
+        if not run_sync(_do(partial(self._core.move, source, to_path.strip("/")))):
+            raise NotFound(f"there is nothing at {source!r}, so it cannot be moved")
 
 
 class ForkSession(Session):

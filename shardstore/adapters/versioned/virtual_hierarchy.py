@@ -63,7 +63,7 @@ def adopt_hierarchy(
             "changed"
         )
     new = NewHistory(store, pack=options.pack, max_memory=options.max_memory)
-    run_sync(new.begin())
+    run_sync(store.check_new())
     try:
         first = run_sync(new.first())
         session = run_sync(new.session(first.id))

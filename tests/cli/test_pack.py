@@ -19,7 +19,7 @@ import zarr
 
 from shardstore.cli.execution import cluster, parse_bytes
 from shardstore.errors import InvalidInput
-from shardstore.maintenance.packing.run import PackingRun
+from shardstore.maintenance.packing import pack as packing
 from shardstore.progress.steps import Lines, Step
 from shardstore.snapshots.named import _BranchHierarchy
 from tests.cli.running import PLAIN, run, succeed
@@ -168,11 +168,11 @@ def test_interrupted_it_ends_cleanly_and_goes_on(tmp_path: Path) -> None:
 
 LISTS_FOR_EVER = """
 import asyncio, sys
-from shardstore.maintenance.packing import run
+from shardstore.maintenance.packing import plan
 async def list_source(storage, progress=None):
     sys.stderr.write("listing\\n"); sys.stderr.flush()
     await asyncio.sleep(600)
-run.list_source = list_source
+plan.list_source = list_source
 from shardstore.__main__ import main
 main()
 """
@@ -198,7 +198,7 @@ def test_interrupted_while_it_lists_it_says_that_nothing_was_done(source: Path, 
 
 
 @pytest.mark.usefixtures("interruptible")
-@pytest.mark.parametrize("phase", ["prepare", "commit"])
+@pytest.mark.parametrize("phase", ["look", "commit"])
 def test_interrupted_on_the_way_into_a_branch_it_says_what_became_of_the_commit(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:
@@ -206,10 +206,10 @@ def test_interrupted_on_the_way_into_a_branch_it_says_what_became_of_the_commit(
         signal.raise_signal(signal.SIGINT)
 
     succeed("snapshots", "init", str(tmp_path / "run.ice"))
-    monkeypatch.setattr(PackingRun if phase == "prepare" else _BranchHierarchy, phase, interrupt)
+    monkeypatch.setattr(packing if phase == "look" else _BranchHierarchy, phase, interrupt)
     done = run("pack", str(source), f"{tmp_path}/run.ice@main/old")
     assert done.code == 130
-    assert ("nothing was committed" in done.err) is (phase == "prepare")
+    assert ("nothing was committed" in done.err) is (phase == "look")
     assert ("may have been carried out" in done.err) is (phase == "commit")
 
 

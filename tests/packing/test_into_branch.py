@@ -161,7 +161,7 @@ def test_dry_run_writes_nothing(place: Path, source: Path) -> None:
 def test_damaged_source_commits_nothing_and_leaves_no_chunk_waiting(place: Path, source: Path) -> None:
     (source / "deep" / "a" / "c" / "0" / "1").write_bytes(b"short")
     tip = Repository.open(place).lookup_branch("main")
-    with pytest.raises(Incomplete, match="Nothing was committed: the same call begins anew") as caught:
+    with pytest.raises(Incomplete, match="Nothing was committed: the same call starts from the beginning") as caught:
         shardstore.pack(str(source), f"{place}@main")
     assert isinstance(caught.value.__cause__, Corruption)
     assert Repository.open(place).lookup_branch("main") == tip

@@ -16,8 +16,8 @@ import zarr
 
 import shardstore
 from shardstore.errors import Conflict, Corruption
-from shardstore.maintenance.packing.announced import Announced
 from shardstore.maintenance.packing.made import Made
+from shardstore.maintenance.packing.record import Announced
 from tests.packing.sources import read_by_zarr, stored
 
 pytestmark = pytest.mark.slow

@@ -276,11 +276,16 @@ MUTANTS = (
         "or entry.fingerprint != unit.fingerprint or not",
         "or not",
     ),
-    Mutant("packing: the target is complete while other parts are not", _PACK_RUN, "        if not self._missing:\n", "        if True:\n"),
+    Mutant(
+        "packing: the target is complete while other parts are not",
+        _PACK_RUN,
+        "        if not self.outcome.missing:\n",
+        "        if True:\n",
+    ),
     Mutant(
         "packing: what is about to be written is not announced",
         _PACK_RUN,
-        "            self._write_down(record.announce(announced))\n        kind",
+        "            await self.write_down(record.announce(announced))\n        kind",
         "            pass\n        kind",
     ),
     Mutant(
@@ -289,7 +294,7 @@ MUTANTS = (
         "found.units[path, name] = entry if last.run <= entry.run else last",
         "pass",
     ),
-    Mutant("packing: what the source has no more stays in the target", _PACK_RUN, "        await remove(storage, leaving)\n", ""),
+    Mutant("packing: what the source has no more stays in the target", _PACK_RUN, "        await remove(self._storage, gone)\n", ""),
     Mutant(
         "packing: the record of a finished run is not kept",
         _RECORD,

@@ -15,15 +15,15 @@ from shardstore.format.metadata_v3 import METADATA_NAME, parse_layout, parse_pla
 from shardstore.format.presentation import present_array
 from shardstore.format.store_keys import metadata_key, metadata_path
 from shardstore.maintenance.packing.collisions import PlannedKeys
-from shardstore.maintenance.packing.leaving import Candidates, Leaving, look_at
 from shardstore.maintenance.packing.listing import SourceArray
 from shardstore.maintenance.packing.made import Made
 from shardstore.maintenance.packing.object_table import version_digest
 from shardstore.maintenance.packing.record import Recorded
+from shardstore.maintenance.packing.removal import Candidates, removable
 from shardstore.maintenance.packing.translation import KeptShards, TargetNodes
 from shardstore.model.generation import UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.base import Failed, Found, LeadsNowhere, Read, Storage
+from shardstore.storage.base import Failed, Found, LeadsNowhere, ObjectInfo, Read, Storage
 
 _MEANING = ("node_type", "data_type", "chunk_grid", "chunk_key_encoding", "codecs", "storage_transformers")
 """Members of a document that define the meaning of a chunk's bytes, and their place."""
@@ -118,25 +118,29 @@ async def kept_shards(target: Storage, arrays: Iterable[SourceArray]) -> KeptSha
     return kept
 
 
-async def before_writing(
-    storage: Storage, target: TargetNodes, planned: PlannedKeys, candidates: Candidates, recorded: Recorded, written: Collection[str]
-) -> Leaving:
+async def in_the_way(
+    storage: Storage,
+    target: TargetNodes,
+    planned: PlannedKeys,
+    candidates: Candidates,
+    recorded: Recorded,
+    written: Collection[str],
+    shown: str,
+) -> list[ObjectInfo]:
     """Return what has to be removed before anything is written: objects where a directory will be, or under one, and documents that would
-    misread chunks of the arrays ``written``.
+    misread chunks of the arrays ``written``. ``shown`` is the name of the target in messages.
 
     Raises:
+        Conflict: a foreign object is in the way.
         StorageError: a request failed.
     """
     blocking = {key: made for key, made in candidates.items() if planned.in_the_way(key) is not None}
     # An array that loses a chunk now loses its document before.
     above = {key for key in candidates if (path := metadata_path(key)) is not None and any(_is_below(k, path) for k in blocking)}
     wrong = await misread(storage, {metadata_key(path): document for path, document in target.documents.items()}, written, above)
-    leaving = await look_at(storage, {key: candidates[key] for key in (*blocking, *above)}, recorded, {})
-    for key in wrong:
-        info = await storage.stat(key)
-        if info is not None:
-            leaving.objects.insert(0, info)
-    return leaving
+    found = await removable(storage, {key: candidates[key] for key in (*blocking, *above)}, recorded, {}, shown)
+    documents = [await storage.stat(key) for key in wrong]
+    return [*(info for info in documents if info is not None), *found]
 
 
 def _is_below(key: str, path: str) -> bool:

@@ -16,10 +16,9 @@ import numpy.typing as npt
 
 from shardstore.errors import NoSpace
 from shardstore.format.codecs import CRC32C_NBYTES
-from shardstore.maintenance.packing.record import Finished, UnitName
+from shardstore.maintenance.packing.record import Finished
 from shardstore.maintenance.packing.report import Requests
-from shardstore.maintenance.packing.units import ArrayUnits
-from shardstore.maintenance.packing.writing import OthersUnit
+from shardstore.maintenance.packing.units import ArrayUnits, CopyUnit, UnitName
 from shardstore.model.words import size
 from shardstore.storage.base import Storage
 from shardstore.storage.local.storage import LocalStorage
@@ -59,7 +58,7 @@ def estimated_nbytes(units: ArrayUnits) -> int:
     return nbytes + (CRC32C_NBYTES * chunks if job.adds_checksums else 0)
 
 
-def estimated_requests(arrays: list[ArrayUnits], others: int, listed: int, read_documents: int, documents: int) -> Requests:
+def estimated_requests(arrays: Sequence[ArrayUnits], others: int, listed: int, read_documents: int, documents: int) -> Requests:
     """Return the requests of a run from nothing. Each object of the source is read by one request; of shards also the index, and long ones
     in pieces.
     """
@@ -92,7 +91,7 @@ class Need:
 
 def needed(
     arrays: Sequence[ArrayUnits],
-    others: Sequence[OthersUnit],
+    others: Sequence[CopyUnit],
     documents: Sequence[bytes],
     is_left: Callable[[UnitName], bool],
     finished: Mapping[UnitName, Finished],

@@ -12,9 +12,8 @@ import numpy.typing as npt
 from shardstore.maintenance.object_tasks import pages
 from shardstore.maintenance.packing.made import Made, digest_of_contents
 from shardstore.maintenance.packing.object_table import version_digest
-from shardstore.maintenance.packing.record import Finished, Recorded, UnitName
-from shardstore.maintenance.packing.units import Unit
-from shardstore.maintenance.packing.writing import OthersUnit
+from shardstore.maintenance.packing.record import Finished, Recorded
+from shardstore.maintenance.packing.units import AnyUnit, UnitName
 from shardstore.storage.base import Storage
 
 
@@ -67,9 +66,7 @@ async def list_target(storage: Storage, recorded: Recorded) -> TargetObjects:
     return found
 
 
-async def intact_units(
-    storage: Storage, there: TargetObjects, units: Iterable[Unit | OthersUnit], recorded: Recorded
-) -> dict[UnitName, Finished]:
+async def intact_units(storage: Storage, there: TargetObjects, units: Iterable[AnyUnit], recorded: Recorded) -> dict[UnitName, Finished]:
     """Return the records of those units that need not be done again.
 
     A unit is done again if an object of the source has changed or has no version, or an object of the target is not the one that was
@@ -80,7 +77,7 @@ async def intact_units(
     """
     intact: dict[UnitName, Finished] = {}
     for unit in units if recorded.units else ():
-        name = unit.path, unit.name
+        name = unit.unit_name
         entry = recorded.units.get(name)
         if entry is None or not unit.is_versioned or entry.fingerprint != unit.fingerprint or not there.has(entry.made):
             continue

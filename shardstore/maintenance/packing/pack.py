@@ -15,8 +15,9 @@ from shardstore.format.snapshots.state import check_said
 from shardstore.maintenance.cluster import ExecutorLike
 from shardstore.maintenance.execution import WHOLE, Execution, Part
 from shardstore.maintenance.packing.places import open_branch, open_places
+from shardstore.maintenance.packing.plan import look
 from shardstore.maintenance.packing.report import PackReport, Progress
-from shardstore.maintenance.packing.run import PackingRun
+from shardstore.maintenance.packing.run import carry_out, raise_if_incomplete, report
 from shardstore.maintenance.packing.translation import Mode, Wanted
 from shardstore.maintenance.pins import Pin, check_none_held
 from shardstore.plan.commits import ChunkOrder
@@ -277,27 +278,28 @@ def _pack(
             fsync=options.fsync,
             overwrite=options.overwrite,
         )
-    run = PackingRun(
+    if options.pins:
+        run_sync(check_none_held(places.stored_target, options.pins))
+    overwrite = options.overwrite and places.hierarchy is None  # there it is next to what is there, until the commit
+    plan = look(
         places,
         wanted,
         execution,
         order=options.chunk_order,
         max_memory=options.max_memory,
-        only_failed=options.only_failed,
+        overwrite=overwrite,
+        dry_run=options.dry_run,
         progress=progress,
     )
-    if options.pins:
-        run_sync(check_none_held(places.stored_target, options.pins))
-    overwrite = options.overwrite and places.hierarchy is None  # there it is beside what is there, until the commit
-    run.prepare(overwrite=overwrite, dry_run=options.dry_run)
-    if not options.dry_run:
-        run.carry_out(overwrite=overwrite, check_space=options.check_space)
-    report = run.report(dry_run=options.dry_run, prices=options.prices)
-    run.raise_if_incomplete(report)
-    if places.hierarchy is None or options.dry_run:
-        return report
+    if options.dry_run:
+        return report(plan, None, options.prices)
+    outcome = carry_out(plan, overwrite=overwrite, check_space=options.check_space, only_failed=options.only_failed, progress=progress)
+    packed = report(plan, outcome, options.prices)
+    raise_if_incomplete(plan, outcome, packed)
+    if places.hierarchy is None:
+        return packed
     message = f"Packed from {places.shown_source}" if options.message is None else options.message
-    return replace(report, snapshot_id=run_sync(places.hierarchy.commit(message)))
+    return replace(packed, snapshot_id=run_sync(places.hierarchy.commit(message)))
 
 
 def _check_for_branch(options: PackOptions, executor: ExecutorLike | None, target: Any) -> None:

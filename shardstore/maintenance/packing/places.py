@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from shardstore.maintenance.packing.record import INSIDE, SUFFIX, Record
 from shardstore.maintenance.storages import Place
 from shardstore.plan.policy import ShardingPolicy
 from shardstore.presented.view import View
-from shardstore.storage.base import RestrictsKeys, Storage
+from shardstore.storage.base import ObjectInfo, RestrictsKeys, Storage
 from shardstore.storage.boundaries import check_own
 from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.local.storage import LocalStorage
@@ -32,6 +32,7 @@ from shardstore.storage.opening.options import protocol_of
 from shardstore.storage.opening.snapshot_place import NewHierarchy, SnapshotPlace
 from shardstore.storage.opening.snapshot_urls import named_snapshot
 from shardstore.storage.redaction import redacted
+from shardstore.storage.requests.outcomes import PROBE_PREFIX
 from shardstore.storage.wrappers import CheckedStorage
 from shardstore.stored.detect import DetectedStorage
 from shardstore.stored.draft2022.storage import DraftStorage
@@ -50,6 +51,13 @@ class Places:
     """The prefix of the record, if it lies in the target."""
     hierarchy: NewHierarchy | None = None
     """The target, if it becomes part of a branch of a versioned store: nobody sees it before."""
+
+    async def target_objects(self) -> AsyncIterator[ObjectInfo]:
+        """Yield the objects of the target, with their stored keys, that are not a run's own: neither of a probe nor of the record."""
+        own = (PROBE_PREFIX, *([] if self.record_inside is None else [self.record_inside]))
+        async for info in self.stored_target.list(""):
+            if not info.key.startswith(own):
+                yield info
 
     @property
     def shown_source(self) -> str:

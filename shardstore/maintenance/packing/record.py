@@ -5,7 +5,9 @@
     <target>.pack/                  or .shardstore-pack/ in a target that has no name of its own
         job.json                    {"format": 2, "settings": {…}}: written first, by the first run; with the "target", where the name
                                     of the place does not show it
-        begun-<random>.jsonl        what a run is about to write (``announced``); it goes when the run has ended, and has recorded all
+        begun-<random>.jsonl        keys that a run is about to write; it goes when the run has ended, and has recorded all:
+                                    ["path/of/array", "default", "/", [4, 16], [0, 0, 0, 1]]: groups of 4 × 16 objects, at (0, 0) and
+                                    (0, 1) of these groups; [null, ["a/zarr.json", "README"]]: objects by their keys
         units-<random>.jsonl        ["path/of/array", "c/0/1", "<fingerprint>", "<contents>", 1, ["c/0/1"], [1048576], [<version>]]:
                                     a unit that is done, its run, and the objects that it has made, with their sizes and versions
         failed-1-of-1.jsonl         ["path/of/array", "c/0/2", "<error>"], a unit that the last run of a part could not do
@@ -23,17 +25,22 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
+
 from shardstore.errors import Conflict, Corruption
+from shardstore.format.chunk_keys import ChunkKeyEncoding
+from shardstore.format.store_keys import ancestors, join
 from shardstore.maintenance.execution import Part
-from shardstore.maintenance.packing.announced import Announced
 from shardstore.maintenance.packing.made import Made
 from shardstore.maintenance.packing.report import FailedUnit
+from shardstore.maintenance.packing.units import AnyUnit, CopyUnit, UnitName
 from shardstore.maintenance.packing.writing import UnitDone
+from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import Absent, ConditionFailed, Found, Read, Storage, read_one, unless_failed
@@ -56,11 +63,77 @@ _NAMED = 3  # objects of others, in one error
 _SECONDS_A_SEGMENT = 2.0
 _LOOKS = 10  # at the record, while other drivers merge what they have written
 
-UnitName = tuple[str | None, str]
-"""The name of a unit in the record: the path of an array, or ``None`` for other objects, and the unit's name."""
-
 DOCUMENTS: UnitName = (None, "")
 """The name for the documents, which are written when all units are done."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Grouping:
+    """The grouping of an array's objects into units."""
+
+    encoding: ChunkKeyEncoding
+    group: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Announced:
+    """The keys of the target that a run is about to write: they identify objects that a driver wrote before it died without recording
+    them. Keys of arrays are stored as the groups of objects that units make.
+    """
+
+    _keys: set[str] = field(default_factory=set)
+    _groups: dict[str, dict[_Grouping, set[ChunkCoords]]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, units: Iterable[AnyUnit], keys: Iterable[str], *, as_draft: bool) -> Announced:
+        announced = cls(set(keys))
+        for unit in units:
+            if isinstance(unit, CopyUnit):
+                announced._keys.update(found.key for found in unit.objects)
+                continue
+            grid = unit.job.unit_grid
+            at = tuple(int(c) for c in np.unravel_index(unit.number, grid)) if grid else ()
+            if as_draft and not grid:  # the key that its chunk has there without a document
+                announced._keys.add(join(unit.path, "c/0"))
+            announced._add(unit.path, _Grouping(unit.job.target_layout.key_encoding, unit.job.group), {at})
+        return announced
+
+    def _add(self, path: str, grouping: _Grouping, groups: set[ChunkCoords]) -> None:
+        self._groups.setdefault(path, {}).setdefault(grouping, set()).update(groups)
+
+    def __bool__(self) -> bool:
+        return bool(self._keys or self._groups)
+
+    def __contains__(self, key: str) -> bool:
+        if key in self._keys:
+            return True
+        for path, rest in ancestors(key):
+            for grouping, groups in self._groups.get(path, {}).items():
+                coords = grouping.encoding.decode(rest, len(grouping.group))
+                if coords is not None and tuple(c // n for c, n in zip(coords, grouping.group, strict=True)) in groups:
+                    return True
+        return False
+
+    def lines(self) -> list[str]:
+        lines = [json.dumps([None, sorted(self._keys)])] if self._keys else []
+        for path, groupings in self._groups.items():
+            for grouping, groups in groupings.items():
+                flat = [c for at in sorted(groups) for c in at]
+                lines.append(json.dumps([path, grouping.encoding.name, grouping.encoding.separator, grouping.group, flat]))
+        return lines
+
+    def add_line(self, line: bytes) -> None:
+        """Add one line of the record. Raises ``ValueError`` or ``TypeError`` if it is invalid."""
+        path, *rest = json.loads(line)
+        if path is None:
+            self._keys.update(*rest)
+            return
+        name, separator, group, flat = rest
+        axes = [iter(flat)] * len(group)
+        self._add(path, _Grouping(ChunkKeyEncoding(name, separator), tuple(group)), set(zip(*axes, strict=True)) if group else {()})
+
+
+# -- the record ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

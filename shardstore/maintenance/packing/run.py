@@ -1,38 +1,29 @@
-"""One run, from the listing of the source to the documents of the target.
+"""One run: the units of a plan are carried out, and the result becomes visible when all of them are done.
 
 ::
 
-    list the source ─► translate (or refuse, before anything is written) ─► units ─► what is done already?
-        ─► carry out the rest ─► record ─► all units of all parts done? ─► documents, the topmost last: now it can be opened
+    plan ─► what is done already? ─► carry out the rest ─► record ─► all units of all parts done? ─► documents, the topmost last:
+                                                                                                     now it can be opened
 
 Until the documents are there, the target is no hierarchy. A driver that is killed leaves whole shards and a record of them. The next
-run lists the source anew, and does the units that are not recorded, were made from other versions of the source's objects, or differ
+run lists the source again, and does the units that are not recorded, were made from other versions of the source's objects, or differ
 from the record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any
-from zlib import crc32
-
-import numpy as np
 
 from shardstore._sync import run_sync
-from shardstore.errors import Conflict, Incomplete, InvalidInput, NotFound, ShardStoreError, StorageError
+from shardstore.errors import Incomplete, ShardStoreError
 from shardstore.format.codecs import codec_configuration
-from shardstore.format.json_text import JsonObject, dumps
-from shardstore.format.store_keys import ancestors, metadata_key
 from shardstore.maintenance.cluster import ExecutorLost
-from shardstore.maintenance.execution import WHOLE, Execution, Failure
-from shardstore.maintenance.packing.announced import Announced
-from shardstore.maintenance.packing.collisions import Names, PlannedKeys, check_for_branch
-from shardstore.maintenance.packing.documents import before_writing, kept_shards, write_documents
+from shardstore.maintenance.execution import Failure
+from shardstore.maintenance.packing.documents import in_the_way, write_documents
 from shardstore.maintenance.packing.estimate import (
-    Need,
     check_room,
     estimated_nbytes,
     estimated_objects,
@@ -41,358 +32,209 @@ from shardstore.maintenance.packing.estimate import (
     room_of,
 )
 from shardstore.maintenance.packing.finished import TargetObjects, intact_units, list_target
-from shardstore.maintenance.packing.leaving import Candidates, check_foreign, foreign, look_at, remove, superseded
-from shardstore.maintenance.packing.listing import OtherObject, list_source
 from shardstore.maintenance.packing.made import NOTHING
-from shardstore.maintenance.packing.ome import ome_nodes, ome_notice, with_ome_05
-from shardstore.maintenance.packing.overwriting import Obstacles, Overwritten, check_target, links_of
-from shardstore.maintenance.packing.places import Places
-from shardstore.maintenance.packing.record import DOCUMENTS, Finished, Recorded, UnitName
+from shardstore.maintenance.packing.plan import Plan, check_settings, has_begun
+from shardstore.maintenance.packing.record import DOCUMENTS, Announced, Finished, Recorded
+from shardstore.maintenance.packing.removal import (
+    Candidates,
+    Obstacles,
+    Overwritten,
+    check_foreign,
+    check_target,
+    foreign_keys,
+    links_of,
+    removable,
+    remove,
+    superseded,
+)
 from shardstore.maintenance.packing.report import ArrayReport, FailedUnit, PackReport, Progress, some_of
-from shardstore.maintenance.packing.translation import Wanted, raise_refused, translate
-from shardstore.maintenance.packing.units import ArrayUnits, Unit, job_for
-from shardstore.maintenance.packing.writing import OthersJob, OthersUnit, UnitDone, can_be_read, do_unit
+from shardstore.maintenance.packing.units import AnyUnit, ArrayUnits, Unit, UnitName
+from shardstore.maintenance.packing.writing import UnitDone, can_be_read, do_unit
 from shardstore.model.words import size
-from shardstore.plan.commits import ChunkOrder
 from shardstore.storage.base import RestrictsKeys
-from shardstore.storage.local.storage import LocalStorage
-from shardstore.storage.local.walk import LINK_TO_NOWHERE
 from shardstore.storage.requests.outcomes import PROBE_PREFIX
 from shardstore.storage.room import is_full
 from shardstore.storage.wrappers import innermost
-
-_OTHERS_A_UNIT = 256
-_OTHERS_ON_AVERAGE = 128  # keys alone decide where most units begin: one more object changes no other unit than its own
-_OTHER_BYTES_A_UNIT = 64 << 20
-
-AnyUnit = Unit | OthersUnit
 
 
 class _Full(Exception):
     """The target is full: ends the run, since no other write will fit either."""
 
 
-class PackingRun:
-    """One run of ``pack``, ``reshard`` or ``unpack``."""
+@dataclass(slots=True)
+class Outcome:
+    """The outcome of a run: counts of units, of chunks, and of bytes."""
 
-    def __init__(
-        self,
-        places: Places,
-        wanted: Wanted,
-        execution: Execution,
-        *,
-        order: ChunkOrder,
-        max_memory: int,
-        only_failed: bool,
-        progress: Callable[[Progress], None],
-    ) -> None:
-        self._places = places
-        self._wanted = wanted
-        self._execution = execution
-        self._order: ChunkOrder = order
-        self._max_memory = max_memory
-        self._only_failed = only_failed
-        self._only: set[UnitName] | None = None
+    missing: int
+    """The number of units that are still to be done, by other parts or because they failed."""
+    done: int = 0
+    skipped: int = 0
+    copied: int = 0
+    """The number of shards that the server, or the kernel, has copied."""
+    chunks: int = 0
+    chunk_nbytes: int = 0
+    written_nbytes: int = 0
+    failed: list[FailedUnit] = field(default_factory=list)
+    first_error: Exception | None = None
+    full: Exception | None = None
+    """The error that says that the target is full."""
+    is_complete: bool = False
+    """True if everything is at the target, including documents."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """The target and its record as a run finds them."""
+
+    earlier: Recorded
+    there: TargetObjects
+    old: Overwritten
+    intact: Mapping[UnitName, Finished]
+    """The units that need not be done again."""
+    only: frozenset[UnitName] | None
+    """The units that are asked for; ``None``: all."""
+    has_begun: bool
+    """True if an earlier run of the same has begun, and left its settings."""
+
+
+def carry_out(plan: Plan, *, overwrite: bool, check_space: bool, only_failed: bool, progress: Callable[[Progress], None]) -> Outcome:
+    """Do all remaining units of a plan, and make the result visible when everything is done. A full target ends the run.
+
+    Raises:
+        Conflict: the target holds something else, or another run with other settings.
+        NoSpace: with ``check_space``, the target has too little room; nothing was written.
+    """
+    start = run_sync(_look_at_target(plan, overwrite=overwrite, only_failed=only_failed, progress=progress))
+    run = _Run(plan, start, progress)
+    if check_space and (room := room_of(plan.places.stored_target)) is not None:
+        left = {unit.unit_name for unit in run.left()}
+        need = needed(plan.arrays, plan.copies, plan.encoded_documents, left.__contains__, start.earlier.units)
+        check_room(room, need, start.old.nbytes)
+    run.report_progress("packing")
+    announced = Announced.of(run.left(), {*plan.documents, *start.old.shown()}, as_draft=plan.wanted.as_draft)
+    run_sync(run.begin(announced, overwrite=overwrite))
+    record = plan.places.record
+    try:
+        with suppress(ExecutorLost, _Full):  # the report names what failed, and how much is missing
+            if run.outcome.full is None:
+                plan.execution.carry_out(do_unit, run.to_do(), run.note, run.note_failure)
+    finally:
+        run_sync(run.write_down(record.flush()))
+    recorded = run_sync(run.recorded())
+    run.outcome.missing = sum(run.is_missing(unit, recorded) for unit in plan.units())
+    if not run.outcome.missing:
+        run.report_progress("finishing")
+    run_sync(run.end(recorded))
+    return run.outcome
+
+
+async def _look_at_target(plan: Plan, *, overwrite: bool, only_failed: bool, progress: Callable[[Progress], None]) -> _Start:
+    """Look at the target once more, since to list the source may have taken hours, and at what earlier runs have recorded."""
+    places, record, as_draft = plan.places, plan.places.record, plan.wanted.as_draft
+    await record.check_place()
+    await check_target(places, overwrite=overwrite)
+    old, only, is_renewed = Overwritten(), frozenset[UnitName]() if only_failed else None, False
+    if overwrite:
+        old = await Overwritten.of(places, as_draft=as_draft)
+        earlier = Recorded(announced=Announced(old.shown()))  # as if a run had announced it that died
+    else:
+        is_renewed = await has_begun(places, plan.settings)
+        only = frozenset(await record.failed()) if only_failed else None
+        earlier = await record.begin_run()
+    if earlier:
+        progress(Progress("checking", 0, len(earlier.units)))
+    storage = places.target.storage
+    there = await list_target(storage, earlier)
+    if foreign_keys(there.unknown, plan.keys, earlier, as_draft=as_draft):
+        now = await record.recorded()  # another part may have announced some since
+        check_foreign(foreign_keys(there.unknown, plan.keys, now, as_draft=as_draft), places.shown_target)
+    return _Start(earlier, there, old, await intact_units(storage, there, plan.units(), earlier), only, is_renewed)
+
+
+class _Run:
+    """The state of one run, after it has looked at the target."""
+
+    def __init__(self, plan: Plan, start: _Start, progress: Callable[[Progress], None]) -> None:
+        self.outcome = Outcome(missing=plan.total_units)
+        self._plan = plan
+        self._start = start
         self._progress = progress
-        self._failed: list[FailedUnit] = []
-        self._first_error: Exception | None = None
-        self._full: Exception | None = None
-        self._done = self._copied = self._skipped = self._chunks = self._chunk_nbytes = self._written_nbytes = 0
-        self._done_objects = self._done_nbytes = 0
-        self._is_complete = False
+        self._record = plan.places.record
+        self._storage = plan.places.target.storage
         self._obstacles = Obstacles()
         self._cleared: set[str | None] = set()
-        self._notes: list[str] = []
+        """The paths of arrays whose obstacles have been removed, and ``None`` for other objects."""
+        self._done_objects = self._done_nbytes = 0
 
-    # -- the plan ------------------------------------------------------------------------------------------------------
+    def report_progress(self, phase: str) -> None:
+        objects, nbytes = self._plan.totals
+        self._progress(Progress(phase, self._done_objects, objects, self._done_nbytes, nbytes, len(self.outcome.failed)))
 
-    def prepare(self, *, overwrite: bool, dry_run: bool) -> None:
-        """Look at the target, list the source and translate its documents; nothing is written.
+    # -- beginning -----------------------------------------------------------------------------------------------------
 
-        Raises:
-            Conflict: as ``carry_out``; a dry run reports it instead.
-            NotFound: there is no node.
-            StorageError: a request failed, or what the source names is not there.
-            Unsupported: nodes cannot be expressed.
-        """
-        is_renewed = False
-        try:
-            run_sync(check_target(self._places, overwrite=overwrite))
-            if not overwrite:
-                is_renewed = run_sync(self._look_at_target())
-        except Conflict as exc:
-            if not dry_run:
-                raise
-            self._notes.append(f"it would be refused: {exc}")
-        self._nodes = run_sync(list_source(self._places.source.storage, lambda n: self._progress(Progress("listing", n))))
-        kept = run_sync(kept_shards(self._places.target.storage, self._nodes.arrays.values())) if is_renewed else None
-        self._target = translate(self._nodes, self._wanted, kept)
-        self._found_others = sorted(self._included_others())
-        kind = innermost(self._places.stored_target)
-        names = Names(
-            root=kind.root if isinstance(kind, LocalStorage) else None,
-            as_draft=self._wanted.as_draft,
-            inside=self._places.record_inside,
-        )
-        raise_refused(self._target.refused | names.refused(self._target, [found.key for found in self._found_others]))
-        self._check_reachable()
-        if self._places.hierarchy is not None:
-            check_for_branch(self._target, [found.key for found in self._found_others], self._places.shown_source)
-        self._note_ome()
-        if not self._target.documents:
-            raise NotFound(
-                f"there is no Zarr node at {self._places.shown_source}"
-                + (", of those that include and exclude let through" if self._nodes.arrays or self._nodes.groups else "")
-            )
-        jobs = {
-            path: job_for(
-                array,
-                run=self._execution.run,
-                source=self._places.source,
-                target=self._places.target,
-                order=self._order,
-                max_memory=self._max_memory,
-            )
-            for path, array in self._target.arrays.items()
-        }
-        self._arrays = [ArrayUnits(job, self._nodes.arrays[path].table.rows()) for path, job in jobs.items()]
-        self._others = list(self._other_units())
-        if self._execution.part != WHOLE and (unversioned := self._unversioned()):
-            named = some_of(["other objects" if path is None else path or "(root)" for path in unversioned])
-            raise InvalidInput(
-                f"{self._places.shown_source} cannot be packed in parts: it has no versions for {named}, so parts cannot tell whether they "
-                "read the same data. Run it without part (files that were just written on a file system of whole seconds have versions "
-                "two seconds later)"
-            )
-
-    def _check_reachable(self) -> None:
-        """Check that what the source names is there: to leave it out would call a target complete that shows fill values.
+    async def begin(self, announced: Announced, *, overwrite: bool) -> None:
+        """Record what the run is about to write, and find out what is in the way of that.
 
         Raises:
-            StorageError: references, or links in a local source, lead to nothing; or something else is in the place of an object.
+            Conflict: another run with other settings has begun since, or a foreign object is in the way.
         """
-        kind = innermost(self._places.source.storage)
-        obstacles = run_sync(kind.obstacles("", self._nodes.has_key)) if isinstance(kind, LocalStorage) else []
-        links = [one.key for one in obstacles if one.what == LINK_TO_NOWHERE]
-        missing = [key for key in (*self._nodes.unreachable, *links) if self._is_wanted(key)]
-        if missing:
-            raise StorageError(
-                f"{self._places.shown_source} names {some_of(sorted(missing))}, and what these lead to is not there: make it reachable "
-                "again, or leave them out by exclude. Nothing was written"
-            )
-        others = [f"{one.key} ({one.what})" for one in obstacles if one.what != LINK_TO_NOWHERE and self._is_wanted(one.key)]
-        if others:
-            raise StorageError(
-                f"{self._places.shown_source} has something else in the place of objects: {some_of(sorted(others))}. Remove it, or leave "
-                "it out by exclude. Nothing was written"
-            )
-
-    def _is_wanted(self, key: str) -> bool:
-        return self._wanted.includes(key.rpartition("/")[0]) and not self._wanted.excludes(key)
-
-    def _unversioned(self) -> tuple[str | None, ...]:
-        """Return the arrays, and ``None`` for other objects, that have a source object without a version."""
-        arrays = (units.job.path for units in self._arrays if not units.is_versioned)
-        return (*arrays, *([] if all(unit.is_versioned for unit in self._others) else [None]))
-
-    def _note_ome(self) -> None:
-        """Rewrite the metadata of OME-Zarr 0.4, or report them; they are ignored if the target is not final Zarr v3."""
-        found = ome_nodes(self._target)
-        if self._wanted.ome:
-            self._target = with_ome_05(self._target, found)
-            images = len(found.groups)
-            self._notes.append(f"OME-Zarr 0.5: {images} {'group was' if images == 1 else 'groups were'} of 0.4")
-        elif (
-            (self._wanted.mode == "pack" or self._places.hierarchy is not None)
-            and not self._wanted.as_draft
-            and (notice := ome_notice(found)) is not None
-        ):
-            self._notes.append(notice)
-
-    @property
-    def _is_packed(self) -> bool:
-        """True if chunks go into shards of final Zarr v3, or into a versioned store, which gathers them by itself."""
-        return (self._wanted.mode == "pack" or self._places.hierarchy is not None) and not self._wanted.as_draft
-
-    def _other_units(self) -> Iterator[OthersUnit]:
-        job = OthersJob(self._execution.run, self._places.source, self._places.target, self._max_memory)
-        held: list[OtherObject] = []
-        number = 0
-        for found in self._found_others:
-            is_full = len(held) >= _OTHERS_A_UNIT or sum(f.nbytes for f in held) + found.nbytes > _OTHER_BYTES_A_UNIT
-            if held and (is_full or crc32(found.key.encode(errors="surrogatepass")) % _OTHERS_ON_AVERAGE == 0):
-                yield OthersUnit(job, number, tuple(held))
-                number, held = number + 1, []
-            held.append(found)
-        if held:
-            yield OthersUnit(job, number, tuple(held))
-
-    def _included_others(self) -> Iterator[OtherObject]:
-        """Yield the other objects that are included: each goes with the node that it lies in."""
-        left_out = {path for path in (*self._nodes.arrays, *self._nodes.passed, *self._nodes.groups) if not self._is_kept(path)}
-        for found in self._nodes.others:
-            path = found.key
-            if not self._wanted.includes(path.rpartition("/")[0]) or self._wanted.excludes(path):
-                continue
-            while path:
-                path = path.rpartition("/")[0]
-                if path in left_out:
-                    break
-            else:
-                yield found
-
-    def _is_kept(self, path: str) -> bool:
-        return path in self._target.arrays or path in self._target.passed or path in self._target.groups
-
-    def _units(self) -> Iterator[AnyUnit]:
-        for units in self._arrays:
-            yield from units
-        yield from self._others
-
-    @property
-    def _total_units(self) -> int:
-        return sum(map(len, self._arrays)) + len(self._others)
-
-    # -- doing it ------------------------------------------------------------------------------------------------------
-
-    def carry_out(self, *, overwrite: bool, check_space: bool) -> None:
-        """Do all remaining units, and make the result visible when everything is done. A full target ends the run.
-
-        Raises:
-            Conflict: the target holds something else, or another run with other settings.
-            NoSpace: with ``check_space``, the target has too little room; nothing was written.
-        """
-        record, storage = self._places.record, self._places.target.storage
-        old = Overwritten()
-        if self._only_failed:
-            self._only = set()
-        run_sync(record.check_place())
-        run_sync(check_target(self._places, overwrite=overwrite))  # once more: to list the source may have taken hours
+        plan, record, start = self._plan, self._record, self._start
+        await plan.places.stored_target.probe()
         if overwrite:
-            old = run_sync(Overwritten.of(self._places, as_draft=self._wanted.as_draft))
-            earlier = Recorded(announced=Announced(old.shown()))  # as if a run had announced it that died
-        else:
-            self._only = run_sync(record.failed()) if self._only_failed else None
-            earlier = run_sync(record.begin_run())
-        if earlier:
-            self._progress(Progress("checking", 0, len(earlier.units)))
-        there = run_sync(list_target(storage, earlier))
-        run_sync(self._check_foreign(earlier, there))
-        self._intact = run_sync(intact_units(storage, there, self._units(), earlier))
-        self._totals = self._sums()
-        if check_space and (room := room_of(self._places.stored_target)) is not None:
-            check_room(room, self._need(earlier.units), old.nbytes)
-        self._progress(Progress("packing", *self._so_far()))
-        run_sync(self._places.stored_target.probe())
-        announced = Announced.of(self._left(), {*self._documents, *old.shown()}, as_draft=self._wanted.as_draft)
-        if overwrite:
-            run_sync(record.erase())
-            run_sync(record.announce(announced))  # whoever goes on after this run died may remove what is there
-            run_sync(record.begin(self._settings()))
-        else:
-            run_sync(self._begin())
-        self._obstacles = run_sync(self._find_obstacles(earlier, there, old))
+            await record.erase()
+            await record.announce(announced)  # the next run, should this one die, may remove what is there
+            await record.begin(plan.settings)
+        elif not start.has_begun and not await record.begin(plan.settings) and (earlier := await record.settings()) is not None:
+            check_settings(plan.places, plan.settings, earlier)  # those of another part, which has begun in between
+        self._obstacles = await self._find_obstacles()
         if not overwrite:
-            self._write_down(record.announce(announced))
-        kind = innermost(self._places.stored_target)
-        if self._places.hierarchy is not None or (isinstance(kind, RestrictsKeys) and kind.chunks_need_documents):
-            run_sync(write_documents(storage, self._documents))
-        try:
-            with suppress(ExecutorLost, _Full):  # the report names what failed, and how much is missing
-                if self._full is None:
-                    self._execution.carry_out(do_unit, self._to_do(), self._note, self._note_failure)
-        finally:
-            self._write_down(record.flush())
-        self._write_down(record.note_failed(self._execution.part, self._failed))
-        self._write_down(record.merge())
-        recorded = run_sync(record.recorded())
-        self._missing = sum(self._is_missing(unit, earlier, recorded) for unit in self._units())
-        if not self._missing:
-            self._progress(Progress("finishing", *self._so_far()))
-            run_sync(self._finish(recorded, [] if overwrite else there.unknown, old))
-            self._is_complete = True
-        if self._full is None and not self._failed:
-            run_sync(record.end_run())
+            await self.write_down(record.announce(announced))
+        kind = innermost(plan.places.stored_target)
+        if plan.places.hierarchy is not None or (isinstance(kind, RestrictsKeys) and kind.chunks_need_documents):
+            await write_documents(self._storage, plan.documents)
 
-    async def _begin(self) -> None:
-        """Check that the target is free, or holds only the results of an earlier run of the same, and begin."""
-        if not await self._look_at_target() and not await self._places.record.begin(self._settings()):
-            self._check_settings(await self._places.record.settings())
-
-    async def _look_at_target(self) -> bool:
-        """Return whether an earlier run of the same has begun; writes nothing.
-
-        Raises:
-            Conflict: the target holds something else, or another run with other settings.
+    async def _find_obstacles(self) -> Obstacles:
+        """Return what has to be removed before units are written: documents that would misread new chunks, objects where a directory will
+        be, and links to directories in a target that is overwritten.
         """
-        record = self._places.record
-        earlier = await record.settings()
-        if earlier is None and await self._is_taken():
-            earlier = await record.settings()  # another part may have begun in between
-            if earlier is None:
-                raise Conflict(
-                    f"there is something at {self._places.shown_target} already that no earlier run has made: choose another target, "
-                    "erase it first, or overwrite it"
-                )
-        self._check_settings(earlier)
-        return earlier is not None
+        plan, start = self._plan, self._start
+        links = await links_of(plan.places) if start.old.cuts_links else ()
+        if not start.earlier:
+            return Obstacles(links=links, as_draft=plan.wanted.as_draft)
+        candidates = self._superseded(start.earlier)
+        written = {path for unit in self.left() for path in plan.arrays_of(unit)}
+        found = await in_the_way(self._storage, plan.target, plan.keys, candidates, start.earlier, written, plan.places.shown_target)
+        objects = {info.key: info for info in (*await start.old.v2_documents(self._storage), *found)}
+        return Obstacles(tuple(objects.values()), links, as_draft=plan.wanted.as_draft)
 
-    def _check_settings(self, earlier: dict[str, Any] | None) -> None:
-        record, settings = self._places.record, self._settings()
-        if earlier is not None and earlier != settings:
-            differing = sorted(name for name in settings.keys() | earlier.keys() if settings.get(name) != earlier.get(name))
-            said = ", ".join(f"{name} was {earlier.get(name)!r} and is {settings.get(name)!r}" for name in differing)
-            raise Conflict(
-                f"the record at {record.shown} is of a run with other options ({said}): use the same, choose another target, or overwrite "
-                "this one"
-            )
+    def _superseded(self, recorded: Recorded) -> Candidates:
+        plan = self._plan
+        return superseded(recorded, plan.unit_names, plan.documents, self._start.there.unknown, as_draft=plan.wanted.as_draft)
 
-    def _settings(self) -> dict[str, Any]:
-        wanted = self._wanted
-        policy = wanted.policy
-        return {
-            "source": self._places.shown_source,
-            "mode": wanted.mode,
-            "chunks_per_shard": f"function {getattr(policy, '__qualname__', '?')}" if callable(policy) else _jsonable(policy),
-            "stored": "transformer" if wanted.as_draft else "codec",
-            "chunk_order": self._order,
-            "index_location": wanted.index_location,
-            "index_checksum": wanted.index_checksum,
-            "chunk_checksums": wanted.chunk_checksums,
-            "include": list(wanted.include),
-            "exclude": list(wanted.exclude),
-            **({"ome": True} if wanted.ome else {}),
-        }
+    # -- units ---------------------------------------------------------------------------------------------------------
 
-    async def _is_taken(self) -> bool:
-        inside = self._places.record_inside
-        async for info in self._places.stored_target.list(""):
-            if not info.key.startswith((PROBE_PREFIX, *([] if inside is None else [inside]))):
-                return True
-        return False
+    def _asked_for(self) -> Iterator[AnyUnit]:
+        """Yield the units of this part that are asked for."""
+        only = self._start.only
+        return (unit for unit in self._plan.own_units() if only is None or unit.unit_name in only)
 
-    def _is_mine(self, unit: AnyUnit) -> bool:
-        """Return whether the unit belongs to this part, and is asked for."""
-        is_mine = self._execution.part.has(unit.path or "", unit.number)
-        return is_mine and (self._only is None or name_of(unit) in self._only)
+    def left(self) -> Iterator[AnyUnit]:
+        """Yield those that are not done; each is made when it is needed."""
+        return (unit for unit in self._asked_for() if unit.unit_name not in self._start.intact)
 
-    def _left(self) -> Iterator[AnyUnit]:
-        """Yield the units of this part that are not done; each is made when it is needed."""
-        return (unit for unit in self._units() if self._is_mine(unit) and name_of(unit) not in self._intact)
-
-    def _to_do(self) -> Iterator[AnyUnit]:
-        """Yield the units as ``_left`` does, and count the others. A unit that something is in the way of, and that cannot be read, has
+    def to_do(self) -> Iterator[AnyUnit]:
+        """Yield the units as ``left`` does, and count the intact ones. A unit that something is in the way of, and that cannot be read, has
         failed.
         """
-        for unit in filter(self._is_mine, self._units()):
-            if name_of(unit) in self._intact:
-                self._skipped += 1
+        for unit in self._asked_for():
+            if unit.unit_name in self._start.intact:
+                self.outcome.skipped += 1
                 self._count(unit)
                 continue
             try:
                 self._make_way(unit)
             except Exception as exc:  # noqa: BLE001  # whatever a unit can raise: it fails by it here as it would there
-                self._note_failure(Failure(unit, exc))
+                self.note_failure(Failure(unit, exc))
             else:
                 yield unit
 
@@ -405,244 +247,188 @@ class PackingRun:
         if not self._obstacles or unit.path in self._cleared:
             return
         if isinstance(unit, Unit):
-            obstacles = self._obstacles.of(unit.path)
+            obstacles = self._obstacles.at(unit.path)
         else:
-            obstacles = self._obstacles.without(self._obstacles.of(units.job.path) for units in self._arrays)
+            obstacles = self._obstacles.without([self._obstacles.at(units.job.path) for units in self._plan.arrays])
         if obstacles and can_be_read(unit):
-            run_sync(obstacles.remove(self._places))
+            run_sync(obstacles.remove(self._plan.places))
             self._cleared.add(unit.path)
 
-    def _is_missing(self, unit: AnyUnit, earlier: Recorded, recorded: Recorded) -> bool:
-        """Return whether the unit is still to be done: it was not intact at the beginning, and has not been done since, by this part or
-        another.
-        """
-        name = name_of(unit)
-        entry = recorded.units.get(name)
-        if entry is None or entry.fingerprint != unit.fingerprint:
-            return True
-        return name not in self._intact and entry == earlier.units.get(name)
-
-    async def _check_foreign(self, earlier: Recorded, there: TargetObjects) -> None:
-        """Raise ``Conflict`` if foreign objects would be replaced; another part may have announced some meanwhile."""
-        planned, as_draft = self._planned_keys(), self._wanted.as_draft
-        if foreign(there.unknown, planned, earlier, as_draft=as_draft):
-            now = await self._places.record.recorded()
-            check_foreign(foreign(there.unknown, planned, now, as_draft=as_draft), self._places.shown_target)
-
-    def _arrays_of(self, unit: AnyUnit) -> Iterator[str]:
-        """Yield the paths of arrays whose chunks a unit writes."""
-        if isinstance(unit, Unit):
-            yield unit.path
-        elif self._target.passed:
-            yield from (path for found in unit.objects for path, _ in ancestors(found.key) if path in self._target.passed)
-
-    def _planned_keys(self) -> PlannedKeys:
-        return PlannedKeys(self._target, (found.key for found in self._found_others))
-
-    async def _find_obstacles(self, earlier: Recorded, there: TargetObjects, old: Overwritten) -> Obstacles:
-        """Return what has to be removed before units are written: documents that would misread new chunks, objects where a directory will
-        be, and links to directories in a target that is overwritten.
-        """
-        links = await links_of(self._places) if old.cuts_links else ()
-        if not earlier:
-            return Obstacles(links=links, as_draft=self._wanted.as_draft)
-        storage = self._places.target.storage
-        candidates = self._superseded(earlier, there.unknown)
-        written = {path for unit in self._left() for path in self._arrays_of(unit)}
-        leaving = await before_writing(storage, self._target, self._planned_keys(), candidates, earlier, written)
-        leaving.check(self._places.shown_target)
-        objects = {info.key: info for info in (*await old.v2_documents(storage), *leaving.objects)}
-        return Obstacles(tuple(objects.values()), links, as_draft=self._wanted.as_draft)
-
-    def _need(self, finished: Mapping[UnitName, Finished]) -> Need:
-        """Return what this run still has to write."""
-
-        left = {name_of(unit) for unit in self._left()}
-        documents = [dumps(document) for document in self._target.documents.values()]
-        return needed(self._arrays, self._others, documents, left.__contains__, finished)
-
-    def _write_down(self, recording: Coroutine[object, object, None]) -> None:
-        """Write the added units into the record, if there is room: units that are not recorded are done again."""
-        try:
-            run_sync(recording)
-        except ShardStoreError as exc:
-            if not is_full(exc):
-                raise
-            self._full = self._full or exc
-
-    def _note(self, unit: AnyUnit, done: UnitDone) -> None:
-        self._done += 1
-        self._copied += done.is_copied
-        self._chunks += done.chunks
-        self._chunk_nbytes += done.chunk_nbytes
-        self._written_nbytes += done.made.nbytes
-        # Nobody goes on in a versioned store from a record, which would name each chunk.
-        self._places.record.add(name_of(unit), done if self._places.hierarchy is None else replace(done, made=NOTHING))
+    def note(self, unit: AnyUnit, done: UnitDone) -> None:
+        outcome, record = self.outcome, self._record
+        outcome.done += 1
+        outcome.copied += done.is_copied
+        outcome.chunks += done.chunks
+        outcome.chunk_nbytes += done.chunk_nbytes
+        outcome.written_nbytes += done.made.nbytes
+        # No run goes on in a versioned store from a record, which would name each chunk.
+        record.add(unit.unit_name, done if self._plan.places.hierarchy is None else replace(done, made=NOTHING))
         self._count(unit)
-        if self._places.record.is_due and self._full is None:
-            self._write_down(self._places.record.flush())
-            if self._full is not None:
+        if record.is_due and outcome.full is None:
+            run_sync(self.write_down(record.flush()))
+            if outcome.full is not None:
                 raise _Full
 
-    def _note_failure(self, failure: Failure[AnyUnit]) -> None:
-        path, name = name_of(failure.task)
-        error = failure.error
-        if self._first_error is None:
-            self._first_error = error
-        was_full = self._full is not None
-        if is_full(error):
-            self._full = self._full or error
-        self._failed.append(
-            FailedUnit(path, name, str(error) if isinstance(error, ShardStoreError) else f"{type(error).__name__}: {error}")
-        )
-        self._progress(Progress("packing", *self._so_far()))
-        if self._full is not None and not was_full:
+    def note_failure(self, failure: Failure[AnyUnit]) -> None:
+        outcome, error = self.outcome, failure.error
+        outcome.first_error = outcome.first_error or error
+        said = str(error) if isinstance(error, ShardStoreError) else f"{type(error).__name__}: {error}"
+        outcome.failed.append(FailedUnit(*failure.task.unit_name, said))
+        self.report_progress("packing")
+        if is_full(error) and outcome.full is None:
+            outcome.full = error
             raise _Full
 
     def _count(self, unit: AnyUnit) -> None:
-        self._done_objects += len(unit.rows) if isinstance(unit, Unit) else len(unit.objects)
+        self._done_objects += unit.source_objects
         self._done_nbytes += unit.nbytes
-        self._progress(Progress("packing", *self._so_far()))
+        self.report_progress("packing")
 
-    def _so_far(self) -> tuple[int, int, int, int, int]:
-        return self._done_objects, self._totals[0], self._done_nbytes, self._totals[1], len(self._failed)
-
-    def _sums(self) -> tuple[int, int]:
-        """Return the number of objects and bytes of the source for this part."""
-        part = self._execution.part
-        objects = nbytes = 0
-        for units in self._arrays:
-            mine = np.array([part.has(units.job.path, n) for n in units.numbers.tolist()], dtype=np.bool_)
-            objects += int(units.counts()[mine].sum())
-            nbytes += int(units.sizes()[mine].sum())
-        for other in self._others:
-            if part.has("", other.number):
-                objects, nbytes = objects + len(other.objects), nbytes + other.nbytes
-        return objects, nbytes
+    async def write_down(self, recording: Coroutine[object, object, None]) -> None:
+        """Write the added units into the record, if there is room: units that are not recorded are done again."""
+        try:
+            await recording
+        except ShardStoreError as exc:
+            if not is_full(exc):
+                raise
+            self.outcome.full = self.outcome.full or exc
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    async def _finish(self, recorded: Recorded, unknown: Iterable[str], old: Overwritten) -> None:
+    async def recorded(self) -> Recorded:
+        """Record what this run could not do, and return all that is recorded now."""
+        await self.write_down(self._record.note_failed(self._plan.execution.part, self.outcome.failed))
+        await self.write_down(self._record.merge())
+        return await self._record.recorded()
+
+    def is_missing(self, unit: AnyUnit, recorded: Recorded) -> bool:
+        """Return whether the unit is still to be done: it was not intact at the beginning, and has not been done since, by this part or
+        another.
+        """
+        entry = recorded.units.get(unit.unit_name)
+        if entry is None or entry.fingerprint != unit.fingerprint:
+            return True
+        return unit.unit_name not in self._start.intact and entry == self._start.earlier.units.get(unit.unit_name)
+
+    async def end(self, recorded: Recorded) -> None:
+        """Make the result visible if nothing is missing, and forget what the run was about to write if nothing has failed."""
+        if not self.outcome.missing:
+            await self._make_visible(recorded)
+            self.outcome.is_complete = True
+        if self.outcome.full is None and not self.outcome.failed:
+            await self._record.end_run()
+
+    async def _make_visible(self, recorded: Recorded) -> None:
         """Write the documents, the deepest first, then remove what runs have made for things that are gone."""
-        storage, record = self._places.target.storage, self._places.record
-        leaving = await look_at(storage, self._superseded(recorded, unknown), recorded, self._target.arrays)
-        leaving.check(self._places.shown_target)
-        if probes := [info.key async for info in self._places.stored_target.list(PROBE_PREFIX)]:
-            await self._places.stored_target.delete_many(probes)  # of drivers that died while they asked what the server honours
-        await self._obstacles.remove(self._places)
-        await old.clear_for_documents(self._places.stored_target)
-        names, documents = self._planned_names(), self._documents
-        record.add(DOCUMENTS, UnitDone("", await write_documents(storage, documents), 0, 0))
+        plan, record, old, stored = self._plan, self._record, self._start.old, self._plan.places.stored_target
+        gone = await removable(self._storage, self._superseded(recorded), recorded, plan.target.arrays, plan.places.shown_target)
+        if probes := [info.key async for info in stored.list(PROBE_PREFIX)]:
+            await stored.delete_many(probes)  # of drivers that died while they asked what the server honours
+        await self._obstacles.remove(plan.places)
+        await old.clear_for_documents(stored)
+        record.add(DOCUMENTS, UnitDone("", await write_documents(self._storage, plan.documents), 0, 0))
         await record.flush()
-        await remove(storage, leaving)
+        await remove(self._storage, gone)
         if old:
-            made = (entry.made.keys() for name in names if (entry := recorded.units.get(name)) is not None)
-            await old.clear_up(self._places.stored_target, {*documents, *chain.from_iterable(made)})
-        await record.merge({*names, DOCUMENTS})
+            made = (entry.made.keys() for name in plan.unit_names if (entry := recorded.units.get(name)) is not None)
+            await old.clear_up(stored, {*plan.documents, *chain.from_iterable(made)})
+        await record.merge({*plan.unit_names, DOCUMENTS})
 
-    def _superseded(self, recorded: Recorded, unknown: Iterable[str]) -> Candidates:
-        return superseded(recorded, self._planned_names(), self._documents, unknown, as_draft=self._wanted.as_draft)
 
-    @property
-    def _documents(self) -> dict[str, JsonObject]:
-        """The documents by key."""
-        return {metadata_key(path): document for path, document in self._target.documents.items()}
+# -- the report ----------------------------------------------------------------------------------------------------------
 
-    def _planned_names(self) -> set[UnitName]:
-        names: set[UnitName] = {(units.job.path, name) for units in self._arrays for name in units.names}
-        return names | {(None, unit.name) for unit in self._others}
 
-    def report(self, *, dry_run: bool, prices: Mapping[str, float] | None) -> PackReport:
-        """Return the report of the run, done or planned."""
-        arrays = tuple(self._array_report(units) for units in self._arrays)
-        passed = tuple(ArrayReport(path, (), None, 0, 0, 0, 0, 0, 0, reason) for path, reason in self._target.reasons.items())
-        others = sum(len(unit.objects) for unit in self._others)
-        other_nbytes = sum(unit.nbytes for unit in self._others)
-        documents = [dumps(document) for document in self._target.documents.values()]
-        requests = estimated_requests(self._arrays, others, self._nodes.objects, self._nodes.documents, len(documents))
-        notes = [*self._notes]
-        notes += [f"{path or '(root)'} goes over as it is stored: {reason}" for path, reason in self._target.reasons.items()]
-        if unversioned := self._unversioned():
-            named = some_of(["the other objects" if path is None else path or "(root)" for path in unversioned])
-            notes.append(f"the source tells no versions of what {named} are made from: every run does that again")
-        plain = [array.path or "(root)" for array in self._target.arrays.values() if array.source.layout.index_format is None]
-        if self._wanted.mode == "reshard" and plain:
-            notes.append(f"not sharded, and stays so: {some_of(plain)}. To have shards of its chunks, pack it")
-        if dry_run and (room := room_of(self._places.stored_target)) is not None:
-            self._intact = {}
-            nbytes = self._need({}).on(room)
-            fits = "" if nbytes <= room.nbytes else ": it does not fit"
-            notes.append(f"about {size(nbytes)} are needed, and {size(room.nbytes)} are free in {room.path}{fits}")
-        return PackReport(
-            mode=self._wanted.mode,
-            source=self._places.shown_source,
-            target=self._places.shown_target,
-            record=self._places.record.shown if self._places.hierarchy is None else "",
-            part=str(self._execution.part),
-            dry_run=dry_run,
-            arrays=arrays + passed,
-            groups=len(self._target.groups),
-            other_objects=others,
-            objects_before=self._nodes.objects,
-            objects_after=sum(array.objects_after for array in arrays) + others + len(documents),
-            nbytes_before=self._nodes.nbytes,
-            nbytes_after=sum(array.nbytes_after for array in arrays) + other_nbytes + sum(map(len, documents)),
-            units=self._total_units,
-            done=self._done,
-            skipped=self._skipped,
-            written_nbytes=self._written_nbytes,
-            chunks=self._chunks,
-            chunk_nbytes=self._chunk_nbytes,
-            failed=tuple(self._failed),
-            complete=self._is_complete,
-            missing=self._total_units if dry_run else self._missing,
-            requests=requests,
-            unversioned=self._unversioned(),
-            price=None if prices is None else requests.price(prices),
-            notes=tuple(notes),
-            copied=self._copied,
-        )
+def report(plan: Plan, outcome: Outcome | None, prices: Mapping[str, float] | None) -> PackReport:
+    """Return the report on a plan that was carried out, or, without an outcome, was only made."""
+    places, nodes, target = plan.places, plan.nodes, plan.target
+    done = Outcome(missing=plan.total_units) if outcome is None else outcome
+    arrays = [_array_report(plan, units) for units in plan.arrays]
+    passed = [ArrayReport(path, (), None, 0, 0, 0, 0, 0, 0, reason) for path, reason in target.reasons.items()]
+    others = sum(unit.source_objects for unit in plan.copies)
+    documents = plan.encoded_documents
+    requests = estimated_requests(plan.arrays, others, nodes.objects, nodes.documents, len(documents))
+    return PackReport(
+        mode=plan.wanted.mode,
+        source=places.shown_source,
+        target=places.shown_target,
+        record=places.record.shown if places.hierarchy is None else "",
+        part=str(plan.execution.part),
+        dry_run=outcome is None,
+        arrays=(*arrays, *passed),
+        groups=len(target.groups),
+        other_objects=others,
+        objects_before=nodes.objects,
+        objects_after=sum(array.objects_after for array in arrays) + others + len(documents),
+        nbytes_before=nodes.nbytes,
+        nbytes_after=sum(array.nbytes_after for array in arrays) + sum(unit.nbytes for unit in plan.copies) + sum(map(len, documents)),
+        units=plan.total_units,
+        done=done.done,
+        skipped=done.skipped,
+        written_nbytes=done.written_nbytes,
+        chunks=done.chunks,
+        chunk_nbytes=done.chunk_nbytes,
+        failed=tuple(done.failed),
+        complete=done.is_complete,
+        missing=done.missing,
+        requests=requests,
+        unversioned=plan.unversioned,
+        price=None if prices is None else requests.price(prices),
+        notes=(*plan.notes, *_notes(plan), *(_room_notes(plan) if outcome is None else ())),
+        copied=done.copied,
+    )
 
-    def _array_report(self, units: ArrayUnits) -> ArrayReport:
-        array = self._target.arrays[units.job.path]
-        index_format = array.layout.index_format
-        return ArrayReport(
-            path=array.path,
-            chunk_shape=tuple(codec_configuration(array.source.document["chunk_grid"])["chunk_shape"]),
-            chunks_per_shard=None if index_format is None else index_format.chunks_per_shard,
-            units=len(units),
-            objects_before=len(array.source.table),
-            objects_after=estimated_objects(units),
-            nbytes_before=int(array.source.table.rows()["nbytes"].sum()),
-            nbytes_after=estimated_nbytes(units),
-            outside=array.source.outside,
-        )
 
-    def raise_if_incomplete(self, report: PackReport) -> None:
-        """Raise ``Incomplete`` if units failed, or the target was full; its cause is the error of the first."""
-        stays = "What was done stays" if self._places.hierarchy is None else "Nothing was committed"
-        again = "the same call goes on from there" if self._places.hierarchy is None else "the same call begins anew"
-        if self._full is not None:
-            raise Incomplete(
-                f"there is no room left: the run stopped with {report.done + report.skipped:,} of {report.units:,} units done "
-                f"({self._full}). {stays}: make room, and {again}",
-                report,
-            ) from self._full
-        if not report.failed:
-            return
-        first = report.failed[0]
-        more = f", and {len(report.failed) - 1} more" if len(report.failed) > 1 else ""
+def _notes(plan: Plan) -> Iterator[str]:
+    for path, reason in plan.target.reasons.items():
+        yield f"{path or '(root)'} goes over as it is stored: {reason}"
+    if plan.unversioned:
+        named = some_of(["the other objects" if path is None else path or "(root)" for path in plan.unversioned])
+        yield f"the source gives no versions of what {named} are made from: every run does that again"
+    plain = [array.path or "(root)" for array in plan.target.arrays.values() if array.source.layout.index_format is None]
+    if plan.wanted.mode == "reshard" and plain:
+        yield f"not sharded, and stays so: {some_of(plain)}. To have shards of its chunks, pack it"
+
+
+def _room_notes(plan: Plan) -> Iterator[str]:
+    if (room := room_of(plan.places.stored_target)) is not None:
+        own = {unit.unit_name for unit in plan.own_units()}
+        nbytes = needed(plan.arrays, plan.copies, plan.encoded_documents, own.__contains__, {}).on(room)
+        fits = "" if nbytes <= room.nbytes else ": it does not fit"
+        yield f"about {size(nbytes)} are needed, and {size(room.nbytes)} are free in {room.path}{fits}"
+
+
+def _array_report(plan: Plan, units: ArrayUnits) -> ArrayReport:
+    array = plan.target.arrays[units.job.path]
+    index_format = array.layout.index_format
+    return ArrayReport(
+        path=array.path,
+        chunk_shape=tuple(codec_configuration(array.source.document["chunk_grid"])["chunk_shape"]),
+        chunks_per_shard=None if index_format is None else index_format.chunks_per_shard,
+        units=len(units),
+        objects_before=len(array.source.table),
+        objects_after=estimated_objects(units),
+        nbytes_before=int(array.source.table.rows()["nbytes"].sum()),
+        nbytes_after=estimated_nbytes(units),
+        outside=array.source.outside,
+    )
+
+
+def raise_if_incomplete(plan: Plan, outcome: Outcome, report: PackReport) -> None:
+    """Raise ``Incomplete`` if units failed, or the target was full; its cause is the error of the first."""
+    is_committed = plan.places.hierarchy is not None
+    stays = "Nothing was committed" if is_committed else "What was done stays"
+    again = "the same call starts from the beginning" if is_committed else "the same call goes on from there"
+    if outcome.full is not None:
         raise Incomplete(
-            f"{len(report.failed)} of {report.units} units could not be done: {first}: {first.error}{more}. {stays}: {again}",
+            f"there is no room left: the run stopped with {report.done + report.skipped:,} of {report.units:,} units done "
+            f"({outcome.full}). {stays}: make room, and {again}",
             report,
-        ) from self._first_error
-
-
-def name_of(unit: AnyUnit) -> UnitName:
-    return unit.path, unit.name
-
-
-def _jsonable(policy: Any) -> Any:
-    if isinstance(policy, Mapping):
-        return {pattern: _jsonable(decided) for pattern, decided in policy.items()}
-    return list(policy) if isinstance(policy, tuple) else policy
+        ) from outcome.full
+    if not report.failed:
+        return
+    first = report.failed[0]
+    more = f", and {len(report.failed) - 1} more" if len(report.failed) > 1 else ""
+    raise Incomplete(
+        f"{len(report.failed)} of {report.units} units could not be done: {first}: {first.error}{more}. {stays}: {again}",
+        report,
+    ) from outcome.first_error

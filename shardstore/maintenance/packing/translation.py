@@ -67,6 +67,10 @@ class Wanted:
         """Return whether the node at ``path`` is to be in the target."""
         return (not self.include or _matches(path, self.include)) and not self.excludes(path)
 
+    def includes_object(self, key: str) -> bool:
+        """Return whether an object is to be in the target: the node that it lies in is, and it is not left out itself."""
+        return self.includes(key.rpartition("/")[0]) and not self.excludes(key)
+
     def excludes(self, key: str) -> bool:
         """Return whether the node or object at ``key`` is left out, because of its own name or that of a node above it."""
         return _matches(key, self.exclude)

@@ -8,21 +8,28 @@ again by its *fingerprint*: made of the name, the layouts, and the position, siz
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
-from shardstore.maintenance.execution import Part
+from shardstore.maintenance.packing.listing import OtherObject
 from shardstore.maintenance.packing.object_table import ObjectLayout, Rows
 from shardstore.maintenance.packing.translation import TargetArray
 from shardstore.maintenance.storages import Place
 from shardstore.plan.commits import ChunkOrder
 
+_COPIES_A_UNIT = 256
+_COPIES_ON_AVERAGE = 128
+_COPIED_BYTES_A_UNIT = 64 << 20
 _CHUNKS_A_GROUP = 256  # of a unit whose chunks become objects each, where they are objects in the source too
+
+UnitName = tuple[str | None, str]
+"""The name of a unit among all: the path of its array, or ``None`` for objects that are copied, and the unit's name."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +113,14 @@ class Unit:
         return self.job.path
 
     @property
+    def unit_name(self) -> UnitName:
+        return self.path, self.name
+
+    @property
+    def source_objects(self) -> int:
+        return len(self.rows)
+
+    @property
     def fingerprint(self) -> str:
         """A text that is equal for units made from the same versions of the same objects with the same result; see ``is_versioned``."""
         job, layout = self.job, self.job.source_layout
@@ -173,10 +188,6 @@ class ArrayUnits:
         for i, (number, name) in enumerate(zip(self.numbers.tolist(), self.names, strict=True)):
             yield Unit(self.job, number, name, self._rows[self._bounds[i] : self._bounds[i + 1]])
 
-    def of(self, part: Part) -> Iterator[Unit]:
-        """Yield the units of one share."""
-        return (unit for unit in self if part.has(self.job.path, unit.number))
-
 
 def _by_unit(job: ArrayJob, rows: Rows) -> tuple[Rows, npt.NDArray[np.int64]]:
     """Return each object once for every unit that takes chunks from it, sorted by unit, and the units' numbers."""
@@ -215,3 +226,77 @@ def job_for(array: TargetArray, *, run: str, source: Place, target: Place, order
         encoded_chunk_nbytes=array.source.encoded_chunk_nbytes,
         max_memory=max_memory,
     )
+
+
+# -- objects that are copied unchanged -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CopyJob:
+    """The common facts of the units that copy objects unchanged."""
+
+    run: str
+    source: Place
+    target: Place
+    max_memory: int
+
+
+@dataclass(frozen=True)
+class CopyUnit:
+    """A unit that copies some of these objects, in the order of their keys."""
+
+    job: CopyJob
+    number: int
+    objects: tuple[OtherObject, ...]
+
+    @property
+    def path(self) -> None:
+        return None
+
+    @property
+    def name(self) -> str:
+        return self.objects[0].key
+
+    @property
+    def unit_name(self) -> UnitName:
+        return None, self.name
+
+    @property
+    def source_objects(self) -> int:
+        return len(self.objects)
+
+    @property
+    def is_versioned(self) -> bool:
+        """True if each of its objects has a version, as for ``Unit``."""
+        return all(found.version for found in self.objects)
+
+    @property
+    def fingerprint(self) -> str:
+        said = repr([(found.key, found.nbytes, found.version) for found in self.objects])
+        return hashlib.blake2b(said.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(found.nbytes for found in self.objects)
+
+    def __str__(self) -> str:
+        return f"other objects from {self.name!r}"
+
+
+AnyUnit = Unit | CopyUnit
+
+
+def copy_units(job: CopyJob, objects: Sequence[OtherObject]) -> Iterator[CopyUnit]:
+    """Yield the units of ``objects``, in the order of their keys. Keys alone decide where most units begin, so one object more changes no
+    other unit than its own.
+    """
+    held: list[OtherObject] = []
+    number = 0
+    for found in objects:
+        is_full = len(held) >= _COPIES_A_UNIT or sum(f.nbytes for f in held) + found.nbytes > _COPIED_BYTES_A_UNIT
+        if held and (is_full or crc32(found.key.encode(errors="surrogatepass")) % _COPIES_ON_AVERAGE == 0):
+            yield CopyUnit(job, number, tuple(held))
+            number, held = number + 1, []
+        held.append(found)
+    if held:
+        yield CopyUnit(job, number, tuple(held))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
@@ -26,8 +25,7 @@ from shardstore.maintenance.packing.listing import OtherObject
 from shardstore.maintenance.packing.made import NOTHING, Made, digest_of_contents
 from shardstore.maintenance.packing.object_table import Rows, version_digest
 from shardstore.maintenance.packing.streams import Chunks, ChunkStream, Fetching, SourceObject, Window, checked, stream_here
-from shardstore.maintenance.packing.units import ArrayJob, Unit
-from shardstore.maintenance.storages import Place
+from shardstore.maintenance.packing.units import AnyUnit, ArrayJob, CopyJob, CopyUnit, Unit
 from shardstore.model.chunks import ShardGrid
 from shardstore.model.generation import UNCONDITIONAL, Generation
 from shardstore.model.ranges import ByteRange, BytesLike
@@ -61,51 +59,7 @@ class UnitDone:
     """True if the server, or the kernel, has copied a shard as it is."""
 
 
-@dataclass(frozen=True)
-class OthersJob:
-    """A job: objects that are copied unchanged."""
-
-    run: str
-    source: Place
-    target: Place
-    max_memory: int
-
-
-@dataclass(frozen=True)
-class OthersUnit:
-    """A unit of some of these objects, in the order of their keys."""
-
-    job: OthersJob
-    number: int
-    objects: tuple[OtherObject, ...]
-
-    @property
-    def path(self) -> None:
-        return None
-
-    @property
-    def name(self) -> str:
-        return self.objects[0].key
-
-    @property
-    def is_versioned(self) -> bool:
-        """True if each of its objects has a version, as for ``Unit``."""
-        return all(found.version for found in self.objects)
-
-    @property
-    def fingerprint(self) -> str:
-        said = repr([(found.key, found.nbytes, found.version) for found in self.objects])
-        return hashlib.blake2b(said.encode(errors="surrogatepass"), digest_size=16).hexdigest()
-
-    @property
-    def nbytes(self) -> int:
-        return sum(found.nbytes for found in self.objects)
-
-    def __str__(self) -> str:
-        return f"other objects from {self.name!r}"
-
-
-def do_unit(unit: Unit | OthersUnit) -> UnitDone:
+def do_unit(unit: AnyUnit) -> UnitDone:
     """Carry out a unit, in any thread or process; it is done when this returns, and no part of a shard is visible before.
 
     Raises:
@@ -119,7 +73,7 @@ def do_unit(unit: Unit | OthersUnit) -> UnitDone:
     return done
 
 
-def can_be_read(unit: Unit | OthersUnit) -> bool:
+def can_be_read(unit: AnyUnit) -> bool:
     """Read the beginning of what a unit is made from: the indices, and the first chunks. Return ``False`` if there is nothing to read.
 
     Raises:
@@ -128,24 +82,24 @@ def can_be_read(unit: Unit | OthersUnit) -> bool:
     return run_sync(_read_beginning(unit))
 
 
-async def _read_beginning(unit: Unit | OthersUnit) -> bool:
-    if isinstance(unit, OthersUnit):
-        stream: AsyncGenerator[object] = _of_stream(_stream_of(unit.job, unit.objects[0]))
+async def _read_beginning(unit: AnyUnit) -> bool:
+    if isinstance(unit, CopyUnit):
+        stream: AsyncGenerator[object] = _pieces_of(_stream_whole(unit.job, unit.objects[0]))
     else:
         stream = _pieces(unit.job, (await _located(unit))[0], _memory(unit.job.max_memory))
     async with aclosing(stream):
         async for _ in stream:
             return True
-    return isinstance(unit, OthersUnit)
+    return isinstance(unit, CopyUnit)
 
 
-def _done(unit: Unit | OthersUnit) -> UnitDone:
+def _done(unit: AnyUnit) -> UnitDone:
     if isinstance(unit, Unit) and unit.job.target_layout.index_format is not None:
         source, target = unit.job.source.storage, unit.job.target.storage
         if isinstance(source, LocalStorage) and isinstance(target, LocalStorage):
             return _pack_here(unit, unit.job.target_layout.index_format, source, target)
     try:
-        return run_sync(_do_others(unit) if isinstance(unit, OthersUnit) else _do(unit))
+        return run_sync(_copy_objects(unit) if isinstance(unit, CopyUnit) else _do(unit))
     except BaseExceptionGroup as group:
         first = group.exceptions[0]
         raise first from first.__cause__  # the others are consequences
@@ -497,14 +451,14 @@ def _slots_of_shard(job: ArrayJob, unit: int, shard: int, index: ShardIndex) -> 
 # -- objects as they are -----------------------------------------------------------------------------------------------
 
 
-async def _do_others(unit: OthersUnit) -> UnitDone:
+async def _copy_objects(unit: CopyUnit) -> UnitDone:
     job = unit.job
     memory = _memory(job.max_memory)
     free = asyncio.Semaphore(_OBJECTS_AT_ONCE)
 
     async def copy(found: OtherObject) -> Generation:
         async with free, memory.writers.hold(min(_COPIES_HELD * found.nbytes, _UPLOAD_BYTES)):
-            return await job.target.storage.write(found.key, _of_stream(_stream_of(job, found)), found.nbytes, UNCONDITIONAL)
+            return await job.target.storage.write(found.key, _pieces_of(_stream_whole(job, found)), found.nbytes, UNCONDITIONAL)
 
     async with asyncio.TaskGroup() as group:
         copies = [group.create_task(copy(found)) for found in unit.objects]
@@ -513,7 +467,7 @@ async def _do_others(unit: OthersUnit) -> UnitDone:
     return UnitDone(unit.fingerprint, made, 0, unit.nbytes)
 
 
-def _stream_of(job: OthersJob, found: OtherObject) -> ChunkStream:
+def _stream_whole(job: CopyJob, found: OtherObject) -> ChunkStream:
     """Return the bytes of a whole object."""
     start = np.zeros(1, dtype=np.int64)
     whole = Chunks([SourceObject(found.key, found.nbytes, found.version)], start, start, np.array([found.nbytes]))
@@ -522,7 +476,7 @@ def _stream_of(job: OthersJob, found: OtherObject) -> ChunkStream:
     return ChunkStream(storage, fetching, memory.windows, memory.window_bytes, job.run)
 
 
-async def _of_stream(stream: ChunkStream) -> AsyncGenerator[BytesLike]:
+async def _pieces_of(stream: ChunkStream) -> AsyncGenerator[BytesLike]:
     async for _, buffers in stream:
         for piece in buffers:
             yield piece

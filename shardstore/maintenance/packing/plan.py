@@ -1,0 +1,314 @@
+"""The plan of one run: decided before anything is written, and never changed.
+
+::
+
+    look at the target ─► list the source ─► translate, or refuse ─► units
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from shardstore._sync import run_sync
+from shardstore.errors import Conflict, InvalidInput, NotFound, StorageError
+from shardstore.format.json_text import JsonObject, dumps
+from shardstore.format.store_keys import ancestors, groups_above, metadata_key
+from shardstore.maintenance.execution import WHOLE, Execution
+from shardstore.maintenance.packing.collisions import Names, PlannedKeys, check_for_branch
+from shardstore.maintenance.packing.documents import kept_shards
+from shardstore.maintenance.packing.listing import OtherObject, SourceNodes, list_source
+from shardstore.maintenance.packing.ome import ome_nodes, ome_notice, with_ome_05
+from shardstore.maintenance.packing.places import Places
+from shardstore.maintenance.packing.removal import check_target
+from shardstore.maintenance.packing.report import Progress, some_of
+from shardstore.maintenance.packing.translation import KeptShards, TargetNodes, Wanted, raise_refused, translate
+from shardstore.maintenance.packing.units import AnyUnit, ArrayUnits, CopyJob, CopyUnit, Unit, UnitName, copy_units, job_for
+from shardstore.plan.commits import ChunkOrder
+from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.local.walk import LINK_TO_NOWHERE, Obstacle
+from shardstore.storage.wrappers import innermost
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """One run of ``pack``, ``reshard`` or ``unpack``: from where to where, what becomes of each node, and in which units."""
+
+    places: Places
+    wanted: Wanted
+    execution: Execution
+    order: ChunkOrder
+    nodes: SourceNodes
+    """The nodes and objects of the source."""
+    target: TargetNodes
+    """The documents of the target."""
+    arrays: tuple[ArrayUnits, ...]
+    copies: tuple[CopyUnit, ...]
+    """The units that copy other objects unchanged."""
+    notes: tuple[str, ...] = ()
+
+    def units(self) -> Iterator[AnyUnit]:
+        """Yield the units of all parts; each is made when it is needed."""
+        for units in self.arrays:
+            yield from units
+        yield from self.copies
+
+    def own_units(self) -> Iterator[AnyUnit]:
+        """Yield the units of this part."""
+        part = self.execution.part
+        return (unit for unit in self.units() if part.has(unit.path or "", unit.number))
+
+    @cached_property
+    def total_units(self) -> int:
+        return sum(map(len, self.arrays)) + len(self.copies)
+
+    @cached_property
+    def totals(self) -> tuple[int, int]:
+        """The number of objects and bytes of the source for this part."""
+        part = self.execution.part
+        objects = nbytes = 0
+        for units in self.arrays:
+            mine = np.array([part.has(units.job.path, n) for n in units.numbers.tolist()], dtype=np.bool_)
+            objects += int(units.counts()[mine].sum())
+            nbytes += int(units.sizes()[mine].sum())
+        for unit in self.copies:
+            if part.has("", unit.number):
+                objects, nbytes = objects + unit.source_objects, nbytes + unit.nbytes
+        return objects, nbytes
+
+    @cached_property
+    def unit_names(self) -> frozenset[UnitName]:
+        """The names of the units of all parts."""
+        names: set[UnitName] = {(units.job.path, name) for units in self.arrays for name in units.names}
+        return frozenset(names.union(unit.unit_name for unit in self.copies))
+
+    @cached_property
+    def documents(self) -> dict[str, JsonObject]:
+        """The documents of the target by key."""
+        return {metadata_key(path): document for path, document in self.target.documents.items()}
+
+    @cached_property
+    def encoded_documents(self) -> list[bytes]:
+        return [dumps(document) for document in self.documents.values()]
+
+    @cached_property
+    def keys(self) -> PlannedKeys:
+        """The keys that the target will have, or may have."""
+        return PlannedKeys(self.target, [found.key for unit in self.copies for found in unit.objects])
+
+    @cached_property
+    def unversioned(self) -> tuple[str | None, ...]:
+        """The arrays, and ``None`` for other objects, that have a source object without a version."""
+        arrays = (units.job.path for units in self.arrays if not units.is_versioned)
+        return (*arrays, *([] if all(unit.is_versioned for unit in self.copies) else [None]))
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The settings that all runs with one record have in common."""
+        return _settings(self.places, self.wanted, self.order)
+
+    def arrays_of(self, unit: AnyUnit) -> Iterator[str]:
+        """Yield the paths of the arrays whose chunks a unit writes."""
+        if isinstance(unit, Unit):
+            yield unit.path
+        elif self.target.passed:
+            yield from (path for found in unit.objects for path, _ in ancestors(found.key) if path in self.target.passed)
+
+
+# -- looking -------------------------------------------------------------------------------------------------------------
+
+
+def look(
+    places: Places,
+    wanted: Wanted,
+    execution: Execution,
+    *,
+    order: ChunkOrder,
+    max_memory: int,
+    overwrite: bool,
+    dry_run: bool,
+    progress: Callable[[Progress], None],
+) -> Plan:
+    """Look at the target, list the source and translate its documents; nothing is written.
+
+    Raises:
+        Conflict: the target holds something else, or another run with other settings; a dry run reports it instead.
+        NotFound: there is no node.
+        StorageError: a request failed, or what the source names is not there.
+        Unsupported: nodes cannot be expressed.
+    """
+    settings = _settings(places, wanted, order)
+    found = run_sync(_look_at_both(places, settings, overwrite=overwrite, dry_run=dry_run, progress=progress))
+    target = translate(found.nodes, wanted, found.kept)
+    others = sorted(_included(found.nodes, target, wanted))
+    _check(places, wanted, found, target, [other.key for other in others])
+    target, ome_notes = _with_ome(target, wanted, is_for_branch=places.hierarchy is not None)
+    if not target.documents:
+        raise NotFound(
+            f"there is no Zarr node at {places.shown_source}"
+            + (", of those that include and exclude let through" if found.nodes.arrays or found.nodes.groups else "")
+        )
+    run, source, at = execution.run, places.source, places.target
+    jobs = [job_for(a, run=run, source=source, target=at, order=order, max_memory=max_memory) for a in target.arrays.values()]
+    plan = Plan(
+        places,
+        wanted,
+        execution,
+        order,
+        found.nodes,
+        target,
+        arrays=tuple(ArrayUnits(job, found.nodes.arrays[job.path].table.rows()) for job in jobs),
+        copies=tuple(copy_units(CopyJob(run, source, at, max_memory), others)),
+        notes=(*found.notes, *ome_notes),
+    )
+    if execution.part != WHOLE and plan.unversioned:
+        named = some_of(["other objects" if path is None else path or "(root)" for path in plan.unversioned])
+        raise InvalidInput(
+            f"{places.shown_source} cannot be packed in parts: it has no versions for {named}, so parts cannot detect whether they "
+            "read the same data. Run it without part (files that were just written on a file system of whole seconds have versions "
+            "two seconds later)"
+        )
+    return plan
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The source as it was listed, and what the target has of it already."""
+
+    nodes: SourceNodes
+    kept: KeptShards | None
+    obstacles: Sequence[Obstacle]
+    """What is in the place of objects of a local source."""
+    notes: tuple[str, ...]
+
+
+async def _look_at_both(
+    places: Places, settings: dict[str, Any], *, overwrite: bool, dry_run: bool, progress: Callable[[Progress], None]
+) -> _Found:
+    is_renewed = False
+    notes: tuple[str, ...] = ()
+    try:
+        await check_target(places, overwrite=overwrite)
+        is_renewed = not overwrite and await has_begun(places, settings)
+    except Conflict as exc:
+        if not dry_run:
+            raise
+        notes = (f"it would be refused: {exc}",)
+    nodes = await list_source(places.source.storage, lambda n: progress(Progress("listing", n)))
+    kept = await kept_shards(places.target.storage, nodes.arrays.values()) if is_renewed else None
+    kind = innermost(places.source.storage)
+    obstacles = await kind.obstacles("", nodes.has_key) if isinstance(kind, LocalStorage) else []
+    return _Found(nodes, kept, obstacles, notes)
+
+
+async def has_begun(places: Places, settings: dict[str, Any]) -> bool:
+    """Return whether an earlier run of the same has begun; writes nothing.
+
+    Raises:
+        Conflict: the target holds something else, or another run with other settings.
+    """
+    record = places.record
+    earlier = await record.settings()
+    if earlier is None and await anext(places.target_objects(), None) is not None:
+        earlier = await record.settings()  # another part may have begun in between
+        if earlier is None:
+            raise Conflict(
+                f"there is something at {places.shown_target} already that no earlier run has made: choose another target, "
+                "erase it first, or overwrite it"
+            )
+    if earlier is not None:
+        check_settings(places, settings, earlier)
+    return earlier is not None
+
+
+def check_settings(places: Places, settings: dict[str, Any], earlier: dict[str, Any]) -> None:
+    """Raise ``Conflict`` if the settings of an ``earlier`` run are others."""
+    if earlier != settings:
+        differing = sorted(name for name in settings.keys() | earlier.keys() if settings.get(name) != earlier.get(name))
+        said = ", ".join(f"{name} was {earlier.get(name)!r} and is {settings.get(name)!r}" for name in differing)
+        raise Conflict(
+            f"the record at {places.record.shown} is of a run with other options ({said}): use the same, choose another target, or "
+            "overwrite this one"
+        )
+
+
+def _settings(places: Places, wanted: Wanted, order: ChunkOrder) -> dict[str, Any]:
+    policy = wanted.policy
+    return {
+        "source": places.shown_source,
+        "mode": wanted.mode,
+        "chunks_per_shard": f"function {getattr(policy, '__qualname__', '?')}" if callable(policy) else _jsonable(policy),
+        "stored": "transformer" if wanted.as_draft else "codec",
+        "chunk_order": order,
+        "index_location": wanted.index_location,
+        "index_checksum": wanted.index_checksum,
+        "chunk_checksums": wanted.chunk_checksums,
+        "include": list(wanted.include),
+        "exclude": list(wanted.exclude),
+        **({"ome": True} if wanted.ome else {}),
+    }
+
+
+def _jsonable(policy: Any) -> Any:
+    if isinstance(policy, Mapping):
+        return {pattern: _jsonable(decided) for pattern, decided in policy.items()}
+    return list(policy) if isinstance(policy, tuple) else policy
+
+
+# -- refusing ------------------------------------------------------------------------------------------------------------
+
+
+def _included(nodes: SourceNodes, target: TargetNodes, wanted: Wanted) -> Iterator[OtherObject]:
+    """Yield the other objects that are included: each goes with the node that it lies in."""
+    left_out = {*nodes.arrays, *nodes.passed, *nodes.groups} - target.documents.keys()
+    for found in nodes.others:
+        if wanted.includes_object(found.key) and left_out.isdisjoint(groups_above(found.key)):
+            yield found
+
+
+def _check(places: Places, wanted: Wanted, found: _Found, target: TargetNodes, others: Sequence[str]) -> None:
+    """Check that all nodes, and the other objects with the keys ``others``, can be in the target, and that everything is there.
+
+    Raises:
+        Unsupported: nodes or objects cannot be expressed.
+        StorageError: references, or links in a local source, lead to nothing; or something else is in the place of an object. To leave it
+            out would call a target complete that shows fill values.
+    """
+    kind = innermost(places.stored_target)
+    names = Names(
+        root=kind.root if isinstance(kind, LocalStorage) else None,
+        as_draft=wanted.as_draft,
+        inside=places.record_inside,
+    )
+    raise_refused(target.refused | names.refused(target, others))
+    obstacles = [one for one in found.obstacles if wanted.includes_object(one.key)]
+    missing = [key for key in found.nodes.unreachable if wanted.includes_object(key)]
+    missing += [one.key for one in obstacles if one.what == LINK_TO_NOWHERE]
+    if missing:
+        raise StorageError(
+            f"{places.shown_source} names {some_of(sorted(missing))}, and what these lead to is not there: make it reachable "
+            "again, or leave them out by exclude. Nothing was written"
+        )
+    if obstacles:
+        named = some_of(sorted(f"{one.key} ({one.what})" for one in obstacles))
+        raise StorageError(
+            f"{places.shown_source} has something else in the place of objects: {named}. Remove it, or leave it out by exclude. Nothing "
+            "was written"
+        )
+    if places.hierarchy is not None:
+        check_for_branch(target, others, places.shown_source)
+
+
+def _with_ome(target: TargetNodes, wanted: Wanted, *, is_for_branch: bool) -> tuple[TargetNodes, list[str]]:
+    """Rewrite the metadata of OME-Zarr 0.4, or report them; they are ignored if the target is not final Zarr v3."""
+    found = ome_nodes(target)
+    if wanted.ome:
+        images = len(found.groups)
+        return with_ome_05(target, found), [f"OME-Zarr 0.5: {images} {'group was' if images == 1 else 'groups were'} of 0.4"]
+    is_reported = (wanted.mode == "pack" or is_for_branch) and not wanted.as_draft
+    notice = ome_notice(found) if is_reported else None
+    return target, [] if notice is None else [notice]

@@ -22,7 +22,7 @@ from shardstore.cli.output import complain
 from shardstore.errors import InvalidInput, StorageError, Unsupported
 from shardstore.maintenance.cluster import ExecutorLike
 from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY
-from shardstore.maintenance.shard_work import FailedShard, Listed
+from shardstore.maintenance.shard_work import FailedShard, FirstItems
 from shardstore.model.words import plural
 from shardstore.storage.local.rules import check_locks
 
@@ -221,7 +221,7 @@ class FailedObject(Protocol):
     def error(self) -> Exception: ...
 
 
-def end_with(failed: Listed[FailedShard], damaged: int) -> None:
+def end_with(failed: FirstItems[FailedShard], damaged: int) -> None:
     """Report what was not done, and end with an exit code that shows it; does nothing if all was done."""
     for failure in failed.first[:_MOST_SAID]:
         complain("error", f"{failure.key}: {message(failure.error)}")

@@ -11,7 +11,7 @@ from shardstore.cli.execution import ReplaceOptions, end_with
 from shardstore.cli.held import HeldOptions
 from shardstore.cli.output import complain, print_json
 from shardstore.cli.target import Target, resolve
-from shardstore.maintenance.repair.run import Finding, RepairReport, repair_step
+from shardstore.maintenance.repair.run import RepairReport, ShardRepair, repair_step
 from shardstore.maintenance.repair.run import repair as repair_store
 from shardstore.model.words import plural
 from shardstore.progress.shown import step_bar
@@ -112,7 +112,7 @@ def _show(report: RepairReport) -> None:
         typer.echo(f"damaged objects are kept in {report.quarantine}")
 
 
-def _in_words(finding: Finding) -> str:
+def _in_words(finding: ShardRepair) -> str:
     words = f"{finding.key}: {finding.what}; {finding.how}"
     if finding.remedy == "emptied":
         return words

@@ -91,7 +91,7 @@ class ClusterExecutor(Executor):
 
     def _give_up(self, why: str) -> None:
         self._given_up = ExecutorLost(
-            f"the dask cluster at {self._where()} is given up: {why}. Their logs tell more; too little memory is the usual reason. What "
+            f"the dask cluster at {self._where()} is given up: {why}. Their logs have more; too little memory is the usual reason. What "
             "was done stays: the same call goes on from there"
         )
         open_ = dict(self._open)
@@ -120,7 +120,7 @@ class ClusterExecutor(Executor):
         self._open[here] = there
         here.add_done_callback(cancelled)
         self._client.loop.add_callback(self._fetch, there, here)
-        if self._is_lost():  # since a moment ago: then nobody may fetch it any more
+        if self._is_lost():  # since a moment ago: then it may never be fetched
             self._settle(here, None, self._lost())
         return here
 
@@ -133,7 +133,7 @@ class ClusterExecutor(Executor):
                 fetching.cancel()
                 raise self._lost()
             result = fetching.result()
-        except BaseException as exc:  # noqa: BLE001  # whoever waits is told
+        except BaseException as exc:  # noqa: BLE001  # the caller that waits gets it
             self._settle(here, None, self._lost() if self._is_lost() else exc)
             if self._watch.ended(is_death=type(exc).__name__ == "KilledWorker") and self._given_up is None:
                 self._give_up(f"{self._watch.deaths} tasks in a row were given up because the workers that had them died ({exc})")
@@ -240,7 +240,7 @@ def executor_of(given: object) -> Executor | None:
     Raises:
         InvalidInput: it is something else, or a client for coroutines.
     """
-    # What has not been imported nobody can have one of.
+    # Without an import of the module there is no object of it.
     client = getattr(sys.modules.get("distributed"), "Client", None)
     client_executor = getattr(sys.modules.get("distributed.cfexecutor"), "ClientExecutor", None)
     if client is not None and isinstance(given, client):

@@ -1,7 +1,7 @@
 """Rewrite shards whose dead bytes pass a bound, and delete shards without chunks.
 
 First all shards are looked at, many per task, by one request each. Then those that pass the bound are rewritten, one per task: looked
-at again, planned, and stored on condition that they still are that version. So a shard that another client writes meanwhile is looked
+at again, planned, and stored on condition that they still are that version. So a shard that another client has written since is looked
 at once more, and no client loses its writes. Chunks are neither decoded nor checked, and those outside the array's shape are kept.
 """
 
@@ -26,14 +26,14 @@ from shardstore.maintenance.shard_content import Damage, StoredShard, check_layo
 from shardstore.maintenance.shard_work import (
     MOST_FAILED,
     FailedShard,
-    Listed,
+    FirstItems,
     LookTask,
     ShardProgress,
     ShardRun,
     can_delete_emptied,
     check_can_swap,
 )
-from shardstore.maintenance.storages import Place
+from shardstore.maintenance.storages import SharedStorage
 from shardstore.model.showing import ShownInNotebooks
 from shardstore.plan.commits import ChunkOrder, DeleteShard, WriteShard
 from shardstore.plan.rewriting import plan_compaction
@@ -82,11 +82,11 @@ class CompactReport(ShownInNotebooks):
     nbytes_after: int
     dead_nbytes: int
     """The dead bytes that were found, also in shards below the bound."""
-    pinned: Listed[str]
+    pinned: FirstItems[str]
     """Keys of shards past the bound that are pinned."""
-    damaged: Listed[Damage]
-    """Damaged shards, which stay as they are: ``shardstore.repair`` is for them."""
-    failed: Listed[FailedShard]
+    damaged: FirstItems[Damage]
+    """Damaged shards, which stay unchanged: ``shardstore.repair`` is for them."""
+    failed: FirstItems[FailedShard]
     unreadable: tuple[str, ...]
     """Paths of nodes whose documents cannot be read; their shards were not looked at."""
 
@@ -128,7 +128,7 @@ class Looked:
 class CompactTask:
     """A task: rewrite one shard, if it still passes the bound."""
 
-    place: Place
+    place: SharedStorage
     shard: StoredShard
     nbytes: int
     """Bytes that it had when it was looked at."""
@@ -252,13 +252,13 @@ def compact(
 ) -> CompactReport:
     """Rewrite the shards at and below ``path`` whose dead bytes pass a bound, and delete those that hold no chunk.
 
-    This is safe beside readers and writers of shardstore, in any process: each shard is replaced on condition that it still is the
-    version that was looked at. Readers and writers of other libraries do not compare versions: none of them may run meanwhile.
+    This is safe while shardstore reads and writes, in any process: each shard is replaced on condition that it still is the
+    version that was looked at. Readers and writers of other libraries do not compare versions: none of them may run at the same time.
 
     Args:
         url: the root of the store, as for ``shardstore.open``.
         path: the array or group whose shards are looked at; all by default.
-        pins: shards that have to stay as they are, because somebody holds offsets into them. They are left alone, and reported.
+        pins: shards that have to stay unchanged, because offsets into them are held elsewhere. They are left alone, and reported.
         dead_ratio: a shard is rewritten if more than this share of its bytes is dead: neither the index nor part of a chunk.
         dead_bytes: a shard is also rewritten if at least so many bytes are dead.
         order: ``"C"`` or ``"morton"``, the order of the chunks in a rewritten shard.
@@ -269,8 +269,8 @@ def compact(
         dry_run: only look, and report what would be done.
         retries: how often a task is retried after its storage failed, or its worker was lost.
         max_memory: bytes of chunks that are held at once in each process.
-        only: keys of shards, such as those that failed in an earlier run: no others are looked at.
-        exclusive: promises that nobody else writes; needed if the storage has no compare-and-swap.
+        only: keys of shards, such as those that failed in an earlier run: only these are looked at.
+        exclusive: promises that no other program writes; needed if the storage has no compare-and-swap.
         progress: called with a ``ShardProgress`` now and then; or ``True``: it is shown on stderr.
 
     Raises:
@@ -288,9 +288,9 @@ def compact(
         raise InvalidInput(f"order {order!r} is neither 'C' nor 'morton'")
     execution = Execution.of(executor, workers, part, retries, max_memory, only)
     refuse_to_change(run_sync(named_snapshot(url, storage_options)), "compacting")
-    place = Place(open_storage(url, storage_options, locks=locks))
+    place = SharedStorage(open_storage(url, storage_options, locks=locks))
     with reported(progress, compact_step) as say:
-        run = _Run(place, bound, held, order, execution, say)
+        run = _Compaction(place, bound, held, order, execution, say)
         if not dry_run:
             run_sync(check_can_swap(run.engine.storage, exclusive))
         run.resolve_pins()
@@ -307,10 +307,10 @@ def compact_step(progress: ShardProgress, /) -> Step:
     return progress.step("compacting")
 
 
-class _Run(ShardRun):
+class _Compaction(ShardRun):
     """The state of one run."""
 
-    def __init__(self, place: Place, bound: Bound, pins: Pins, order: ChunkOrder, execution: Execution, progress: Progress) -> None:
+    def __init__(self, place: SharedStorage, bound: Bound, pins: Pins, order: ChunkOrder, execution: Execution, progress: Progress) -> None:
         super().__init__(place, execution, progress)
         self._bound = bound
         self._pins = pins
@@ -380,8 +380,8 @@ class _Run(ShardRun):
             nbytes_before=self._before,
             nbytes_after=self._after,
             dead_nbytes=self._dead,
-            pinned=Listed.of(self._pinned),
-            damaged=Listed.of(self._damaged),
-            failed=Listed.of(self.failed, MOST_FAILED),
+            pinned=FirstItems.of(self._pinned),
+            damaged=FirstItems.of(self._damaged),
+            failed=FirstItems.of(self.failed, MOST_FAILED),
             unreadable=tuple(node.path for node in self.unreadable),
         )

@@ -27,7 +27,7 @@ class Density:
 
 
 class DensityCounter:
-    """Counts the existing chunks behind each cell of a picture, as they are found; memory does not grow with their number."""
+    """Counts the existing chunks behind each cell of a picture while they are found; memory does not grow with their number."""
 
     def __init__(
         self, grid: tuple[int, ...], chunks_per_object: tuple[int, ...], rows: int, columns: int, axes: tuple[int, int] | None = None

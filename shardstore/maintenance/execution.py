@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 _PART = re.compile(r"([0-9]+)/([0-9]+)")
 _TASKS_A_WORKER = 2  # in flight: one that runs, one that waits
 _DEFAULT_WORKERS = max(4, min(32, 2 * (os.cpu_count() or 1)))
-_UNKNOWN_WORKERS = 32  # of an executor that does not tell
+_UNKNOWN_WORKERS = 32  # of an executor that does not give their number
 _SECONDS_UNTIL_LOOKED_AFTER = 1.0  # a cluster, of which no task has ended for so long
 _LEAST_WINDOW = 2**20
 
@@ -155,8 +155,8 @@ class Execution:
             return self.workers
         if self.executor is None:
             return _DEFAULT_WORKERS
-        told = getattr(self.executor, "_max_workers", None)
-        return told if isinstance(told, int) else _UNKNOWN_WORKERS
+        known = getattr(self.executor, "_max_workers", None)
+        return known if isinstance(known, int) else _UNKNOWN_WORKERS
 
     @property
     def window_bytes(self) -> int:
@@ -186,7 +186,7 @@ class Execution:
         """Do every task. ``done`` and ``failed`` are called in the calling thread, in the order in which tasks end.
 
         ``halves`` cuts a failed task into smaller ones, which are tried instead, so that the failure of one object is not reported for
-        others. It returns one task or none if the task cannot be cut.
+        the rest. It returns one task or none if the task cannot be cut.
 
         No more tasks are taken from the iterable than are in flight. Where ``tasks``, ``done`` or ``failed`` raise, or the caller is
         interrupted, no further task is started, and the error is raised when all running tasks have ended.
@@ -195,7 +195,7 @@ class Execution:
             ExecutorLost: the executor can do no more work. ``failed`` was called for tasks in flight; other tasks were never started.
         """
         with self._opened() as executor:
-            run = _Run(self, executor, function, iter(tasks), done, failed, halves)
+            run = _TasksInFlight(self, executor, function, iter(tasks), done, failed, halves)
             try:
                 run.to_the_end()
             except BaseException:
@@ -214,7 +214,7 @@ class Execution:
             yield executor
 
 
-class _Run(Generic[Task, Result]):
+class _TasksInFlight(Generic[Task, Result]):
     """The state of one run."""
 
     def __init__(

@@ -45,13 +45,13 @@ async def _next(batches: AsyncIterator[Sequence[T]]) -> Sequence[T] | None:
     return await anext(batches, None)
 
 
-def in_windows(items: Iterable[T], nbytes_of: Callable[[T], int], window_bytes: int) -> Iterator[list[T]]:
-    """Yield groups of items in their order, with at most ``window_bytes`` together; an item with more comes alone."""
+def in_windows(items: Iterable[T], nbytes_of: Callable[[T], int], window_bytes: int, most: int | None = None) -> Iterator[list[T]]:
+    """Yield groups of items in their order, with at most ``window_bytes`` together, and at most so many; an item with more comes alone."""
     window: list[T] = []
     held = 0
     for item in items:
         nbytes = nbytes_of(item)
-        if window and held + nbytes > window_bytes:
+        if window and (held + nbytes > window_bytes or len(window) == most):
             yield window
             window, held = [], 0
         window.append(item)
@@ -97,9 +97,9 @@ class Ahead(Generic[T]):
 
 
 class ListedDigests:
-    """Digests of the objects of arrays as a storage lists them: of keys, sizes, and versions where it tells them.
+    """Digests of the objects of arrays as a storage lists them: of keys, sizes, and versions where it gives them.
 
-    They differ if an object was written or erased since; where a listing tells no versions, one that was replaced by another of the same
+    They differ if an object was written or erased since; where a listing gives no versions, one that was replaced by another of the same
     size is not noticed. Objects may come in any order.
     """
 

@@ -1,12 +1,12 @@
-"""Pins: shards that must stay as they are, because somebody holds offsets into them, such as references and snapshots.
+"""Pins: shards that must stay as they are, because offsets into them are held elsewhere, such as by references and snapshots.
 
-The caller gives all pins to every operation that rewrites shards; an empty set says that nobody holds such offsets.
+The caller gives all pins to every operation that rewrites shards; an empty set says that no such offsets are held.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import floordiv, lt
@@ -16,8 +16,10 @@ from shardstore.errors import Conflict, InvalidInput
 from shardstore.format.store_keys import check_key, join
 from shardstore.maintenance.survey.nodes import NodeRecord, SurveyedNodes
 from shardstore.model.chunks import ChunkCoords
+from shardstore.model.containers import batched
 from shardstore.storage.base import Storage
 from shardstore.storage.local.versions import may_be_same_bytes
+from shardstore.tasks import gather_all
 
 _NAMED = 5  # pins, in one error
 _KEYS_AT_ONCE = 10_000
@@ -69,49 +71,50 @@ class Pins:
             StorageError: a request failed.
         """
         nodes = SurveyedNodes(engine)
-        arrays: dict[str, _Array] = {}
-        held: dict[str, frozenset[str | None]] = {}
+        held: defaultdict[str, frozenset[str | None]] = defaultdict(frozenset)
         refused: list[str] = []
-
-        def hold(key: str, tokens: frozenset[str | None]) -> None:
-            held[key] = held[key] | tokens if key in held else tokens
-
         keys = sorted(self.generations)
-        for start in range(0, len(keys), _KEYS_AT_ONCE):
-            some = keys[start : start + _KEYS_AT_ONCE]
-            unsure: list[tuple[str, _Array, ChunkCoords]] = []
-            for key, (record, coords) in zip(some, await nodes.owners(some), strict=True):
-                tokens = self.generations[key]
-                if record is None or (coords is None and record.grid is not None):
-                    refused.append(repr(key))
+        for some in batched(keys, _KEYS_AT_ONCE):
+            for key, meant in (await self._objects_meant(engine.storage, nodes, some)).items():
+                if isinstance(meant, str):
+                    refused.append(meant)
                     continue
-                if coords is not None:
-                    array = arrays.get(record.node.path) or arrays.setdefault(record.node.path, _Array(record))
-                    if not array.is_surely_object(coords, may_be_chunk=None in tokens):
-                        unsure.append((key, array, coords))
-                        continue
-                hold(key, tokens)
-            stored = await _stored(engine.storage, [key for key, _, _ in unsure])
-            for key, array, coords in unsure:
-                meant = [key] if key in stored else array.meant_instead(coords)
-                if not meant:
-                    refused.append(array.refusal(key))
                 for one in meant:
-                    hold(one, self.generations[key])
+                    held[one] |= self.generations[key]
         if refused:
             shown = ", ".join(refused[:_NAMED]) + (f" and {len(refused) - _NAMED:,} more" if len(refused) > _NAMED else "")
             raise InvalidInput(
                 f"{len(refused):,} of {len(keys):,} pins hold nothing: {shown}: no array in {engine.storage.url} has a chunk or shard of"
                 " such a key. Keys are those of stored objects, from the root of the store, such as 'ct/c/0/1'"
             )
-        return Pins(held)
+        return Pins(dict(held))
+
+    async def _objects_meant(self, storage: Storage, nodes: SurveyedNodes, keys: Sequence[str]) -> dict[str, list[str] | str]:
+        """Return the keys of the objects that each of these pins holds, or in words that it holds none."""
+        meant: dict[str, list[str] | str] = {}
+        arrays: dict[str, _PinnedArray] = {}
+        unproven: dict[str, tuple[_PinnedArray, ChunkCoords]] = {}
+        for key, (record, coords) in zip(keys, await nodes.owners(keys), strict=True):
+            if record is None or (coords is None and record.grid is not None):
+                meant[key] = repr(key)
+                continue
+            meant[key] = [key]
+            if coords is not None:
+                array = arrays.get(record.node.path) or arrays.setdefault(record.node.path, _PinnedArray(record))
+                if not array.must_be_object(coords, may_be_chunk=None in self.generations[key]):
+                    unproven[key] = array, coords
+        stored = await _stored(storage, list(unproven))
+        for key, (array, coords) in unproven.items():
+            if key not in stored:
+                meant[key] = array.meant_instead(coords) or array.refusal(key)
+        return meant
 
     def at(self, key: str) -> frozenset[str | None]:
         """Return the held tokens of one object, to travel with a task."""
         return self.generations.get(key, frozenset())
 
 
-class _Array:
+class _PinnedArray:
     """The grids of an array, and the keys in them. Objects are shards, or chunks where the array is not sharded."""
 
     def __init__(self, record: NodeRecord) -> None:
@@ -125,7 +128,7 @@ class _Array:
         self._chunk_grid = record.grid
         self._object_grid = tuple(-(-g // n) for g, n in zip(record.grid, self._chunks_per_object, strict=True))
 
-    def is_surely_object(self, coords: ChunkCoords, *, may_be_chunk: bool) -> bool:
+    def must_be_object(self, coords: ChunkCoords, *, may_be_chunk: bool) -> bool:
         """Return whether the key of these coordinates is an object's, whatever is stored: none outside of the shape is, nor one that may be
         the key of a chunk in another object.
         """
@@ -162,9 +165,8 @@ def _lies_in(coords: ChunkCoords, grid: tuple[int, ...]) -> bool:
 async def _stored(storage: Storage, keys: Sequence[str]) -> set[str]:
     """Return those of the keys that an object is stored under."""
     found: set[str] = set()
-    for start in range(0, len(keys), _REQUESTS_AT_ONCE):
-        some = keys[start : start + _REQUESTS_AT_ONCE]
-        infos = await asyncio.gather(*map(storage.stat, some))
+    for some in batched(keys, _REQUESTS_AT_ONCE):
+        infos = await gather_all(*map(storage.stat, some))
         found.update(key for key, info in zip(some, infos, strict=True) if info is not None)
     return found
 
@@ -181,7 +183,7 @@ async def current_tokens(storage: Storage, keys: Sequence[str]) -> dict[str, str
     """Return the tokens of those objects that exist: by one listing, and one request for each object of which it does not show any."""
     wanted = set(keys)
     found: dict[str, str] = {}
-    untold: list[str] = []
+    unversioned: list[str] = []
     if keys:
         first, last = min(keys), max(keys)
         common = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
@@ -189,9 +191,9 @@ async def current_tokens(storage: Storage, keys: Sequence[str]) -> dict[str, str
             if listed.key in wanted and listed.generation is not None:
                 found[listed.key] = listed.generation.token
             elif listed.key in wanted:
-                untold.append(listed.key)
-    for start in range(0, len(untold), _REQUESTS_AT_ONCE):
-        for info in await asyncio.gather(*map(storage.stat, untold[start : start + _REQUESTS_AT_ONCE])):
+                unversioned.append(listed.key)
+    for some in batched(unversioned, _REQUESTS_AT_ONCE):
+        for info in await gather_all(*map(storage.stat, some)):
             if info is not None and info.generation is not None:
                 found[info.key] = info.generation.token
     return found
@@ -210,13 +212,13 @@ async def check_none_held(storage: Storage, pins: Iterable[Pin]) -> None:
     if named:
         shown = ", ".join(map(repr, named[:_NAMED])) + (f" and {len(named) - _NAMED:,} more" if len(named) > _NAMED else "")
         raise Conflict(
-            f"{len(named):,} pinned objects are at {storage.url}, which would be replaced: {shown}. Somebody holds offsets into them: "
+            f"{len(named):,} pinned objects are at {storage.url}, which would be replaced: {shown}. Offsets into them are held elsewhere: "
             "write elsewhere, or give up the sets that hold them. Nothing was changed"
         )
 
 
 def parse_pins(text: str) -> list[Pin]:
-    """Return the pins in a file, one per line: a key as it is, or a JSON object with ``key`` and, for one version only, ``generation``.
+    """Return the pins in a file, one per line: a bare key, or a JSON object with ``key`` and, for one version only, ``generation``.
 
     Raises:
         InvalidInput: a line begins like JSON, but is not such an object.

@@ -150,7 +150,7 @@ async def survey_shards(
     the chunks of each shard whose index can be read, inside the array's shape, are added to it.
 
     Raises:
-        Conflict: the metadata of an array changed meanwhile, so that its shards cannot be understood.
+        Conflict: the metadata of an array changed in between, so that its shards cannot be understood.
         StorageError: a request failed.
     """
     damages: list[Damage] = []

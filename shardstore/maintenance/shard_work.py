@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Generic, Literal, Protocol, TypeVar
@@ -12,32 +12,35 @@ from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
 from shardstore.engine.metadata.hierarchy import Node
 from shardstore.errors import NotFound, Unsupported
+from shardstore.format.store_keys import check_prefix, join, metadata_path
 from shardstore.maintenance.execution import Execution, Failure
-from shardstore.maintenance.object_tasks import halved
+from shardstore.maintenance.object_tasks import halved, in_windows, one_by_one, pages
 from shardstore.maintenance.shard_content import StoredShard
-from shardstore.maintenance.storages import Place
-from shardstore.maintenance.stored_shards import in_tasks, stored_shards
+from shardstore.maintenance.storages import SharedStorage
+from shardstore.maintenance.survey.nodes import SurveyedNodes
 from shardstore.model.capabilities import Capabilities
 from shardstore.progress.steps import Step
-from shardstore.storage.base import Storage
+from shardstore.storage.base import ObjectInfo, Storage
 from shardstore.storage.boundaries import check_own, is_reached_through, links_above
 
 T = TypeVar("T")
 
 _SHARDS_AT_ONCE = 1000
+_SHARDS_A_TASK = 64
+_INDEX_BYTES_A_TASK = 8 * 2**20
 
 MOST_FAILED = 100_000  # that are listed, so that they can be tried again
 
 
 @dataclass(frozen=True, slots=True)
-class Listed(Generic[T]):
+class FirstItems(Generic[T]):
     """A count of things, and the first of them."""
 
     count: int = 0
     first: tuple[T, ...] = ()
 
     @classmethod
-    def of(cls, items: Sequence[T], most: int = 1000) -> Listed[T]:
+    def of(cls, items: Sequence[T], most: int = 1000) -> FirstItems[T]:
         return cls(len(items), tuple(items[:most]))
 
 
@@ -73,11 +76,49 @@ class ShardProgress:
         return Step(action, self.shards, self.total_shards, nbytes, total, self.failed, "shards")
 
 
+# -- the shards of a store -----------------------------------------------------------------------------------------------
+
+
+def _stored_shards(engine: Engine, path: str, unreadable: list[Node]) -> Iterator[StoredShard]:
+    """Yield every shard of the arrays at and below ``path``, in the order of the listing; from a thread that is not the IO loop's.
+
+    Nodes whose documents cannot be read are added to ``unreadable``; everything below them is skipped.
+
+    Raises:
+        NotFound: there is nothing at ``path``.
+        StorageError: a request failed.
+    """
+    check_prefix(path)
+    yield from one_by_one(_batches(engine, path.strip("/"), unreadable))
+
+
+async def _batches(engine: Engine, path: str, unreadable: list[Node]) -> AsyncIterator[list[StoredShard]]:
+    nodes = SurveyedNodes(engine)
+    is_empty = True
+    async for page in pages(engine.storage, join(path, "")):
+        is_empty = False
+        yield await _shards_of(nodes, page)
+    if is_empty:
+        raise NotFound(f"there is no node at {join(engine.storage.url.rstrip('/'), path)}, and nothing below it: check the address")
+    unreadable += [record.node for record in nodes.records(path) if record.node.kind == "other"]
+
+
+async def _shards_of(nodes: SurveyedNodes, found: Sequence[ObjectInfo]) -> list[StoredShard]:
+    shards: list[StoredShard] = []
+    for info, (record, coords) in zip(found, await nodes.owners([info.key for info in found]), strict=True):
+        if record is not None and coords is not None and record.node.layout is not None and metadata_path(info.key) is None:
+            shards.append(StoredShard(record.node.path, record.node.layout, coords, info.key))
+    return shards
+
+
+# -- the run -------------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class LookTask:
     """A task: look at the indices of some shards."""
 
-    place: Place
+    place: SharedStorage
     shards: tuple[StoredShard, ...]
 
     def halves(self) -> list[LookTask]:
@@ -98,7 +139,7 @@ Outcome = TypeVar("Outcome")
 class ShardRun:
     """The state of one run: it looks at all shards first, many per task, and then works on some of them, one per task."""
 
-    def __init__(self, place: Place, execution: Execution, progress: Callable[[ShardProgress], None]) -> None:
+    def __init__(self, place: SharedStorage, execution: Execution, progress: Callable[[ShardProgress], None]) -> None:
         self.place = place
         self.engine = Engine(place.storage)
         self.execution = execution
@@ -117,8 +158,9 @@ class ShardRun:
         """
         run_sync(check_own(self.engine.storage, path.strip("/")))
         takes = self.execution.takes
-        mine = (shard for shard in stored_shards(self.engine, path, self.unreadable) if takes(shard.key))
-        tasks = (LookTask(self.place, some) for some in in_tasks(self._own(mine)))
+        mine = (shard for shard in _stored_shards(self.engine, path, self.unreadable) if takes(shard.key))
+        rounds = in_windows(self._own(mine), lambda shard: shard.layout.index_format.nbytes, _INDEX_BYTES_A_TASK, _SHARDS_A_TASK)
+        tasks = (LookTask(self.place, tuple(some)) for some in rounds)
 
         def done(task: LookTask, found: Outcome) -> None:
             self.shards += len(task.shards)
@@ -178,7 +220,7 @@ async def check_can_swap(storage: Storage, exclusive: bool) -> None:
     """Check, before shards are replaced, that no writer's update can be lost.
 
     Raises:
-        Unsupported: the storage has no compare-and-swap, and others may write.
+        Unsupported: the storage has no compare-and-swap, and other clients may write.
     """
     capabilities = await storage.probe()
     if exclusive:

@@ -24,14 +24,14 @@ if hasattr(os, "register_at_fork"):
 
 
 @dataclass(frozen=True)
-class Place:
+class SharedStorage:
     """A storage that can be pickled again and again: all copies unpickled in one process share one storage, with its threads."""
 
     storage: Storage
 
-    def __reduce__(self) -> tuple[Callable[[bytes], Place], tuple[bytes]]:
+    def __reduce__(self) -> tuple[Callable[[bytes], SharedStorage], tuple[bytes]]:
         return _unpickled, (pickle.dumps(self.storage),)
 
 
-def _unpickled(data: bytes) -> Place:
-    return Place(_opened(data))
+def _unpickled(data: bytes) -> SharedStorage:
+    return SharedStorage(_opened(data))

@@ -1,4 +1,4 @@
-"""Nodes of Zarr v2, as they are stored: shardstore passes them through, verification checks them."""
+"""Nodes of Zarr v2: shardstore passes them through, verification checks them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from shardstore.format.store_keys import ancestors, join
 from shardstore.format.v2.keys import ARRAY_NAME, CONSOLIDATED_NAME, GROUP_NAME, document_key
 from shardstore.maintenance.array_plans import ArrayPlan, plan_v2_array
 from shardstore.model.chunks import ChunkCoords
+from shardstore.model.containers import batched
 from shardstore.storage.base import Found, Storage, document_read, unless_failed
 
 _DOCUMENTS_AT_ONCE = 256
@@ -64,8 +65,7 @@ class V2Nodes:
         if len(self._absent) > _MOST_ABSENT:
             self._absent.clear()
         unknown = [path for path in dict.fromkeys(paths) if path not in self._arrays and path not in self._absent]
-        for start in range(0, len(unknown), _DOCUMENTS_AT_ONCE):
-            some = unknown[start : start + _DOCUMENTS_AT_ONCE]
+        for some in batched(unknown, _DOCUMENTS_AT_ONCE):
             for path, read in zip(some, await read_v2(self._storage, [join(path, ARRAY_NAME) for path in some]), strict=True):
                 if read is None:
                     self._absent.add(path)
@@ -115,5 +115,5 @@ async def is_stale_v2(storage: Storage, key: str, listed: Iterable[str]) -> bool
     for name, one in zip(names, own, strict=True):
         if one is None or one.document is None or not _says_the_same(one, metadata[name]):
             return True
-    others = (key[len(prefix) :] for key in listed if key.startswith(prefix) and not key.endswith(CONSOLIDATED_NAME))
-    return any(name not in metadata for name in others)
+    below = (key[len(prefix) :] for key in listed if key.startswith(prefix) and not key.endswith(CONSOLIDATED_NAME))
+    return any(name not in metadata for name in below)

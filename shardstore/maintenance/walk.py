@@ -28,12 +28,12 @@ _OBJECTS_A_TASK = 256
 _INDEX_BYTES_A_TASK = 4 * 2**20
 _CONTENT_BYTES_A_TASK = 64 * 2**20  # so that there are enough tasks to go round
 
-Role = Literal["document", "v2-document", "array", "stray", "untold"]
+Role = Literal["document", "v2-document", "array", "stray", "hidden"]
 
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """A stored object. ``plan`` and ``coords`` are set for an object of an array; ``untold``: damaged metadata hide its role."""
+    """A stored object. ``plan`` and ``coords`` are set for an object of an array; ``hidden``: damaged metadata hide its role."""
 
     info: ObjectInfo
     role: Role
@@ -114,7 +114,7 @@ class Walk:
             elif document_key(info.key) is not None:
                 located.append(Located(info, "v2-document"))
             elif (record is not None and plan is None) or self._lies_below_damage(info.key):
-                located.append(Located(info, "untold"))
+                located.append(Located(info, "hidden"))
             else:
                 strays.append(len(located))
                 located.append(Located(info, "stray"))
@@ -124,7 +124,7 @@ class Walk:
             if owner is not None:
                 located[i] = Located(info, "array", *owner)
             elif self.v2.has_unreadable(info.key):
-                located[i] = Located(info, "untold")
+                located[i] = Located(info, "hidden")
         return located
 
     def _lies_below_damage(self, key: str) -> bool:

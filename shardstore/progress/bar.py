@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from shardstore.progress.steps import Part, Rate, Report, Step, amount_of, line_of, parts_of
+from shardstore.progress.steps import LinePart, Rate, Report, Step, amount_of, line_of, parts_of
 
 _LEAST_BAR, _MOST_BAR = 10, 40  # columns
 _OTHER_COLUMNS = 1 + 4 + 7 + 5  # of the screen: the spinner, the percentage, the time left, and the gaps between six columns
@@ -49,7 +49,7 @@ def drawn_bar(clock: Callable[[], float] = time.monotonic) -> Iterator[Report]:
         yield show
 
 
-def _fitting(parts: list[Part], width: int) -> str:
+def _fitting(parts: list[LinePart], width: int) -> str:
     """Return the parts in one line of at most ``width`` columns, as far as enough of them can be dropped."""
     kept = list(parts)
     while cell_len(line := line_of(kept)) > width and (loose := [part for part in kept if part.given_up]):

@@ -87,27 +87,27 @@ class Lines:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LinePart:
     """A part of a line. Where there is no room, parts are dropped in the order of ``given_up``, the least first; those of 0 stay."""
 
     text: str
     given_up: int = 0
 
 
-def parts_of(step: Step, rate: tuple[float, float] | None) -> list[Part]:
+def parts_of(step: Step, rate: tuple[float, float] | None) -> list[LinePart]:
     """Return what a line says of a step, with the rate of objects and bytes."""
     objects = f"{step.objects:,}" if step.total_objects is None else f"{step.objects:,} of {step.total_objects:,}"
-    parts = [Part(f"{objects} {step.noun}", 3 if step.nbytes is not None else 0)]
+    parts = [LinePart(f"{objects} {step.noun}", 3 if step.nbytes is not None else 0)]
     if step.nbytes is not None:
-        parts.append(Part(size(step.nbytes) if step.total_nbytes is None else f"{size(step.nbytes)} of {size(step.total_nbytes)}", 2))
+        parts.append(LinePart(size(step.nbytes) if step.total_nbytes is None else f"{size(step.nbytes)} of {size(step.total_nbytes)}", 2))
     if rate and any(rate):
-        parts.append(Part(f"{rate[0]:,.0f} {step.noun}/s" if step.nbytes is None else f"{size(int(rate[1]))}/s", 1))
+        parts.append(LinePart(f"{rate[0]:,.0f} {step.noun}/s" if step.nbytes is None else f"{size(int(rate[1]))}/s", 1))
     if step.failed:
-        parts.append(Part(f"{step.failed:,} failed"))
+        parts.append(LinePart(f"{step.failed:,} failed"))
     return parts
 
 
-def line_of(parts: list[Part]) -> str:
+def line_of(parts: list[LinePart]) -> str:
     """Return the parts as one line."""
     return ", ".join(part.text for part in parts)
 

@@ -121,7 +121,7 @@ def _compact(result: CompactReport) -> str:
 def _repair(result: RepairReport) -> str:
     rows = [
         ("state", "dry run" if result.is_dry_run else "done"),
-        ("shards", f"{count(result.shards)} looked at, {count(result.damaged_count)} damaged, {count(result.left_count)} left as they are"),
+        ("shards", f"{count(result.shards)} looked at, {count(result.damaged_count)} damaged, {count(result.left_count)} left unchanged"),
         ("chunks", f"{count(result.lost_count)} lost, {count(result.reverted_count)} reverted, {count(result.uncertain_count)} uncertain"),
         ("quarantine", result.quarantine or "–"),
         *(("failed", f"{one.key}: {one.error}") for one in result.failed.first[:_MOST_FINDINGS]),

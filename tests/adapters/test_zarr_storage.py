@@ -349,7 +349,7 @@ def test_what_replaces_shards_says_what_it_needs(repository: icechunk.Repository
     for store in (filled(MemoryStore()), filled(repository.writable_session("main").store)):
         with pytest.raises(Unsupported, match="no compare-and-swap"):
             shardstore.compact(store)
-        with pytest.raises(InvalidInput, match=r"no place beside this \w+Store: say quarantine=URL"):
+        with pytest.raises(InvalidInput, match=r"no place next to this \w+Store: say quarantine=URL"):
             shardstore.repair(store, yes=True, exclusive=True)
         with pytest.raises(InvalidInput, match="overlap"):
             shardstore.repair(store, quarantine=StorePath(store, "q"), yes=True, exclusive=True)

@@ -73,13 +73,13 @@ CASES: dict[str, tuple[dict[str, bytes], dict[str, str]]] = {
     ),
     "where a directory will be": (
         {**mapping({".zgroup": V2_GROUP, "a/.zarray": v2_flat(dimension_separator="/", shape=[4, 4], chunks=[2, 2])}), "a/c/1": b"notes"},
-        {"a/c/1": "cannot be beside chunks of a"},
+        {"a/c/1": "cannot exist next to chunks of a"},
     ),
     "below a chunk": (
         {**mapping({"zarr.json": V3_GROUP, "a/zarr.json": v3_array()}), "a/c/0/notes": b"notes"},
-        {"a/c/0/notes": "cannot be beside chunks of a"},
+        {"a/c/0/notes": "cannot exist next to chunks of a"},
     ),
-    "where a group is": ({**mapping({"g/.zgroup": V2_GROUP}), "g": b"notes"}, {"g": "cannot be beside 'g/zarr.json'"}),
+    "where a group is": ({**mapping({"g/.zgroup": V2_GROUP}), "g": b"notes"}, {"g": "cannot exist next to 'g/zarr.json'"}),
     "an array called as documents are": (
         mapping({".zgroup": V2_GROUP, "zarr.json/.zarray": V2_ARRAY, "g/zarr.json/h/.zgroup": V2_GROUP}),
         {"zarr.json": "the name of documents", "g/zarr.json/h": "the name of documents", "g/zarr.json": "the name of documents"},

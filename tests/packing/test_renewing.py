@@ -256,7 +256,7 @@ def test_what_was_replaced_since_is_not_removed(key: str, tmp_path: Path) -> Non
     erase("g/b", "README")(mine)
     (target / key).write_bytes(b"mine")
     before = stored(target)
-    with pytest.raises(Conflict, match=f"nothing for '{key}', but somebody else has written them") as caught:
+    with pytest.raises(Conflict, match=f"nothing for '{key}', but another program has written them") as caught:
         packed(mine, target)
     assert "overwrite" in str(caught.value)
     assert stored(target) == before
@@ -272,7 +272,7 @@ def test_a_shard_that_somebody_has_added_is_an_error_and_notes_are_not(tmp_path:
     packed(mine, target)
     shutil.copy(target / "a/c/1/1", target / "a/c/0/0")
     (target / "g/remarks.txt").write_text("theirs")
-    with pytest.raises(Conflict, match="somebody else has written 'a/c/0/0', which would be replaced, or taken for chunks"):
+    with pytest.raises(Conflict, match="another program has written 'a/c/0/0', which would be replaced, or taken for chunks"):
         packed(mine, target)
     (target / "a/c/0/0").unlink()
     assert packed(mine, target).complete
@@ -293,7 +293,7 @@ def test_what_somebody_has_put_where_the_source_has_something_now_is_not_replace
     if key == "g/new/c/1":  # as a chunk it is one that others have written; alone it was nothing
         (target / "g/new/zarr.json").write_bytes((mine / "g/new/zarr.json").read_bytes())
         before = stored(target)
-    with pytest.raises(Conflict, match=f"somebody else has written '{key}'.*Nothing was written"):
+    with pytest.raises(Conflict, match=f"another program has written '{key}'.*Nothing was written"):
         packed(mine, target)
     assert stored(target) == before
     for name in (key, "g/new/zarr.json"):

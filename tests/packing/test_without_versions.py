@@ -302,7 +302,7 @@ def test_units_without_versions_are_done_again_and_the_report_says_so(bare: tupl
     fs.pipe_file(f"{root}/a/c/0", (9).to_bytes(4, "little"))
     report = pack((fs, root), target)
     assert (report.done, report.skipped, report.complete) == (first.units, 0, True)
-    assert "tells no versions of what a, b, the other objects are made from" in report.notes[-1]
+    assert "gives no versions of what a, b, the other objects are made from" in report.notes[-1]
     assert read_by_zarr(target, "a").tolist() == [9, 3, 3, 3, 3, 3]
     with pytest.raises(InvalidInput, match="cannot be packed in parts: it has no versions for a, b, other objects"):
         pack((fs, root), tmp_path / "u.zarr", part="1/2")

@@ -13,7 +13,7 @@ from shardstore.maintenance.array_plans import ArrayPlan
 from shardstore.maintenance.census.file import DIGEST_NBYTES
 from shardstore.maintenance.execution import check_running
 from shardstore.maintenance.shard_content import slots_inside
-from shardstore.maintenance.storages import Place
+from shardstore.maintenance.storages import SharedStorage
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRange, BytesLike
@@ -38,7 +38,7 @@ class CensusTask:
     """A task: objects of one array, each with its size as it was listed."""
 
     run: str
-    place: Place
+    place: SharedStorage
     plan: ArrayPlan
     objects: tuple[tuple[ChunkCoords, int], ...]
     of_contents: bool
@@ -67,10 +67,10 @@ def count_objects(task: CensusTask) -> Counted:
         StorageError: a request failed.
     """
     check_running(task.run)
-    return _of_shards(task) if task.plan.layout is not None else _of_chunks(task)
+    return _count_shards(task) if task.plan.layout is not None else _count_chunks(task)
 
 
-def _of_shards(task: CensusTask) -> Counted:
+def _count_shards(task: CensusTask) -> Counted:
     layout = task.plan.layout
     assert layout is not None
     entries: list[tuple[ChunkCoords, ObjectEntry]] = []
@@ -102,7 +102,7 @@ def _of_shards(task: CensusTask) -> Counted:
     return Counted(tuple(entries), tuple(damaged))
 
 
-def _of_chunks(task: CensusTask) -> Counted:
+def _count_chunks(task: CensusTask) -> Counted:
     entries: list[tuple[ChunkCoords, ObjectEntry]] = []
     for coords, nbytes in task.objects:
         digest: bytes | None = NO_DIGEST
@@ -127,7 +127,7 @@ def _of_chunks(task: CensusTask) -> Counted:
 
 def content_digest(storage: Storage, key: str, generation: Generation, nbytes: int, window_bytes: int) -> bytes | None:
     """Return the digest of all bytes of one version of an object, read ``window_bytes`` at a time; ``None`` if it was replaced
-    meanwhile.
+    in between.
     """
     digest = hashlib.blake2b(digest_size=DIGEST_NBYTES)
     for start in range(0, nbytes, window_bytes):

@@ -15,7 +15,7 @@ from shardstore.maintenance.census.file import DIGEST_NBYTES, ArrayCensus, Censu
 from shardstore.maintenance.census.objects import CensusTask, Counted, count_objects
 from shardstore.maintenance.execution import Execution, Failure
 from shardstore.maintenance.object_tasks import Ahead, by_halves
-from shardstore.maintenance.storages import Place
+from shardstore.maintenance.storages import SharedStorage
 from shardstore.maintenance.walk import Located, Walk, gathered
 from shardstore.model.coalescing import UPKEEP_LIMITS
 from shardstore.storage.base import in_its_place
@@ -35,8 +35,8 @@ def take_census(
     """Take the census of everything at and below ``path``, or of the share that ``execution`` is for. Not to be called on the IO loop.
 
     With ``of_contents`` every object is read whole, and its digest recorded. ``progress`` is called with the number of objects looked
-    at, the number of their bytes, and the total of objects (``None`` while they are listed). Writes of others during the run may be in
-    it or not; each object is as it was at one moment.
+    at, the number of their bytes, and the total of objects (``None`` while they are listed). Writes of other clients during the run may be
+    in it or not; each object is as it was at one moment.
 
     Raises:
         NotFound: there is nothing at ``path``.
@@ -83,7 +83,7 @@ class _Taking:
         self._execution = execution
         self._progress = progress
         self._shown = shown
-        self._place = Place(engine.storage)
+        self._place = SharedStorage(engine.storage)
         self._rows: dict[str, _Rows] = {}
         self._damaged: list[str] = []
         self._failed: list[Unread] = []

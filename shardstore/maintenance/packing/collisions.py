@@ -21,7 +21,7 @@ from shardstore.storage.local.names import is_reserved
 from shardstore.storage.requests.outcomes import PROBE_PREFIX
 
 _MOST_NAME_BYTES = 255  # of file systems
-_MOST_ADDED_BYTES = 160  # to a key, in the path of a file: the folders of a draft hierarchy, and the name of a temporary file beside it
+_MOST_ADDED_BYTES = 160  # to a key, in the path of a file: the folders of a draft hierarchy, and the name of a temporary file next to it
 _PERIODS = re.compile(r"(?:.*/)?\.+(?:/.*)?", re.DOTALL)
 
 
@@ -47,7 +47,7 @@ class PlannedKeys:
         return key in self._objects or (isinstance(key, str) and self.chunk(key) is not None)
 
     def in_the_way(self, key: str, *, anywhere: bool = False) -> str | None:
-        """Return the key of the plan that could not be stored beside ``key`` in a file system: where one of the two would have to be a
+        """Return the key of the plan that could not be stored next to ``key`` in a file system: where one of the two would have to be a
         directory.
         """
         if key in self._directories:
@@ -95,39 +95,39 @@ class Names:
         """Return the paths of nodes, and keys of other objects, that cannot be in the target, with the reasons."""
         refused: dict[str, str] = {}
         for path in target.documents:
-            if (reason := self._of_node(path, target)) is not None:
+            if (reason := self._node_refusal(path, target)) is not None:
                 refused[path] = reason
         planned = PlannedKeys(target, others)
         for key in others:
-            if (reason := self._of_other(key, planned)) is not None:
+            if (reason := self._object_refusal(key, planned)) is not None:
                 refused[key] = reason
         return refused
 
-    def _of_node(self, path: str, target: TargetNodes) -> str | None:
+    def _node_refusal(self, path: str, target: TargetNodes) -> str | None:
         above = [path[:at] for at in (i for i, c in enumerate(path) if c == "/")]
         for array in ("", *above) if path else ():
             if array in target.arrays or array in target.passed:
                 return f"it lies in the array {array or '(root)'!r}, and no node can be in an array"
         if METADATA_NAME in path.split("/"):
             return f"{METADATA_NAME!r} is the name of documents, and can be that of no node"
-        if path in target.arrays and (reason := self._of_file(join(path, _longest_key(target.arrays[path].layout)))) is not None:
+        if path in target.arrays and (reason := self._file_refusal(join(path, _longest_key(target.arrays[path].layout)))) is not None:
             return reason
         if self._as_draft:
             return unwritable_name(path)
-        return self._of_key(metadata_key(path))
+        return self._key_refusal(metadata_key(path))
 
-    def _of_other(self, key: str, planned: PlannedKeys) -> str | None:
+    def _object_refusal(self, key: str, planned: PlannedKeys) -> str | None:
         array = planned.chunk(key, anywhere=True)
         if array is not None:
             return f"it is not a chunk in the source, and would be one of the array {array or '(root)'!r} in the target"
-        beside = planned.in_the_way(key, anywhere=True)
-        if beside is not None:
-            return f"it cannot be beside {beside}, where one of the two would be a directory"
+        conflicting = planned.in_the_way(key, anywhere=True)
+        if conflicting is not None:
+            return f"it cannot exist next to {conflicting}, where one of the two would be a directory"
         if self._as_draft and data_key(key) is None:
             return "it has no counterpart in a hierarchy of the 2022 draft, where it would be taken for another key"
-        return self._of_key(key)
+        return self._key_refusal(key)
 
-    def _of_key(self, key: str) -> str | None:
+    def _key_refusal(self, key: str) -> str | None:
         try:
             check_key(key)
             key.encode()
@@ -137,9 +137,9 @@ class Names:
             return "Zarr v3 allows no name of periods alone"
         if key.startswith(self._reserved):
             return "its name is one that a run uses for objects of its own"
-        return self._of_file(key)
+        return self._file_refusal(key)
 
-    def _of_file(self, key: str) -> str | None:
+    def _file_refusal(self, key: str) -> str | None:
         """Return why no file of a local target can have this key."""
         if self._root is None:
             return None
@@ -158,7 +158,7 @@ def _most_path_bytes() -> int:
     """Return how many bytes the path of a file can have on this system, the zero behind it included."""
     try:
         return os.pathconf("/", "PC_PATH_MAX")
-    except (AttributeError, OSError, ValueError):  # the system does not tell
+    except (AttributeError, OSError, ValueError):  # the system does not know
         return 4096
 
 
@@ -167,14 +167,14 @@ def _longest_key(layout: ObjectLayout) -> str:
     return layout.key_encoding.encode(tuple(max(0, n - 1) for n in layout.object_grid))
 
 
-def check_for_branch(target: TargetNodes, others: Sequence[str], shown_source: str) -> None:
-    """Raise ``Unsupported`` if a source has what a versioned store cannot hold; ``others`` are keys of objects that are not Zarr's."""
+def check_for_branch(target: TargetNodes, other_keys: Sequence[str], shown_source: str) -> None:
+    """Raise ``Unsupported`` if a source has what a versioned store cannot hold; ``other_keys`` are those of objects that are not Zarr's."""
     nested = [path or "(root)" for path, one in target.arrays.items() if mentions_sharding(one.document.get("codecs"))]
     passed = [f"{path or '(root)'} ({reason})" for path, reason in target.reasons.items()]
     for found, what in (
         (nested, "arrays with shards in shards"),
         (passed, "arrays whose chunks cannot be taken out"),
-        ([repr(key) for key in others], "other objects than Zarr nodes and their chunks"),
+        ([repr(key) for key in other_keys], "other objects than Zarr nodes and their chunks"),
     ):
         if found:
             raise Unsupported(

@@ -78,7 +78,7 @@ async def misread(storage: Storage, documents: Mapping[str, JsonObject], written
         try:
             document = loads_object(found.buffers[0])
         except Corruption:
-            continue  # nobody can read it
+            continue  # no reader can read it
         if metadata_path(key) in written and _meaning(document) != _meaning(documents[key]):
             wrong.add(key)
         if document.get("consolidated_metadata") is not None:
@@ -109,7 +109,7 @@ async def kept_shards(target: Storage, arrays: Iterable[SourceArray]) -> KeptSha
         try:
             document = loads_object(found.buffers[0])
         except Corruption:
-            continue  # nobody can read that array; its document is written anew
+            continue  # no reader can read that array; its document is written again
         layout = parse_layout(document)
         plain, wanted = parse_plain(present_array(document)), parse_plain(source.document)
         if isinstance(plain, str) or isinstance(wanted, str) or plain.chunk_shape != wanted.chunk_shape:

@@ -8,7 +8,6 @@ comes before digits. Keys that still come before their documents wait until the 
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -20,13 +19,14 @@ from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import METADATA_NAME, encoded_chunk_nbytes, is_array, is_group, parse_layout, parse_plain
 from shardstore.format.presentation import present_array
-from shardstore.format.store_keys import ancestors, join, metadata_key, metadata_path
+from shardstore.format.store_keys import ancestors, groups_above, join, metadata_key, metadata_path
 from shardstore.format.v2.arrays import array_from_v2
 from shardstore.format.v2.groups import group_from_v2
 from shardstore.format.v2.kept import Kept, with_attributes
 from shardstore.format.v2.keys import ARRAY_NAME, ATTRIBUTES_NAME, CONSOLIDATED_NAME, DOCUMENT_NAMES, GROUP_NAME
 from shardstore.maintenance.object_tasks import pages
 from shardstore.maintenance.packing.object_table import ObjectLayout, ObjectTable, version_digest
+from shardstore.model.containers import batched
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import (
     UNKNOWN_NBYTES,
@@ -39,6 +39,7 @@ from shardstore.storage.base import (
     in_its_place,
     unless_failed,
 )
+from shardstore.tasks import gather_all
 
 T = TypeVar("T")
 
@@ -50,7 +51,7 @@ _MOST_WAITING = 1_000_000  # keys that nothing is known of yet
 # The key of a chunk in the default encoding: the path of its array, and the coordinates.
 _DEFAULT_KEY = re.compile(r"(?:(.*)/)?c(?:(?:/[0-9]+)*|(?:\.[0-9]+)+)", re.DOTALL)
 
-_Listed: TypeAlias = tuple[str, int, int]
+_SizedKey: TypeAlias = tuple[str, int, int]
 """Key, size and version of an object, as ``OtherObject`` has them."""
 
 _V2_KEY = re.compile(r"(?:.*/)?[0-9]+(?:\.[0-9]+)*", re.DOTALL)
@@ -87,7 +88,7 @@ class SourceNodes:
 
     arrays: dict[str, SourceArray] = field(default_factory=dict)
     passed: dict[str, tuple[JsonObject, str]] = field(default_factory=dict)
-    """Arrays whose chunks cannot be identified, with the reason: their objects are among the others."""
+    """Arrays whose chunks cannot be identified, with the reason: their objects are among the other ones."""
     groups: dict[str, JsonObject] = field(default_factory=dict)
     """The documents of groups, as Zarr v3; of Zarr v2 with ``.zattrs``."""
     consolidated_v2: dict[str, JsonObject] = field(default_factory=dict)
@@ -139,35 +140,19 @@ class _Listing:
         self._v2: dict[str, dict[str, JsonObject]] = {}  # by path and name
         self._v3: set[str] = set()  # paths
         self._directories: dict[str, tuple[SourceArray, int | None] | None] = {}
-        self._waiting: defaultdict[str, list[_Listed]] = defaultdict(list)  # by directory
+        self._waiting: defaultdict[str, list[_SizedKey]] = defaultdict(list)  # by directory
         self._n_waiting = 0
         self._of_unknown_size: list[tuple[SourceArray, int]] = []
 
     # -- a page --------------------------------------------------------------------------------------------------------
 
     async def take(self, page: list[ObjectInfo]) -> None:
-        documents: list[str] = []
-        objects: defaultdict[str, list[_Listed]] = defaultdict(list)  # by directory
-        self.nodes.objects += len(page)
-        self.nodes.nbytes += sum(info.nbytes for info in page if info.nbytes != UNKNOWN_NBYTES)
-        directories: dict[str, str] = {}  # a key of each that is new
-        for key, nbytes, generation in page:
-            directory, _, name = key.rpartition("/")
-            if name in _DOCUMENT_NAMES:
-                self.nodes.documents += 1
-                documents.append(key)
-            else:
-                objects[directory].append((key, nbytes, version_digest(generation)))
-                if directory not in self._directories:
-                    directories.setdefault(directory, key)
-                    if "." in name:
-                        directories[key] = key
-        if self._may_be_dual:
-            documents += [
-                metadata_key(key.rpartition("/")[0]) for key in documents
-            ]  # before any chunk is counted for the other description
-        speculative = {self._candidate(key) for key in directories.values()} - {None}
-        await self._read(dict.fromkeys((*documents, *(metadata_key(path) for path in speculative if path is not None))))
+        """Count the objects of a page for their arrays; keys whose arrays are not known yet wait."""
+        documents, objects, directories = self._sorted(page)
+        if self._may_be_dual:  # before any chunk is counted for the other description
+            documents += [metadata_key(key.rpartition("/")[0]) for key in documents]
+        arrays = {path for key in directories.values() if (path := self._candidate(key)) is not None}
+        await self._read(dict.fromkeys((*documents, *map(metadata_key, arrays))))
         unknown = self._assign(objects)
         if unknown and await self._look_above(key for of_directory in unknown.values() for key, _, _ in of_directory):
             unknown = self._assign(unknown)
@@ -179,6 +164,26 @@ class _Listing:
                 f"{of_directory[-1][0]!r} in {self._storage.url}, and {self._most_waiting:,} objects before it, belong to no array whose "
                 "document had been listed by then: name the node that is to be packed"
             )
+
+    def _sorted(self, page: list[ObjectInfo]) -> tuple[list[str], Mapping[str, list[_SizedKey]], Mapping[str, str]]:
+        """Return the keys of documents, all other objects by directory, and a key of each directory that is new."""
+        documents: list[str] = []
+        objects: defaultdict[str, list[_SizedKey]] = defaultdict(list)
+        directories: dict[str, str] = {}
+        self.nodes.objects += len(page)
+        self.nodes.nbytes += sum(info.nbytes for info in page if info.nbytes != UNKNOWN_NBYTES)
+        for key, nbytes, generation in page:
+            directory, _, name = key.rpartition("/")
+            if name in _DOCUMENT_NAMES:
+                self.nodes.documents += 1
+                documents.append(key)
+            else:
+                objects[directory].append((key, nbytes, version_digest(generation)))
+                if directory not in self._directories:
+                    directories.setdefault(directory, key)
+                    if "." in name:
+                        directories[key] = key
+        return documents, objects, directories
 
     async def _look_above(self, keys: Iterable[str]) -> bool:
         """Look for arrays of Zarr v3 with chunk names as in Zarr v2, which are listed before their documents; return whether that may have
@@ -226,9 +231,8 @@ class _Listing:
     async def _looked_up(self, objects: list[tuple[str, T]]) -> list[tuple[T, ObjectInfo]]:
         """Look up objects, by key, whose sizes the listing did not give; return each that is there with what comes with its key."""
         there: list[tuple[T, ObjectInfo]] = []
-        for start in range(0, len(objects), _SIZES_AT_ONCE):
-            some = objects[start : start + _SIZES_AT_ONCE]
-            for (key, given), info in zip(some, await asyncio.gather(*(self._reachable(key) for key, _ in some)), strict=True):
+        for some in batched(objects, _SIZES_AT_ONCE):
+            for (key, given), info in zip(some, await gather_all(*(self._reachable(key) for key, _ in some)), strict=True):
                 if info is None:
                     self.nodes.unreachable.append(key)
                 else:
@@ -244,9 +248,9 @@ class _Listing:
 
     # -- whose an object is --------------------------------------------------------------------------------------------
 
-    def _assign(self, objects: Mapping[str, list[_Listed]]) -> dict[str, list[_Listed]]:
+    def _assign(self, objects: Mapping[str, list[_SizedKey]]) -> dict[str, list[_SizedKey]]:
         """Count objects, by directory, for their arrays; return those that belong to no known array."""
-        unknown: dict[str, list[_Listed]] = {}
+        unknown: dict[str, list[_SizedKey]] = {}
         for directory, of_directory in objects.items():
             if directory not in self._directories:
                 if len(self._directories) >= _MOST_DIRECTORIES:
@@ -258,12 +262,12 @@ class _Listing:
                 unknown[directory] = others
         return unknown
 
-    def _count(self, array: SourceArray, base: int | None, start: int, objects: list[_Listed]) -> list[_Listed]:
+    def _count(self, array: SourceArray, base: int | None, start: int, objects: list[_SizedKey]) -> list[_SizedKey]:
         """Count the objects of a directory for ``array``; return those that do not belong to it. The names in their keys begin at
         ``start``.
         """
         layout = array.layout
-        others: list[_Listed] = []
+        others: list[_SizedKey] = []
         add = array.table.add
         for found in objects:
             key, nbytes, version = found
@@ -399,7 +403,6 @@ class _Listing:
                 except ShardStoreError as exc:
                     self.nodes.refused[path] = str(exc)
         for path in [path for path, documents in self._v2.items() if {ARRAY_NAME, GROUP_NAME} & set(documents)]:
-            while path:
-                path = path.rpartition("/")[0]
-                if not any(path in known for known in (self.nodes.groups, self.nodes.refused, self.nodes.arrays, self.nodes.passed)):
-                    self.nodes.groups[path] = with_attributes({"zarr_format": 3, "node_type": "group"}, None, Kept(implicit=True))
+            for above in groups_above(path):
+                if not any(above in known for known in (self.nodes.groups, self.nodes.refused, self.nodes.arrays, self.nodes.passed)):
+                    self.nodes.groups[above] = with_attributes({"zarr_format": 3, "node_type": "group"}, None, Kept(implicit=True))

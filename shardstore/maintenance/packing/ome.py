@@ -52,7 +52,7 @@ def with_ome_05(target: TargetNodes, found: OmeNodes) -> TargetNodes:
         listed = "; ".join(f"{path or '(root)'!r}: {reason}" for path, reason in sorted(refused.items()))
         raise Unsupported(
             f"OME-Zarr metadata cannot be rewritten to 0.5, and nothing was written: {listed}. Leave the nodes out by exclude, or pack "
-            "without ome (--ome), which leaves all attributes as they are"
+            "without ome (--ome), which leaves all attributes unchanged"
         )
     return TargetNodes(
         arrays={path: replace(array, document=_rewritten(path, array.document, found)) for path, array in target.arrays.items()},

@@ -18,7 +18,7 @@ from shardstore.maintenance.packing.places import open_branch, open_places
 from shardstore.maintenance.packing.plan import look
 from shardstore.maintenance.packing.report import PackReport, Progress
 from shardstore.maintenance.packing.run import carry_out, raise_if_incomplete, report
-from shardstore.maintenance.packing.translation import Mode, Wanted
+from shardstore.maintenance.packing.translation import Mode, TargetForm
 from shardstore.maintenance.pins import Pin, check_none_held
 from shardstore.plan.commits import ChunkOrder
 from shardstore.plan.policy import ShardingPolicy
@@ -57,11 +57,11 @@ class PackOptions:
     dry_run: bool = False
     """Write nothing: report what would be done, with an estimate of its requests."""
     overwrite: bool = False
-    """Replace what is at the target: object by object, and the rest when the new hierarchy is complete beside it. Refused if it cannot
+    """Replace what is at the target: object by object, and the rest when the new hierarchy is complete next to it. Refused if it cannot
     be known that the target is not the source, and if something is mounted in the target.
     """
     pins: Sequence[Pin] = ()
-    """Shards of the target that somebody holds offsets into: ``overwrite`` is refused while they are there."""
+    """Shards of the target that offsets are held into: ``overwrite`` is refused while they are there."""
     workers: int | None = None
     """The number of concurrent units."""
     retries: int = 2
@@ -73,7 +73,7 @@ class PackOptions:
     max_memory: int = DEFAULT_MAX_MEMORY
     """Bytes that each process holds at once, whatever the size of shards."""
     record: Any = None
-    """The place of the record of finished work: a URL, path or storage. By default beside the target, with ``.pack`` after its name; of a
+    """The place of the record of finished work: a URL, path or storage. By default next to the target, with ``.pack`` after its name; of a
     store that takes no other objects, in memory, for this run.
     """
     prices: Mapping[str, float] | None = None
@@ -105,7 +105,7 @@ class PackOptions:
         if self.pins and not self.overwrite:
             raise InvalidInput("pins go with overwrite: nothing else replaces what is at the target")
         if self.overwrite and self.as_part != WHOLE:
-            raise InvalidInput("a part cannot overwrite, or it would erase what the others have done: erase the target first")
+            raise InvalidInput("a part cannot overwrite, or it would erase what other parts have done: erase the target first")
 
     @property
     def as_part(self) -> Part:
@@ -165,7 +165,7 @@ def pack(
             with or without a path, of a versioned store: then the hierarchy becomes part of the branch by one commit, when all of it is
             written, and ``chunks_per_shard`` says how many chunks go into one chunk file.
         chunks_per_shard: as for ``shardstore.open``: ``"auto"``, a tuple, a mapping from patterns of paths, a function. One tuple is
-            for the arrays with that number of dimensions; ``"auto"`` decides for the others. Arrays with ``None`` keep one object per
+            for the arrays with that number of dimensions; ``"auto"`` decides for all other arrays. Arrays with ``None`` keep one object per
             chunk.
         executor: carries out the work: any ``concurrent.futures.Executor``, or the ``distributed.Client`` of a dask cluster; by
             default threads of this process.
@@ -179,7 +179,7 @@ def pack(
         Unsupported: arrays cannot be expressed exactly; the message names all of them; nothing was written.
         Conflict: pinned shards are at the target, or something that no earlier run of the same has made, or a link to a directory, or,
             with ``overwrite``, something is mounted in it; the record's place holds something else; or one of both lies behind a link in
-            the middle of a store; or there is something at the path in the branch, or somebody has changed that meanwhile.
+            the middle of a store; or there is something at the path in the branch, or another client has changed that since.
         NoSpace: a local target does not have enough room; nothing was written. With ``check_space`` false the run continues regardless.
         Incomplete: units failed, or the target was full, which stops the run; its ``report`` names the units, its cause is the error
             of the first. The work done stays.
@@ -244,7 +244,7 @@ def _pack(
         _check_for_branch(options, executor, target)
     elif options.message is not None:
         raise InvalidInput(f"message is for a commit to a branch of a versioned store, such as URL@main, and {target!r} is none")
-    wanted = Wanted(
+    wanted = TargetForm(
         mode=mode if place is None else "unpack",  # versioned stores gather chunks into shards by themselves
         policy=policy if place is None else None,
         as_draft=options.stored == "transformer",

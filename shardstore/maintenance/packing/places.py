@@ -15,7 +15,7 @@ from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
 from shardstore.errors import Conflict, InvalidInput
 from shardstore.maintenance.packing.record import INSIDE, SUFFIX, Record
-from shardstore.maintenance.storages import Place
+from shardstore.maintenance.storages import SharedStorage
 from shardstore.plan.policy import ShardingPolicy
 from shardstore.presented.view import View
 from shardstore.storage.base import ObjectInfo, RestrictsKeys, Storage
@@ -42,15 +42,15 @@ from shardstore.stored.draft2022.storage import DraftStorage
 class Places:
     """The source and the target with the keys of final Zarr v3, and the record."""
 
-    source: Place
-    target: Place
+    source: SharedStorage
+    target: SharedStorage
     stored_target: Storage
     """The target with its stored keys."""
     record: Record
     record_inside: str | None
     """The prefix of the record, if it lies in the target."""
     hierarchy: NewHierarchy | None = None
-    """The target, if it becomes part of a branch of a versioned store: nobody sees it before."""
+    """The target, if it becomes part of a branch of a versioned store: no reader sees it before."""
 
     async def target_objects(self) -> AsyncIterator[ObjectInfo]:
         """Yield the objects of the target, with their stored keys, that are not a run's own: neither of a probe nor of the record."""
@@ -99,7 +99,7 @@ def open_branch(
         )
     target = _checked(new.storage)
     record = Record(_in_memory(), "", target=redacted(target.url))
-    return Places(Place(_detected(source, inner, lost_transformers)), Place(target), target, record, None, new)
+    return Places(SharedStorage(_detected(source, inner, lost_transformers)), SharedStorage(target), target, record, None, new)
 
 
 def open_places(
@@ -128,7 +128,7 @@ def open_places(
     settled = _detected(source, inner, lost_transformers)
     shown = DraftStorage(_checked(written)) if as_draft else _checked(written)
     made = Record(_checked(kept), prefix, target=redacted(written.url))
-    return Places(Place(settled), Place(shown), _checked(written), made, prefix if kept is written else None)
+    return Places(SharedStorage(settled), SharedStorage(shown), _checked(written), made, prefix if kept is written else None)
 
 
 def _source(source: Any, options: dict[str, Any] | None) -> Storage:
@@ -164,7 +164,7 @@ def _check_apart(source: Storage, target: Storage, record: Storage, overwrite: b
     doubt = why_not_apart([(f"{role} {redacted(url)}", location) for role, url, location in found]) if overwrite else None
     if doubt is not None:
         raise InvalidInput(
-            f"{doubt}, so nobody knows that nothing is overwritten which is still to be read: choose a target where nothing is, or name "
+            f"{doubt}, so data that is still to be read might be overwritten: choose a target where nothing is, or name "
             "the place by its URL. Nothing was changed"
         )
     for storage in (target, record):
@@ -196,7 +196,7 @@ def _in_memory() -> Storage:
 
 
 def _record(target: Any, record: Any, written: Storage, options: dict[str, Any] | None, fsync: bool) -> tuple[Storage, str]:
-    """Return the storage of the record, and its prefix there: as it was asked for, beside the target, inside where nothing can be beside
+    """Return the storage of the record, and its prefix there: as it was asked for, next to the target, inside where nothing can be next to
     it, or in memory, for this run, where it cannot be inside.
     """
     if record is not None:
@@ -210,9 +210,9 @@ def _record(target: Any, record: Any, written: Storage, options: dict[str, Any] 
         place = written.beside(SUFFIX)
         return (written, INSIDE) if place is None else (place, "")
     if isinstance(target, str | os.PathLike):
-        beside = Address.parse(text_of(target)).beside(SUFFIX)
-        if beside is not None:
-            return open_storage(beside, options, fsync=fsync), ""
+        address = Address.parse(text_of(target)).beside(SUFFIX)
+        if address is not None:
+            return open_storage(address, options, fsync=fsync), ""
     if isinstance(target, tuple) and isinstance(target[0], AbstractFileSystem) and str(target[1]).strip("/"):
         return open_storage((target[0], str(target[1]).rstrip("/") + SUFFIX), fsync=fsync), ""
     return written, INSIDE

@@ -26,7 +26,7 @@ from shardstore.maintenance.packing.ome import ome_nodes, ome_notice, with_ome_0
 from shardstore.maintenance.packing.places import Places
 from shardstore.maintenance.packing.removal import check_target
 from shardstore.maintenance.packing.report import Progress, some_of
-from shardstore.maintenance.packing.translation import KeptShards, TargetNodes, Wanted, raise_refused, translate
+from shardstore.maintenance.packing.translation import KeptShards, TargetForm, TargetNodes, raise_refused, translate
 from shardstore.maintenance.packing.units import AnyUnit, ArrayUnits, CopyJob, CopyUnit, Unit, UnitName, copy_units, job_for
 from shardstore.plan.commits import ChunkOrder
 from shardstore.storage.local.storage import LocalStorage
@@ -39,7 +39,7 @@ class Plan:
     """One run of ``pack``, ``reshard`` or ``unpack``: from where to where, what becomes of each node, and in which units."""
 
     places: Places
-    wanted: Wanted
+    wanted: TargetForm
     execution: Execution
     order: ChunkOrder
     nodes: SourceNodes
@@ -124,7 +124,7 @@ class Plan:
 
 def look(
     places: Places,
-    wanted: Wanted,
+    wanted: TargetForm,
     execution: Execution,
     *,
     order: ChunkOrder,
@@ -176,7 +176,7 @@ def look(
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _SourceListing:
     """The source as it was listed, and what the target has of it already."""
 
     nodes: SourceNodes
@@ -188,7 +188,7 @@ class _Found:
 
 async def _look_at_both(
     places: Places, settings: dict[str, Any], *, overwrite: bool, dry_run: bool, progress: Callable[[Progress], None]
-) -> _Found:
+) -> _SourceListing:
     is_renewed = False
     notes: tuple[str, ...] = ()
     try:
@@ -202,7 +202,7 @@ async def _look_at_both(
     kept = await kept_shards(places.target.storage, nodes.arrays.values()) if is_renewed else None
     kind = innermost(places.source.storage)
     obstacles = await kind.obstacles("", nodes.has_key) if isinstance(kind, LocalStorage) else []
-    return _Found(nodes, kept, obstacles, notes)
+    return _SourceListing(nodes, kept, obstacles, notes)
 
 
 async def has_begun(places: Places, settings: dict[str, Any]) -> bool:
@@ -226,7 +226,7 @@ async def has_begun(places: Places, settings: dict[str, Any]) -> bool:
 
 
 def check_settings(places: Places, settings: dict[str, Any], earlier: dict[str, Any]) -> None:
-    """Raise ``Conflict`` if the settings of an ``earlier`` run are others."""
+    """Raise ``Conflict`` if the settings of an ``earlier`` run differ."""
     if earlier != settings:
         differing = sorted(name for name in settings.keys() | earlier.keys() if settings.get(name) != earlier.get(name))
         said = ", ".join(f"{name} was {earlier.get(name)!r} and is {settings.get(name)!r}" for name in differing)
@@ -236,7 +236,7 @@ def check_settings(places: Places, settings: dict[str, Any], earlier: dict[str, 
         )
 
 
-def _settings(places: Places, wanted: Wanted, order: ChunkOrder) -> dict[str, Any]:
+def _settings(places: Places, wanted: TargetForm, order: ChunkOrder) -> dict[str, Any]:
     policy = wanted.policy
     return {
         "source": places.shown_source,
@@ -262,7 +262,7 @@ def _jsonable(policy: Any) -> Any:
 # -- refusing ------------------------------------------------------------------------------------------------------------
 
 
-def _included(nodes: SourceNodes, target: TargetNodes, wanted: Wanted) -> Iterator[OtherObject]:
+def _included(nodes: SourceNodes, target: TargetNodes, wanted: TargetForm) -> Iterator[OtherObject]:
     """Yield the other objects that are included: each goes with the node that it lies in."""
     left_out = {*nodes.arrays, *nodes.passed, *nodes.groups} - target.documents.keys()
     for found in nodes.others:
@@ -270,8 +270,8 @@ def _included(nodes: SourceNodes, target: TargetNodes, wanted: Wanted) -> Iterat
             yield found
 
 
-def _check(places: Places, wanted: Wanted, found: _Found, target: TargetNodes, others: Sequence[str]) -> None:
-    """Check that all nodes, and the other objects with the keys ``others``, can be in the target, and that everything is there.
+def _check(places: Places, wanted: TargetForm, found: _SourceListing, target: TargetNodes, other_keys: Sequence[str]) -> None:
+    """Check that all nodes, and the other objects with the keys ``other_keys``, can be in the target, and that everything is there.
 
     Raises:
         Unsupported: nodes or objects cannot be expressed.
@@ -284,7 +284,7 @@ def _check(places: Places, wanted: Wanted, found: _Found, target: TargetNodes, o
         as_draft=wanted.as_draft,
         inside=places.record_inside,
     )
-    raise_refused(target.refused | names.refused(target, others))
+    raise_refused(target.refused | names.refused(target, other_keys))
     obstacles = [one for one in found.obstacles if wanted.includes_object(one.key)]
     missing = [key for key in found.nodes.unreachable if wanted.includes_object(key)]
     missing += [one.key for one in obstacles if one.what == LINK_TO_NOWHERE]
@@ -300,10 +300,10 @@ def _check(places: Places, wanted: Wanted, found: _Found, target: TargetNodes, o
             "was written"
         )
     if places.hierarchy is not None:
-        check_for_branch(target, others, places.shown_source)
+        check_for_branch(target, other_keys, places.shown_source)
 
 
-def _with_ome(target: TargetNodes, wanted: Wanted, *, is_for_branch: bool) -> tuple[TargetNodes, list[str]]:
+def _with_ome(target: TargetNodes, wanted: TargetForm, *, is_for_branch: bool) -> tuple[TargetNodes, list[str]]:
     """Rewrite the metadata of OME-Zarr 0.4, or report them; they are ignored if the target is not final Zarr v3."""
     found = ome_nodes(target)
     if wanted.ome:

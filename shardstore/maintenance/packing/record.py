@@ -1,4 +1,4 @@
-"""The record of finished work, kept beside the target: the next run continues from it, and detects that the source has changed.
+"""The record of finished work, kept next to the target: the next run continues from it, and detects that the source has changed.
 
 ::
 
@@ -59,7 +59,7 @@ _FAILED = "failed-"
 _BEGUN = "begun-"
 _OWN = re.compile(r"job\.json|(?:units|begun)-[0-9a-f]{32}\.jsonl|failed-[0-9]+-of-[0-9]+\.jsonl")
 _BEFORE_JOB = (_JOB, _BEGUN)  # an overwriting run announces what it will write before it erases what was there
-_NAMED = 3  # objects of others, in one error
+_NAMED = 3  # foreign objects, in one error
 _SECONDS_A_SEGMENT = 2.0
 _LOOKS = 10  # at the record, while other drivers merge what they have written
 
@@ -138,7 +138,7 @@ class Announced:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A unit as it is recorded; see ``UnitDone``."""
+    """A recorded unit; see ``UnitDone``."""
 
     fingerprint: str
     contents: str
@@ -220,22 +220,22 @@ class Record:
         return dict(settings)
 
     async def check_place(self) -> None:
-        """Check that the place holds nothing else: a record owns the objects that it has made, by their names, and no others.
+        """Check that the place holds nothing else: a record owns only the objects that it has made, by their names.
 
         Raises:
             Conflict: the place holds something else, or the record of another target.
             Corruption: the object with the name of a record is something else.
         """
         settings = await self.settings()
-        others = []
+        foreign = []
         async for info in self._storage.list(self._prefix):
             is_own = self._owns(info.key) and (settings is not None or info.key.startswith(_BEFORE_JOB, len(self._prefix)))
             if not is_own and not info.key.startswith(PROBE_PREFIX):
-                others.append(info.key)
-            if len(others) > _NAMED:
+                foreign.append(info.key)
+            if len(foreign) > _NAMED:
                 break
-        if others:
-            named = ", ".join(map(repr, others[:_NAMED])) + (", …" if len(others) > _NAMED else "")
+        if foreign:
+            named = ", ".join(map(repr, foreign[:_NAMED])) + (", …" if len(foreign) > _NAMED else "")
             raise Conflict(
                 f"{self.shown} cannot be the place of a record: it holds other objects ({named}): name an empty one. Nothing was changed"
             )
@@ -288,7 +288,7 @@ class Record:
             keys = [info.key async for info in self._storage.list(f"{self._prefix}{kind}")]
             outcomes = await self._storage.read([Read(key, (EVERYTHING,)) for key in keys]) if keys else []
             if not any(isinstance(outcome, Absent) for outcome in outcomes):
-                break  # or else one was merged into another meanwhile, by its driver
+                break  # or else one was merged into another in between, by its driver
         lines: list[tuple[str, bytes]] = []
         for outcome, key in zip(outcomes, keys, strict=True):
             outcome = unless_failed(outcome)

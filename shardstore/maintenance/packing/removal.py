@@ -233,7 +233,7 @@ def _may_be_of_scalar(shown: str, kept: Collection[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Obstacles:
-    """Objects of the target, and links to directories, that new objects cannot be written beside."""
+    """Objects of the target, and links to directories, that are in the way of new objects."""
 
     objects: tuple[ObjectInfo, ...] = ()
     links: tuple[str, ...] = ()

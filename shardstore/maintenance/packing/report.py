@@ -106,7 +106,7 @@ class PackReport(ShownInNotebooks):
     price: float | None = None
     notes: tuple[str, ...] = field(default=())
     copied: int = 0
-    """The number of shards that this run did not have to put together: the source, a versioned store, has them as they are, and the server
+    """The number of shards that this run did not have to put together: the source, a versioned store, has the same files, and the server
     copied them.
     """
     snapshot_id: str | None = None

@@ -105,7 +105,7 @@ def carry_out(plan: Plan, *, overwrite: bool, check_space: bool, only_failed: bo
         NoSpace: with ``check_space``, the target has too little room; nothing was written.
     """
     start = run_sync(_look_at_target(plan, overwrite=overwrite, only_failed=only_failed, progress=progress))
-    run = _Run(plan, start, progress)
+    run = _PackingRun(plan, start, progress)
     if check_space and (room := room_of(plan.places.stored_target)) is not None:
         left = {unit.unit_name for unit in run.left()}
         need = needed(plan.arrays, plan.copies, plan.encoded_documents, left.__contains__, start.earlier.units)
@@ -151,7 +151,7 @@ async def _look_at_target(plan: Plan, *, overwrite: bool, only_failed: bool, pro
     return _Start(earlier, there, old, await intact_units(storage, there, plan.units(), earlier), only, is_renewed)
 
 
-class _Run:
+class _PackingRun:
     """The state of one run, after it has looked at the target."""
 
     def __init__(self, plan: Plan, start: _Start, progress: Callable[[Progress], None]) -> None:
@@ -380,7 +380,7 @@ def report(plan: Plan, outcome: Outcome | None, prices: Mapping[str, float] | No
 
 def _notes(plan: Plan) -> Iterator[str]:
     for path, reason in plan.target.reasons.items():
-        yield f"{path or '(root)'} goes over as it is stored: {reason}"
+        yield f"{path or '(root)'} is copied unchanged: {reason}"
     if plan.unversioned:
         named = some_of(["the other objects" if path is None else path or "(root)" for path in plan.unversioned])
         yield f"the source gives no versions of what {named} are made from: every run does that again"

@@ -39,7 +39,7 @@ _LOCAL_WINDOW_BYTES = 512 << 10
 
 
 class SourceChanged(ShardStoreError):
-    """An object of the source differs from the listing: the next run lists anew, and repeats the units that it concerns."""
+    """An object of the source differs from the listing: the next run lists again, and repeats the units that it concerns."""
 
 
 class SourceObject(NamedTuple):
@@ -85,7 +85,7 @@ class Chunks:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ChunkWindow:
     """The chunks ``[first, last)``; for a single one that is too long for a window, its bytes ``[begin, end)``."""
 
     first: int
@@ -96,29 +96,29 @@ class Window:
     is_split: bool = False
 
 
-def windows(chunks: Chunks, window_bytes: int) -> Iterator[Window]:
+def windows(chunks: Chunks, window_bytes: int) -> Iterator[ChunkWindow]:
     """Yield windows of at most ``window_bytes``, in order; a longer chunk is cut into several."""
     first = held = 0
     for i, nbytes in enumerate(chunks.nbytes.tolist()):
         if i > first and (held + nbytes > window_bytes or i - first >= _CHUNKS_A_WINDOW):
-            yield Window(first, i, 0, 0, held)
+            yield ChunkWindow(first, i, 0, 0, held)
             first, held = i, 0
         if nbytes > window_bytes:
             for begin in range(0, nbytes, window_bytes):
                 end = min(nbytes, begin + window_bytes)
-                yield Window(i, i + 1, begin, end, end - begin, is_split=True)
+                yield ChunkWindow(i, i + 1, begin, end, end - begin, is_split=True)
             first = i + 1
         else:
             held += nbytes
     if first < len(chunks):
-        yield Window(first, len(chunks), 0, 0, held)
+        yield ChunkWindow(first, len(chunks), 0, 0, held)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetch:
     """The reads for one window, in one round."""
 
-    window: Window
+    window: ChunkWindow
     reads: tuple[Read, ...]
     numbers: tuple[int, ...]
     """The number of the source's object of each read."""
@@ -135,7 +135,7 @@ class Fetching:
     url: str
     """The URL of the source, for messages."""
 
-    def fetch(self, window: Window) -> Fetch:
+    def fetch(self, window: ChunkWindow) -> Fetch:
         mine = slice(window.first, window.last)
         numbers = self.chunks.of_object[mine].tolist()
         starts, sizes = self.chunks.start[mine].tolist(), self.chunks.nbytes[mine].tolist()
@@ -185,9 +185,9 @@ class ChunkStream:
         self._window_bytes = window_bytes
         self._run = run
 
-    async def __aiter__(self) -> AsyncIterator[tuple[Window, list[memoryview]]]:
+    async def __aiter__(self) -> AsyncIterator[tuple[ChunkWindow, list[memoryview]]]:
         """Yield each window with the bytes of its chunks; they are released when the next one is asked for."""
-        waiting: deque[asyncio.Task[tuple[Window, list[memoryview], AsyncExitStack]]] = deque()
+        waiting: deque[asyncio.Task[tuple[ChunkWindow, list[memoryview], AsyncExitStack]]] = deque()
         cut = windows(self._fetching.chunks, self._window_bytes)
         try:
             while True:
@@ -208,7 +208,7 @@ class ChunkStream:
                 if not isinstance(outcome, BaseException):
                     await outcome[2].aclose()
 
-    async def _held(self, window: Window) -> tuple[Window, list[memoryview], AsyncExitStack]:
+    async def _held(self, window: ChunkWindow) -> tuple[ChunkWindow, list[memoryview], AsyncExitStack]:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._budget.hold(window.nbytes))
             fetch = self._fetching.fetch(window)
@@ -216,7 +216,7 @@ class ChunkStream:
             return window, buffers, stack.pop_all()
 
 
-def stream_here(storage: LocalStorage, fetching: Fetching, window_bytes: int, run: str) -> Iterator[tuple[Window, list[memoryview]]]:
+def stream_here(storage: LocalStorage, fetching: Fetching, window_bytes: int, run: str) -> Iterator[tuple[ChunkWindow, list[memoryview]]]:
     """Yield as ``ChunkStream`` does, from files, in the calling thread and one window after the other."""
     for window in windows(fetching.chunks, min(window_bytes, _LOCAL_WINDOW_BYTES)):
         check_running(run)
@@ -238,8 +238,8 @@ def checked(source: SourceObject, outcome: ReadOutcome, url: str) -> Found:
         "is gone" if isinstance(outcome, Absent) else "was replaced while it was read" if isinstance(outcome, Changed) else "was replaced"
     )
     raise SourceChanged(
-        f"{source.key!r} in {url} {what} since it was listed: let nobody write to the source, and run it again (if nobody "
-        "does, a writer died there, which shardstore verify tells, and shardstore repair mends)"
+        f"{source.key!r} in {url} {what} since it was listed: stop all writers of the source, and run it again (if none "
+        "writes, one has died there, which shardstore verify shows, and shardstore repair mends)"
     )
 
 

@@ -1,7 +1,7 @@
 """Translate the source's documents to those of the target: exactly, or refused with the reason.
 
 Everything that defines the meaning of a chunk's bytes is carried over. The grouping of chunks into objects changes, and, where that was
-asked for, the checksum behind each chunk. Attributes, dimension names, fill values and unknown members stay as they are.
+asked for, the checksum behind each chunk. Attributes, dimension names, fill values and unknown members stay unchanged.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _CHECKSUM = {"name": "crc32c"}
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class TargetForm:
     """The wanted form of the target."""
 
     mode: Mode = "pack"
     """The mode: ``"reshard"`` leaves unsharded arrays alone; ``"unpack"`` makes every chunk an object."""
     policy: ShardingPolicy = "auto"
-    """The sharding. One tuple is for the arrays with that number of dimensions; ``"auto"`` decides for the others."""
+    """The sharding. One tuple is for the arrays with that number of dimensions; ``"auto"`` decides for all other arrays."""
     as_draft: bool = False
     """True for a hierarchy of the 2022 draft, sharded by its storage transformer."""
     index_location: IndexLocation = "end"
@@ -107,7 +107,7 @@ class TargetNodes:
     arrays: dict[str, TargetArray] = field(default_factory=dict)
     groups: dict[str, JsonObject] = field(default_factory=dict)
     passed: dict[str, JsonObject] = field(default_factory=dict)
-    """Arrays that are copied as they are stored, with all their objects unchanged."""
+    """Arrays whose stored documents and objects are copied unchanged."""
     reasons: dict[str, str] = field(default_factory=dict)
     """The reasons why they are copied unchanged, by path."""
     refused: dict[str, str] = field(default_factory=dict)
@@ -122,7 +122,7 @@ KeptShards = Mapping[str, tuple[int, ...] | None]
 """Chunks per shard, by path, of arrays that the target already has; ``None`` for one that is not sharded."""
 
 
-def translate(nodes: SourceNodes, wanted: Wanted, kept: KeptShards | None = None) -> TargetNodes:
+def translate(nodes: SourceNodes, wanted: TargetForm, kept: KeptShards | None = None) -> TargetNodes:
     """Return the document that every included node becomes. For arrays in ``kept``, ``"auto"`` means what they have.
 
     Raises:
@@ -169,7 +169,7 @@ def raise_refused(refused: Mapping[str, str]) -> None:
         )
 
 
-def _check_rank(target: TargetNodes, wanted: Wanted) -> None:
+def _check_rank(target: TargetNodes, wanted: TargetForm) -> None:
     """Raise ``InvalidInput`` if one tuple was given for the chunks per shard, and fits no array."""
     ranks = sorted({array.source.layout.ndim for array in target.arrays.values()})
     if isinstance(wanted.policy, tuple) and ranks and len(wanted.policy) not in ranks:
@@ -179,7 +179,7 @@ def _check_rank(target: TargetNodes, wanted: Wanted) -> None:
         )
 
 
-def _array(source: SourceArray, wanted: Wanted, kept: KeptShards) -> TargetArray:
+def _array(source: SourceArray, wanted: TargetForm, kept: KeptShards) -> TargetArray:
     counts = _chunks_per_shard(source, wanted, kept)
     document, adds_checksums = _with_checksums(source.document, wanted)
     index_format = None
@@ -190,11 +190,11 @@ def _array(source: SourceArray, wanted: Wanted, kept: KeptShards) -> TargetArray
             index_format = IndexFormat(counts, IndexCodecs("little", wanted.index_checksum), wanted.index_location)
         document = shard_document(document, index_format, by_transformer=wanted.as_draft)
     encoding = parse_chunk_key_encoding(document.get("chunk_key_encoding"))
-    assert encoding is not None  # the listing takes no other for an array whose chunks can be told
+    assert encoding is not None  # the listing takes no other for an array whose chunks can be identified
     return TargetArray(source, document, ObjectLayout(encoding, source.layout.chunk_grid, index_format), adds_checksums)
 
 
-def _chunks_per_shard(source: SourceArray, wanted: Wanted, kept: KeptShards) -> tuple[int, ...] | None:
+def _chunks_per_shard(source: SourceArray, wanted: TargetForm, kept: KeptShards) -> tuple[int, ...] | None:
     is_sharded = source.layout.index_format is not None
     if wanted.mode == "unpack" or (wanted.mode == "reshard" and not is_sharded):
         return None
@@ -207,7 +207,7 @@ def _chunks_per_shard(source: SourceArray, wanted: Wanted, kept: KeptShards) -> 
     return counts
 
 
-def _with_checksums(document: JsonObject, wanted: Wanted) -> tuple[JsonObject, bool]:
+def _with_checksums(document: JsonObject, wanted: TargetForm) -> tuple[JsonObject, bool]:
     codecs = document.get("codecs")
     if not wanted.chunk_checksums or not isinstance(codecs, list) or (codecs and codec_name(codecs[-1]) == "crc32c"):
         return document, False
@@ -217,7 +217,7 @@ def _with_checksums(document: JsonObject, wanted: Wanted) -> tuple[JsonObject, b
 # -- groups ------------------------------------------------------------------------------------------------------------
 
 
-def _add_groups(target: TargetNodes, nodes: SourceNodes, wanted: Wanted) -> None:
+def _add_groups(target: TargetNodes, nodes: SourceNodes, wanted: TargetForm) -> None:
     """Add the groups that are included, and those above included nodes."""
     needed: set[str] = set()
     for path in (*target.arrays, *target.passed, *(path for path in nodes.groups if wanted.includes(path))):
@@ -232,7 +232,7 @@ def _add_groups(target: TargetNodes, nodes: SourceNodes, wanted: Wanted) -> None
             target.groups[path] = {name: value for name, value in document.items() if name != "consolidated_metadata"}
             continue
         if path in nodes.consolidated_v2:
-            zmetadata = _of_nodes(nodes.consolidated_v2[path], path, needed)
+            zmetadata = _without_left_out(nodes.consolidated_v2[path], path, needed)
             try:
                 document = document | {"consolidated_metadata": consolidated_from_v2(zmetadata, _below(nodes, path))}
             except InvalidInput as exc:
@@ -240,7 +240,7 @@ def _add_groups(target: TargetNodes, nodes: SourceNodes, wanted: Wanted) -> None
         target.groups[path] = _with_consolidated(path, document, target, wanted)
 
 
-def _of_nodes(zmetadata: JsonObject, path: str, needed: set[str]) -> JsonObject:
+def _without_left_out(zmetadata: JsonObject, path: str, needed: set[str]) -> JsonObject:
     """Return ``.zmetadata`` of the group at ``path`` without the parts for nodes that are left out."""
     inside = zmetadata.get("metadata")
     if not isinstance(inside, dict):
@@ -257,7 +257,7 @@ def _below(nodes: SourceNodes, path: str) -> Mapping[str, JsonObject]:
     return {array.path[len(prefix) :]: array.document for array in nodes.arrays.values() if array.path.startswith(prefix) and array.path}
 
 
-def _with_consolidated(path: str, document: JsonObject, target: TargetNodes, wanted: Wanted) -> JsonObject:
+def _with_consolidated(path: str, document: JsonObject, target: TargetNodes, wanted: TargetForm) -> JsonObject:
     """Return the group's document with translated copies of the documents that it repeats; left-out nodes are not repeated."""
     consolidated = document.get("consolidated_metadata")
     inside = consolidated.get("metadata") if isinstance(consolidated, dict) else None
@@ -276,7 +276,7 @@ def _with_consolidated(path: str, document: JsonObject, target: TargetNodes, wan
     return document | {"consolidated_metadata": {**consolidated, "metadata": translated}}
 
 
-def _repeated(child: JsonObject, array: TargetArray, wanted: Wanted) -> JsonObject:
+def _repeated(child: JsonObject, array: TargetArray, wanted: TargetForm) -> JsonObject:
     """Return a repeated document of an array, which may be stale, in the same new form."""
     presented, _ = _with_checksums(present_array(child), wanted)
     if array.layout.index_format is None or not isinstance(parse_layout(presented), str):

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from shardstore.maintenance.packing.listing import OtherObject
 from shardstore.maintenance.packing.object_table import ObjectLayout, Rows
 from shardstore.maintenance.packing.translation import TargetArray
-from shardstore.maintenance.storages import Place
+from shardstore.maintenance.storages import SharedStorage
 from shardstore.plan.commits import ChunkOrder
 
 _COPIES_A_UNIT = 256
@@ -37,8 +37,8 @@ class ArrayJob:
     """The common facts of one array's units; they travel with each unit, so they include no attributes."""
 
     run: str
-    source: Place
-    target: Place
+    source: SharedStorage
+    target: SharedStorage
     path: str
     source_layout: ObjectLayout
     target_layout: ObjectLayout
@@ -213,7 +213,7 @@ def _by_unit(job: ArrayJob, rows: Rows) -> tuple[Rows, npt.NDArray[np.int64]]:
     return rows[order], np.asarray(of_unit[order], dtype=np.int64)
 
 
-def job_for(array: TargetArray, *, run: str, source: Place, target: Place, order: ChunkOrder, max_memory: int) -> ArrayJob:
+def job_for(array: TargetArray, *, run: str, source: SharedStorage, target: SharedStorage, order: ChunkOrder, max_memory: int) -> ArrayJob:
     return ArrayJob(
         run=run,
         source=source,
@@ -236,8 +236,8 @@ class CopyJob:
     """The common facts of the units that copy objects unchanged."""
 
     run: str
-    source: Place
-    target: Place
+    source: SharedStorage
+    target: SharedStorage
     max_memory: int
 
 

@@ -24,7 +24,7 @@ from shardstore.maintenance.execution import check_running
 from shardstore.maintenance.packing.listing import OtherObject
 from shardstore.maintenance.packing.made import NOTHING, Made, digest_of_contents
 from shardstore.maintenance.packing.object_table import Rows, version_digest
-from shardstore.maintenance.packing.streams import Chunks, ChunkStream, Fetching, SourceObject, Window, checked, stream_here
+from shardstore.maintenance.packing.streams import Chunks, ChunkStream, ChunkWindow, Fetching, SourceObject, checked, stream_here
 from shardstore.maintenance.packing.units import AnyUnit, ArrayJob, CopyJob, CopyUnit, Unit
 from shardstore.model.chunks import ShardGrid
 from shardstore.model.generation import UNCONDITIONAL, Generation
@@ -56,7 +56,7 @@ class UnitDone:
     contents: str = ""
     """``digest_of_contents`` of the written objects, if the target does not give all versions."""
     is_copied: bool = False
-    """True if the server, or the kernel, has copied a shard as it is."""
+    """True if the server, or the kernel, has copied a shard unchanged."""
 
 
 def do_unit(unit: AnyUnit) -> UnitDone:
@@ -102,7 +102,7 @@ def _done(unit: AnyUnit) -> UnitDone:
         return run_sync(_copy_objects(unit) if isinstance(unit, CopyUnit) else _do(unit))
     except BaseExceptionGroup as group:
         first = group.exceptions[0]
-        raise first from first.__cause__  # the others are consequences
+        raise first from first.__cause__  # the rest are consequences
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ class _Checksums:
         self._chunks = chunks
         self._crc = 0
 
-    def added(self, window: Window, buffers: list[memoryview]) -> Sequence[BytesLike]:
+    def added(self, window: ChunkWindow, buffers: list[memoryview]) -> Sequence[BytesLike]:
         if not self._adds:
             return buffers
         if not window.is_split:
@@ -389,7 +389,7 @@ def _check_sizes(job: ArrayJob, chunks: Chunks) -> None:
         source = chunks.objects[int(chunks.of_object[first])]
         raise Corruption(
             f"a chunk of array {job.path!r} in {source.key!r} ({job.source.storage.url}), at byte {int(chunks.start[first])}, has "
-            f"{int(chunks.nbytes[first])} bytes, and its codecs give {job.encoded_chunk_nbytes} to each: write it anew, or erase it"
+            f"{int(chunks.nbytes[first])} bytes, and its codecs give {job.encoded_chunk_nbytes} to each: write it again, or erase it"
         )
 
 
@@ -448,7 +448,7 @@ def _slots_of_shard(job: ArrayJob, unit: int, shard: int, index: ShardIndex) -> 
     return present[taken], np.asarray(of_unit, dtype=np.int64)
 
 
-# -- objects as they are -----------------------------------------------------------------------------------------------
+# -- objects that are copied -------------------------------------------------------------------------------------------
 
 
 async def _copy_objects(unit: CopyUnit) -> UnitDone:

@@ -1,4 +1,4 @@
-"""The quarantine: the bytes of damaged objects are kept there, each with a note, before anything replaces them; by default beside the
+"""The quarantine: the bytes of damaged objects are kept there, each with a note, before anything replaces them; by default next to the
 store.
 
 ``<key>/<token>`` is the object as it was, ``<key>/<token>.json`` says what was wrong with it and what was done. The token is made from
@@ -39,7 +39,7 @@ _HOW = "say quarantine=URL (--quarantine URL) to name a place for the bytes of d
 
 
 def open_quarantine(target: Any, given: Any, storage: Storage, storage_options: Mapping[str, Any] | None) -> Storage:
-    """Return the storage at ``given``, by default the place beside ``target``, which ``storage`` is.
+    """Return the storage at ``given``, by default the place next to ``target``, which ``storage`` is.
 
     Raises:
         InvalidInput: there is no default place, or the two overlap, by whatever names.
@@ -69,11 +69,11 @@ def _beside(target: Any) -> Any:
             return target.rstrip("/") + _SUFFIX
     # Not every target may be shown: a store of icechunk waits for its writers first.
     named = repr(target) if isinstance(target, str) else f"this {type(target).__name__}"
-    raise InvalidInput(f"there is no place beside {named}: {_HOW}")
+    raise InvalidInput(f"there is no place next to {named}: {_HOW}")
 
 
 class Quarantine:
-    """The kept objects of one store. On local disks nobody can read them there who cannot read them in the store."""
+    """The kept objects of one store. On local disks only those can read them who can read them in the store."""
 
     def __init__(self, storage: Storage, store: Storage) -> None:
         self._storage = storage

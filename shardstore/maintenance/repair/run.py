@@ -1,7 +1,7 @@
 """Repair damaged shards from what can be proved, on condition that they are unchanged, and keep their old bytes elsewhere.
 
 First all shards are looked at, many per task, by one request each. Then those whose index cannot be right are repaired, one per task:
-looked at again, diagnosed, copied to quarantine, and replaced on condition. So a shard that another client has written meanwhile is
+looked at again, diagnosed, copied to quarantine, and replaced on condition. So a shard that another client has written since is
 looked at once more, and mostly found to be sound. Metadata are never guessed: they are trusted, and where they cannot be read, nothing
 below them is touched.
 """
@@ -35,14 +35,14 @@ from shardstore.maintenance.shard_content import StoredShard, look_at
 from shardstore.maintenance.shard_work import (
     MOST_FAILED,
     FailedShard,
-    Listed,
+    FirstItems,
     LookTask,
     ShardProgress,
     ShardRun,
     can_delete_emptied,
     check_can_swap,
 )
-from shardstore.maintenance.storages import Place
+from shardstore.maintenance.storages import SharedStorage
 from shardstore.model.showing import ShownInNotebooks
 from shardstore.progress.shown import reported
 from shardstore.progress.steps import Step
@@ -51,14 +51,14 @@ from shardstore.storage.local.rules import Locks
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.opening.snapshot_urls import named_snapshot, refuse_to_change
 
-_ATTEMPTS = 8  # at a shard that others keep writing
+_ATTEMPTS = 8  # at a shard that other clients keep writing
 _MOST_NAMED = 1000  # chunks in a note
 
 Progress = Callable[[ShardProgress], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ShardRepair:
     """A damaged shard, and the repair that was done, or would be done."""
 
     path: str
@@ -99,7 +99,7 @@ class RepairReport(ShownInNotebooks):
     """The URL of the quarantine; ``None`` if a dry run was given none, and there is no default."""
     shards: int
     """The number of shards that were looked at."""
-    findings: Listed[Finding]
+    findings: FirstItems[ShardRepair]
     damaged_count: int
     """The number of findings other than empty shards."""
     lost_count: int
@@ -109,17 +109,17 @@ class RepairReport(ShownInNotebooks):
     uncertain_count: int
     """The number of chunks whose place, or absence, is not proved, in all findings."""
     left_count: int
-    """The number of damaged shards that stay as they are, since the possible repair was not allowed."""
+    """The number of damaged shards that stay unchanged, since the possible repair was not allowed."""
     pinned_count: int
-    """The number of damaged shards that stay as they are, since somebody holds offsets into them."""
+    """The number of damaged shards that stay unchanged, since offsets into them are held elsewhere."""
     leftovers: Leftovers
-    failed: Listed[FailedShard]
+    failed: FirstItems[FailedShard]
     unreadable: tuple[str, ...]
-    """Paths of nodes whose documents cannot be read; they stay as they are."""
+    """Paths of nodes whose documents cannot be read; they stay unchanged."""
 
     def __repr__(self) -> str:
         dry = "dry run, " if self.is_dry_run else ""
-        counts = f"{self.shards} shards, {self.damaged_count} damaged, {self.left_count} left as they are, {self.failed.count} failed"
+        counts = f"{self.shards} shards, {self.damaged_count} damaged, {self.left_count} left unchanged, {self.failed.count} failed"
         return f"<RepairReport of {self.url!r}: {dry}{counts}>"
 
 
@@ -130,9 +130,9 @@ class RepairReport(ShownInNotebooks):
 class MendTask:
     """A task: repair one shard, if it is damaged; without a quarantine only report the repair."""
 
-    place: Place
+    place: SharedStorage
     shard: StoredShard
-    quarantine: Place | None
+    quarantine: SharedStorage | None
     window_bytes: int
     allow_reverting: bool = False
     held: frozenset[str | None] = frozenset()
@@ -152,11 +152,11 @@ def _is_wrong_or_empty(shard: StoredShard, index: ShardIndex, object_nbytes: int
     return bool(wrong_entries(shard.layout.index_format, index, object_nbytes).any() or not index.present().any())
 
 
-def mend(task: MendTask) -> Finding | None:
+def mend(task: MendTask) -> ShardRepair | None:
     """Repair one shard; return ``None`` if it is no longer damaged, or its array is another by now.
 
     Raises:
-        Conflict: others kept writing the shard; the next run has to repair it.
+        Conflict: other clients kept writing the shard; the next run has to repair it.
     """
     engine = Engine(task.place.storage)
     plans = PlanWriter(engine.storage, task.window_bytes, task.window_bytes)
@@ -208,8 +208,8 @@ async def _current(engine: Engine, shard: StoredShard) -> tuple[Shard, InnerCode
     return Shard(node, node.layout, shard.coords), InnerCodecs(ends_with_checksum and not is_sharded, is_sharded)
 
 
-def _finding(shard: Shard, diagnosis: Diagnosis, kept: str | None) -> Finding:
-    return Finding(
+def _finding(shard: Shard, diagnosis: Diagnosis, kept: str | None) -> ShardRepair:
+    return ShardRepair(
         path=shard.node.path,
         key=shard.key,
         what=diagnosis.what,
@@ -276,7 +276,7 @@ def repair(
 ) -> RepairReport:
     """Report the repairs of damaged shards at and below ``path``, and with ``yes`` carry them out.
 
-    This is safe beside readers and writers of shardstore: each shard is replaced on condition that it still is the version that was
+    This is safe while shardstore reads and writes: each shard is replaced on condition that it still is the version that was
     looked at. Its bytes are copied into the quarantine first, with a note.
 
     Args:
@@ -286,9 +286,9 @@ def repair(
         allow_reverting: where the newest index of a shard cannot be proved and an older one lies in the shard, go back to that. All
             chunks of such a shard are named as ``reverted``: acknowledged writes may be undone. Without it such a shard stays as it
             is.
-        quarantine: the place where the bytes of damaged objects are kept: a URL, or whatever ``url`` can be. By default beside the
+        quarantine: the place where the bytes of damaged objects are kept: a URL, or anything that ``url`` can be. By default next to the
             store, under its name with ``.quarantine`` behind.
-        pins: shards that have to stay as they are, because somebody holds offsets into them. They are left alone, and reported.
+        pins: shards that have to stay unchanged, because offsets into them are held elsewhere. They are left alone, and reported.
         older_than_hours: leftover files and unfinished uploads of writers that died are removed at this age. A writer that lives
             keeps its files, but an upload does not show whether its writer lives.
         executor: carries out the tasks, of one shard each: a ``concurrent.futures.Executor``, or the ``distributed.Client`` of a dask
@@ -297,8 +297,8 @@ def repair(
         part: ``"I/N"``, the share of the shards that this call is for. Leftovers belong to the first part.
         retries: how often a task is retried after its storage failed, or its worker was lost.
         max_memory: bytes of chunks that are held at once in each process.
-        only: keys of shards, such as those that failed in an earlier run: no others are looked at.
-        exclusive: promises that nobody else writes; needed if the storage has no compare-and-swap.
+        only: keys of shards, such as those that failed in an earlier run: only these are looked at.
+        exclusive: promises that no other program writes; needed if the storage has no compare-and-swap.
         storage_options: for the filesystem, and for that of the quarantine if it is of the same protocol.
         progress: called with a ``ShardProgress`` now and then; or ``True``: it is shown on stderr.
         now: the time that ages of uploads are measured at; the present by default.
@@ -316,7 +316,7 @@ def repair(
         raise InvalidInput(f"older_than_hours {older_than_hours!r} is not a number, 0 or more")
     execution = Execution.of(executor, workers, part, retries, max_memory, only)
     refuse_to_change(run_sync(named_snapshot(url, storage_options)), "repairing")
-    place = Place(open_storage(url, storage_options, locks=locks))
+    place = SharedStorage(open_storage(url, storage_options, locks=locks))
     kept_in = _quarantine(url, quarantine, place.storage, storage_options, is_needed=yes)
     with reported(progress, repair_step) as say:
         run = ShardRun(place, execution, say)
@@ -325,9 +325,9 @@ def repair(
         held = run_sync(Pins.of(pins).resolved(run.engine))
         suspects: list[StoredShard] = []
         run.look_at_all(path, look, suspects.extend)
-        findings: list[Finding] = []
+        findings: list[ShardRepair] = []
 
-        def mended(task: MendTask, finding: Finding | None) -> None:
+        def mended(task: MendTask, finding: ShardRepair | None) -> None:
             if finding is not None:
                 findings.append(finding)
 
@@ -341,13 +341,19 @@ def repair(
     if execution.part.number == 1 and execution.only is None:
         moment = now or datetime.now(UTC)
         leftovers = run_sync(clear_leftovers(run.engine.storage, path.strip("/"), older_than_hours, moment, only_count=not yes))
+    return _report(run, path, findings, kept_in, leftovers, is_dry_run=not yes)
+
+
+def _report(
+    run: ShardRun, path: str, findings: list[ShardRepair], quarantine: SharedStorage | None, leftovers: Leftovers, *, is_dry_run: bool
+) -> RepairReport:
     return RepairReport(
         url=run.engine.storage.url,
         path=path.strip("/"),
-        is_dry_run=not yes,
-        quarantine=None if kept_in is None else kept_in.storage.url,
+        is_dry_run=is_dry_run,
+        quarantine=None if quarantine is None else quarantine.storage.url,
         shards=run.shards,
-        findings=Listed.of(findings),
+        findings=FirstItems.of(findings),
         damaged_count=sum(finding.remedy != "emptied" for finding in findings),
         lost_count=sum(finding.lost_count for finding in findings),
         reverted_count=sum(finding.reverted_count for finding in findings if finding.remedy != "left"),
@@ -355,7 +361,7 @@ def repair(
         left_count=sum(finding.remedy == "left" for finding in findings),
         pinned_count=sum(finding.remedy == "pinned" for finding in findings),
         leftovers=leftovers,
-        failed=Listed.of(run.failed, MOST_FAILED),
+        failed=FirstItems.of(run.failed, MOST_FAILED),
         unreadable=tuple(node.path for node in run.unreadable),
     )
 
@@ -365,9 +371,11 @@ def repair_step(progress: ShardProgress, /) -> Step:
     return progress.step("repairing")
 
 
-def _quarantine(target: Any, given: Any, storage: Storage, storage_options: dict[str, Any] | None, *, is_needed: bool) -> Place | None:
+def _quarantine(
+    target: Any, given: Any, storage: Storage, storage_options: dict[str, Any] | None, *, is_needed: bool
+) -> SharedStorage | None:
     try:
-        return Place(open_quarantine(target, given, storage, storage_options))
+        return SharedStorage(open_quarantine(target, given, storage, storage_options))
     except InvalidInput:
         if is_needed or given is not None:
             raise

@@ -57,7 +57,7 @@ Remedy = Literal["cut", "corrected", "dropped", "rebuilt", "deleted", "emptied",
 - ``deleted``: nothing can be proved, so the shard is removed.
 - ``emptied``: it holds no chunk, and is removed.
 - ``left``: nothing is done: it could be cut, but that was not allowed.
-- ``pinned``: it stays as it is, because somebody holds offsets into it.
+- ``pinned``: it stays unchanged, because offsets into it are held elsewhere.
 """
 
 
@@ -148,7 +148,7 @@ class Diagnosing:
         if isinstance(index, Corruption):
             return self._without_index(str(index))
         present, wrong = index.present(), wrong_entries(self._format, index, self._nbytes)
-        # A shard whose chunks were erased on S3 holds a nonce beside its index; other bytes may have been chunks.
+        # A shard whose chunks were erased on S3 holds a nonce and its index; other bytes may have been chunks.
         as_emptied = self._nbytes in (self._format.nbytes, self._format.nbytes + NONCE_NBYTES)
         if not present.any() and not self._format.codecs.checksum and not as_emptied:
             return self._without_index("it names no chunk of an object that has more bytes, and no checksum says that it is an index")
@@ -178,19 +178,22 @@ class Diagnosing:
         what = f"its index is damaged: {what}"
         encoded = self._encoded()
         damaged = without_checksum(self._format, encoded) if len(encoded) == self._format.nbytes else None
-        found, last = None, None
+        found = None
         if damaged is not None and (right := corrected(self._format, encoded, self._nbytes)) is not None:
-            how = "the one wrong byte of its index is put right, as the checksum tells it"
+            how = "the one wrong byte of its index is put right, as the checksum shows"
             found = _Proved(right, self._nbytes - self._format.nbytes, how)
         is_newest = found is not None and self._is_newest(found)
-        if not is_newest:
-            last = self._last_index()
+        last = None if is_newest else self._last_index()
         if found is None and (found := self._restored(last)) is not None:
             is_newest = self._is_newest(found)
         if found is not None and (is_newest or last is None):
             return self._corrected(what, found, is_newest)
         if last is not None:  # an index that is proved and not the newest one is an older one, over it
             return self._behind(what, damaged if found is None else None, *last)
+        return self._from_chunks(what, damaged)
+
+    def _from_chunks(self, what: str, damaged: ShardIndex | None) -> Diagnosis:
+        """Diagnose a shard of which no index is proved: chunks stay that are proved by themselves."""
         if damaged is not None and self._codecs.ends_with_checksum and (proved := self._proved(damaged)).present().any():
             return self._with_index(what, "rebuilt", "chunks whose own checksums are right stay", proved, damaged, self._nothing())
         if (full := self._contiguous()) is not None:
@@ -206,7 +209,7 @@ class Diagnosing:
             how += ", of which the end is missing: that nothing followed on it is not proved"
             certain = self._nothing()
         elif not is_newest:
-            how += "; but bytes lie behind the last chunk: some may have come in front of others, or be of chunks of a newer index"
+            how += "; but bytes lie behind the last chunk: some may have come in front of chunks, or be of chunks of a newer index"
             index, certain = self._in_place(found.index, found.index)[0], self._nothing()
         return self._with_index(what, "corrected", how, index, found.index, certain, found.body_nbytes)
 
@@ -405,7 +408,7 @@ class Diagnosing:
         everything = np.ones(self._layout.grid.nslots, dtype=np.bool_)
         orders = [slot_order(self._format.chunks_per_shard, order, everything) for order in ("C", "morton")]
         if self._format.axes is not None:
-            orders.append(self._format.stored_slots)  # as others write them
+            orders.append(self._format.stored_slots)  # as other writers order them
         return orders
 
     # -- what takes its place ------------------------------------------------------------------------------------------
@@ -435,7 +438,7 @@ class Diagnosing:
         """Return the diagnosis for all chunks of one size without gaps, and their index. Places are not proved: where as many bytes were
         added as chunks are missing, entries of neighbours agree with the order.
         """
-        how = "all chunks are there, of one size and behind each other, and the index is made anew"
+        how = "all chunks are there, of one size and behind each other, and the index is made again"
         assert self._layout.encoded_chunk_nbytes is not None
         plan = self._planned(index, self._layout.encoded_chunk_nbytes * self._layout.grid.nslots)
         return Diagnosis(what, "rebuilt", how, plan, self._layout.grid.nslots, uncertain=_slots(self._everything()))

@@ -20,6 +20,7 @@ from shardstore.format.presentation import consolidated_arrays, present_array
 from shardstore.format.store_keys import ancestors, join, metadata_key, metadata_path
 from shardstore.maintenance.shard_content import ShardTally
 from shardstore.model.chunks import ChunkCoords
+from shardstore.model.containers import batched
 from shardstore.storage.base import Found, document_read, unless_failed
 
 _DOCUMENTS_AT_ONCE = 256
@@ -93,7 +94,7 @@ class SurveyedNodes:
     """Nodes by path, which are read when they are asked for."""
 
     def __init__(self, engine: Engine, seen: Callable[[Node, JsonObject | None], None] | None = None) -> None:
-        """Start without nodes. ``seen`` is called with each node as it is read, and with its document if that is JSON."""
+        """Start without nodes. ``seen`` is called with each node that is read, and with its document if that is JSON."""
         self._engine = engine
         self._seen = seen
         self._records: dict[str, NodeRecord] = {}  # above the place of interest, too
@@ -117,8 +118,7 @@ class SurveyedNodes:
         unknown = [path for path in asked if path not in self._records and path not in self._absent]
         if len(self._absent) + len(unknown) > _MOST_ABSENT:
             self._absent.clear()
-        for start in range(0, len(unknown), _DOCUMENTS_AT_ONCE):
-            some = unknown[start : start + _DOCUMENTS_AT_ONCE]
+        for some in batched(unknown, _DOCUMENTS_AT_ONCE):
             outcomes = await self._engine.storage.read([document_read(metadata_key(path)) for path in some])
             for path, outcome in zip(some, outcomes, strict=True):
                 outcome = unless_failed(outcome)

@@ -32,7 +32,7 @@ _DEPTH_WITHOUT_NODES = 3  # directories that are no nodes, above the hierarchies
 
 
 V2_DOCUMENTS = (".zgroup", ".zarray")
-"""The documents that make a directory a node of Zarr v2, which passes through as it is."""
+"""The documents that make a directory a node of Zarr v2, which passes through unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class ArraySurvey:
     path: str
     is_sharded: bool
     reason: str
-    """The reason in words why it passes through as it is stored; empty for an array that is shown chunk by chunk."""
+    """The reason in words why it passes through unchanged; empty for an array that is shown chunk by chunk."""
     shape: tuple[int, ...] | None
     dimension_names: tuple[str | None, ...] | None
     data_type: str
@@ -148,10 +148,10 @@ async def survey(
 ) -> Survey:
     """Look at everything at and below the node, or prefix, ``path``. Runs on the IO loop, as the engine does.
 
-    With ``indices`` false only metadata is read: arrays are not listed, and nothing is counted. ``occupancy`` is told of each chunk that
+    With ``indices`` false only metadata is read: arrays are not listed, and nothing is counted. ``occupancy`` counts each chunk that
     exists, by the same reads. ``progress`` is called with the number
-    of objects seen so far. Writes of others during the survey may be counted or not. A damaged shard is listed, and the rest is still
-    counted. ``shown`` is the name of the place in messages, by default its URL.
+    of objects seen so far. Writes of other clients during the survey may be counted or not. A damaged shard is listed, and the rest is
+    still counted. ``shown`` is the name of the place in messages, by default its URL.
 
     Raises:
         NotFound: there is nothing at ``path``.

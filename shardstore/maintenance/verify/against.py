@@ -15,16 +15,17 @@ from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
 from shardstore.errors import Corruption, NotFound, ShardStoreError
 from shardstore.format.codecs import CRC32C_NBYTES
+from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_v3 import is_array
 from shardstore.format.store_keys import join, metadata_key
 from shardstore.format.v2.keys import ARRAY_NAME, GROUP_NAME
 from shardstore.maintenance.array_plans import ArrayPlan
 from shardstore.maintenance.execution import Execution, Failure, check_running
 from shardstore.maintenance.object_tasks import by_halves, in_windows
-from shardstore.maintenance.storages import Place
+from shardstore.maintenance.storages import SharedStorage
 from shardstore.maintenance.verify.chunk_reading import ObjectChanged, StoredChunk, object_of, read_chunks, stored_chunks
 from shardstore.maintenance.verify.chunks import WINDOW_BYTES
-from shardstore.maintenance.verify.findings import Finding
+from shardstore.maintenance.verify.findings import Fault, Finding
 from shardstore.maintenance.verify.sides import Side, checksums, differing_members
 from shardstore.maintenance.walk import Located, Walk, gathered
 from shardstore.model.chunks import ChunkCoords
@@ -38,9 +39,9 @@ class CompareTask:
     """A task: objects of one array here, or, with ``of_copy``, of the copy."""
 
     run: str
-    here: Place
+    here: SharedStorage
     plan: ArrayPlan
-    there: Place
+    there: SharedStorage
     plan_there: ArrayPlan
     objects: tuple[ChunkCoords, ...]
     of_copy: bool
@@ -117,39 +118,29 @@ class _Comparison:
                 self._found(finding)
         self._execution.carry_out(compare_objects, self._tasks(), self._take, self._give_up, by_halves)
 
-    def _compare_nodes(self) -> list[Finding]:
-        paths, paths_there = self._here.paths(), self._there.paths()
-        mine = run_sync(self._here.documents(paths))
-        theirs = run_sync(self._there.documents(paths_there))
+    def _compare_nodes(self) -> Iterator[Finding]:
+        """Yield what differs in the nodes, and pair the arrays whose chunks can be compared."""
+        paths, paths_there = set(self._here.paths()), set(self._there.paths())
+        mine = run_sync(self._here.documents(sorted(paths)))
+        theirs = run_sync(self._there.documents(sorted(paths_there)))
         plans, plans_there = self._here.plans(), self._there.plans()
-        findings: list[Finding] = []
-
-        def say(kind: str, relative: str, what: str) -> None:
+        for relative in sorted(paths | paths_there):
             path = self._here.below(relative)
-            findings.append(Finding(kind, path, metadata_key(path), what))  # type: ignore[arg-type]  # one of the kinds below
-
-        for relative in sorted({*paths, *paths_there}):
             one, other = mine.get(relative), theirs.get(relative)
             if relative not in paths:
-                say("missing", relative, "the other copy has such a node")
+                yield Finding("missing", path, metadata_key(path), "the other copy has such a node")
             elif relative not in paths_there:
-                say("surplus", relative, "the other copy has no such node")
-            elif one is None or other is None:
-                say("not-checked", relative, "the metadata of one of the copies cannot be read as Zarr v3: they are not compared")
-            elif members := differing_members(one, other):
-                say("differs", relative, f"it differs from the other copy's in {', '.join(members)}")
+                yield Finding("surplus", path, metadata_key(path), "the other copy has no such node")
+            elif (fault := _node_fault(one, other)) is not None:
+                yield fault.at(path, metadata_key(path))
             if one is None or other is None:
                 continue
-            if relative not in plans or relative not in plans_there:
-                if is_array(one) and is_array(other):
-                    say("not-checked", relative, "the metadata of one of the copies does not tell where chunks lie: they are not compared")
-                continue
-            if plans[relative].chunk_shape != plans_there[relative].chunk_shape:
-                continue  # chunks cannot be compared, and that has been said
-            checked = checksums(one), checksums(other)
-            cut = tuple(CRC32C_NBYTES if has and checked[0] != checked[1] else 0 for has in checked)
-            self._pairs[relative] = plans[relative], plans_there[relative], (cut[0], cut[1])
-        return findings
+            if relative in plans and relative in plans_there:
+                if plans[relative].chunk_shape == plans_there[relative].chunk_shape:  # or else that has been said
+                    self._pairs[relative] = plans[relative], plans_there[relative], _cut(one, other)
+            elif is_array(one) and is_array(other):
+                what = "the metadata of one of the copies does not say where its chunks are: they are not compared"
+                yield Finding("not-checked", path, metadata_key(path), what)
 
     def _tasks(self) -> Iterator[CompareTask]:
         window = min(WINDOW_BYTES, self._execution.window_bytes)
@@ -158,7 +149,7 @@ class _Comparison:
             for plan, some in gathered(objects, reads_all=lambda plan, of_copy=of_copy: not of_copy):  # type: ignore[misc]  # mypy cannot infer a default
                 here, there, cut = self._pairs[side.relative(plan.path)]
                 coords = tuple(located.coords for located in some)
-                places = Place(self._here.engine.storage), Place(self._there.engine.storage)
+                places = SharedStorage(self._here.engine.storage), SharedStorage(self._there.engine.storage)
                 yield CompareTask(self._execution.run, places[0], here, places[1], there, coords, of_copy, cut, window)
 
     def _is_mine(self, side: Side, located: Located) -> bool:
@@ -180,6 +171,19 @@ class _Comparison:
 
 
 # -- tasks -------------------------------------------------------------------------------------------------------------
+
+
+def _node_fault(one: JsonObject | None, other: JsonObject | None) -> Fault | None:
+    if one is None or other is None:
+        return Fault("not-checked", "the metadata of one of the copies cannot be read as Zarr v3: they are not compared")
+    members = differing_members(one, other)
+    return Fault("differs", f"it differs from the other copy's in {', '.join(members)}") if members else None
+
+
+def _cut(one: JsonObject, other: JsonObject) -> tuple[int, int]:
+    """Return how many bytes at the end of each chunk are not compared, here and there: a checksum that only one of the two has."""
+    here, there = checksums(one), checksums(other)
+    return CRC32C_NBYTES * (here and not there), CRC32C_NBYTES * (there and not here)
 
 
 def compare_objects(task: CompareTask) -> Compared:
@@ -237,9 +241,9 @@ def _missing_here(task: CompareTask, objects: Sequence[ChunkCoords], found: dict
         wanted = list(dict.fromkeys(object_of(task.plan, chunk) for chunk in theirs))
         mine = stored_chunks(task.here.storage, task.plan, wanted)
     except Corruption:
-        if len(objects) > 1:  # the others can be looked at
+        if len(objects) > 1:  # the rest can be looked at
             return sum(_missing_here(task, [coords], found) for coords in objects)
-        return 0  # of the copy: told where its chunks are compared; here: told by the rest of verification
+        return 0  # reported of the copy where its chunks are compared, and of this one by the rest of verification
     for chunk in theirs:
         if chunk not in mine:
             found[chunk] = Finding("missing", task.plan.path, _chunk_key(task, chunk), "the other copy has such a chunk")
@@ -250,15 +254,15 @@ def _differing(task: CompareTask, objects: Sequence[ChunkCoords], found: dict[Ch
     """Note the chunks in these objects that differ from the copy; return how many bytes were read here.
 
     Raises:
-        ObjectChanged: an object was replaced meanwhile.
+        ObjectChanged: an object was replaced in between.
         StorageError: a request failed.
     """
     try:
         mine = stored_chunks(task.here.storage, task.plan, objects)
     except Corruption:
-        if len(objects) > 1:  # the others can be compared
+        if len(objects) > 1:  # the rest can be compared
             return sum(_differing(task, [coords], found) for coords in objects)
-        return 0  # told by the rest of verification
+        return 0  # reported by the rest of verification
     theirs, damaged = _there(task, list(mine))
     nbytes = 0
     for chunk in mine:

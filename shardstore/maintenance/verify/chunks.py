@@ -74,7 +74,7 @@ def look_into(storage: Storage, key: str, generation: Generation, chunks: Sequen
     """Return the faults of these chunks of one version of an object, and how many bytes were read.
 
     Raises:
-        ObjectChanged: the object was replaced or erased meanwhile.
+        ObjectChanged: the object was replaced or erased in between.
         StorageError: a request failed.
     """
     faults: list[Fault] = []
@@ -103,7 +103,7 @@ def _pinned(outcome: ReadOutcome) -> tuple[memoryview, ...]:
 def look_at_heads(storage: Storage, heads: Sequence[tuple[str, Generation, ChunkBytes]], look: ChunkLook) -> tuple[list[Fault | None], int]:
     """Return the fault in the header of one chunk each of several objects, and how many bytes were read; one round as a rule.
 
-    Faults of an object that has changed meanwhile are not reported.
+    Faults of an object that has changed in between are not reported.
 
     Raises:
         StorageError: a request failed.

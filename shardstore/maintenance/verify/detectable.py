@@ -33,10 +33,10 @@ def detectable(plan: ArrayPlan, how: VerifyLevel) -> Detectable:
     found: list[str] = []
     missed: list[str] = []
     if plan.layout is not None:
-        _of_index(plan, found, missed)
+        _add_index_faults(plan, found, missed)
     elif plan.coding.nbytes is not None:
         found.append("objects that are not as long as a chunk")
-    _of_chunks(plan, how, found, missed)
+    _add_chunk_faults(plan, how, found, missed)
     if how.against:
         found.append("every byte in which a chunk differs from the other copy, and chunks that only one of the two has")
         return Detectable(tuple(found), (), reads_chunks=True)
@@ -55,7 +55,7 @@ def detectable(plan: ArrayPlan, how: VerifyLevel) -> Detectable:
     return Detectable(tuple(found), tuple(missed), reads_chunks)
 
 
-def _of_index(plan: ArrayPlan, found: list[str], missed: list[str]) -> None:
+def _add_index_faults(plan: ArrayPlan, found: list[str], missed: list[str]) -> None:
     assert plan.layout is not None
     index = plan.layout.index_format
     always = "entries that are half empty, wrap, end past the object or reach into the index"
@@ -81,7 +81,7 @@ def _of_index(plan: ArrayPlan, found: list[str], missed: list[str]) -> None:
         )
 
 
-def _of_chunks(plan: ArrayPlan, how: VerifyLevel, found: list[str], missed: list[str]) -> None:
+def _add_chunk_faults(plan: ArrayPlan, how: VerifyLevel, found: list[str], missed: list[str]) -> None:
     coding = plan.coding
     if how.contents:
         return

@@ -1,4 +1,4 @@
-"""Verify metadata: each document by itself, and documents that repeat or enclose others."""
+"""Verify metadata: each document by itself, and documents that repeat or enclose other documents."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from shardstore.errors import InvalidInput
 from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_faults import metadata_faults
 from shardstore.format.metadata_v3 import sizes
-from shardstore.format.store_keys import metadata_key
+from shardstore.format.store_keys import groups_above, metadata_key
 from shardstore.format.v2.arrays import array_from_v2
 from shardstore.format.v2.dtypes import NoCounterpart
 from shardstore.format.v2.keys import ARRAY_NAME, CONSOLIDATED_NAME, GROUP_NAME
 from shardstore.maintenance.survey.nodes import SurveyedNodes
 from shardstore.maintenance.v2_nodes import V2Document, is_stale_v2, read_v2
 from shardstore.maintenance.verify.findings import Fault, Finding
+from shardstore.model.containers import batched
 
 _CONTRADICTING = frozenset({"zarr_format", "shape", "chunks", "order", "dimension_separator"})
-_NUMBERS = re.compile(r"[<>|][biuf][0-9]+")  # types whose fill values are told exactly
+_NUMBERS = re.compile(r"[<>|][biuf][0-9]+")  # types whose fill values are exact
 
 _DOCUMENTS_AT_ONCE = 256
 
@@ -55,11 +56,10 @@ class DocumentCheck:
         Raises:
             StorageError: a request failed.
         """
-        found = [finding async for finding in self._of_v3(nodes, path)]
+        found = [finding async for finding in self._v3_findings(nodes, path)]
         found += _nested([record.node.path for record in nodes.records(path) if record.is_array])
         found += await self._stale(nodes, path)
-        for start in range(0, len(self._v2_keys), _DOCUMENTS_AT_ONCE):
-            keys = self._v2_keys[start : start + _DOCUMENTS_AT_ONCE]
+        for keys in batched(self._v2_keys, _DOCUMENTS_AT_ONCE):
             for key, read in zip(keys, await read_v2(self._engine.storage, keys), strict=True):
                 if read is None:
                     continue
@@ -69,7 +69,7 @@ class DocumentCheck:
                     found.append(Finding("stale-consolidated", read.path, key, what))
         return found
 
-    async def _of_v3(self, nodes: SurveyedNodes, path: str) -> AsyncIterator[Finding]:
+    async def _v3_findings(self, nodes: SurveyedNodes, path: str) -> AsyncIterator[Finding]:
         inside = {record.node.path for record in nodes.records(path)}
         doubtful = sorted(self._doubtful & inside)
         seen: list[tuple[Node, JsonObject | None]] = []
@@ -80,7 +80,7 @@ class DocumentCheck:
                 yield fault.at(node.path, metadata_key(node.path))
 
     async def _stale(self, nodes: SurveyedNodes, path: str) -> list[Finding]:
-        """Return groups whose consolidated metadata differ from the documents of arrays; both are read anew, since writers change both."""
+        """Return groups whose consolidated metadata differ from the documents of arrays; both are read again, since writers change both."""
         if not any(is_stale for _, _, is_stale in nodes.consolidated(path)):
             return []
         again = SurveyedNodes(self._engine)
@@ -95,12 +95,9 @@ def _nested(arrays: Sequence[str]) -> Iterator[Finding]:
     """Yield arrays inside of arrays, which no reader looks for."""
     known = set(arrays)
     for path in arrays:
-        above = path
-        while above:
-            above = above.rpartition("/")[0]
-            if above in known and above != path:
-                yield Finding("contradiction", path, metadata_key(path), f"it lies inside the array {above or '/'!r}: arrays hold no nodes")
-                break
+        above = next((above for above in groups_above(path) if above in known), None)
+        if above is not None:
+            yield Finding("contradiction", path, metadata_key(path), f"it lies inside the array {above or '/'!r}: arrays hold no nodes")
 
 
 def v2_faults(read: V2Document) -> list[Fault]:

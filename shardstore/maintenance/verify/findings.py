@@ -42,7 +42,7 @@ Kind = ErrorKind | NoteKind
 
 _RESTORE_SHARD = "restore the object from a copy, or erase it and write its chunks again"
 _RESTORE_CHUNK = "write the chunk again, or restore its object from a copy"
-_RESTORE_DOCUMENT = "restore the document from a copy, or write it again as whoever created the node did"
+_RESTORE_DOCUMENT = "restore the document from a copy, or write it again as the creator of the node did"
 
 ERRORS: Mapping[str, str] = {
     "not-json": _RESTORE_DOCUMENT,
@@ -73,7 +73,7 @@ NOTES: Mapping[str, str] = {
     "temporary": "the next write in the directory removes it, or LocalStorage.sweep",
     "lock": "the next write in the directory removes it, or LocalStorage.sweep",
     "upload": "it costs what its parts cost: abort it, unless a writer is at work, or let a lifecycle rule of the bucket do so",
-    "changed": "it was written since; if nobody did, restore it from a copy",
+    "changed": "it was written since; if no program did, restore it from a copy",
     "unstable": "it was written again and again while it was looked at: run it once more later",
     "not-checked": "see the reason",
 }

@@ -1,6 +1,6 @@
 """The task of verification: look at some objects of one array, as often as it takes to know that a fault is not a write in progress.
 
-Beside live writers an object may be replaced, and an array created anew, between the listing and the look. So an object that looks
+While writers run, an object may be replaced, and an array created again, between the listing and the look. So an object that looks
 wrong is looked at again: damage is reported for a version that was seen twice, under metadata that have not changed.
 """
 
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from shardstore._sync import run_sync
 from shardstore.engine.metadata.hierarchy import Hierarchy
 from shardstore.errors import Corruption, ShardStoreError, Unsupported
+from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.format.shard_index import ShardIndex
 from shardstore.format.store_keys import join, metadata_key
 from shardstore.format.v2.keys import ARRAY_NAME
@@ -23,16 +25,16 @@ from shardstore.maintenance.census.file import Unread
 from shardstore.maintenance.census.objects import NO_DIGEST, ObjectEntry, content_digest, digest_of
 from shardstore.maintenance.execution import check_running
 from shardstore.maintenance.object_tasks import in_windows
-from shardstore.maintenance.shard_content import slots_inside
-from shardstore.maintenance.storages import Place
+from shardstore.maintenance.shard_content import dead_nbytes, entry_fault, slots_inside
+from shardstore.maintenance.storages import SharedStorage
 from shardstore.maintenance.v2_nodes import read_v2
 from shardstore.maintenance.verify.chunk_reading import ObjectChanged
 from shardstore.maintenance.verify.chunks import WINDOW_BYTES, ChunkBytes, ChunkLook, Decode, Decoder, look_at_heads, look_into
 from shardstore.maintenance.verify.findings import Fault, Finding
-from shardstore.maintenance.verify.index import check_index
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange
+from shardstore.plan.pieces import covered_nbytes
 from shardstore.storage.base import UNKNOWN_NBYTES, Failed, Found, Read, ReadOutcome, Storage, document_read, unless_failed
 
 _LOOKS = 4
@@ -53,7 +55,7 @@ class VerifyTask:
     """A task: objects of one array."""
 
     run: str
-    place: Place
+    place: SharedStorage
     plan: ArrayPlan
     objects: tuple[ListedObject, ...]
     decoder: Decoder | None = None
@@ -93,7 +95,7 @@ class Look:
     """The digest, if it differs from the expected one."""
 
     @property
-    def is_doubtful(self) -> bool:
+    def needs_recheck(self) -> bool:
         """True if the object has to be looked at once more."""
         return self.has_moved or self.error is not None or any(fault.is_error for fault in self.faults)
 
@@ -104,11 +106,10 @@ class Look:
 
 def verify_objects(task: VerifyTask) -> Verified:
     """Look at the objects of the task. Runs in a thread other than the IO loop's."""
-    storage = task.place.storage
-    plan = task.plan
-    eye = _Eye(storage, plan, task)
-    looks = {look.listed: look for look in eye.look(task.objects)}
-    doubtful = [look for look in looks.values() if look.is_doubtful]
+    storage, plan = task.place.storage, task.plan
+    inspector = _Inspector(storage, plan, task)
+    looks = {look.listed: look for look in inspector.look(task.objects)}
+    doubtful = _doubtful(looks.values())
     for _ in range(_LOOKS - 1):
         if not doubtful:
             break
@@ -117,16 +118,20 @@ def verify_objects(task: VerifyTask) -> Verified:
         if now is None:  # the array is gone, or its document damaged: that is said elsewhere
             return Verified((), 0, 0, sum(look.nbytes_read for look in looks.values()), ())
         if now != plan:
-            plan = now
-            eye = _Eye(storage, plan, task)
-            looks = {look.listed: look for look in eye.look([o for o in task.objects if len(o.coords) == len(plan.shape)], fresh=True)}
-            doubtful = [look for look in looks.values() if look.is_doubtful]
+            plan, inspector = now, _Inspector(storage, now, task)
+            same_rank = [listed for listed in task.objects if len(listed.coords) == len(plan.shape)]
+            looks = {look.listed: look for look in inspector.look(same_rank, fresh=True)}
+            doubtful = _doubtful(looks.values())
             continue
-        before = {look.listed: look for look in doubtful}
-        again = list(eye.look([look.listed for look in doubtful], fresh=True))
+        again = inspector.look(list(doubtful), fresh=True)
         looks |= {look.listed: look for look in again}
-        doubtful = [look for look in again if look.is_doubtful and not look.confirms(before[look.listed])]
+        doubtful = _doubtful(look for look in again if not look.confirms(doubtful[look.listed]))
     return _outcome(plan, looks.values())
+
+
+def _doubtful(looks: Iterable[Look]) -> dict[ListedObject, Look]:
+    """Return those looks that have to be repeated."""
+    return {look.listed: look for look in looks if look.needs_recheck}
 
 
 def _outcome(plan: ArrayPlan, looks: Iterable[Look]) -> Verified:
@@ -166,7 +171,7 @@ def plan_now(storage: Storage, plan: ArrayPlan) -> ArrayPlan | None:
     return plan_array(*Hierarchy(storage, 0.0, time.monotonic).describe(plan.path, outcome.buffers[0], outcome.generation))
 
 
-class _Eye:
+class _Inspector:
     """A reader that looks at objects of one array, under one version of its metadata."""
 
     def __init__(self, storage: Storage, plan: ArrayPlan, task: VerifyTask) -> None:
@@ -260,7 +265,7 @@ class _Eye:
         if expected is None:
             return
         existed = np.unpackbits(np.frombuffer(expected.bitmap, np.uint8), count=layout.grid.nslots).astype(np.bool_)
-        gone = existed & ~index.present() & slots_inside(layout, look.listed.coords)  # a smaller shape may have taken others away
+        gone = existed & ~index.present() & slots_inside(layout, look.listed.coords)  # a smaller shape may have taken the rest away
         if gone.any():
             first = layout.key_encoding.encode(layout.grid.coords_of(look.listed.coords, int(np.flatnonzero(gone)[0])))
             what = f"{int(gone.sum())} of its chunks that the census has are gone, the first of them {join(self._plan.path, first)!r}"
@@ -330,3 +335,58 @@ def _begun(listed: ListedObject, outcome: ReadOutcome) -> Look:
         look.generation = outcome.generation
         look.nbytes_read = sum(map(len, outcome.buffers))
     return look
+
+
+# -- one index -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IndexCheck:
+    """The faults and oddities of an index, and ``(nslots,)`` the slots whose bytes can be looked at."""
+
+    faults: tuple[Fault, ...]
+    readable: npt.NDArray[np.bool_]
+
+
+def check_index(layout: ArrayLayout, coords: ChunkCoords, object_nbytes: int, index: ShardIndex) -> IndexCheck:
+    """Check the index of the shard at ``coords`` of the shard grid."""
+    present, wrong = index.present(), replace(index, chunk_nbytes=None).invalid(object_nbytes)
+    used = present & ~wrong
+    flat = index.flat
+    offsets = np.where(used, flat[:, 0], 0).astype(np.int64)  # what fits the object fits int64 as well
+    lengths = np.where(used, flat[:, 1], 0).astype(np.int64)
+    ends = offsets + lengths
+    index_start = 0 if layout.index_format.location == "start" else object_nbytes - layout.index_format.nbytes
+    index_end = index_start + layout.index_format.nbytes
+    in_index = layout.index_format.on_index(index, object_nbytes)
+    odd_size = used & index.invalid(object_nbytes)
+
+    faults: list[Fault] = []
+    if wrong.any():
+        faults.append(Fault("entry", entry_fault(index, wrong, object_nbytes)))
+    if in_index.any():
+        slot = int(np.flatnonzero(in_index)[0])
+        what = f"index entry {slot} names bytes [{offsets[slot]}, {ends[slot]}), the index itself is [{index_start}, {index_end})"
+        faults.append(Fault("entry-in-index", what + _and_more(in_index)))
+    if odd_size.any():
+        slot = int(np.flatnonzero(odd_size)[0])
+        what = f"index entry {slot} names a chunk of {lengths[slot]} bytes, the codecs make {index.chunk_nbytes} of each"
+        faults.append(Fault("chunk-size", what + _and_more(odd_size)))
+    outside = used & ~slots_inside(layout, coords)
+    if outside.any():
+        faults.append(Fault("outside", f"{int(outside.sum())} of its {int(used.sum())} chunks lie outside of the array's shape"))
+    if not wrong.any():
+        shared = int(lengths.sum()) - covered_nbytes(offsets[used], lengths[used])
+        if shared:
+            faults.append(Fault("overlap", f"chunks share {shared} bytes with other chunks"))
+        dead = dead_nbytes(layout.index_format, index, object_nbytes)
+        if dead > 0:
+            behind = object_nbytes - max(int(ends.max(initial=0)), index_end)
+            where = f", {behind} of them at its end" if behind else ""
+            faults.append(Fault("dead", f"{dead} of its {object_nbytes} bytes are neither index nor part of a chunk{where}"))
+    return IndexCheck(tuple(faults), used & ~in_index & ~odd_size)
+
+
+def _and_more(slots: npt.NDArray[np.bool_]) -> str:
+    count = int(slots.sum())
+    return f", and {count - 1} more" if count > 1 else ""

@@ -1,8 +1,8 @@
 """Verify that stored data are sound, to the last object.
 
 It takes one listing, one request for each metadata document and one for the index of each shard; chunks are read where they have
-checksums, or where they are to be decoded or compared. Nothing is written. Writes of others during the run may be looked at or not, and
-are never reported as damage: see ``objects``.
+checksums, or where they are to be decoded or compared. Nothing is written. Writes of other clients during the run may be looked at or not,
+and are never reported as damage: see ``objects``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shardstore.maintenance.census.file import Census, Unread
 from shardstore.maintenance.census.objects import ObjectEntry
 from shardstore.maintenance.execution import WHOLE, Execution, Failure
 from shardstore.maintenance.object_tasks import Ahead, ListedDigests, by_halves
-from shardstore.maintenance.storages import Place
+from shardstore.maintenance.storages import SharedStorage
 from shardstore.maintenance.verify.against import compare_with_copy
 from shardstore.maintenance.verify.census import CensusComparison
 from shardstore.maintenance.verify.chunks import WINDOW_BYTES, Decoder
@@ -70,7 +70,7 @@ class ArrayVerified:
     notes: int
     detectable: Detectable
     digest: str = field(compare=False)
-    """Of all objects of the array as they were listed, with versions that the storage tells; see ``ListedDigests``."""
+    """The digest of the listed objects of the array, with versions where the storage gives them; see ``ListedDigests``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ class _Verification:
         self._decoder = decoder
         self._progress = progress
         self._shown = shown
-        self._place = Place(engine.storage)
+        self._place = SharedStorage(engine.storage)
         self._census = None if census is None else CensusComparison(census, self._walk.path, execution)
         self._of_contents = census is not None and census.of_contents
         self._against = against
@@ -248,7 +248,7 @@ class _Verification:
         return None if self._census is None else self._census.expected(plan, coords)
 
     def _is_to_verify(self, located: Located) -> bool:
-        """Return whether it is an object of an array, and of this part; others are remembered with their roles."""
+        """Return whether it is an object of an array, and of this part; the rest is remembered with its role."""
         self._objects += 1
         key = located.info.key
         if located.plan is not None:
@@ -330,13 +330,13 @@ class _Verification:
             else:
                 self._note_unread((Unread(fault.file, fault.error),))
         for path, faults in elsewhere.items():
-            more = f", and {len(faults) - 1} others" if len(faults) > 1 else ""
+            more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
             self._add(Finding("not-checked", path, "", f"{faults[0].file}{more}: {faults[0].error}"))
 
     # -- what belongs to nothing -----------------------------------------------------------------------------------------
 
     async def _confirm_strays(self) -> None:
-        """Report objects that still exist and still belong to nothing: a writer may have created their array meanwhile."""
+        """Report objects that still exist and still belong to nothing: a writer may have created their array since."""
         walk = Walk(self._engine, self._walk.path)
         for located in await walk.locate(self._strays):
             key = located.info.key

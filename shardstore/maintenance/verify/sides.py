@@ -1,4 +1,4 @@
-"""The two sides of a comparison: the nodes of two copies of a hierarchy, as they are presented in Zarr v3, whatever they are stored as."""
+"""The two sides of a comparison: the nodes of two copies of a hierarchy, as presented in Zarr v3, whatever their stored format."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from shardstore.format.v2.keys import ARRAY_NAME, ATTRIBUTES_NAME, GROUP_NAME
 from shardstore.maintenance.array_plans import ArrayPlan
 from shardstore.maintenance.v2_nodes import read_v2
 from shardstore.maintenance.walk import Walk
+from shardstore.model.containers import batched
 from shardstore.storage.base import Found, document_read, unless_failed
 
 _NODES_AT_ONCE = 256
@@ -45,15 +46,15 @@ class Side:
 
     def paths(self) -> list[str]:
         """Return the paths of all nodes, relative and sorted."""
-        return sorted(self._of_v3() | self.plans().keys() | self.v2_nodes | self._implicit_groups())
+        return sorted(self._v3_paths() | self.plans().keys() | self.v2_nodes | self._implicit_groups())
 
-    def _of_v3(self) -> set[str]:
+    def _v3_paths(self) -> set[str]:
         return {self.relative(record.node.path) for record in self.walk.nodes.records(self.walk.path) if record.node.kind != "other"}
 
     def _implicit_groups(self) -> set[str]:
         """Return the implicit groups of Zarr v2, which need no document: every path above a node is a group."""
         above = {path for node in self.v2_nodes if node for path, _ in ancestors(node)}
-        return above - self.v2_nodes - self._of_v3()
+        return above - self.v2_nodes - self._v3_paths()
 
     async def documents(self, paths: Iterable[str]) -> dict[str, JsonObject]:
         """Return the presented documents by relative path; nodes without a readable document are left out.
@@ -63,9 +64,7 @@ class Side:
         """
         found: dict[str, JsonObject] = {}
         missing: list[str] = []
-        asked = list(paths)
-        for start in range(0, len(asked), _NODES_AT_ONCE):
-            some = asked[start : start + _NODES_AT_ONCE]
+        for some in batched(list(paths), _NODES_AT_ONCE):
             reads = [document_read(metadata_key(self.below(path))) for path in some]
             for path, outcome in zip(some, await self.engine.storage.read(reads), strict=True):
                 outcome = unless_failed(outcome)

@@ -18,9 +18,10 @@ from shardstore.cli.output import complain, print_json, show
 from shardstore.cli.target import pair_options
 from shardstore.errors import Incomplete, InvalidInput
 from shardstore.maintenance.packing.pack import DEFAULT_MAX_MEMORY, pack, reshard, unpack
-from shardstore.maintenance.packing.report import PackReport, Progress
+from shardstore.maintenance.packing.report import PackReport, packing_step
 from shardstore.model.words import count, plural, shape, size
 from shardstore.progress.shown import step_bar
+from shardstore.progress.steps import Progress
 from shardstore.storage.opening.snapshot_urls import may_name_snapshot, named_snapshot
 
 _SHOWN_FAILURES = 10
@@ -231,7 +232,7 @@ def _run(
             def progress(found: Progress) -> None:
                 nonlocal phase
                 phase = found.phase
-                bar(found.step())
+                bar(packing_step(found))
 
             report = function(source, destination, executor=executor, progress=progress, **arguments, **of_shards)
     except Incomplete as exc:

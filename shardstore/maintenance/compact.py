@@ -28,24 +28,22 @@ from shardstore.maintenance.shard_work import (
     FailedShard,
     FirstItems,
     LookTask,
-    ShardProgress,
     ShardRun,
     can_delete_emptied,
     check_can_swap,
+    shard_step,
 )
 from shardstore.maintenance.storages import SharedStorage
 from shardstore.model.showing import ShownInNotebooks
 from shardstore.plan.commits import ChunkOrder, DeleteShard, WriteShard
 from shardstore.plan.rewriting import plan_compaction
 from shardstore.progress.shown import reported
-from shardstore.progress.steps import Step
+from shardstore.progress.steps import Progress, Step
 from shardstore.storage.local.rules import Locks
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.opening.snapshot_urls import named_snapshot, refuse_to_change
 
 _ATTEMPTS = 8  # lost in a row against writers of the same shard: they leave no dead bytes behind
-
-Progress = Callable[[ShardProgress], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +246,7 @@ def compact(
     exclusive: bool = False,
     storage_options: dict[str, Any] | None = None,
     locks: Locks = "auto",
-    progress: Progress | bool | None = None,
+    progress: Callable[[Progress], None] | bool | None = None,
 ) -> CompactReport:
     """Rewrite the shards at and below ``path`` whose dead bytes pass a bound, and delete those that hold no chunk.
 
@@ -271,7 +269,7 @@ def compact(
         max_memory: bytes of chunks that are held at once in each process.
         only: keys of shards, such as those that failed in an earlier run: only these are looked at.
         exclusive: promises that no other program writes; needed if the storage has no compare-and-swap.
-        progress: called with a ``ShardProgress`` now and then; or ``True``: it is shown on stderr.
+        progress: called with a ``Progress`` now and then; or ``True``: it is shown on stderr.
 
     Raises:
         InvalidInput: an argument cannot be right, or a pin names no chunk and no shard of any array, or one outside of the array's shape
@@ -302,15 +300,17 @@ def compact(
         return run.report(path, dry_run)
 
 
-def compact_step(progress: ShardProgress, /) -> Step:
+def compact_step(progress: Progress, /) -> Step:
     """Return the step that is shown."""
-    return progress.step("compacting")
+    return shard_step(progress, "compacting")
 
 
 class _Compaction(ShardRun):
     """The state of one run."""
 
-    def __init__(self, place: SharedStorage, bound: Bound, pins: Pins, order: ChunkOrder, execution: Execution, progress: Progress) -> None:
+    def __init__(
+        self, place: SharedStorage, bound: Bound, pins: Pins, order: ChunkOrder, execution: Execution, progress: Callable[[Progress], None]
+    ) -> None:
         super().__init__(place, execution, progress)
         self._bound = bound
         self._pins = pins

@@ -20,11 +20,7 @@ _KEYS_A_PAGE = 1000
 
 
 async def pages(storage: Storage, prefix: str) -> AsyncIterator[list[ObjectInfo]]:
-    """Yield what the storage lists below ``prefix``, a thousand objects at a time.
-
-    Raises:
-        StorageError: a request failed.
-    """
+    """Yield what the storage lists below ``prefix``, a thousand objects at a time. Raises ``StorageError`` if a request failed."""
     page: list[ObjectInfo] = []
     async for info in storage.list(prefix):
         page.append(info)

@@ -91,9 +91,7 @@ class LookedAt:
 
 async def look_at(engine: Engine, shards: Sequence[StoredShard]) -> list[LookedAt | None]:
     """Return the indices of shards, by one request per shard; ``None`` if the shard no longer exists.
-
-    Raises:
-        StorageError: a request failed.
+    Raises ``StorageError`` if a request failed.
     """
     looks: list[LookedAt | None] = []
     outcomes = await engine.storage.read([Read(shard.key, (shard.layout.index_format.request(),)) for shard in shards])

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
@@ -19,7 +19,7 @@ from shardstore.maintenance.shard_content import StoredShard
 from shardstore.maintenance.storages import SharedStorage
 from shardstore.maintenance.survey.nodes import SurveyedNodes
 from shardstore.model.capabilities import Capabilities
-from shardstore.progress.steps import Step
+from shardstore.progress.steps import Progress, Step
 from shardstore.storage.base import ObjectInfo, Storage
 from shardstore.storage.boundaries import check_own, is_reached_through, links_above
 
@@ -54,26 +54,9 @@ class FailedShard:
     error: Exception
 
 
-@dataclass(frozen=True, slots=True)
-class ShardProgress:
-    """The progress of a run."""
-
-    phase: Literal["looking", "working"]
-    """The phase: first the indices of all shards are looked at, then the work on some of them is done."""
-    shards: int
-    """The number of shards finished in this phase."""
-    total_shards: int | None = None
-    """The total number of shards; ``None`` while the listing goes on."""
-    nbytes: int | None = None
-    """Bytes of the finished shards, if that is known."""
-    total_nbytes: int | None = None
-    failed: int = 0
-
-    def step(self, work: str) -> Step:
-        """Return the step that is shown; ``work`` is what is done in the second phase."""
-        nbytes, total = (self.nbytes, self.total_nbytes) if self.total_nbytes else (None, None)
-        action = "looking at indices" if self.phase == "looking" else work
-        return Step(action, self.shards, self.total_shards, nbytes, total, self.failed, "shards")
+def shard_step(progress: Progress, /, work: str) -> Step:
+    """Return the step that is shown; ``work`` is what is done in the second phase."""
+    return progress.step({"looking": "looking at indices", "working": work}, "shards")
 
 
 # -- the shards of a store -----------------------------------------------------------------------------------------------
@@ -139,7 +122,7 @@ Outcome = TypeVar("Outcome")
 class ShardRun:
     """The state of one run: it looks at all shards first, many per task, and then works on some of them, one per task."""
 
-    def __init__(self, place: SharedStorage, execution: Execution, progress: Callable[[ShardProgress], None]) -> None:
+    def __init__(self, place: SharedStorage, execution: Execution, progress: Callable[[Progress], None]) -> None:
         self.place = place
         self.engine = Engine(place.storage)
         self.execution = execution
@@ -165,7 +148,7 @@ class ShardRun:
         def done(task: LookTask, found: Outcome) -> None:
             self.shards += len(task.shards)
             looked(found)
-            self._progress(ShardProgress("looking", self.shards, failed=len(self.failed)))
+            self._progress(Progress("looking", self.shards, failed=len(self.failed)))
 
         def failed(failure: Failure[LookTask]) -> None:
             self.failed += [FailedShard(shard.path, shard.key, failure.error) for shard in failure.task.shards]
@@ -196,8 +179,8 @@ class ShardRun:
 
         def advance(task: Task) -> None:
             self._done += 1
-            done_nbytes, total_nbytes = (None, None) if nbytes is None else nbytes(task)
-            self._progress(ShardProgress("working", self._done, total, done_nbytes, total_nbytes, len(self.failed)))
+            done_nbytes, total_nbytes = (0, None) if nbytes is None else nbytes(task)
+            self._progress(Progress("working", self._done, total, done_nbytes, total_nbytes, len(self.failed)))
 
         def finished(task: Task, outcome: Outcome) -> None:
             done(task, outcome)

@@ -74,11 +74,7 @@ class V2Nodes:
 
 
 async def read_v2(storage: Storage, keys: Sequence[str]) -> list[V2Document | None]:
-    """Return the documents at ``keys``, ``None`` if there is none.
-
-    Raises:
-        StorageError: a request failed.
-    """
+    """Return the documents at ``keys``, ``None`` if there is none. Raises ``StorageError`` if a request failed."""
     found: list[V2Document | None] = []
     outcomes = await storage.read([document_read(key) for key in keys])
     for key, outcome in zip(keys, outcomes, strict=True):

@@ -74,11 +74,7 @@ class Walk:
             self._seen(node, document)
 
     async def batches(self) -> AsyncIterator[list[Located]]:
-        """Yield what the storage lists, a thousand objects at a time.
-
-        Raises:
-            StorageError: a request failed.
-        """
+        """Yield what the storage lists, a thousand objects at a time. Raises ``StorageError`` if a request failed."""
         async for page in pages(self._engine.storage, self.prefix):
             yield await self.locate(page)
 

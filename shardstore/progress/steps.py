@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from shardstore.model.words import size
@@ -23,6 +23,29 @@ class Step:
     total_nbytes: int | None = None
     failed: int = 0
     noun: str = "objects"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The progress of a run that moves or rewrites objects."""
+
+    phase: str
+    """The phase: of packing ``"listing"``, ``"checking"``, ``"packing"`` or ``"finishing"``; of compaction and repair ``"looking"`` at the
+    indices of all shards, then ``"working"`` on some of them.
+    """
+    objects: int = 0
+    """The number of objects that are done in this phase: of the source, or shards."""
+    total_objects: int | None = None
+    """The total; ``None`` while the listing goes on."""
+    nbytes: int = 0
+    total_nbytes: int | None = None
+    """The total of bytes; ``None`` if the phase is not counted in bytes."""
+    failed: int = 0
+
+    def step(self, actions: Mapping[str, str], noun: str = "objects") -> Step:
+        """Return the step that is shown; ``actions`` are words for the phases."""
+        nbytes, total = (self.nbytes, self.total_nbytes) if self.total_nbytes else (None, None)
+        return Step(actions[self.phase], self.objects, self.total_objects, nbytes, total, self.failed, noun)
 
 
 Report = Callable[[Step], None]

@@ -16,7 +16,7 @@ import google_crc32c
 
 import shardstore
 from shardstore.format.shard_index import IndexFormat, ShardIndex
-from shardstore.maintenance.repair.run import Finding
+from shardstore.maintenance.repair.run import ShardRepair
 from shardstore.model.ranges import APPEND_PADDING_NBYTES, CopiedRange, NewBytes, Padding
 from shardstore.plan.appending import plan_append
 from shardstore.plan.commits import ChunkOrder, DeleteShard, WriteShard
@@ -354,7 +354,7 @@ def _forever(some: list[Kind]) -> Iterator[Kind]:
         yield from some
 
 
-def _wrong(kind: Kind, made: History, damaged: bytes, finding: Finding, view: Any, counts: Counter[str]) -> list[str]:
+def _wrong(kind: Kind, made: History, damaged: bytes, finding: ShardRepair, view: Any, counts: Counter[str]) -> list[str]:
     number = int(finding.key.split("/")[2])
     named = {*finding.lost, *finding.reverted, *finding.uncertain}
     assert len(named) == finding.lost_count + finding.reverted_count + finding.uncertain_count  # each under one name

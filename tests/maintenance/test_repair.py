@@ -22,7 +22,7 @@ import shardstore
 from shardstore.errors import Conflict, InvalidInput, NotFound, ShardStoreError, Unsupported
 from shardstore.maintenance.repair import shard as repair_shard
 from shardstore.maintenance.repair.quarantine import _beside
-from shardstore.maintenance.repair.run import Finding, RepairReport
+from shardstore.maintenance.repair.run import RepairReport, ShardRepair
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL
 from shardstore.plan.commits import NONCE_NBYTES
@@ -70,7 +70,7 @@ class Damaged:
         options = {"yes": True, "allow_reverting": True, "quarantine": self.quarantine, "workers": 2, **options}
         return shardstore.repair(self.storage, **options)
 
-    def mended(self, shard: bytes) -> Finding:
+    def mended(self, shard: bytes) -> ShardRepair:
         """The one finding where ``shard`` is mended; what was there is kept whole, with a note, and nothing is left to do."""
         self.put(shard)
         self.empty_quarantine()

@@ -14,7 +14,7 @@ import zarr
 from zarr.codecs import Crc32cCodec
 
 import shardstore
-from shardstore.maintenance.repair.run import Finding, RepairReport
+from shardstore.maintenance.repair.run import RepairReport, ShardRepair
 from shardstore.storage.local.append_record import HAS_ATTRIBUTES, encode_record, set_under_way
 from shardstore.testing.trace import TraceStorage
 from tests.engine.hooked import fresh_memory
@@ -43,7 +43,7 @@ def spoil(file: Path, damaged: bytes) -> None:
     file.write_bytes(damaged)
 
 
-def mend(root: Path, **options: Any) -> Finding:
+def mend(root: Path, **options: Any) -> ShardRepair:
     report: RepairReport = shardstore.repair(str(root), yes=True, **options)
     (finding,) = report.findings.first
     return finding

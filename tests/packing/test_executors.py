@@ -14,7 +14,7 @@ import pytest
 import zarr
 
 import shardstore
-from shardstore.maintenance.packing.report import Progress
+from shardstore.progress.steps import Progress
 from tests.clusters import dask_cluster
 from tests.packing.sources import stored
 

@@ -21,7 +21,7 @@ import zarr
 
 import shardstore
 from shardstore.errors import Conflict, InvalidInput
-from shardstore.maintenance.packing.report import Progress
+from shardstore.progress.steps import Progress
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.trace import TraceStorage
 from tests.packing.sources import read_by_zarr, stored

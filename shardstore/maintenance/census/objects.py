@@ -17,7 +17,7 @@ from shardstore.maintenance.storages import SharedStorage
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRange, BytesLike
-from shardstore.storage.base import Found, Read, ReadOutcome, Storage, unless_failed
+from shardstore.storage.base import Found, Read, ReadOutcome, Storage, read_one, unless_failed
 
 _TRIES = 4
 
@@ -96,7 +96,7 @@ def _count_shards(task: CensusTask) -> Counted:
                 exists = index.present() & ~index.invalid(found.nbytes) & slots_inside(layout, coords)
                 entries.append((coords, ObjectEntry(found.nbytes, digest, np.packbits(exists).tobytes())))
                 break
-            (outcome,) = run_sync(task.place.storage.read([Read(key, (layout.index_format.request(),))]))
+            outcome = run_sync(read_one(task.place.storage, Read(key, (layout.index_format.request(),))))
         else:
             raise Conflict(f"{key!r} was replaced each time that it was read: take the census again")
     return Counted(tuple(entries), tuple(damaged))
@@ -109,7 +109,7 @@ def _count_chunks(task: CensusTask) -> Counted:
         if task.of_contents:
             key = task.plan.key(coords)
             for _ in range(_TRIES):
-                found = _found(run_sync(task.place.storage.read([Read(key, ())]))[0])
+                found = _found(run_sync(read_one(task.place.storage, Read(key, ()))))
                 if found is None:
                     break
                 nbytes = found.nbytes
@@ -132,8 +132,7 @@ def content_digest(storage: Storage, key: str, generation: Generation, nbytes: i
     digest = hashlib.blake2b(digest_size=DIGEST_NBYTES)
     for start in range(0, nbytes, window_bytes):
         piece = ByteRange(start, min(nbytes, start + window_bytes))
-        (outcome,) = run_sync(storage.read([Read(key, (piece,), generation)]))
-        outcome = unless_failed(outcome)
+        outcome = run_sync(read_one(storage, Read(key, (piece,), generation)))
         if not isinstance(outcome, Found):
             return None
         digest.update(outcome.buffers[0])

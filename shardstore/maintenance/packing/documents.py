@@ -42,9 +42,7 @@ async def _read(storage: Storage, keys: list[str]) -> dict[str, Found]:
 
 async def write_documents(storage: Storage, documents: Mapping[str, JsonObject]) -> Made:
     """Write the documents, by key, that are missing or differ, the deepest first; return the documents that are there then.
-
-    Raises:
-        StorageError: a request failed.
+    Raises ``StorageError`` if a request failed.
     """
     order = sorted(documents, key=lambda key: (-key.count("/"), key))
     there = await _read(storage, order)
@@ -65,9 +63,7 @@ async def misread(storage: Storage, documents: Mapping[str, JsonObject], written
     """Return the keys of documents at the target that would misread new chunks of the arrays ``written``: they describe the chunks in
     another way than ``documents`` will. The keys of documents that repeat one of these, or one that is then ``gone``, are included
     (consolidated metadata).
-
-    Raises:
-        StorageError: a request failed.
+    Raises ``StorageError`` if a request failed.
     """
     if not written and not gone:
         return set()
@@ -98,9 +94,7 @@ def _sorted(value: Any) -> Any:
 
 async def kept_shards(target: Storage, arrays: Iterable[SourceArray]) -> KeptShards:
     """Return the chunks per shard of those source arrays that the target has with the same chunk shape.
-
-    Raises:
-        StorageError: a request failed.
+    Raises ``StorageError`` if a request failed.
     """
     sources = {metadata_key(source.path): source for source in arrays}
     kept: dict[str, tuple[int, ...] | None] = {}

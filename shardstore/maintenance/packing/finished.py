@@ -43,11 +43,7 @@ class TargetObjects:
 
 
 async def list_target(storage: Storage, recorded: Recorded) -> TargetObjects:
-    """Return the objects at the target; nothing, without a request, if nothing is recorded.
-
-    Raises:
-        StorageError: a request failed.
-    """
+    """Return the objects at the target; nothing, without a request, if nothing is recorded. Raises ``StorageError`` if a request failed."""
     if not recorded:
         return TargetObjects()
     known = np.unique(np.concatenate([_no_numbers(), *(entry.made.hashes() for entry in (*recorded.units.values(), *recorded.older))]))
@@ -71,9 +67,7 @@ async def intact_units(storage: Storage, there: TargetObjects, units: Iterable[A
 
     A unit is done again if an object of the source has changed or has no version, or an object of the target is not the one that was
     made. Objects of a target without versions are read again and compared by their bytes.
-
-    Raises:
-        StorageError: a request failed.
+    Raises ``StorageError`` if a request failed.
     """
     intact: dict[UnitName, Finished] = {}
     for unit in units if recorded.units else ():

@@ -85,9 +85,7 @@ NOTHING = Made()
 
 async def digest_of_contents(storage: Storage, made: Made) -> str:
     """Return a digest by which these objects are recognised when they are read again; empty if one is absent, or has another length.
-
-    Raises:
-        StorageError: a request failed.
+    Raises ``StorageError`` if a request failed.
     """
     digest = hashlib.blake2b(digest_size=16)
     for key, nbytes, _ in made:

@@ -16,13 +16,14 @@ from shardstore.maintenance.cluster import ExecutorLike
 from shardstore.maintenance.execution import WHOLE, Execution, Part
 from shardstore.maintenance.packing.places import open_branch, open_places
 from shardstore.maintenance.packing.plan import look
-from shardstore.maintenance.packing.report import PackReport, Progress
+from shardstore.maintenance.packing.report import PackReport, packing_step
 from shardstore.maintenance.packing.run import carry_out, raise_if_incomplete, report
 from shardstore.maintenance.packing.translation import Mode, TargetForm
 from shardstore.maintenance.pins import Pin, check_none_held
 from shardstore.plan.commits import ChunkOrder
 from shardstore.plan.policy import ShardingPolicy
 from shardstore.progress.shown import reported
+from shardstore.progress.steps import Progress
 from shardstore.storage.opening.options import options_of_another
 from shardstore.storage.opening.snapshot_urls import named_snapshot, refuse_to_change
 from shardstore.storage.redaction import redacted
@@ -223,7 +224,7 @@ def _run(
     progress: Callable[[Progress], None] | bool | None,
     given: PackKeywords,
 ) -> PackReport:
-    with reported(progress, Progress.step) as say:
+    with reported(progress, packing_step) as say:
         return _pack(mode, source, target, policy, executor, say, _options(given))
 
 

@@ -25,10 +25,11 @@ from shardstore.maintenance.packing.listing import OtherObject, SourceNodes, lis
 from shardstore.maintenance.packing.ome import ome_nodes, ome_notice, with_ome_05
 from shardstore.maintenance.packing.places import Places
 from shardstore.maintenance.packing.removal import check_target
-from shardstore.maintenance.packing.report import Progress, some_of
+from shardstore.maintenance.packing.report import some_of
 from shardstore.maintenance.packing.translation import KeptShards, TargetForm, TargetNodes, raise_refused, translate
 from shardstore.maintenance.packing.units import AnyUnit, ArrayUnits, CopyJob, CopyUnit, Unit, UnitName, copy_units, job_for
 from shardstore.plan.commits import ChunkOrder
+from shardstore.progress.steps import Progress
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.local.walk import LINK_TO_NOWHERE, Obstacle
 from shardstore.storage.wrappers import innermost

@@ -25,7 +25,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
@@ -264,43 +264,62 @@ class Record:
 
     async def recorded(self) -> Recorded:
         """Return what any driver has recorded."""
+        return self._recorded(await self._objects(_UNITS, _BEGUN))
+
+    def _recorded(self, objects: Mapping[str, list[bytes]]) -> Recorded:
         found = Recorded()
-        for key, line in await self._lines(_UNITS):
+        for key, lines in objects.items():
             try:
-                path, name, fingerprint, contents, run, names, sizes, versions = json.loads(line)
-                entry = Finished(fingerprint, contents, run, Made.of(f"{path}/" if path else "", names, sizes, versions))
+                for line in lines:
+                    if self._is(key, _UNITS):
+                        self._add_unit(found, *json.loads(line))
+                    elif self._is(key, _BEGUN):
+                        found.announced.add_line(line)
             except (ValueError, TypeError, OverflowError) as exc:
-                raise self._damaged(key) from exc
-            last = found.units.setdefault((path, name), entry)
-            if last is not entry:
-                found.older.append(min(last, entry, key=lambda one: one.run))
-                found.units[path, name] = entry if last.run <= entry.run else last
-        for key, line in await self._lines(_BEGUN):
-            try:
-                found.announced.add_line(line)
-            except (ValueError, TypeError) as exc:
                 raise self._damaged(key) from exc
         return found
 
-    async def _lines(self, kind: str) -> list[tuple[str, bytes]]:
-        """Return the lines of all objects of a kind, with the key of the object."""
+    def _add_unit(
+        self,
+        found: Recorded,
+        path: str | None,
+        name: str,
+        fingerprint: str,
+        contents: str,
+        run: int,
+        names: list[str],
+        sizes: list[int],
+        versions: list[int],
+    ) -> None:
+        entry = Finished(fingerprint, contents, run, Made.of(f"{path}/" if path else "", names, sizes, versions))
+        last = found.units.setdefault((path, name), entry)
+        if last is not entry:
+            found.older.append(min(last, entry, key=lambda one: one.run))
+            found.units[path, name] = entry if last.run <= entry.run else last
+
+    def _is(self, key: str, kind: str) -> bool:
+        return key.startswith(kind, len(self._prefix))
+
+    async def _objects(self, *kinds: str) -> dict[str, list[bytes]]:
+        """Return the lines of all objects of some kinds, by key; by one listing, and one round of reads."""
         for _ in range(_LOOKS):
-            keys = [info.key async for info in self._storage.list(f"{self._prefix}{kind}")]
+            keys = [info.key async for info in self._storage.list(self._prefix) if info.key.startswith(kinds, len(self._prefix))]
             outcomes = await self._storage.read([Read(key, (EVERYTHING,)) for key in keys]) if keys else []
             if not any(isinstance(outcome, Absent) for outcome in outcomes):
                 break  # or else one was merged into another in between, by its driver
-        lines: list[tuple[str, bytes]] = []
+        objects: dict[str, list[bytes]] = {}
         for outcome, key in zip(outcomes, keys, strict=True):
             outcome = unless_failed(outcome)
             if isinstance(outcome, Found):
-                lines += [(key, line) for line in bytes(outcome.buffers[0]).splitlines() if line.strip()]
-        return lines
+                objects[key] = [line for line in bytes(outcome.buffers[0]).splitlines() if line.strip()]
+        return objects
 
     async def begin_run(self) -> Recorded:
         """Return ``recorded`` for the beginning of a run; the units of this run take precedence."""
-        found = await self.recorded()
+        objects = await self._objects(_UNITS, _BEGUN)
+        found = self._recorded(objects)
         self._run = 1 + max((entry.run for entry in (*found.units.values(), *found.older)), default=0)
-        self._begun = [info.key async for info in self._storage.list(f"{self._prefix}{_BEGUN}")]
+        self._begun = [key for key in objects if self._is(key, _BEGUN)]
         return found
 
     async def announce(self, announced: Announced) -> None:
@@ -314,9 +333,6 @@ class Record:
         if self._announced is not None:
             await self._storage.delete(self._announced, UNCONDITIONAL)
             self._announced = None
-
-    async def _segments(self) -> list[str]:
-        return [info.key async for info in self._storage.list(f"{self._prefix}{_UNITS}")]
 
     def add(self, name: UnitName, done: UnitDone) -> None:
         self._new.append((name, Finished(done.fingerprint, done.contents, self._run, done.made)))
@@ -345,12 +361,12 @@ class Record:
                 await self._storage.delete_many(old)
                 self._mine = self._mine[-1:]
             return
-        keys = await self._segments()
-        recorded = await self.recorded()
+        objects = await self._objects(_UNITS)
+        recorded = self._recorded(objects)
         kept = [(name, entry) for name, entry in recorded.units.items() if name in only]
-        if len(keys) > 1 or len(kept) != len(recorded.units) or recorded.older:
+        if len(objects) > 1 or len(kept) != len(recorded.units) or recorded.older:
             await self._write(kept)
-            await self._storage.delete_many(keys)
+            await self._storage.delete_many([*objects])
         await self._storage.delete_many(self._begun)
         self._begun = []
 
@@ -367,12 +383,11 @@ class Record:
     async def failed(self) -> set[UnitName]:
         """Return the units that the last runs could not do."""
         names: set[UnitName] = set()
-        for key, line in await self._lines(_FAILED):
+        for key, lines in (await self._objects(_FAILED)).items():
             try:
-                path, name, _ = json.loads(line)
+                names.update((path, name) for path, name, _ in map(json.loads, lines))
             except ValueError as exc:
                 raise self._damaged(key) from exc
-            names.add((path, name))
         return names
 
     async def _write(self, entries: list[tuple[UnitName, Finished]]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from shardstore.maintenance.packing.translation import Mode
 from shardstore.model.showing import ShownInNotebooks
-from shardstore.progress.steps import Step
+from shardstore.progress.steps import Progress, Step
 
 _ACTIONS = {"listing": "listing", "checking": "checking what is done", "packing": "copying chunks", "finishing": "writing metadata"}
 
@@ -122,20 +122,6 @@ class PackReport(ShownInNotebooks):
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """The progress of a run."""
-
-    phase: str
-    """The phase: ``"listing"``, ``"checking"``, ``"packing"`` or ``"finishing"``."""
-    objects: int = 0
-    """The number of objects that have been listed, or of source objects that are done."""
-    total_objects: int | None = None
-    nbytes: int = 0
-    total_nbytes: int | None = None
-    failed: int = 0
-
-    def step(self, /) -> Step:
-        """Return the step that is shown."""
-        nbytes, total = (self.nbytes, self.total_nbytes) if self.phase == "packing" else (None, None)
-        return Step(_ACTIONS[self.phase], self.objects, self.total_objects, nbytes, total, self.failed)
+def packing_step(progress: Progress, /) -> Step:
+    """Return the step that is shown."""
+    return progress.step(_ACTIONS)

@@ -47,10 +47,11 @@ from shardstore.maintenance.packing.removal import (
     remove,
     superseded,
 )
-from shardstore.maintenance.packing.report import ArrayReport, FailedUnit, PackReport, Progress, some_of
+from shardstore.maintenance.packing.report import ArrayReport, FailedUnit, PackReport, some_of
 from shardstore.maintenance.packing.units import AnyUnit, ArrayUnits, Unit, UnitName
 from shardstore.maintenance.packing.writing import UnitDone, can_be_read, do_unit
 from shardstore.model.words import size
+from shardstore.progress.steps import Progress
 from shardstore.storage.base import RestrictsKeys
 from shardstore.storage.requests.outcomes import PROBE_PREFIX
 from shardstore.storage.room import is_full

@@ -27,6 +27,7 @@ from shardstore.maintenance.packing.object_table import Rows, version_digest
 from shardstore.maintenance.packing.streams import Chunks, ChunkStream, ChunkWindow, Fetching, SourceObject, checked, stream_here
 from shardstore.maintenance.packing.units import AnyUnit, ArrayJob, CopyJob, CopyUnit, Unit
 from shardstore.model.chunks import ShardGrid
+from shardstore.model.containers import batched
 from shardstore.model.generation import UNCONDITIONAL, Generation
 from shardstore.model.ranges import ByteRange, BytesLike
 from shardstore.plan.commits import slot_order
@@ -323,9 +324,8 @@ async def _write_objects(unit: Unit, slots: npt.NDArray[np.int64], chunks: Chunk
     per_chunk = 2 if job.adds_checksums else 1
     async for pieces in _pieces(job, _some(chunks, short), memory):
         async with asyncio.TaskGroup() as writes:
-            for start in range(0, len(pieces), per_chunk):
-                i = int(short[at])
-                writes.create_task(write(i, list(pieces[start : start + per_chunk])))
+            for some in batched(pieces, per_chunk):
+                writes.create_task(write(int(short[at]), list(some)))
                 at += 1
     for i in long:
         async with memory.writers.hold(min(_COPIES_HELD * int(sizes[i]), _UPLOAD_BYTES)):

@@ -37,15 +37,15 @@ from shardstore.maintenance.shard_work import (
     FailedShard,
     FirstItems,
     LookTask,
-    ShardProgress,
     ShardRun,
     can_delete_emptied,
     check_can_swap,
+    shard_step,
 )
 from shardstore.maintenance.storages import SharedStorage
 from shardstore.model.showing import ShownInNotebooks
 from shardstore.progress.shown import reported
-from shardstore.progress.steps import Step
+from shardstore.progress.steps import Progress, Step
 from shardstore.storage.base import ConditionFailed, Found, Storage, document_read, read_one
 from shardstore.storage.local.rules import Locks
 from shardstore.storage.opening.open import open_storage
@@ -53,8 +53,6 @@ from shardstore.storage.opening.snapshot_urls import named_snapshot, refuse_to_c
 
 _ATTEMPTS = 8  # at a shard that other clients keep writing
 _MOST_NAMED = 1000  # chunks in a note
-
-Progress = Callable[[ShardProgress], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +269,7 @@ def repair(
     exclusive: bool = False,
     storage_options: dict[str, Any] | None = None,
     locks: Locks = "auto",
-    progress: Progress | bool | None = None,
+    progress: Callable[[Progress], None] | bool | None = None,
     now: datetime | None = None,
 ) -> RepairReport:
     """Report the repairs of damaged shards at and below ``path``, and with ``yes`` carry them out.
@@ -300,7 +298,7 @@ def repair(
         only: keys of shards, such as those that failed in an earlier run: only these are looked at.
         exclusive: promises that no other program writes; needed if the storage has no compare-and-swap.
         storage_options: for the filesystem, and for that of the quarantine if it is of the same protocol.
-        progress: called with a ``ShardProgress`` now and then; or ``True``: it is shown on stderr.
+        progress: called with a ``Progress`` now and then; or ``True``: it is shown on stderr.
         now: the time that ages of uploads are measured at; the present by default.
 
     Raises:
@@ -366,9 +364,9 @@ def _report(
     )
 
 
-def repair_step(progress: ShardProgress, /) -> Step:
+def repair_step(progress: Progress, /) -> Step:
     """Return the step that is shown."""
-    return progress.step("repairing")
+    return shard_step(progress, "repairing")
 
 
 def _quarantine(

@@ -109,11 +109,7 @@ class SurveyedNodes:
         return [self._records[p] for p in sorted(self._records) if p == path or p.startswith(inside)]
 
     async def load(self, paths: Iterable[str]) -> dict[str, NodeRecord | None]:
-        """Return the nodes at ``paths``; ``None`` if there is none.
-
-        Raises:
-            StorageError: a request failed.
-        """
+        """Return the nodes at ``paths``; ``None`` if there is none. Raises ``StorageError`` if a request failed."""
         asked = list(dict.fromkeys(paths))
         unknown = [path for path in asked if path not in self._records and path not in self._absent]
         if len(self._absent) + len(unknown) > _MOST_ABSENT:

@@ -29,6 +29,7 @@ from shardstore.maintenance.verify.findings import Fault, Finding
 from shardstore.maintenance.verify.sides import Side, checksums, differing_members
 from shardstore.maintenance.walk import Located, Walk, gathered
 from shardstore.model.chunks import ChunkCoords
+from shardstore.model.containers import batched
 
 _CHUNKS_AT_ONCE = 4096
 _LOOKS = 3
@@ -197,9 +198,8 @@ def compare_objects(task: CompareTask) -> Compared:
     for _ in range(_LOOKS):
         found: dict[ChunkCoords, Finding] = {}
         moved: list[ChunkCoords] = []
-        for start in range(0, len(objects), step):
+        for some in batched(objects, step):
             check_running(task.run)
-            some = objects[start : start + step]
             try:
                 nbytes += _missing_here(task, some, found) if task.of_copy else _differing(task, some, found)
             except ObjectChanged:

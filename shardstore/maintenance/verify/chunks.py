@@ -104,9 +104,7 @@ def look_at_heads(storage: Storage, heads: Sequence[tuple[str, Generation, Chunk
     """Return the fault in the header of one chunk each of several objects, and how many bytes were read; one round as a rule.
 
     Faults of an object that has changed in between are not reported.
-
-    Raises:
-        StorageError: a request failed.
+    Raises ``StorageError`` if a request failed.
     """
     reads = [Read(key, (_head(chunk.bytes),), generation) for key, generation, chunk in heads]
     faults: list[Fault | None] = []

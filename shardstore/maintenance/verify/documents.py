@@ -52,9 +52,7 @@ class DocumentCheck:
 
     async def findings(self, nodes: SurveyedNodes, path: str) -> list[Finding]:
         """Return what is still wrong at and below ``path``, now that ``nodes`` have been read.
-
-        Raises:
-            StorageError: a request failed.
+        Raises ``StorageError`` if a request failed.
         """
         found = [finding async for finding in self._v3_findings(nodes, path)]
         found += _nested([record.node.path for record in nodes.records(path) if record.is_array])

@@ -35,7 +35,7 @@ from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange
 from shardstore.plan.pieces import covered_nbytes
-from shardstore.storage.base import UNKNOWN_NBYTES, Failed, Found, Read, ReadOutcome, Storage, document_read, unless_failed
+from shardstore.storage.base import UNKNOWN_NBYTES, Failed, Found, Read, ReadOutcome, Storage, document_read, read_one
 
 _LOOKS = 4
 
@@ -157,15 +157,12 @@ def _outcome(plan: ArrayPlan, looks: Iterable[Look]) -> Verified:
 
 def plan_now(storage: Storage, plan: ArrayPlan) -> ArrayPlan | None:
     """Return the plan of the array by its present document; ``None`` if there is none, or it does not show where its objects are.
-
-    Raises:
-        StorageError: a request failed.
+    Raises ``StorageError`` if a request failed.
     """
     if plan.is_v2:
         (read,) = run_sync(read_v2(storage, [join(plan.path, ARRAY_NAME)]))
         return None if read is None or read.document is None else plan_v2_array(plan.path, read.document)
-    (outcome,) = run_sync(storage.read([document_read(metadata_key(plan.path))]))
-    outcome = unless_failed(outcome)
+    outcome = run_sync(read_one(storage, document_read(metadata_key(plan.path))))
     if not isinstance(outcome, Found):
         return None
     return plan_array(*Hierarchy(storage, 0.0, time.monotonic).describe(plan.path, outcome.buffers[0], outcome.generation))

@@ -7,7 +7,6 @@ and are never reported as damage: see ``objects``.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -40,6 +39,7 @@ from shardstore.storage.known_references import FileFault, KnowsReferences
 from shardstore.storage.leftovers import Leftover, leftovers_of
 from shardstore.storage.wrappers import innermost
 from shardstore.stored.detect import is_draft
+from shardstore.tasks import gather_all
 
 Progress = Callable[[int, int, int | None], None]
 """A function that is called with the numbers of objects and bytes looked at, and the total of objects (``None`` while they are listed)."""
@@ -297,7 +297,7 @@ class _Verification:
                 self._add(finding)
         unseen = census.unseen(plans)
         while some := list(islice(unseen, _STATS_AT_ONCE)):
-            found = await asyncio.gather(*(self._engine.storage.stat(plan.key(coords)) for plan, coords in some))
+            found = await gather_all(*(self._engine.storage.stat(plan.key(coords)) for plan, coords in some))
             for (plan, coords), info in zip(some, found, strict=True):
                 if info is None:
                     self._add(Finding("missing", plan.path, plan.key(coords), "the census has such an object"))

@@ -58,9 +58,7 @@ class Side:
 
     async def documents(self, paths: Iterable[str]) -> dict[str, JsonObject]:
         """Return the presented documents by relative path; nodes without a readable document are left out.
-
-        Raises:
-            StorageError: a request failed.
+        Raises ``StorageError`` if a request failed.
         """
         found: dict[str, JsonObject] = {}
         missing: list[str] = []

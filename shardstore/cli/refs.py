@@ -257,7 +257,7 @@ def info(*, target: Set, as_json: AsJson = False, storage: StorageOptions) -> No
     for path, grid in found.arrays.items():
         typer.echo(f"{path or '(root)'}  {shape(grid)} chunks")
     if found.store is None:
-        typer.echo("not pinned: nobody will notice when an object that it refers to is replaced")
+        typer.echo("not pinned: replaced objects will not be detected")
     else:
         typer.echo(f"pinned to {plural(found.objects, 'object')} of {found.store}")
 
@@ -346,7 +346,7 @@ def _show_report(report: ReferenceReport, as_json: bool) -> None:
     told += [f"documents of Zarr {report.flavour}: {report.why}"]
     told += [f"left out: {path or '(root)'}: {why}" for path, why in list(report.left_out.items())[:_MOST_SHOWN]]
     if not report.is_pinned:
-        told.append("not pinned: nobody will notice when an object that it refers to is replaced")
+        told.append("not pinned: replaced objects will not be detected")
     for line in told:
         typer.echo(line)
     typer.echo("")

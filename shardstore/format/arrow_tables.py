@@ -2,8 +2,8 @@
 
 ``pyarrow.array`` imports pandas, where that is installed, which takes a fifth of a second at best: columns are made from buffers here.
 
-``pyarrow.parquet.read_table`` reads through pyarrow's datasets, in threads of its own. One of them may be the last that holds the bytes,
-after the table is there. A process that ends meanwhile is aborted, since by then nobody can let go of an object of Python's.
+``pyarrow.parquet.read_table`` reads through pyarrow's datasets, in threads of its own. One of them may hold the bytes after the table is
+there. A process that ends before that thread is aborted: the thread would release an object of an interpreter that is gone.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def bytes_column(kind: pa.DataType, lengths: npt.NDArray[np.int64], data: bytes,
 
 def column(kind: pa.DataType, values: Sequence[Any], *, nullable: bool = True) -> pa.Array:
     """Return a column of Python's values, nested ones too, of which each number fits. ``None`` is null; if there are no nulls, it is some
-    value that nobody sees. Raises ``ValueError`` if a member that may not be null is.
+    value that is never read. Raises ``ValueError`` if a member that may not be null is.
     """
     import pyarrow as pa  # an extra
 

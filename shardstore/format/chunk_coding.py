@@ -160,7 +160,7 @@ def _zstd_fault(view: memoryview, decoded_nbytes: int | None, is_whole: bool) ->
         if end is None:
             return "its last zstd frame is cut"
         if content_nbytes is None:
-            decoded_nbytes = None  # then only decoding tells
+            decoded_nbytes = None  # only decoding shows it then
         total += content_nbytes or 0
         at = end
     return _zstd_size_fault(total, decoded_nbytes)

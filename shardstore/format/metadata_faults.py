@@ -44,7 +44,7 @@ class MetadataFault:
 
 
 def metadata_faults(document: JsonObject) -> list[MetadataFault]:
-    """Return all faults of the document of a node, as it is stored."""
+    """Return all faults of the stored document of a node."""
     if not is_array(document) and not is_group(document):
         version, kind = document.get("zarr_format"), document.get("node_type")
         return [

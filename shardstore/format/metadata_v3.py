@@ -239,9 +239,9 @@ def _transformed_layout(document: JsonObject, plain: PlainArray) -> ArrayLayout 
     chunks_per_shard = parse_sharding_transformers(document["storage_transformers"], len(plain.shape))
     if isinstance(chunks_per_shard, str):
         return chunks_per_shard
-    *others, last = chunks_per_shard
-    chunk_shape = _stacked(plain.chunk_shape, others)
-    nbytes = None if others else encoded_chunk_nbytes(chunk_shape, document.get("data_type"), document.get("codecs"))
+    *before, last = chunks_per_shard
+    chunk_shape = _stacked(plain.chunk_shape, before)
+    nbytes = None if before else encoded_chunk_nbytes(chunk_shape, document.get("data_type"), document.get("codecs"))
     decoded = decoded_chunk_nbytes(chunk_shape, document.get("data_type"))
     index_format = replace(transformer_index_format(last), chunk_nbytes=nbytes)
     return ArrayLayout(plain.shape, chunk_shape, plain.key_encoding, index_format, True, decoded)

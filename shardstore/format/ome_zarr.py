@@ -66,10 +66,10 @@ def find_ome(attributes: JsonObject, name: str, is_image: Callable[[str], bool])
     if not members:
         return None
     ordered = tuple(member for member in attributes if member in members)
-    if others := sorted({str(version) for version in versions} - {_FROM}):
-        return OmeAttributes(ordered, f"they are of version {', '.join(others)}: bring them to 0.4 first")
+    if newer := sorted({str(version) for version in versions} - {_FROM}):
+        return OmeAttributes(ordered, f"they are of version {', '.join(newer)}: bring them to 0.4 first")
     if OME in attributes:
-        return OmeAttributes(ordered, f"there is an attribute {OME!r} beside {ordered[0]!r}: remove the one that does not count")
+        return OmeAttributes(ordered, f"there is an attribute {OME!r} as well as {ordered[0]!r}: remove the one that does not count")
     return OmeAttributes(ordered)
 
 

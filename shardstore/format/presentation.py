@@ -134,11 +134,11 @@ def with_sizes_for_zeros(stored: JsonObject, document: JsonObject) -> JsonObject
     dimension can have, and stored so before a chunk is written. No chunk can be stored under a size of 0, so no other size changes what a
     chunk means.
     """
-    sizes, others = _regular_sizes(stored), _regular_sizes(document)
-    if sizes is None or others is None or len(sizes) != len(others) or all(sizes):
+    sizes, wanted = _regular_sizes(stored), _regular_sizes(document)
+    if sizes is None or wanted is None or len(sizes) != len(wanted) or all(sizes):
         return stored
     grid = stored["chunk_grid"]
-    chunk_shape = [other if size == 0 else size for size, other in zip(sizes, others, strict=True)]
+    chunk_shape = [other if size == 0 else size for size, other in zip(sizes, wanted, strict=True)]
     return {**stored, "chunk_grid": {**grid, "configuration": {**grid["configuration"], "chunk_shape": chunk_shape}}}
 
 
@@ -329,7 +329,7 @@ def levels_below(documents: Sequence[JsonObject], wanted: PresentLevel) -> int:
 
 def restored(shown: JsonObject, documents: Sequence[JsonObject]) -> JsonObject | None:
     """Return the document to store for ``shown``, a new document at the last of the levels ``documents``; ``None`` where its chunks are
-    others.
+    different.
     """
     if not same_chunks(shown, documents[-1]):
         return None

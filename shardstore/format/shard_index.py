@@ -86,8 +86,8 @@ def parse_index_codecs(document: Any) -> IndexCodecs | str:
             return IndexCodecs(endian, checksum=False)
         case ["crc32c"]:
             return IndexCodecs(endian, checksum=True)
-        case others:
-            return f"index codecs {others!r} are not supported"
+        case unknown:
+            return f"index codecs {unknown!r} are not supported"
 
 
 class Places(NamedTuple):
@@ -190,7 +190,7 @@ def _on(entries: npt.NDArray[np.uint64], limit: np.uint64, start: np.uint64, end
 
 
 def _may_be_kept(data: memoryview) -> bool:
-    """Return whether a long index may stay in the memory that it came in: nobody writes to that memory, and it holds little else."""
+    """Return whether a long index may stay in the memory that it came in: nothing writes to that memory, and it holds little else."""
     owner = data.obj
     is_ours = isinstance(owner, bytes) or (isinstance(owner, np.ndarray) and data.readonly)
     return is_ours and len(data) >= _KEPT_NBYTES and memoryview(owner).nbytes <= len(data) + len(data) // 8
@@ -289,7 +289,7 @@ class IndexFormat:
         return ShardIndex(entries, self.chunk_nbytes)
 
     def index(self, flat: npt.NDArray[np.uint64]) -> ShardIndex:
-        """Return the index of these entries, ``(nslots, 2)``, which nobody may change any more."""
+        """Return the index of these entries, ``(nslots, 2)``, which must not be changed any more."""
         flat.flags.writeable = False
         return ShardIndex(flat.reshape(*self.chunks_per_shard, 2), self.chunk_nbytes)
 

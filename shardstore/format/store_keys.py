@@ -150,7 +150,7 @@ def groups_above(path: str) -> Iterator[str]:
 def possible_owners(key: str) -> list[tuple[str, str]]:
     """Return ``(path, relative key)`` of every array that could own the chunk key ``key``, the outermost first.
 
-    Only metadata tells which one does: ``0/0/0`` may be a chunk of the root, of ``0`` or of ``0/0``. The outermost
+    Only metadata shows which one does: ``0/0/0`` may be a chunk of the root, of ``0`` or of ``0/0``. The outermost
     array wins, because an array has no nodes below it.
     """
     return [(path, rest) for path, rest in ancestors(key) if looks_like_chunk_key(rest)]

@@ -35,7 +35,7 @@ class ReferenceBatch(NamedTuple):
     objects: Sequence[ReferredObject] = ()
     """The objects at ``rows.targets``; empty if they are not in the source's store."""
     checks: Sequence[VirtualCheck | None] = ()
-    """What is known of the objects at ``rows.targets`` from when somebody else referred to them; empty if nothing is."""
+    """What the source noted of the objects at ``rows.targets`` when it referred to them; empty if nothing."""
 
 
 class Shards(NamedTuple):
@@ -56,7 +56,7 @@ class ReferencedArray(Protocol):
 
     @property
     def flavour(self) -> DocumentFlavour | None:
-        """The flavour of its documents, if it differs from that of the others."""
+        """The flavour of its documents, if it has one of its own."""
         ...
 
     @property
@@ -94,7 +94,7 @@ class ReferenceSource:
     """By path, the groups that have a document."""
     arrays: list[ReferencedArray]
     base_url: str = ""
-    """The beginning of all URLs, in front of keys; empty if the source is a set, whose URLs are taken as they are."""
+    """The beginning of all URLs, in front of keys; empty if the source is a set, whose URLs are taken unchanged."""
     is_pinned: bool = True
     """True if the set is to say which versions of objects it was made of: these URLs lead to the objects that are looked at."""
     pins: dict[str, PinnedObject] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class ReferenceSource:
     storage: Storage | None = None
     """The storage that has these keys, if the source is a store."""
     stored_key: Callable[[str], str] = str
-    """Returns the key of an object as it is stored, from its key in the store."""
+    """Returns the stored key of an object, from its key in the store."""
     suffix_of: Callable[[str, str | None], str] = lambda key, token: ""
     """Returns what comes behind the URL of a version of an object, from its stored key and token."""
 

@@ -1,4 +1,4 @@
-"""Compare a set with the objects that it refers to, and list those objects, so that nobody rewrites them."""
+"""Compare a set with the objects that it refers to, and list those objects, so that they are not rewritten."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class CheckReport:
 
 
 def pins(target: Any, *, store: Any = None, target_options: Mapping[str, Any] | None = None) -> list[Pin]:
-    """Return the objects that a set holds offsets into, for ``compact``, ``repair`` and ``pack``, which leave these as they are.
+    """Return the objects that a set holds offsets into, for ``compact``, ``repair`` and ``pack``, which leave these unchanged.
 
     ``store`` says of which store the objects are meant, by its path or URL, if that is not the one that the set was made of, but one
     above or below it, or if the set was made of other sets.
@@ -125,7 +125,7 @@ def _url_of(store: Any) -> str:
     storage = open_storage(store)
     try:
         return base_of(storage, "absolute", None, "")
-    except InvalidInput:  # a chain, which has none that others know
+    except InvalidInput:  # a chain, which has none that another program knows
         return storage.url.rstrip("/") + "/"
 
 
@@ -146,7 +146,7 @@ def check(
 ) -> CheckReport:
     """Compare the objects that a set refers to with the versions that it was made of: one listing of the store; no shard is read.
 
-    Of a set that was made of other sets, or of a snapshot, each object is looked at by one request; of those whose version nobody knows, or
+    Of a set that was made of other sets, or of a snapshot, each object is looked at by one request; of those whose version is not known, or
     which never change, only whether they are there.
 
     Args:

@@ -118,7 +118,7 @@ def described(source: ReferenceSource, flavour: Flavour, *, only_v2_keys: bool) 
         if problems := _problems(nodes, "v2", own):
             wanted, why = "dual" if only_v2_keys else "v3", "; ".join(f"{path!r}: {reason}" for path, reason in list(problems.items())[:3])
     if problems := _problems(nodes, wanted, own):
-        other = "; flavour='dual' writes documents of v3 beside" if only_v2_keys else "; flavour='v3' may describe them" * (wanted == "v2")
+        other = "; flavour='dual' writes documents of v3 too" if only_v2_keys else "; flavour='v3' may describe them" * (wanted == "v2")
         raise _refusal(f"as {wanted}", problems, f"leave them out by paths={{'…': None}}{other}")
     return Described(wanted, why, {path: documents(node, _flavour_of(path, node, wanted, own)) for path, node in nodes.items()})
 
@@ -171,7 +171,7 @@ def base_of(storage: Storage, urls: Urls, base_url: str | None, directory: str) 
     inner = innermost(storage)
     url = f"file://{os.path.abspath(inner.root)}" if isinstance(inner, LocalStorage) else storage.url
     if "://" not in url or len(links_of_url(url)) > 1:
-        raise InvalidInput(f"the objects of {storage.url} have no URL of their own that others could open: give base_url")
+        raise InvalidInput(f"the objects of {storage.url} have no URL that another program could open: give base_url")
     if urls != "relative":
         return url.rstrip("/") + "/"
     ours, theirs = Address.parse(url), Address.parse(directory)

@@ -170,17 +170,17 @@ def combined(sources: Sequence[ReferenceSource], dim: str | None, bounds: Compar
 
 
 def _joined(path: str, parts: Sequence[tuple[str, ReferencedArray]], axes: set[int], sources: int) -> JoinedArray:
-    (_, first), *others = parts
+    (_, first), *later = parts
     if len(axes) != 1 or len(parts) != sources:
         raise InvalidInput(f"array {path!r} does not have the dimension at one place in all sets. {_WHO_DOES_IT}")
     (axis,) = axes
     shape = list(_document(first)["shape"])
-    for url, other in others:
+    for url, other in later:
         theirs = list(_document(other)["shape"])
-        same_others = shape[:axis] == theirs[:axis] and shape[axis + 1 :] == theirs[axis + 1 :]
+        same_across = shape[:axis] == theirs[:axis] and shape[axis + 1 :] == theirs[axis + 1 :]
         if not same_text(_attributes(first), _attributes(other)):
             raise InvalidInput(f"array {path!r} has other attributes in {url}, so its values may mean something else. {_WHO_DOES_IT}")
-        if len(shape) != len(theirs) or not same_others or not same_text(_coding(first), _coding(other)):
+        if len(shape) != len(theirs) or not same_across or not same_text(_coding(first), _coding(other)):
             raise InvalidInput(
                 f"array {path!r} in {url} has another shape across the dimension, other chunks, data type, codecs or fill value. "
                 f"{_WHO_DOES_IT}"
@@ -206,8 +206,8 @@ def _document(array: ReferencedArray) -> JsonObject:
 
 def _coding(array: ReferencedArray) -> JsonObject:
     """Return the members of an array's document that say how its chunks are coded."""
-    told = ("chunks", "dtype", "compressor", "filters", "order", "fill_value", "data_type", "chunk_grid", "codecs")
-    return {name: value for name, value in _document(array).items() if name in told}
+    coding = ("chunks", "dtype", "compressor", "filters", "order", "fill_value", "data_type", "chunk_grid", "codecs")
+    return {name: value for name, value in _document(array).items() if name in coding}
 
 
 def _attributes(array: ReferencedArray) -> Any:

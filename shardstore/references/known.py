@@ -52,7 +52,7 @@ class KnownArray:
         """Return all references, the rows of those inside of the array's shape, and the numbers of their chunks, which ascend."""
         if self._known is None:
             found = run_sync(self._storage.known_references(self._place))
-            rows = np.flatnonzero((found.coords < np.array(self.chunk_grid, dtype=np.int64)).all(axis=1))  # nobody reads the others
+            rows = np.flatnonzero((found.coords < np.array(self.chunk_grid, dtype=np.int64)).all(axis=1))  # chunks outside are never read
             numbers = (found.coords[rows] * strides(self.chunk_grid)).sum(axis=1, dtype=np.int64)
             self._known = found, rows, numbers
         return self._known

@@ -42,14 +42,14 @@ def open_source(
     """
     if is_set(source):
         if choices.urls != "absolute" or choices.base_url is not None:
-            raise InvalidInput("urls and base_url are for hierarchies: the references of a set are taken as they are")
+            raise InvalidInput("urls and base_url are for hierarchies: the references of a set are taken unchanged")
         references, found = open_set_source(source, choices, options)
         check_apart(references, place)
         found.is_pinned = pins
         return found
     storage = open_hierarchy(source, options)
     if isinstance(known := innermost(storage), KnowsReferences):
-        check_taken_as_they_are(choices)
+        check_taken_unchanged(choices)
         check_apart(known.stored_in, place)
         base = base_of(known.stored_in, choices.urls, choices.base_url, place.directory)
         found = known_source(known, base, lambda path: chosen(choices, path) is not None, is_pinned=pins)
@@ -60,7 +60,7 @@ def open_source(
     found = store_source(storage, base, lambda path: chosen(choices, path), pinned=pins, on_error=choices.on_error, reuse=reuse)
     if is_new:
         check_patterns(choices, found.array_paths())
-    found.is_pinned = pins and choices.base_url is None  # of what lies elsewhere nobody has seen a version
+    found.is_pinned = pins and choices.base_url is None  # the versions of objects below a base_url are not known
     if choices.urls == "versioned":
         found.suffix_of = _suffixes(storage)
     return found
@@ -70,7 +70,7 @@ def open_hierarchy(source: Any, options: Mapping[str, Any] | None) -> Storage:
     """Open a hierarchy, or a snapshot of a versioned store, to whose objects references can lead.
 
     Raises:
-        InvalidInput: it is a store of zarr's that no URL names, so that nobody else can read what lies in it.
+        InvalidInput: it is a store of zarr's that no URL names, so that no other program can read what lies in it.
         ShardStoreError: it cannot be opened.
     """
     snapshot = run_sync(named_snapshot(source, options))
@@ -86,26 +86,26 @@ def open_hierarchy(source: Any, options: Mapping[str, Any] | None) -> Storage:
 
 
 def open_set_source(source: Any, choices: Choices, options: Mapping[str, Any] | None) -> tuple[ReferenceStorage, ReferenceSource]:
-    """Return the storage of a set, and the set as a source: its references are taken as they are.
+    """Return the storage of a set, and the set as a source: its references are taken unchanged.
 
     Raises:
         InvalidInput: it is no set, or a choice means nothing for one.
         ShardStoreError: the set cannot be opened.
     """
-    check_taken_as_they_are(choices)
+    check_taken_unchanged(choices)
     references = reference_storage(source, options)
     found = set_source(references, lambda path: chosen(choices, path) is not None)
     check_patterns(choices, found.array_paths())
     return references, found
 
 
-def check_taken_as_they_are(choices: Choices) -> None:
+def check_taken_unchanged(choices: Choices) -> None:
     """Refuse choices that mean nothing where references are there already."""
     wanted = [choice for choice in (choices.paths or {}).values() if choice not in (None, "chunks")]
     if choices.inline_nbytes or wanted or choices.urls == "versioned":
         raise InvalidInput(
             "inline_nbytes, 'shards', versioned URLs and flavours by path are for hierarchies: references of sets and snapshots are taken "
-            "as they are"
+            "unchanged"
         )
 
 

@@ -116,13 +116,13 @@ def pins_of(place: SetPlace) -> PinSection:
             digest = SetDigest(0, 0).extended(run_sync(read_object(place.storage, place.main_key)) or b"")
         found = UNPINNED_SECTION if data is None else section_of(data, digest)
     except Corruption as exc:
-        raise Corruption(f"{place.pins_key!r} beside the set {place.shown}: {exc}. Write the set again") from exc
+        raise Corruption(f"{place.pins_key!r} next to the set {place.shown}: {exc}. Write the set again") from exc
     if found is None:
-        raise Corruption(f"{place.pins_key!r} beside the set {place.shown} is of another set: write the set again")
+        raise Corruption(f"{place.pins_key!r} next to the set {place.shown} is of another set: write the set again")
     if not found.origin.store:
         raise NotFound(
-            f"the set {place.shown} does not say which versions it was made of: there is no {place.pins_key!r} beside it. Write it again "
-            "with pins, which are the default, and without base_url; of a set that was made of others, write these again first"
+            f"the set {place.shown} does not say which versions it was made of: there is no {place.pins_key!r} next to it. Write it again "
+            "with pins, which are the default, and without base_url; of a set that was made of other sets, write these again first"
         )
     return found
 

@@ -179,13 +179,13 @@ def _given(opening: Opening, remote: Mapping[str, str]) -> dict[str, str]:
     """
     target = json.dumps(opening.target, ensure_ascii=False)
     given = {"fo": target}
-    of_set = {"compression": '"infer"'} if target.endswith(_COMPRESSED) else {}  # by itself fsspec reads a compressed set as it is
-    if of_set or opening.target_needs_options:
-        given["target_options"] = _dictionary(of_set, opening.target_needs_options)
+    set_options = {"compression": '"infer"'} if target.endswith(_COMPRESSED) else {}  # by default fsspec does not decompress
+    if set_options or opening.target_needs_options:
+        given["target_options"] = _dictionary(set_options, opening.target_needs_options)
     given["remote_protocol"] = f'"{opening.remote_protocol}"'
-    of_objects = {**remote, **({"version_aware": "True"} if opening.is_versioned else {})}
-    if of_objects or opening.remote_needs_options:
-        given["remote_options"] = _dictionary(of_objects, opening.remote_needs_options)
+    object_options = {**remote, **({"version_aware": "True"} if opening.is_versioned else {})}
+    if object_options or opening.remote_needs_options:
+        given["remote_options"] = _dictionary(object_options, opening.remote_needs_options)
     return given
 
 
@@ -198,8 +198,8 @@ def _own_options(opening: Opening) -> str:
     return ", storage_options={" + ", ".join(f'"{protocol}": {{…}}' for protocol in protocols) + "}" if protocols else ""
 
 
-def _dictionary(options: Mapping[str, str], others: bool) -> str:
-    return "{" + ", ".join([*(f'"{name}": {value}' for name, value in options.items()), *["…"] * others]) + "}"
+def _dictionary(options: Mapping[str, str], has_more: bool) -> str:
+    return "{" + ", ".join([*(f'"{name}": {value}' for name, value in options.items()), *["…"] * has_more]) + "}"
 
 
 _COMPRESSED = ('.gz"', '.zst"')

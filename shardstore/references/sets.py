@@ -1,4 +1,4 @@
-"""A set of references as the source of others: its arrays with their documents, and its references as they are.
+"""A set of references as the source of another set: its arrays with their documents, and its references unchanged.
 
 The references of a set in JSON are in memory; of one in Parquet, records are read as their chunks are asked for.
 """
@@ -212,7 +212,7 @@ def is_set(source: object) -> bool:
 
 
 def set_source(references: ReferenceStorage, choose: Callable[[str], bool], pins: PinsByUrl | None = None) -> ReferenceSource:
-    """Return a set as a source; ``choose`` says which arrays are taken. Its ``pins`` are by URL; they may be shared with others.
+    """Return a set as a source; ``choose`` says which arrays are taken. Its ``pins`` are by URL; several sets may share them.
 
     Raises:
         NotFound: it has no arrays and no groups.

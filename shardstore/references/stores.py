@@ -59,7 +59,7 @@ class ArrayChoice:
     whole_shards: bool = False
     inline_nbytes: int = 0
     flavour: DocumentFlavour | None = None
-    """The flavour of its documents, if it differs from that of the others."""
+    """The flavour of its documents, if it has one of its own."""
 
 
 @dataclass(slots=True)
@@ -158,12 +158,12 @@ class StoredArray:
         if self._formats:
             index_nbytes = sum(f.nbytes for f in self._formats)
             for some in _groups(wanted, max(1, min(_SHARDS_AT_ONCE, _INDEX_BYTES_AT_ONCE // index_nbytes))):
-                yield from self._of_shards(some)
+                yield from self._shard_references(some)
         else:
             for some in _groups(wanted, _OBJECTS_AT_ONCE):
-                yield self._of_objects(some)
+                yield self._object_references(some)
 
-    def _of_objects(self, numbers: Sequence[int]) -> ReferenceBatch:
+    def _object_references(self, numbers: Sequence[int]) -> ReferenceBatch:
         """Return references to whole objects."""
         found = self._objects
         inline = {i: b"" for i, number in enumerate(numbers) if not found.nbytes[number]}
@@ -178,18 +178,18 @@ class StoredArray:
         return ReferenceBatch(self._firsts[numbers], ReferenceRows(urls, target, zeros, zeros, inline, generations), objects)
 
     def objects(self) -> dict[str, str | None]:
-        """Return the token of each object of the array, by key: as it was listed, or as it is now, where the listing does not show any."""
+        """Return the token of each object of the array, by key: as listed, or, where the listing does not show any, as looked up now."""
         self._find_tokens(range(len(self._objects.keys)))
         return dict(zip(self._objects.keys, self._objects.tokens, strict=True))
 
     def _find_tokens(self, numbers: Sequence[int]) -> None:
         """Ask for the versions of objects of which the listing did not show any."""
         found = self._objects
-        untold = [number for number in numbers if found.tokens[number] is None] if self._store.is_pinned else []
-        for number, token in zip(untold, run_sync(self._store.tokens([found.keys[n] for n in untold])), strict=True):
+        unknown = [number for number in numbers if found.tokens[number] is None] if self._store.is_pinned else []
+        for number, token in zip(unknown, run_sync(self._store.tokens([found.keys[n] for n in unknown])), strict=True):
             found.tokens[number] = token
 
-    def _of_shards(self, numbers: Sequence[int]) -> Iterator[ReferenceBatch]:
+    def _shard_references(self, numbers: Sequence[int]) -> Iterator[ReferenceBatch]:
         """Yield the references into each shard, with the chunks that go into the set."""
         known = {n: batch for n in numbers if (batch := self._known(n)) is not None} if self._store.reuse is not None else {}
         wanted = [n for n in numbers if n not in known]
@@ -481,7 +481,7 @@ def store_source(
     nodes = {path: NodeDocuments(levels_of(document)[-1], is_array=is_array(document)) for path, document in documents.items()}
     for path, node in run_sync(_v2_nodes(engine.storage, v2_keys)).items():
         if path in nodes:
-            continue  # what is left of v2 beside a document of v3, which counts
+            continue  # left over of v2: the document of v3 counts
         nodes[path] = node
         if node.v2 is not None and node.is_array and path not in plans and (plan := plan_v2_array(path, node.v2)) is not None:
             plans[path] = plan

@@ -136,7 +136,7 @@ def _put(
 
 
 def _is_pinned(source: ReferenceSource) -> bool:
-    """Return whether the set says which versions it was made of; of a set that does not say that nobody knows it.
+    """Return whether the set says which versions it was made of.
 
     It does too where there is no version to say: of sets without chunks, and of snapshots, whose chunk files never change.
     """
@@ -222,7 +222,7 @@ async def _before(place: SetPlace, *, overwrite: bool) -> _Before:
             )
         if not begins_like_set(bytes(head.buffers[0]), place.name):
             raise InvalidInput(f"what is at {place.shown} is no set of references: remove it, or choose another place. Nothing was written")
-        if not isinstance(pins, Found):  # what is there has none, which is to be said of it too, as long as it is there
+        if not isinstance(pins, Found):  # the old set has no pins: say so until it is replaced
             text = await read_object(place.storage, place.main_key) or b""
             content = encode_pins(UNPINNED, SetDigest(0, 0).extended(text), ())
     return _Before(
@@ -236,7 +236,7 @@ async def _replace(place: SetPlace, file: IO[bytes], nbytes: int, before: _Befor
     """Store the set. The pins of both sets are there while it is replaced, so that each moment has the right ones.
 
     Raises:
-        Conflict: somebody else writes a set there; theirs stays.
+        Conflict: another process writes a set there; its set stays.
     """
     storage = place.storage
     capabilities = await storage.probe()
@@ -253,7 +253,7 @@ async def _replace(place: SetPlace, file: IO[bytes], nbytes: int, before: _Befor
         elif before.pins:
             await write_bytes(storage, place.pins_key, section, still(ours))
     except ConditionFailed as exc:
-        raise Conflict(f"somebody else has written a set at {place.shown} meanwhile, which stays: write yours again") from exc
+        raise Conflict(f"another process wrote a set at {place.shown} at the same time; that set stays. Write yours again") from exc
 
 
 # -- Parquet -------------------------------------------------------------------------------------------------------------
@@ -284,9 +284,9 @@ async def _cleared(place: SetPlace, *, overwrite: bool) -> set[str]:
         InvalidInput: there is a set, or a part of one, and it is not to be replaced; or something else.
     """
     keys = {info.key async for info in place.storage.list("")}
-    others = sorted(key for key in keys if key not in (METADATA_NAME, PINS_SUFFIX) and _RECORD.fullmatch(key) is None)
-    if others:
-        raise InvalidInput(f"there is something else at {place.shown}, such as {others[0]!r}: choose another place. Nothing was written")
+    foreign = sorted(key for key in keys if key not in (METADATA_NAME, PINS_SUFFIX) and _RECORD.fullmatch(key) is None)
+    if foreign:
+        raise InvalidInput(f"there is something else at {place.shown}, such as {foreign[0]!r}: choose another place. Nothing was written")
     if keys and not overwrite:
         what = "a set" if METADATA_NAME in keys else "a part of a set, which another run is writing, or has not ended,"
         raise InvalidInput(f"there is {what} at {place.shown} already: overwrite=True (--overwrite) replaces it. Nothing was written")
@@ -305,7 +305,7 @@ async def _finish(place: SetPlace, metadata: bytes, pins: bytes | None, before: 
     if own < len(written):
         if own:
             raise await _mixed(place)
-        raise Conflict(f"somebody else wrote a set at {place.shown} meanwhile, which is the one that is there")
+        raise Conflict(f"another process wrote a set at {place.shown} at the same time; that set stays. Write yours again")
     left_over = before - written.keys()
     await place.storage.delete_many([*left_over, PINS_SUFFIX] if pins is None else [*left_over])
     if pins is not None:
@@ -320,12 +320,14 @@ async def _finish(place: SetPlace, metadata: bytes, pins: bytes | None, before: 
 async def _mixed(place: SetPlace) -> Conflict:
     """Take away what makes a set of records of two runs."""
     await place.storage.delete_many([METADATA_NAME])
-    return Conflict(f"somebody else wrote a set at {place.shown} meanwhile, and the two have mixed: there is no set now. Write one again")
+    return Conflict(
+        f"another process wrote a set at {place.shown} at the same time, and the two have mixed: there is no set now. Write one again"
+    )
 
 
 async def _own_records(place: SetPlace, written: Mapping[str, str]) -> int:
     """Return how many of the records are there as they were written here."""
     if isinstance(innermost(place.storage), ToldByRanges):
-        return len(written)  # nothing tells versions apart but what they hold
+        return len(written)  # a version is known only by its content
     now = await current_tokens(place.storage, [*written])
     return sum(1 for key, token in written.items() if key in now and is_held(frozenset({token}), now[key]))

@@ -70,7 +70,7 @@ def update(
         target: the path or URL of the set.
         source: the store, if it is not where the set says.
         output: another place for the new set; by default it replaces the old one. One in JSON is replaced in one step; one in Parquet is
-            no set until it is whole again. If that is interrupted, ``update`` writes all of it anew.
+            no set until it is whole again. If that is interrupted, the next ``update`` writes all of it.
         storage_options: of the store's filesystem.
         target_options: of the set's filesystem; by default those of the store, if both have the same protocol.
         progress: called now and then with a ``ReferenceProgress``; or ``True``: it is shown on stderr.
@@ -87,7 +87,7 @@ def update(
     form, choices = form_of(section.origin.arguments)
     new = open_set(place.url if output is None else output, options, is_directory=isinstance(form, ParquetForm))
     store = store_of(place, section) if source is None else source
-    # Chunks of the fill value cannot be told from others, and that value may be another by now.
+    # Chunks that hold the fill value may stand for missing ones, and that value may have changed.
     reuse = None if isinstance(form, ParquetForm) and form.missing == "fill" else older
     found = open_source(store, new, choices, pins=True, options=storage_options, reuse=reuse, is_new=False)
     return put(found, new, form, choices, overwrite=output is None, progress=progress, has_options=bool(storage_options))

@@ -50,7 +50,7 @@ def write_json(
         templates: write the beginning that all URLs share once.
         generators: write one rule for all references of an array, if there is such a rule. fsspec ignores these by default.
         inline_nbytes: chunks of up to so many bytes are written into the set itself.
-        pins: write beside the set which version of each object it was made of.
+        pins: write, next to the set, which version of each object it was made of.
         mixed_protocols: let URLs of several protocols into the set, which fsspec cannot read.
         overwrite: replace a set that is there.
         on_error: ``"skip"`` leaves damaged shards out, and reports them.
@@ -101,7 +101,7 @@ def write_parquet(
     Args:
         source: as for ``write_json``.
         target: the path or URL of the directory of the set.
-        flavour: ``"v2"``, or ``"dual"`` for documents of v3 beside those of v2.
+        flavour: ``"v2"``, or ``"dual"`` for documents of v3 next to those of v2.
         record_size: the number of chunks in a file.
         paths: as for ``write_json``.
         urls: as for ``write_json``.

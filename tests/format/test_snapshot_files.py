@@ -190,7 +190,7 @@ def test_state_names_snapshots_of_sessions_that_are_older_than_the_last_collecti
     assert both.collection.late == ("S3", "S4")
     assert both.collected(collected.collection).collection == collected.collection
     for late_ in ("S3", [3], None):
-        damaged = decode_state(encode_state(replace(STATE, others={COLLECTION: {**both.collection.to_json(), "late": late_}})))
+        damaged = decode_state(encode_state(replace(STATE, extra={COLLECTION: {**both.collection.to_json(), "late": late_}})))
         with pytest.raises(Corruption, match="which is none"):
             _ = damaged.collection
 
@@ -354,5 +354,5 @@ def test_no_flipped_bit_of_a_state_is_taken_for_content() -> None:
             found = decode_state(bytes(damaged))
         except Corruption:
             continue
-        assert replace(found, others={"x": 1}) == state  # the name of the checksum itself is another one now
-        assert found.others["x"] == 1
+        assert replace(found, extra={"x": 1}) == state  # the name of the checksum itself is another one now
+        assert found.extra["x"] == 1

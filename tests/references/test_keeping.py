@@ -518,7 +518,7 @@ def test_advice_of_a_check_names_the_sets_that_do_not_say_their_versions(tmp_pat
     store_at(tmp_path / "a.zarr", np.ones((8, 8), "i4"))
     references.write_json(tmp_path / "a.zarr", tmp_path / "one.json", pins=False)
     references.write_json(f"reference::{tmp_path}/one.json", tmp_path / "two.json")
-    with pytest.raises(NotFound, match=r"Write it again with pins, .*; of a set that was made of others, write these again first"):
+    with pytest.raises(NotFound, match=r"Write it again with pins, .*; of a set that was made of other sets, write these again first"):
         references.check(tmp_path / "two.json")
 
 

@@ -98,9 +98,9 @@ def test_the_command(repo: Repository, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"inline_nbytes": 100}, "taken as they are"),
-        ({"paths": {"g/a": "shards"}}, "taken as they are"),
-        ({"urls": "versioned"}, "taken as they are"),
+        ({"inline_nbytes": 100}, "taken unchanged"),
+        ({"paths": {"g/a": "shards"}}, "taken unchanged"),
+        ({"urls": "versioned"}, "taken unchanged"),
         ({"paths": {"nothing": "chunks"}}, "nothing"),
     ],
 )

@@ -462,7 +462,7 @@ def test_of_two_runs_at_one_place_no_mixture_is_left(ends_at: int, source: Path,
         references.write_parquet(source, refs, overwrite=True, record_size=2)
         check(refs, values_of(source), "v2")
         return
-    with pytest.raises(Conflict, match="somebody else wrote a set at") as caught:
+    with pytest.raises(Conflict, match="another process wrote a set at") as caught:
         references.write_parquet(source, refs, overwrite=True, record_size=2)
     assert len(moments) == ends_at + 1
     assert moments[0] == "_cleared"

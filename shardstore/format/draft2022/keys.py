@@ -66,7 +66,7 @@ def _node_key(path: str) -> str:
 
 
 def verbatim_key(stored: str) -> str:
-    """Return the name of any stored key among canonical ones, beside the canonical key that it may have."""
+    """Return the name of any stored key among canonical ones, in addition to the canonical key that it may have."""
     return VERBATIM + stored + _VERBATIM_END
 
 
@@ -83,7 +83,7 @@ def document_path(canonical: str) -> str | None:
 
 
 def data_key(canonical: str) -> str | None:
-    """Return the stored key of a chunk, or of a foreign key beside chunks; ``None`` for documents and for keys that the draft cannot store
+    """Return the stored key of a chunk, or of a foreign key next to chunks; ``None`` for documents and for keys that the draft cannot store
     and give back unchanged.
     """
     if not _is_path(canonical) or document_path(canonical) is not None:

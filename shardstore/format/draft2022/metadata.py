@@ -43,7 +43,7 @@ _AS_STORED = "draft2022"
 _TRANSFORMERS = "storage_transformers"
 _FILTERS = "filters"  # an attribute that zarr-python 2.18 takes for the filters of its v2 arrays
 
-# What array documents of the draft and of final v3 define: a member of another name is nobody's.
+# What array documents of the draft and of final v3 define: a member of another name has no meaning.
 _SHARED_MEMBERS = frozenset(
     ("attributes", "chunk_grid", "codecs", "data_type", "extensions", "fill_value", "shape", _TRANSFORMERS),
 )
@@ -113,14 +113,14 @@ def group_from_v3(canonical: JsonObject, previous: JsonObject | None) -> JsonObj
 
 
 def with_stored(canonical: JsonObject, stored: JsonObject) -> JsonObject:
-    """Return the canonical document with the draft's in a member beside it, which readers may ignore; for callers that show the draft's."""
+    """Return the canonical document with the draft's in one more member, which readers may ignore; for callers that show the draft's."""
     return canonical | {_AS_STORED: {"must_understand": False, "document": stored}}
 
 
 def split_stored(canonical: JsonObject) -> tuple[JsonObject, JsonObject | None]:
-    """Return the canonical document and the draft's, where ``with_stored`` has put one beside it."""
-    beside = canonical.get(_AS_STORED)
-    stored = beside.get("document") if isinstance(beside, dict) else None
+    """Return the canonical document and the draft's, where ``with_stored`` has added one."""
+    member = canonical.get(_AS_STORED)
+    stored = member.get("document") if isinstance(member, dict) else None
     if not isinstance(stored, dict):
         return canonical, None
     return {member: value for member, value in canonical.items() if member != _AS_STORED}, stored
@@ -286,7 +286,7 @@ def _stored_codecs(document: JsonObject) -> list[tuple[str, JsonObject]] | str:
     """Return short names and configurations of ``compressor`` (February 2022) or ``codecs`` (November 2022)."""
     compressor, codecs = document.get("compressor"), document.get("codecs") or []
     if not isinstance(codecs, list) or (compressor is not None and codecs):
-        return "its codecs are not a list, or stand beside a compressor"
+        return "its codecs are not a list, or there is a compressor as well"
     named: list[tuple[str, JsonObject]] = []
     for codec in codecs if compressor is None else [compressor]:
         uri = (codec.get("codec") or codec.get("type")) if isinstance(codec, dict) else None
@@ -343,7 +343,7 @@ def array_from_v3(canonical: JsonObject, previous: JsonObject | None) -> JsonObj
         document = _new_array(canonical, plain)
         written = array_to_v3(document)
         if isinstance(written, str) or not same_chunks(canonical, written):
-            reason = written if isinstance(written, str) else "it would be shown with others"
+            reason = written if isinstance(written, str) else "it would be shown with other codecs"
             raise InvalidInput(f"codecs: the 2022 draft cannot express them exactly ({reason})")
     else:
         document = _kept_array(canonical, previous, shown)

@@ -34,7 +34,7 @@ _ONLY_V3 = {"id": "described-by-zarr-v3-only"}
 
 @dataclass(frozen=True, slots=True)
 class NodeDocuments:
-    """The documents of one node as the source has them: that of v3, with its chunks as they are presented, or those of v2."""
+    """The documents of one node as the source has them: that of v3, with its chunks as presented, or those of v2."""
 
     v3: JsonObject | None = None
     v2: JsonObject | None = None

@@ -148,7 +148,7 @@ def document_of(parsed: Any, expansion: Expansion) -> Document:
 
 
 class ReferenceParser:
-    """A set that comes as text, piece by piece. With ``flat``, a key ``refs`` is an entry like others.
+    """A set that comes as text, piece by piece. With ``flat``, a key ``refs`` is an entry like any other.
 
     Some ``piece_nchars`` characters are parsed at once, and no more than ``most_nchars`` are held of an entry that does not end.
 

@@ -1,4 +1,4 @@
-"""Files of references in Parquet, and the document beside them.
+"""Files of references in Parquet, and the document next to them.
 
 ::
 
@@ -113,7 +113,7 @@ class SetFiles:
 
 @dataclass(frozen=True, slots=True)
 class SetMetadata:
-    """The document beside the files of references."""
+    """The document next to the files of references."""
 
     documents: Mapping[str, Any]
     """By key, the documents of nodes, as JSON or as text."""
@@ -165,7 +165,7 @@ def encode_rows(rows: ReferenceRows) -> bytes:
     missing = rows.target == MISSING
     urls = [url.encode() for url in rows.targets]
     lengths = np.array(list(map(len, urls)), dtype=np.int64)
-    if (nbytes := int(lengths[rows.target[~missing]].sum())) >= 2**31:  # as many as a column takes, which has each as often as it is named
+    if (nbytes := int(lengths[rows.target[~missing]].sum())) >= 2**31:  # the limit of a column, which repeats a URL for each of its rows
         raise InvalidInput(f"a file of references would hold {nbytes} bytes of URLs: choose a smaller record_size")
     indices = numbers_column(pa.int32(), np.where(missing, 0, rows.target).astype(np.int32), missing)
     paths = pa.DictionaryArray.from_arrays(indices, _texts(pa.string(), urls)).dictionary_decode()
@@ -178,7 +178,7 @@ def encode_rows(rows: ReferenceRows) -> bytes:
         table.schema,
         compression="zstd",
         use_dictionary=["path"],
-        dictionary_pagesize_limit=MOST_NBYTES,  # or URLs are written as often as they are named
+        dictionary_pagesize_limit=MOST_NBYTES,  # or each URL is written once for each of its rows
         column_encoding={"offset": "DELTA_BINARY_PACKED", "size": "DELTA_BINARY_PACKED"},
         write_statistics=["raw"],
         store_schema=False,

@@ -1,4 +1,4 @@
-"""The file beside a set of references that says what the references were made of: the store, how, and which version of each object.
+"""The file next to a set of references that says what the references were made of: the store, how, and which version of each object.
 
 ::
 
@@ -6,9 +6,9 @@
     {"key": "ct/c/0/0", "generation": "\\"9b2c…\\"", "nbytes": 1048576}
     {"key": "ct/c/0/1", …}
 
-A line per object, after the first one. Beside a set in JSON, ``refs.json``, it is ``refs.json.pins``; in one in Parquet it is ``.pins``.
+A line per object, after the first one. Next to a set in JSON, ``refs.json``, it is ``refs.json.pins``; in one in Parquet it is ``.pins``.
 While a set in JSON is replaced, the file has two such sections, one after the other: for the set that is there, and for the one that comes.
-Which is the right one is told by ``set``, size and checksum of the set's bytes. A section without a store is that of a set without pins.
+Which is the right one is shown by ``set``, size and checksum of the set's bytes. A section without a store is that of a set without pins.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PinnedObject(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SetDigest:
-    """Size and checksum of a set in JSON, as it is stored."""
+    """Size and checksum of the stored bytes of a set in JSON."""
 
     nbytes: int
     crc32c: int
@@ -67,7 +67,7 @@ UNPINNED = PinnedStore("", "")
 
 
 def object_url(base: str, stored_key: str) -> str:
-    """Return the URL of an object in a set: over HTTP names are percent-encoded, elsewhere they are as they are."""
+    """Return the URL of an object in a set: over HTTP names are percent-encoded, elsewhere they are unchanged."""
     return base + (quote(stored_key, safe=_SAFE) if base.startswith(("http://", "https://")) else stored_key)
 
 

@@ -188,7 +188,7 @@ class _Numbers(dict[str | None, int]):
 
 
 class TableBuilder:
-    """References as they are read, in batches."""
+    """Collects references that are read in batches."""
 
     def __init__(self) -> None:
         self._numbers = _Numbers()
@@ -199,7 +199,7 @@ class TableBuilder:
         self._inline: list[str] = []
 
     def add_values(self, values: Mapping[str, Any]) -> None:
-        """Add references as they are in JSON: text, objects, ``[url]`` and ``[url, offset, nbytes]``.
+        """Add references in the form of JSON: text, objects, ``[url]`` and ``[url, offset, nbytes]``.
 
         Raises:
             Corruption: one of them is neither; nothing was added.

@@ -143,7 +143,7 @@ def single_corrections(nbytes: int, difference: int) -> list[tuple[int, int]]:
     for position in reversed(range(nbytes)):
         if flips.get(register):
             found.append((position, flips[register]))
-        # One byte back: the entry of the table that was added is told by the highest byte.
+        # One byte back: the highest byte shows which entry of the table was added.
         byte = by_top_byte[register >> 24]
         register = ((register ^ table[byte]) << 8 & 0xFFFFFFFF) | byte
     return found

@@ -143,9 +143,9 @@ def _assigned(
     return index_format.index(entries)
 
 
-def _equal_bytes(some: npt.NDArray[np.uint64], others: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+def _equal_bytes(some: npt.NDArray[np.uint64], compared: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
     """Return ``(n,)``: how many bytes of each entry, ``(n, 2)``, equal those of the other."""
-    differences = np.ascontiguousarray(some ^ others).view(np.uint8).reshape(len(some), ENTRY_NBYTES)
+    differences = np.ascontiguousarray(some ^ compared).view(np.uint8).reshape(len(some), ENTRY_NBYTES)
     return np.asarray((differences == 0).sum(axis=1), dtype=np.int64)
 
 
@@ -158,8 +158,8 @@ def contiguous(index_format: IndexFormat, chunk_nbytes: int, left: bytes, slot_o
     best, index = max(counted, key=lambda one: one[0])
     if prod(index_format.chunks_per_shard) == 1 and len(left) == index_format.nbytes:
         return index  # there is no other place for the only chunk
-    others = [other for agreement, other in counted if agreement == best and not np.array_equal(other.entries, index.entries)]
-    return index if best >= max(1, -(-(len(left) // ENTRY_NBYTES) // 2)) and not others else None
+    rivals = [other for agreement, other in counted if agreement == best and not np.array_equal(other.entries, index.entries)]
+    return index if best >= max(1, -(-(len(left) // ENTRY_NBYTES) // 2)) and not rivals else None
 
 
 def _in_order(index_format: IndexFormat, chunk_nbytes: int, order: npt.NDArray[np.intp]) -> ShardIndex:
@@ -177,7 +177,7 @@ def _agreement(index: ShardIndex, index_format: IndexFormat, left: bytes) -> int
 
 
 def agreeing(damaged: ShardIndex, older: ShardIndex) -> ShardIndex:
-    """Return an index with the entries that both have, the others empty."""
+    """Return an index with the entries that both have, all else empty."""
     same = (damaged.flat == older.flat).all(axis=1)
     return only(damaged, same)
 
@@ -200,7 +200,7 @@ def continues(damaged: ShardIndex, older: ShardIndex, older_end: int, index_star
 
 
 def claims(index_format: IndexFormat, damaged: ShardIndex, object_nbytes: int) -> ShardIndex:
-    """Return an index with the entries that name bytes of the object outside the index that no other entry names; the others are empty."""
+    """Return an index with the entries that name bytes of the object outside the index that no other entry names; all else is empty."""
     present = damaged.present() & ~damaged.invalid(object_nbytes)
     present &= ~index_format.on_index(damaged, object_nbytes)
     _, first, counts = np.unique(damaged.flat, axis=0, return_index=True, return_counts=True)

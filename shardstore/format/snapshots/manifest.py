@@ -6,7 +6,7 @@
     coord         binary                see ``chunk_coords``
     inline_data   optional binary       the bytes of the chunk themselves; b"" is a chunk of no bytes (D26)
     chunk_id      optional binary       12 bytes: the chunk file c/<name> (D28)
-    virtual_path  optional utf8         an absolute URI: the file of somebody else (D31)
+    virtual_path  optional utf8         an absolute URI: a file that is not the store's own (D31)
     offset        optional uint64       its first byte; 0 if null (D29)
     length        uint32                how many; uint64 in a file that is marked as wide, where a chunk has 4 GiB or more (D36)
     etag, last_modified                 optional utf8 and int64, seconds, of virtual files; the columns are there where rows have them (D30)
@@ -47,7 +47,7 @@ _MOST_DRAFT_LENGTH = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class VirtualCheck:
-    """What tells that a virtual file is still the one that was referred to."""
+    """The version of a virtual file that was referred to, by which a reader sees whether it is still the same."""
 
     etag: str | None = None
     last_modified: int | None = None
@@ -290,11 +290,11 @@ def _encoded(column: pa.ChunkedArray) -> _Encoded:
 
 def _told_apart(columns: Sequence[_Encoded], is_given: npt.NDArray[np.bool_]) -> _Encoded:
     """Return the given rows as numbers of tuples that differ in any column: one URI may be in a manifest with several checks."""
-    first, *others = columns
+    first, *later = columns
     numbers, rows = first.numbers[is_given], np.zeros(0, dtype=np.intp)
-    if not any(one.values for one in others):
+    if not any(one.values for one in later):
         return _Encoded(numbers, [(value,) for value in first.values])
-    for one in others:
+    for one in later:
         both = numbers * (len(one.values) + 1) + one.numbers[is_given]
         _, rows, numbers = np.unique(both, return_index=True, return_inverse=True)
     shown = [[*one.values, None] for one in columns]

@@ -67,7 +67,7 @@ class Snapshot:
     structure: str
     """The name of the structure file, relative to ``s/`` (D13)."""
     properties: Mapping[str, Any] = field(default_factory=dict)
-    """``message``, ``metadata``, ``writer``, and what is kept of others (D9)."""
+    """``message``, ``metadata``, ``writer``, and members that are not known here (D9)."""
     _known_text: str | None = field(default=None, init=False, repr=False, compare=False)
 
     def text(self) -> str:
@@ -147,19 +147,19 @@ class State:
     """The active ones by id, in the order of their commits (D6)."""
     refs: Mapping[str, Ref]
     """Branches and tags; no name is both (D10)."""
-    others: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
     """Members of the file that the draft does not know."""
 
     @property
     def previous(self) -> Sequence[str]:
         """The locations of the states before, as many as are remembered, the oldest first."""
-        found = self.others.get(PREVIOUS)
+        found = self.extra.get(PREVIOUS)
         return [one for one in found if isinstance(one, str)] if isinstance(found, list) else []
 
     @property
     def collection(self) -> LastCollection | None:
         """The last garbage collection; ``None`` if there was none. Raises ``Corruption``."""
-        found = self.others.get(COLLECTION)
+        found = self.extra.get(COLLECTION)
         match found:
             case None:
                 return None
@@ -171,11 +171,11 @@ class State:
 
     def collected(self, collection: LastCollection) -> State:
         """Return the next state, after this garbage collection, or within it."""
-        return replace(self, generation=self.generation + 1, others={**self.others, COLLECTION: collection.to_json()})
+        return replace(self, generation=self.generation + 1, extra={**self.extra, COLLECTION: collection.to_json()})
 
     def made_from(self, location: str) -> State:
         """Return the same state, which remembers that it was made from the one at this location."""
-        return replace(self, others={**self.others, PREVIOUS: [*self.previous, location][-MOST_PREVIOUS:]})
+        return replace(self, extra={**self.extra, PREVIOUS: [*self.previous, location][-MOST_PREVIOUS:]})
 
     def ref(self, name: str, type_: RefType) -> Ref:
         """Return a branch or tag. Raises ``NotFound`` if there is none."""
@@ -201,11 +201,11 @@ class State:
         session began that commits it, if it has one.
         """
         refs = self.refs if branch is None else {**self.refs, branch: Ref(snapshot.id, "branch")}
-        last, others = self.collection, self.others
+        last, extra = self.collection, self.extra
         if last is not None and began is not None and began < last.generation:
-            others = {**others, COLLECTION: replace(last, late=(*last.late, snapshot.structure)).to_json()}
+            extra = {**extra, COLLECTION: replace(last, late=(*last.late, snapshot.structure)).to_json()}
         snapshots = {**self.snapshots, snapshot.id: snapshot}
-        return replace(self, generation=self.generation + 1, snapshots=snapshots, refs=refs, others=others)
+        return replace(self, generation=self.generation + 1, snapshots=snapshots, refs=refs, extra=extra)
 
     def without(self, snapshots: Collection[str]) -> State:
         """Return the next state, without some snapshots: those that followed them follow the nearest ancestor that is left (D8).
@@ -269,7 +269,7 @@ def check_said(message: object, metadata: object = None) -> None:
 
 
 def _not_json(value: object, levels: int) -> str | None:
-    """Return why a value cannot be stored as JSON and be read again as it is, or ``None``."""
+    """Return why a value cannot be stored as JSON and be read again unchanged, or ``None``."""
     match value:
         case None | bool() | float():
             return None
@@ -305,7 +305,7 @@ def encode_state(state: State) -> bytes:
 def _encoded(state: State) -> bytes:
     before = dumps_line({"id": state.id, "generation": state.generation, "store_root": state.root})
     refs = {name: {"name": name, "snapshot-id": ref.snapshot, "type": ref.type} for name, ref in state.refs.items()}
-    after = dumps_line({"refs": refs, **state.others})
+    after = dumps_line({"refs": refs, **state.extra})
     snapshots = ",\n".join(one.text() for one in state.snapshots.values())
     body = f'{before[:-1]},"snapshots":[\n{snapshots}],\n{after[1:-1]}'.encode()
     return body + f',"{_CHECKSUM}":"{google_crc32c.value(body):08x}"}}\n'.encode()
@@ -364,7 +364,7 @@ def _mistyped(state: State) -> str | None:
     for name, ref in state.refs.items():
         if ref.type not in _TYPES:
             return f"{name!r} is a {ref.type!r}, and not the name of a branch or a tag"
-    if taken := sorted(state.others.keys() & set(_MEMBERS)):
+    if taken := sorted(state.extra.keys() & set(_MEMBERS)):
         return f"{taken[0]!r} is a member that every state has"
     return None
 

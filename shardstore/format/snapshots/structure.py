@@ -127,7 +127,7 @@ class Structure:
     changes: Mapping[str, Any] = field(default_factory=dict)
     """What the commit did."""
     is_flagged: bool = False
-    """True if there are flags, whose meaning nobody knows: no commit can be based on it."""
+    """True if there are flags, whose meaning is not known: no commit can be based on it."""
 
 
 @lru_cache
@@ -217,7 +217,7 @@ def encode_structure(nodes: Iterable[Node], changes: Mapping[str, Any], *, draft
 
 
 class _Documents(tuple[NodeColumns, ...]):
-    """The documents of many nodes, the same as others only if each is the same object: few of them change from commit to commit."""
+    """The documents of many nodes; equal only if each is the same object: few of them change from commit to commit."""
 
     __slots__ = ()
 

@@ -183,7 +183,7 @@ def _move_dimensions(document: JsonObject, zattrs: JsonObject | None, previous: 
         attributes_before = {}
     both = zattrs is not None and ARRAY_DIMENSIONS in zattrs and ARRAY_DIMENSIONS in attributes_before
     if both and same_text(attributes_before[ARRAY_DIMENSIONS], names):
-        if before is not None:  # beside the names there was, and stays, an attribute that says something else
+        if before is not None:  # there was an attribute too, which says something else, and stays
             document["dimension_names"] = before
         return zattrs
     if zattrs is not None and _are_names(names) and len(names) == ndim:

@@ -174,7 +174,7 @@ def _element_filter(member: str, config: JsonObject, element: ElementType) -> tu
     if "big" in (element.endian, *(t.endian for t in types.values())):
         raise NoCounterpart(member, f"{identifier} of big-endian elements: libraries of Zarr v3 give it them little-endian")
     if types[decoded].v2 != element.v2:
-        raise NoCounterpart(member, f"{identifier} is told of elements {types[decoded].v2!r}, and gets {element.v2!r}")
+        raise NoCounterpart(member, f"{identifier} is configured for elements {types[decoded].v2!r}, and gets {element.v2!r}")
     if identifier == "quantize" and types[encoded].v2 != element.v2:
         raise NoCounterpart(member, f"quantize to {types[encoded].v2!r}: libraries of Zarr v3 do not follow the change of type")
     return configuration | {name: t.v2 for name, t in types.items()}, types[encoded]

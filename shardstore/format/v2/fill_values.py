@@ -9,7 +9,7 @@ any other spelling of a document. Where the formats differ:
 - v3 can name a NaN by its bits (``"0x7fc00001"``), v2 has one NaN; an element that was never written has other bits then.
 - Complex values are the same in both. (zarr-python 2.18 reads ``[1.0, "Infinity"]`` as ``nan+infj``, as it adds a product
   with ``1j``, and writes that back when it resizes; the translation follows the document.)
-- For objects zarr-python 2 writes ``0`` unless told otherwise. Its codecs take ``0`` and ``null`` for an empty element, as
+- For objects zarr-python 2 writes ``0`` by default. Its codecs take ``0`` and ``null`` for an empty element, as
   does this module. An array of ``bytes`` objects has no other fill value in v2, because JSON holds no bytes.
 
 Specifications: Zarr v2, "Fill value encoding"; Zarr v3, "Fill value", and zarr-extensions for the types beyond the core.

@@ -37,7 +37,7 @@ class Kept:
     implicit: bool = False
 
     def __bool__(self) -> bool:
-        """Return whether this changes the document; ``no_attributes`` only matters beside members that do."""
+        """Return whether this changes the document; ``no_attributes`` only matters together with members that do."""
         return bool(self.members or self.absent or self.implicit)
 
     def only(self, names: Iterable[str]) -> Kept:

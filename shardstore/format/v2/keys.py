@@ -13,7 +13,7 @@
 Documents are recognised by their last segment. A chunk key cannot be recognised by itself: ``0/0`` may be a chunk of the array at the
 root or of ``0``, and ``5`` a chunk or a node. So the functions on chunks take keys relative to an array that the caller has found, with
 the rank and the ``ChunkKeyEncoding`` of its v3 document. That is always ``default`` where this package wrote it: the keys of stored
-shards all start with ``c``, which no v2 reader asks for. For a v3 array with the encoding ``v2``, written by somebody else, both keys
+shards all start with ``c``, which no v2 reader asks for. For a v3 array with the encoding ``v2``, written by another program, both keys
 are the same. Specification: Zarr v2, "Storage keys", "Chunk keys".
 """
 

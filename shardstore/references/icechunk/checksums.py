@@ -1,4 +1,4 @@
-"""The checksums by which icechunk tells whether an object is still the one that was referred to: its ETag, or when it was last modified.
+"""The checksums by which icechunk detects that an object was replaced: its ETag, or when it was last modified.
 
 icechunk sends them along as conditions of its reads. It keeps times in whole seconds, and accepts every object that is not newer, so a
 time is rounded up here: a file that is replaced within the same second is not seen to be another one.
@@ -95,7 +95,7 @@ class StoreChecksums:
                 "records times"
             )
         if self._is_asked_for and url_of is None:
-            raise InvalidInput(f"checksum={choice!r} cannot be used with base_url: nobody has seen which objects are there")
+            raise InvalidInput(f"checksum={choice!r} cannot be used with base_url: the objects there are not looked at")
         self._url_of = url_of
         self._by_etag = self._kind == "s3" and choice in ("auto", "etag")
         self._is_needed = choice is not None and url_of is not None
@@ -209,7 +209,7 @@ class SetChecksums:
 
 
 def checksum_of(url: str, check: VirtualCheck | None) -> Checksum:
-    """Return the checksum of an object by what somebody else noted of it; ``None`` if icechunk could not compare it, as versions of GCS."""
+    """Return the checksum of an object from what its source noted; ``None`` if icechunk could not compare it, as versions of GCS."""
     if check is None:
         return None
     if url.startswith("s3://") and (etag := _etag(check.etag)) is not None:

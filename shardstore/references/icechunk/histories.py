@@ -1,6 +1,6 @@
 """The history of a repository of icechunk, of version 2: snapshots in order, the nodes of each, and where the chunks of each array lie.
 
-Whole snapshots are read, and compared by whoever imports them: where a history has expired, icechunk's own difference of two snapshots says
+Whole snapshots are read, and compared by the import: where a history has expired, icechunk's own difference of two snapshots says
 only what the later one has done.
 """
 
@@ -81,7 +81,7 @@ class SourceChunks:
         return len(self.coords)
 
     def inside(self, grid: tuple[int, ...]) -> SourceChunks:
-        """Return the chunks inside of an array's grid: nobody reads the others."""
+        """Return the chunks inside of an array's grid: chunks outside of it are never read."""
         return self.rows(np.flatnonzero((self.coords < np.array(grid, dtype=np.uint64)).all(axis=1)))
 
     def rows(self, rows: npt.NDArray[np.intp]) -> SourceChunks:
@@ -173,7 +173,7 @@ def _in_order(found: Mapping[str, SourceSnapshot]) -> tuple[SourceSnapshot, ...]
 
 
 async def nodes_of(repository: Any, snapshot: str) -> dict[str, SourceNode]:
-    """Return the nodes of a snapshot by path. Raises ``Unsupported`` if icechunk does not describe them as it is known here."""
+    """Return the nodes of a snapshot by path. Raises ``Unsupported`` if icechunk describes them in a way that is not known here."""
     found: dict[str, SourceNode] = {}
     try:
         # Not the synchronous twin: that keeps Python's lock while it waits for the storage.

@@ -46,7 +46,7 @@ class ShownArray:
 
 
 def shown_array(document: JsonObject, path: str) -> ShownArray:
-    """Return how an array of icechunk is shown. Raises ``InvalidInput`` if its chunks cannot be told."""
+    """Return how an array of icechunk is shown. Raises ``InvalidInput`` if its chunks are not known."""
     grid = document.get("chunk_grid")
     if not isinstance(grid, dict) or grid.get("name") != "regular":
         raise InvalidInput(f"the chunk grid of array {path!r} is not regular, which a versioned store does not hold: {grid!r}")
@@ -54,10 +54,10 @@ def shown_array(document: JsonObject, path: str) -> ShownArray:
         return ShownArray(document, None)
     layout = parse_layout(document)
     if isinstance(layout, str):
-        raise InvalidInput(f"the shards of array {path!r} cannot be told chunk by chunk, which a versioned store needs: {layout}")
+        raise InvalidInput(f"the shards of array {path!r} cannot be read chunk by chunk, which a versioned store needs: {layout}")
     shown = present_array(document)
     if mentions_sharding(shown.get("codecs")):
-        raise InvalidInput(f"array {path!r} has shards inside of shards, which a versioned store does not hold: write it anew in Icechunk")
+        raise InvalidInput(f"array {path!r} has shards inside of shards, which a versioned store does not hold: write it again in Icechunk")
     return ShownArray(shown, layout)
 
 

@@ -31,7 +31,7 @@ def translated(branch: str) -> Iterator[None]:
     try:
         yield
     except icechunk.ConflictError as exc:
-        raise Conflict(f"somebody else committed to branch {branch!r} first: nothing was committed. Start again") from exc
+        raise Conflict(f"another writer committed to branch {branch!r} first: nothing was committed. Start again") from exc
     except icechunk.IcechunkError as exc:
         raise StorageError(f"icechunk: {exc}") from exc
 

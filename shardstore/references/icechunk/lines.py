@@ -52,7 +52,7 @@ def container_lines(url: str, base: str) -> str:
 
 
 def shown_local_path(storage: Any) -> str | None:
-    """Return the folder of a storage of local files, which icechunk tells by its text only; ``None`` for other storages."""
+    """Return the folder of a storage of local files, which icechunk shows only in the text of the storage; ``None`` for other storages."""
     shown = repr(storage).strip()
     found = next((match for pattern in _LOCAL if (match := pattern.fullmatch(shown))), None)
     return None if found is None else found[1]

@@ -20,10 +20,10 @@ Options = Mapping[str, Any]
 OptionsOf = Callable[[str], Options]
 """Returns the options for a URL."""
 
-_OF_S3 = frozenset({"key", "secret", "token", "anon", "endpoint_url", "client_kwargs", "requester_pays"})
-_OF_CLIENT = frozenset({"endpoint_url", "region_name"})
-_OF_GCS = frozenset({"token"})
-_WITH_AN_ENDPOINT = "us-east-1"  # servers that are not Amazon's have no regions, and take any
+_S3_OPTIONS = frozenset({"key", "secret", "token", "anon", "endpoint_url", "client_kwargs", "requester_pays"})
+_CLIENT_OPTIONS = frozenset({"endpoint_url", "region_name"})
+_GCS_OPTIONS = frozenset({"token"})
+_REGION_OF_ENDPOINTS = "us-east-1"  # servers that are not Amazon's have no regions, and take any
 
 
 def storage_at(target: Any, options: Options) -> Any:
@@ -69,7 +69,7 @@ def check_options(what: str, options: object) -> None:
 
 
 def place_of(storage: Any) -> str | None:
-    """Return the URL of an ``icechunk.Storage``, if it is a folder of local files; nothing is known of others."""
+    """Return the URL of an ``icechunk.Storage``, if it is a folder of local files; nothing is known of other storages."""
     path = shown_local_path(storage)
     return None if path is None else f"file://{os.path.abspath(path)}"
 
@@ -131,13 +131,13 @@ def _store_at(icechunk: Any, prefix: str, options: Options) -> Any:
 
 def _s3_place(url: str, options: Options) -> dict[str, Any]:
     client = options.get("client_kwargs") or {}
-    _check_known(url, options, _OF_S3)
-    _check_known(url, client, _OF_CLIENT)
+    _check_known(url, options, _S3_OPTIONS)
+    _check_known(url, client, _CLIENT_OPTIONS)
     found: dict[str, Any] = {}
     endpoint = options.get("endpoint_url") or client.get("endpoint_url")
     if endpoint:
         found |= {"endpoint_url": endpoint, "allow_http": str(endpoint).startswith("http:"), "force_path_style": True}
-    region = client.get("region_name") or (_WITH_AN_ENDPOINT if endpoint else None)
+    region = client.get("region_name") or (_REGION_OF_ENDPOINTS if endpoint else None)
     if region:
         found["region"] = region
     if options.get("requester_pays"):
@@ -156,7 +156,7 @@ def _s3_access(options: Options) -> dict[str, Any]:
 
 def _gcs_access(url: str, options: Options, *, strict: bool) -> dict[str, Any]:
     if strict:
-        _check_known(url, options, _OF_GCS)
+        _check_known(url, options, _GCS_OPTIONS)
     token = options.get("token")
     if token == "anon":
         return {"anonymous": True}
@@ -171,5 +171,5 @@ def _check_known(url: str, options: Options, known: frozenset[str]) -> None:
     if unknown := sorted(set(options) - known):
         raise InvalidInput(
             f"icechunk has no such option for {redacted(url)}: {unknown[0]!r}. These are understood here: {', '.join(sorted(known))}. For "
-            "others give an icechunk.Storage, and config= with virtual chunk containers of your own"
+            "other options give an icechunk.Storage, and config= with virtual chunk containers of your own"
         )

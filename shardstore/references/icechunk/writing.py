@@ -6,7 +6,8 @@
     a chunk                                                a virtual reference: URL, offset, length, checksum of the whole object
     a chunk that goes into the set                         an ordinary chunk of the repository
 
-icechunk 2 takes the references of a block of chunks as columns, of one checksum; all others are given to it one by one, many in a call.
+icechunk 2 takes the references of a block of chunks as columns, of one checksum; all else is given to it as single references, many in a
+call.
 A reference outside of the repository's virtual chunk containers is only *returned* by icechunk, and is an error here.
 """
 
@@ -46,7 +47,7 @@ from shardstore.references.icechunk.library import get_bytes, is_major_2, put_by
 from shardstore.references.icechunk.library import library as icechunk_library
 from shardstore.references.icechunk.lines import container_lines, location_of, opening_lines
 from shardstore.references.known import known_source
-from shardstore.references.opening import check_taken_as_they_are, open_set_source
+from shardstore.references.opening import check_taken_unchanged, open_set_source
 from shardstore.references.report import ReferenceProgress, ReferenceReport, Tally
 from shardstore.references.sets import is_set
 from shardstore.references.stores import OnError, store_source
@@ -65,7 +66,7 @@ _KEYS = ChunkKeyEncoding()
 _KEY_ENCODING = {"name": "default", "configuration": {"separator": "/"}}
 _PROTOCOLS = ("file", "s3", "gs", "gcs", "http", "https")
 _REFERENCES_AT_ONCE = 32768
-_BLOCK_REFERENCES = 64  # a call for fewer costs more than to give them one by one, together with others: 15 µs
+_BLOCK_REFERENCES = 64  # a call for fewer costs more than to give them one by one, many in a call: 15 µs
 
 
 def write_icechunk(
@@ -121,7 +122,7 @@ def write_icechunk(
         Unsupported: icechunk is not installed.
         Corruption: a shard or a metadata document is damaged.
         NotFound: there is no hierarchy at the source, or no such branch.
-        Conflict: a shard kept changing, or somebody else committed to the branch first.
+        Conflict: a shard kept changing, or another writer committed to the branch first.
         StorageError: a request failed, or icechunk did. After all of these nothing is committed; a session is as it was before, or if it
             had changes already, holds a part of the new ones.
     """
@@ -146,7 +147,7 @@ def write_icechunk(
             if not had_changes:
                 session.discard_changes()
             elif target.has_begun:
-                exc.add_note("The session may hold a part of the references, beside its earlier changes: do not commit it")
+                exc.add_note("The session may hold a part of the references besides its earlier changes: do not commit it")
             raise
     return ReferenceReport(
         source=found.url,
@@ -222,7 +223,7 @@ def write_changes(session: Any, source: KnowsReferences, changes: SnapshotChange
 
 
 def rewrite_root(session: Any) -> None:
-    """Write the document of the root as it is, so that there is something to commit."""
+    """Write the document of the root unchanged, so that there is something to commit."""
 
     async def rewrite() -> None:
         was = await get_bytes(session.store, METADATA_NAME)
@@ -270,21 +271,21 @@ def _opened(
     choices = Choices(paths, inline_nbytes=inline_nbytes)
     if is_set(source):
         if base_url is not None:
-            raise InvalidInput("base_url is for hierarchies: the references of a set are taken as they are")
+            raise InvalidInput("base_url is for hierarchies: the references of a set are taken unchanged")
         references, of_set = open_set_source(source, choices, options)
         return of_set, SetChecksums(references.targets, checksum)
     snapshot = run_sync(named_snapshot(source, options))
     storage = open_storage(source if snapshot is None else snapshot.below(snapshot.path), dict(options or {}) or None)
     if isinstance(known := innermost(storage), KnowsReferences):
-        check_taken_as_they_are(choices)
+        check_taken_unchanged(choices)
         found = known_source(known, base_of(known.stored_in, "absolute", base_url, ""), lambda path: chosen(choices, path) is not None)
         check_patterns(choices, found.array_paths())
         return found, NoChecksums()
     base = base_of(storage, "absolute", base_url, "")
     protocol = _check_protocol(base)
     found = store_source(storage, base, lambda path: chosen(choices, path), pinned=False, on_error=on_error)
-    if others := {array.path: array.flavour for array in found.arrays if array.flavour not in (None, "v3")}:
-        path, flavour = next(iter(others.items()))
+    if not_v3 := {array.path: array.flavour for array in found.arrays if array.flavour not in (None, "v3")}:
+        path, flavour = next(iter(not_v3.items()))
         raise InvalidInput(f"flavour {flavour!r} for array {path!r}: icechunk knows documents of v3 only")
     plain = found.stored_key
     is_encoded = base_url is not None or protocol in ("http", "https")
@@ -441,7 +442,7 @@ class _Target:
                     written[path] = document
                     replaced += [path] if theirs else []
             elif path in above:
-                raise InvalidInput(f"there is an array at {path!r} in the repository, which cannot hold others: choose another path")
+                raise InvalidInput(f"there is an array at {path!r} in the repository, which cannot hold other nodes: choose another path")
             else:
                 replaced.append(path)
                 written[path] = document

@@ -55,22 +55,30 @@ def column(kind: pa.DataType, values: Sequence[Any], *, nullable: bool = True) -
     if nullable and all(nulls) and not pa.types.is_nested(kind):
         return pa.nulls(len(values), kind)
     missing = np.array(nulls, dtype=np.bool_) if nullable and any(nulls) else None
-    if pa.types.is_struct(kind):
-        children = [_member(member, values) for member in kind]
-        return pa.Array.from_buffers(kind, len(values), [_validity(missing)], children=children)
-    if pa.types.is_fixed_size_list(kind):
-        filler = [None] * kind.list_size
-        child = column(kind.value_type, list(chain.from_iterable(filler if value is None else value for value in values)))
-        return pa.Array.from_buffers(kind, len(values), [_validity(missing)], children=[child])
-    if pa.types.is_list(kind):
-        ends = np.cumsum([0, *(0 if value is None else len(value) for value in values)], dtype=np.int32)
-        child = column(kind.value_type, list(chain.from_iterable(value for value in values if value is not None)))
-        return pa.Array.from_buffers(kind, len(values), [_validity(missing), pa.py_buffer(ends)], children=[child])
+    if pa.types.is_nested(kind):
+        return _nested_column(kind, values, _validity(missing))
     if pa.types.is_integer(kind):
         dtype = np.dtype(f"{'i' if pa.types.is_signed_integer(kind) else 'u'}{kind.bit_width // 8}")
         return numbers_column(kind, np.array([0 if value is None else value for value in values], dtype=dtype), missing)
     encoded = [b"" if value is None else value.encode() if isinstance(value, str) else value for value in values]
     return bytes_column(kind, np.array(list(map(len, encoded)), dtype=np.int64), b"".join(encoded), missing)
+
+
+def _nested_column(kind: pa.DataType, values: Sequence[Any], validity: pa.Buffer | None) -> pa.Array:
+    """Return the column of structures or lists, whose members are columns of their own."""
+    import pyarrow as pa  # an extra
+
+    buffers = [validity]
+    if pa.types.is_struct(kind):
+        children = [_member(member, values) for member in kind]
+    elif pa.types.is_fixed_size_list(kind):
+        filler = [None] * kind.list_size
+        children = [column(kind.value_type, list(chain.from_iterable(filler if value is None else value for value in values)))]
+    else:
+        lists = [() if value is None else value for value in values]
+        buffers.append(pa.py_buffer(np.cumsum([0, *map(len, lists)], dtype=np.int32)))
+        children = [column(kind.value_type, list(chain.from_iterable(lists)))]
+    return pa.Array.from_buffers(kind, len(values), buffers, children=children)
 
 
 def _member(member: pa.Field, values: Sequence[dict[str, Any] | None]) -> pa.Array:

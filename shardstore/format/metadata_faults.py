@@ -14,7 +14,7 @@ from typing import Any, Literal
 from shardstore.format.chunk_keys import parse_chunk_key_encoding
 from shardstore.format.codecs import SHARDING, codec_configuration, codec_name, leading_transposes, permuted, transpose_order
 from shardstore.format.json_text import JsonObject, NumberText
-from shardstore.format.metadata_v3 import ARRAY_MEMBERS, ArrayLayout, is_array, is_group, item_nbytes, must_understand, parse_layout, sizes
+from shardstore.format.metadata_v3 import ARRAY_MEMBERS, is_array, is_group, item_nbytes, must_understand, parse_layout, sizes
 from shardstore.format.storage_transformers import parse_sharding_transformers
 
 _REQUIRED = ("shape", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value", "codecs")
@@ -30,6 +30,7 @@ _FLOAT = re.compile(r"float(16|32|64)")
 _COMPLEX = re.compile(r"complex(64|128)")
 _RAW = re.compile(r"r([0-9]{1,10})")
 _HEX = re.compile(r"0x[0-9a-fA-F]+")
+_NONE = object()
 _NOT_NUMBERS = ("NaN", "Infinity", "-Infinity")
 
 
@@ -50,7 +51,7 @@ def metadata_faults(document: JsonObject) -> list[MetadataFault]:
         return [
             MetadataFault("contradiction", f"zarr_format {_shown(version)} and node_type {_shown(kind)} are not those of a Zarr v3 node")
         ]
-    faults = list(_of_array(document)) if is_array(document) else list(_of_group(document))
+    faults = list(_array_faults(document)) if is_array(document) else list(_group_faults(document))
     if not isinstance(document.get("attributes", {}), dict):
         faults.append(MetadataFault("contradiction", "its attributes are not an object"))
     return faults
@@ -72,25 +73,31 @@ def _contradictions(*what: str | None) -> Iterator[MetadataFault]:
             yield MetadataFault("contradiction", one)
 
 
-def _of_group(document: JsonObject) -> Iterator[MetadataFault]:
+def _group_faults(document: JsonObject) -> Iterator[MetadataFault]:
     consolidated = document.get("consolidated_metadata")
     if consolidated is not None and not (isinstance(consolidated, dict) and isinstance(consolidated.get("metadata"), dict)):
         yield from _contradictions("its consolidated_metadata hold no object of documents")
 
 
-def _of_array(document: JsonObject) -> Iterator[MetadataFault]:
+def _array_faults(document: JsonObject) -> Iterator[MetadataFault]:
     yield from _contradictions(*(f"it has no {member}" for member in missing_members(document)))
     unknown = sorted(name for name, value in document.items() if name not in ARRAY_MEMBERS and must_understand(value))
     if unknown:
         yield MetadataFault("unknown", f"it has a member {unknown[0]!r} that must be understood and is not known")
     shape = sizes(document.get("shape"), 0)
-    if shape is None:
-        if "shape" in document:
-            yield from _contradictions(f"its shape {_shown(document['shape'])} is not a list of sizes")
-        return
+    if shape is not None:
+        yield from _member_faults(document, len(shape))
+        if "chunk_grid" in document:
+            yield from _chunk_faults(document, len(shape), is_understood=not unknown)
+    elif "shape" in document:
+        yield from _contradictions(f"its shape {_shown(document['shape'])} is not a list of sizes")
+
+
+def _member_faults(document: JsonObject, ndim: int) -> Iterator[MetadataFault]:
+    """Yield the faults of each member by itself, but for those that say how chunks are cut and encoded."""
     names = document.get("dimension_names")
-    if names is not None and not _are_names(names, len(shape)):
-        yield from _contradictions(f"its dimension_names are not {len(shape)} names, one a dimension")
+    if names is not None and not _are_names(names, ndim):
+        yield from _contradictions(f"its dimension_names are not {ndim} names, one a dimension")
     if "chunk_key_encoding" in document and parse_chunk_key_encoding(document["chunk_key_encoding"]) is None:
         yield MetadataFault("unknown", f"its chunk key encoding {_shown(document['chunk_key_encoding'])} is not known")
     if "fill_value" in document:
@@ -98,20 +105,23 @@ def _of_array(document: JsonObject) -> Iterator[MetadataFault]:
     if "data_type" in document and codec_name(document["data_type"]) is None:
         yield from _contradictions(f"its data type {_shown(document['data_type'])} has no name")
     transformers = document.get("storage_transformers")
-    if transformers and isinstance(reason := parse_sharding_transformers(transformers, len(shape)), str):
+    if transformers and isinstance(reason := parse_sharding_transformers(transformers, ndim), str):
         yield MetadataFault("unknown", reason)
-    if "chunk_grid" not in document:
+
+
+def _chunk_faults(document: JsonObject, ndim: int, *, is_understood: bool) -> Iterator[MetadataFault]:
+    """Yield the faults of chunk grid and codecs. ``is_understood``: no member that must be understood is unknown."""
+    yield from _grid_faults(document["chunk_grid"], ndim)
+    if "codecs" not in document:
         return
-    yield from _of_grid(document["chunk_grid"], len(shape))
-    chunk_shape = sizes(codec_configuration(document["chunk_grid"]).get("chunk_shape"), 1, len(shape))
-    if "codecs" in document:
-        yield from codec_faults(document["codecs"], len(shape), chunk_shape, document.get("data_type"))
-        sharded = None if chunk_shape is None else _sharded_shape(document["codecs"], chunk_shape)
-        if sharded is not None and not transformers:
-            layout = parse_layout(document)
-            contradictions = _of_sharding(codec_configuration(document["codecs"][-1]), sharded, document.get("data_type"))
-            if not isinstance(layout, ArrayLayout) and not unknown and not list(contradictions):
-                yield MetadataFault("unknown", layout)
+    chunk_shape = sizes(codec_configuration(document["chunk_grid"]).get("chunk_shape"), 1, ndim)
+    yield from codec_faults(document["codecs"], ndim, chunk_shape, document.get("data_type"))
+    sharded = None if chunk_shape is None else _sharded_shape(document["codecs"], chunk_shape)
+    if sharded is None or document.get("storage_transformers") or not is_understood:
+        return
+    contradictions = _sharding_faults(codec_configuration(document["codecs"][-1]), sharded, document.get("data_type"))
+    if isinstance(layout := parse_layout(document), str) and not list(contradictions):
+        yield MetadataFault("unknown", layout)
 
 
 def _sharded_shape(codecs: Any, chunk_shape: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -126,7 +136,7 @@ def _sharded_shape(codecs: Any, chunk_shape: tuple[int, ...]) -> tuple[int, ...]
     return permuted(chunk_shape, transposes.axes)
 
 
-def _of_grid(grid: Any, ndim: int) -> Iterator[MetadataFault]:
+def _grid_faults(grid: Any, ndim: int) -> Iterator[MetadataFault]:
     if codec_name(grid) != "regular":
         yield MetadataFault("unknown", f"its chunk grid {_shown(codec_name(grid))} is not known")
         return
@@ -140,29 +150,32 @@ def _of_grid(grid: Any, ndim: int) -> Iterator[MetadataFault]:
 
 def codec_faults(codecs: Any, ndim: int, chunk_shape: tuple[int, ...] | None, data_type: Any) -> Iterator[MetadataFault]:
     """Yield the faults of a chain of codecs, including those inside shards."""
-    if not isinstance(codecs, list) or not codecs:
-        yield from _contradictions("its codecs are not a list that holds one")
+    if (fault := _list_fault(codecs)) is not None:
+        yield from _contradictions(fault)
         return
-    names = [codec_name(codec) for codec in codecs]
-    if None in names:
-        yield from _contradictions(f"its codec {_shown(codecs[names.index(None)])} has no name")
-        return
+    names = [str(codec_name(codec)) for codec in codecs]
     for name in names:
-        if name not in _KNOWN_CODECS and not str(name).startswith(_REGISTERED):
+        if name not in _KNOWN_CODECS and not name.startswith(_REGISTERED):
             yield MetadataFault("unknown", f"its codec {name!r} is not of Zarr v3: chunks can be decoded only where it is installed")
-    yield from _contradictions(_order_fault([str(name) for name in names]))
+    yield from _contradictions(_order_fault(names))
+    # What precedes the sharding may have changed the order of dimensions, and with it what has to be divisible.
+    sharded = chunk_shape if chunk_shape is None or "transpose" not in names else _sharded_shape(codecs, chunk_shape)
     for name, codec in zip(names, codecs, strict=True):
         configuration = codec_configuration(codec)
-        if name == "transpose":
-            if transpose_order(codec, ndim) is None:
-                order = _shown(configuration.get("order"))
-                yield from _contradictions(f"the order {order} of its codec transpose is no order of {ndim} dimensions")
+        if name == "transpose" and transpose_order(codec, ndim) is None:
+            order = _shown(configuration.get("order"))
+            yield from _contradictions(f"the order {order} of its codec transpose is no order of {ndim} dimensions")
         elif name in ("bytes", "endian"):
             yield from _contradictions(_endian_fault(configuration.get("endian"), data_type))
         elif name == SHARDING and chunk_shape is not None:
-            # What precedes may have changed the order of dimensions, and with it what has to be divisible.
-            sharded = chunk_shape if "transpose" not in names else _sharded_shape(codecs, chunk_shape)
-            yield from _of_sharding(configuration, sharded, data_type, ndim)
+            yield from _sharding_faults(configuration, sharded, data_type, ndim)
+
+
+def _list_fault(codecs: Any) -> str | None:
+    if not isinstance(codecs, list) or not codecs:
+        return "its codecs are not a list that holds one"
+    nameless = next((codec for codec in codecs if codec_name(codec) is None), _NONE)
+    return None if nameless is _NONE else f"its codec {_shown(nameless)} has no name"
 
 
 def _order_fault(names: Sequence[str]) -> str | None:
@@ -190,7 +203,7 @@ def _endian_fault(endian: Any, data_type: Any) -> str | None:
     return None
 
 
-def _of_sharding(
+def _sharding_faults(
     configuration: JsonObject, shard_shape: tuple[int, ...] | None, data_type: Any, ndim: int | None = None
 ) -> Iterator[MetadataFault]:
     rank = len(shard_shape) if shard_shape is not None else ndim
@@ -216,18 +229,14 @@ def _of_sharding(
 def _fill_value_fault(value: Any, data_type: Any) -> str | None:
     """Return the fault of a fill value; ``None`` for data types whose fill values are not known here."""
     name = codec_name(data_type) or ""
-    fits = _fits(value, name)
-    return f"its fill value {_shown(value)} is none of data type {name}" if fits is False else None
+    return f"its fill value {_shown(value)} is none of data type {name}" if _fits(value, name) is False else None
 
 
 def _fits(value: Any, name: str) -> bool | None:
     if name == "bool":
         return isinstance(value, bool)
     if (match := _INTEGER.fullmatch(name)) is not None:
-        bits = int(match[2])
-        low, high = (0, 2**bits - 1) if match[1] else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-        number = _number(value)
-        return number is not None and number == int(number) and low <= number <= high
+        return _is_integer(value, int(match[2]), is_signed=not match[1])
     if (match := _FLOAT.fullmatch(name)) is not None:
         return _is_float(value, int(match[1]))
     if (match := _COMPLEX.fullmatch(name)) is not None:
@@ -235,6 +244,12 @@ def _fits(value: Any, name: str) -> bool | None:
     if (match := _RAW.fullmatch(name)) is not None and isinstance(value, list):
         return len(value) * 8 == int(match[1]) and all(type(n) is int and 0 <= n < 256 for n in value)
     return None
+
+
+def _is_integer(value: Any, bits: int, *, is_signed: bool) -> bool:
+    low = -(2 ** (bits - 1)) if is_signed else 0
+    number = _number(value)
+    return number is not None and number == int(number) and low <= number < low + 2**bits
 
 
 def _number(value: Any) -> float | int | None:

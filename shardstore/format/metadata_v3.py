@@ -175,10 +175,14 @@ def parse_layout(document: JsonObject) -> ArrayLayout | str:
         return plain
     if document.get("storage_transformers"):
         return _transformed_layout(document, plain)
-    codecs = document.get("codecs")
-    if not mentions_sharding(codecs):
+    if not mentions_sharding(document.get("codecs")):
         return "it is not sharded"
-    assert isinstance(codecs, list)
+    return _sharded_layout(document, plain)
+
+
+def _sharded_layout(document: JsonObject, plain: PlainArray) -> ArrayLayout | str:
+    """Return the layout of an array that is sharded by its codec."""
+    codecs: list[Any] = document["codecs"]
     transposes = leading_transposes(codecs, len(plain.shape))
     if isinstance(transposes, str):
         return transposes
@@ -255,21 +259,24 @@ _ITEM_NBYTES = {"bool": 1, "complex64": 8, "complex128": 16, "numpy.datetime64":
 
 def item_nbytes(data_type: Any) -> int | None:
     """Return the decoded bytes of one element, or ``None`` where the type has no fixed size that is known here."""
-    name = codec_name(data_type)
-    configuration = codec_configuration(data_type)
+    name, configuration = codec_name(data_type) or "", codec_configuration(data_type)
     length = configuration.get("length_bytes")
     if type(length) is int and 0 < length < 2**31:
         return length
-    if name is None:
-        return None
     if name.startswith("r") and name[1:].isdecimal() and len(name) < 12:
         bits = int(name[1:])
         return bits // 8 if bits and not bits % 8 else None
     if name in ("struct", "structured"):
         fields = configuration.get("fields")
-        if not isinstance(fields, list) or set(configuration) - {"fields"}:
+        if not isinstance(fields, list) or not fields or set(configuration) - {"fields"}:
             return None
-        types = [f.get("data_type") if isinstance(f, dict) else f[1] if isinstance(f, list) and len(f) == 2 else None for f in fields]
-        sizes = [item_nbytes(t) for t in types]
-        return sum(s for s in sizes if s is not None) if sizes and None not in sizes else None
+        found = [nbytes for field in fields if (nbytes := item_nbytes(_field_type(field))) is not None]
+        return sum(found) if len(found) == len(fields) else None
     return _ITEM_NBYTES.get(name)
+
+
+def _field_type(field: Any) -> Any:
+    """Return the data type of a field of a structured type, in either form of such fields; ``None`` where it has neither."""
+    if isinstance(field, dict):
+        return field.get("data_type")
+    return field[1] if isinstance(field, list) and len(field) == 2 else None

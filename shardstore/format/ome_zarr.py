@@ -41,36 +41,38 @@ def find_ome(attributes: JsonObject, name: str, is_image: Callable[[str], bool])
 
     ``is_image`` returns whether a path relative to the group is that of an image: lists named ``labels`` exist outside OME-Zarr too.
     """
-    members: list[str] = []
-    versions: list[Any] = []
     multiscales: Any = attributes.get("multiscales")
     is_multiscales = _is_list_of(multiscales, lambda one: isinstance(one.get("datasets"), list))
-    if is_multiscales:
-        versions += [one.get("version", _implied_version(one)) for one in multiscales]
-        if None in versions:
-            return None  # a pyramid of another convention
-        members.append("multiscales")
-    for member, is_it in (
-        ("omero", lambda value: is_multiscales and isinstance(value, dict)),
-        ("image-label", lambda value: is_multiscales and isinstance(value, dict)),
-        ("plate", lambda value: isinstance(value, dict) and isinstance(value.get("wells"), list)),
-        ("well", lambda value: isinstance(value, dict) and isinstance(value.get("images"), list)),
-        ("bioformats2raw.layout", lambda value: value == 3),
-        ("series", lambda value: name == "OME" and _is_list_of_text(value)),
-        ("labels", lambda value: _is_list_of_text(value) and (any(map(is_image, value)) or (name == "labels" and not value))),
-    ):
-        if member in attributes and is_it(attributes[member]):
-            members.append(member)
-            if isinstance(attributes[member], dict):
-                versions.append(attributes[member].get("version", _FROM))
-    if not members:
+    versions: list[Any] = [one.get("version", _implied_version(one)) for one in multiscales] if is_multiscales else []
+    if None in versions:
+        return None  # a pyramid of another convention
+
+    found = {member for member in ("omero", "image-label") if isinstance(attributes.get(member), dict)} | {"multiscales"}
+    found = found if is_multiscales else set()
+    found |= {member for member, value in attributes.items() if _is_alone(member, value, name, is_image)}
+    ordered = tuple(member for member in attributes if member in found)
+    if not ordered:
         return None
-    ordered = tuple(member for member in attributes if member in members)
+    versions += [attributes[member].get("version", _FROM) for member in ordered if isinstance(attributes[member], dict)]
     if newer := sorted({str(version) for version in versions} - {_FROM}):
         return OmeAttributes(ordered, f"they are of version {', '.join(newer)}: bring them to 0.4 first")
     if OME in attributes:
         return OmeAttributes(ordered, f"there is an attribute {OME!r} as well as {ordered[0]!r}: remove the one that does not count")
     return OmeAttributes(ordered)
+
+
+def _is_alone(member: str, value: Any, name: str, is_image: Callable[[str], bool]) -> bool:
+    """Return whether an attribute is metadata of OME-Zarr by itself, in a group that need not be an image."""
+    match member:
+        case "plate" | "well":
+            return isinstance(value, dict) and isinstance(value.get("wells" if member == "plate" else "images"), list)
+        case "bioformats2raw.layout":
+            return bool(value == 3)
+        case "series":
+            return name == "OME" and _is_list_of_text(value)
+        case "labels":
+            return _is_list_of_text(value) and (any(map(is_image, value)) or (name == "labels" and not value))
+    return False
 
 
 def to_ome_05(attributes: JsonObject, found: OmeAttributes) -> JsonObject:

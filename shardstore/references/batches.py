@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple, Protocol
@@ -111,6 +111,19 @@ class ReferenceSource:
     """Returns the stored key of an object, from its key in the store."""
     suffix_of: Callable[[str, str | None], str] = lambda key, token: ""
     """Returns what comes behind the URL of a version of an object, from its stored key and token."""
+
+    def add(self, nodes: Mapping[str, NodeDocuments], array_of: Callable[[str, NodeDocuments], ReferencedArray | str | None]) -> None:
+        """Add nodes by path. ``array_of`` returns an array; ``None``: it is to be left out; or the reason in words why it is impossible."""
+        for path, node in nodes.items():
+            if not node.is_array:
+                self.groups[path] = node
+            elif (found := array_of(path, node)) is None:
+                self.left_out[path] = "as was asked for"
+            elif isinstance(found, str):
+                self.impossible[path] = found
+            else:
+                self.arrays.append(found)
+        self.arrays.sort(key=lambda array: array.path)
 
     def array_paths(self) -> list[str]:
         """Return the paths of all arrays that were found, those that are left out too."""

@@ -19,8 +19,8 @@ from shardstore.format.references.parquet import METADATA_NAME, decode_metadata,
 from shardstore.format.references.pins import PinSection
 from shardstore.format.store_keys import join, metadata_key
 from shardstore.maintenance.pins import Pin, is_held
-from shardstore.references.batches import content, size_of
-from shardstore.references.choices import base_of, described
+from shardstore.references.batches import ReferencedArray, content, size_of
+from shardstore.references.choices import Described, base_of, described
 from shardstore.references.opening import open_source
 from shardstore.references.places import SetPlace, find_set, options_of_set, pins_of, read_object
 from shardstore.references.sets import PinsByUrl, reference_storage, set_source, store_of
@@ -213,23 +213,32 @@ def _wrong(
     renamed = section.origin.arguments.get("root_as")
     for array in now.arrays:
         old = then.pop(array.path or renamed or "", None)
-        size = size_of(array)
-        mine = content(array.batches(0, size))
-        theirs = {} if old is None or old.chunk_grid != array.chunk_grid else content(old.batches(0, size))
-        for chunk in sorted(mine.keys() | theirs.keys()):
-            is_fill = is_filled and chunk not in mine and isinstance(theirs[chunk], bytes)
-            if mine.get(chunk) != theirs.get(chunk) and not is_fill:
-                yield f"{array.path or '(root)'} {chunk}"
+        for chunk in _wrong_chunks(array, old, is_filled=is_filled):
+            yield f"{array.path or '(root)'} {chunk}"
     for path in then:
         yield f"{path} (the array)"
     for array in now.arrays:
         array.path = array.path or renamed or ""
     shown = described(now, form.flavour, only_v2_keys=isinstance(form, ParquetForm))
+    yield from _wrong_documents(references, shown)
+
+
+def _wrong_documents(references: ReferenceStorage, shown: Described) -> Iterator[str]:
     keys = {join(path, name): document for path, by_name in shown.documents.items() for name, document in by_name.items()}
     for key, outcome in zip(keys, run_sync(references.read([document_read(key) for key in keys])), strict=True):
         outcome = unless_failed(outcome)
         if not isinstance(outcome, Found) or not same_text(loads_object(outcome.buffers[0]), keys[key]):
             yield f"{key} (the document)"
+
+
+def _wrong_chunks(now: ReferencedArray, then: ReferencedArray | None, *, is_filled: bool) -> Iterator[int]:
+    """Yield the numbers of the chunks whose references differ. ``is_filled``: the set has chunks of the fill value for missing ones."""
+    mine = content(now.batches(0, size_of(now)))
+    theirs = {} if then is None or then.chunk_grid != now.chunk_grid else content(then.batches(0, size_of(now)))
+    for chunk in sorted(mine.keys() | theirs.keys()):
+        is_fill = is_filled and chunk not in mine and isinstance(theirs[chunk], bytes)
+        if mine.get(chunk) != theirs.get(chunk) and not is_fill:
+            yield chunk
 
 
 @dataclass(frozen=True, slots=True)

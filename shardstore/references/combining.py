@@ -133,47 +133,67 @@ def combined(sources: Sequence[ReferenceSource], dim: str | None, bounds: Compar
         Conflict: an object that had to be compared has changed since its set was made.
         StorageError: references, or what has to be compared, could not be read.
     """
-    groups: dict[str, NodeDocuments] = {}
-    differing: dict[str, str] = {}
-    for source in sources:
-        for path, node in source.groups.items():
-            first = groups.setdefault(path, node)
-            if not same_text(_attributes_of(first), _attributes_of(node)):
-                differing.setdefault(path, f"its attributes in {source.url} differ: those of the first set with this group count")
+    whole = ReferenceSource(" + ".join(source.url for source in sources), {}, [])
     arrays: dict[str, list[tuple[str, ReferencedArray]]] = {}
     for source in sources:
+        _add_groups(whole, source)
         for array in source.arrays:
             arrays.setdefault(array.path, []).append((source.url, array))
-    whole = ReferenceSource(" + ".join(source.url for source in sources), groups, [], left_out=differing)
     why = "names no dimension to put them one behind the other" if dim is None else f"does not have the dimension {dim!r}"
     comparison = Comparison((source.url for source in sources), f"{why}. {_WHO_DOES_IT}", bounds or ComparisonBounds())
-    for path, parts in arrays.items():
-        axes = {_dimensions(array).index(dim) for _, array in parts if dim in _dimensions(array)} if dim is not None else set()
-        if len(parts) == 1 and (not axes or len(sources) == 1):
-            whole.arrays.append(parts[0][1])
-        elif axes:
+    for path, parts in sorted(arrays.items()):
+        axes = {names.index(dim) for _, array in parts if dim in (names := _dimensions(array))} if dim is not None else set()
+        if axes and len(sources) > 1:
             whole.arrays.append(_joined(path, parts, axes, len(sources)))
         else:
-            for url, other in parts[1:]:
-                if not _is_described_alike(parts[0][1], other):
-                    raise comparison.refusal(path, parts[0][0], url, "their documents differ")
-            comparison.add(path, [(url, array) for url, array in parts if isinstance(array, SetArray)])
+            if len(parts) > 1:
+                _compare(comparison, path, parts)
             whole.arrays.append(parts[0][1])
     for source in sources:
         whole.left_out |= source.left_out
         whole.impossible |= source.impossible
-    if both := sorted(set(groups) & set(arrays)):
+    if both := sorted(set(whole.groups) & set(arrays)):
         raise InvalidInput(f"{both[0]!r} is a group in one set and an array in another")
     comparison.finish()
-    whole.arrays.sort(key=lambda array: array.path)
     return whole
 
 
+def _add_groups(whole: ReferenceSource, source: ReferenceSource) -> None:
+    """Add the groups of one set, unless they are there already."""
+    for path, node in source.groups.items():
+        first = whole.groups.setdefault(path, node)
+        if not same_text(_attributes_of(first), _attributes_of(node)):
+            whole.left_out.setdefault(path, f"its attributes in {source.url} differ: those of the first set with this group count")
+
+
+def _compare(comparison: Comparison, path: str, parts: Sequence[tuple[str, ReferencedArray]]) -> None:
+    """Compare an array that several sets have to have in common. Raises ``InvalidInput`` if they have not."""
+    (first_url, first), *later = parts
+    for url, other in later:
+        if not _is_described_alike(first, other):
+            raise comparison.refusal(path, first_url, url, "their documents differ")
+    comparison.add(path, [(url, array) for url, array in parts if isinstance(array, SetArray)])
+
+
 def _joined(path: str, parts: Sequence[tuple[str, ReferencedArray]], axes: set[int], sources: int) -> JoinedArray:
-    (_, first), *later = parts
     if len(axes) != 1 or len(parts) != sources:
         raise InvalidInput(f"array {path!r} does not have the dimension at one place in all sets. {_WHO_DOES_IT}")
     (axis,) = axes
+    _check_fits(path, parts, axis)
+    node = parts[0][1].node
+    shape = list(_document(parts[0][1])["shape"])
+    shape[axis] = sum(_document(part)["shape"][axis] for _, part in parts)
+    if node.v3 is not None:
+        joined = NodeDocuments(node.v3 | {"shape": shape}, is_array=True)
+    else:
+        assert node.v2 is not None
+        joined = NodeDocuments(None, node.v2 | {"shape": shape}, node.attributes, is_array=True)
+    return JoinedArray([part for _, part in parts], axis, joined)
+
+
+def _check_fits(path: str, parts: Sequence[tuple[str, ReferencedArray]], axis: int) -> None:
+    """Raise ``InvalidInput`` if arrays cannot be put one behind the other along an axis."""
+    (_, first), *later = parts
     shape = list(_document(first)["shape"])
     for url, other in later:
         theirs = list(_document(other)["shape"])
@@ -189,13 +209,6 @@ def _joined(path: str, parts: Sequence[tuple[str, ReferencedArray]], axes: set[i
     for url, part in parts[:-1]:
         if _document(part)["shape"][axis] % chunk:
             raise InvalidInput(f"array {path!r} in {url} does not end with a whole chunk along the dimension. {_WHO_DOES_IT}")
-    total = sum(_document(part)["shape"][axis] for _, part in parts)
-    node = first.node
-    shape[axis] = total
-    if node.v3 is not None:
-        return JoinedArray([part for _, part in parts], axis, NodeDocuments(node.v3 | {"shape": shape}, is_array=True))
-    assert node.v2 is not None
-    return JoinedArray([part for _, part in parts], axis, NodeDocuments(None, node.v2 | {"shape": shape}, node.attributes, is_array=True))
 
 
 def _document(array: ReferencedArray) -> JsonObject:

@@ -34,7 +34,7 @@ class ComparisonBounds:
 
 
 @dataclass(slots=True)
-class _Wanted:
+class _NeededChunks:
     """The chunks of one set whose bytes are needed: their keys and sizes, ``None`` of objects that are referred to as a whole."""
 
     references: ReferenceStorage
@@ -59,7 +59,7 @@ class Comparison:
         self._firsts: dict[_Name, tuple[str, _Content]] = {}
         """The chunks to compare: the URL of the set whose chunk is kept, and its content."""
         self._compared: list[tuple[_Name, str, _Content]] = []
-        self._wanted: dict[str, _Wanted] = {}
+        self._wanted: dict[str, _NeededChunks] = {}
         """By URL of the set."""
 
     def add(self, path: str, parts: Sequence[tuple[str, SetArray]]) -> None:
@@ -88,7 +88,7 @@ class Comparison:
 
     def _want(self, name: _Name, url: str, array: SetArray, entry: _Content) -> None:
         if not isinstance(entry, bytes):
-            wanted = self._wanted.setdefault(url, _Wanted(array.references))
+            wanted = self._wanted.setdefault(url, _NeededChunks(array.references))
             wanted.chunks[name] = (array.key(name[1]), _nbytes(entry))
 
     def finish(self) -> None:

@@ -110,20 +110,17 @@ def known_source(storage: KnowsReferences, base: str, choose: Callable[[str], bo
     documents = run_sync(storage.known_documents())
     if not documents:
         raise NotFound(f"there is no Zarr hierarchy at {storage.url}")
-    for path, document in documents.items():
-        node = NodeDocuments(document, is_array=is_array(document))
-        plain = parse_plain(document) if node.is_array else None
-        if plain is None:
-            source.groups[path] = node
-        elif not choose(path):
-            source.left_out[path] = "as was asked for"
-        elif isinstance(plain, str):
-            source.impossible[path] = plain
-        else:
-            grid = tuple(-(-n // c) for n, c in zip(plain.shape, plain.chunk_shape, strict=True))
-            if prod(grid) > MOST_CHUNKS:
-                source.impossible[path] = f"its grid has more than {MOST_CHUNKS} chunks"
-            else:
-                source.arrays.append(KnownArray(storage, base, path, node, grid, pins))
-    source.arrays.sort(key=lambda array: array.path)
+
+    def array_of(path: str, node: NodeDocuments) -> KnownArray | str | None:
+        if not choose(path):
+            return None
+        plain = parse_plain(documents[path])
+        if isinstance(plain, str):
+            return plain
+        grid = tuple(-(-n // c) for n, c in zip(plain.shape, plain.chunk_shape, strict=True))
+        if prod(grid) > MOST_CHUNKS:
+            return f"its grid has more than {MOST_CHUNKS} chunks"
+        return KnownArray(storage, base, path, node, grid, pins)
+
+    source.add({path: NodeDocuments(document, is_array=is_array(document)) for path, document in documents.items()}, array_of)
     return source

@@ -165,11 +165,16 @@ def how_to_open(opening: Opening) -> str:
         ]
     if flavour != "v3":
         lines += [f"# zarr 2{needs}", f'{node} = zarr.{opens}(fsspec.get_mapper("reference://", {keywords}), mode="r")']
+    return "\n".join([*lines, *_gdal_lines(opening)])
+
+
+def _gdal_lines(opening: Opening) -> list[str]:
+    """Return the lines for GDAL; none if it cannot open the set."""
     protocol, _, rest = opening.target.partition("://")
-    if flavour == "v2" and protocol in _GDAL and not target.endswith(_COMPRESSED) and not opening.is_versioned:
-        kind = "/vsikerchunk_json_ref" if opening.form == "json" else "/vsikerchunk_parquet_ref"
-        lines += ["# GDAL 3.11", f"gdalmdiminfo 'ZARR:\"{kind}/{{{_GDAL[protocol]}{rest}}}\"'"]
-    return "\n".join(lines)
+    if opening.flavour != "v2" or protocol not in _GDAL or opening.target.endswith((".gz", ".zst")) or opening.is_versioned:
+        return []
+    kind = "/vsikerchunk_json_ref" if opening.form == "json" else "/vsikerchunk_parquet_ref"
+    return ["# GDAL 3.11", f"gdalmdiminfo 'ZARR:\"{kind}/{{{_GDAL[protocol]}{rest}}}\"'"]
 
 
 def _given(opening: Opening, remote: Mapping[str, str]) -> dict[str, str]:

@@ -21,9 +21,10 @@ from shardstore.format.metadata_v3 import METADATA_NAME, is_array, parse_plain
 from shardstore.format.references.documents import DocumentFlavour, NodeDocuments
 from shardstore.format.references.parquet import MISSING, MOST_CHUNKS, ReferenceRows
 from shardstore.format.references.pins import PinnedObject, PinSection
-from shardstore.format.store_keys import join, metadata_path
-from shardstore.format.v2.keys import ARRAY_NAME, ATTRIBUTES_NAME, GROUP_NAME, document_key
+from shardstore.format.store_keys import join
+from shardstore.format.v2.keys import ARRAY_NAME, ATTRIBUTES_NAME, GROUP_NAME
 from shardstore.maintenance.array_plans import plan_v2_array
+from shardstore.model.containers import batched
 from shardstore.references.batches import ReferenceBatch, ReferenceSource
 from shardstore.references.places import SetPlace
 from shardstore.storage.base import Found, Storage, document_read, unless_failed
@@ -109,12 +110,12 @@ class SetArray:
     def batches(self, start: int, stop: int) -> Iterator[ReferenceBatch]:
         if stop - start <= _MOST_ASKED_FOR:
             for first in range(start, stop, _CHUNKS_AT_ONCE):
-                yield self.of_chunks(np.arange(first, min(stop, first + _CHUNKS_AT_ONCE), dtype=np.int64))
+                yield self.references_to(np.arange(first, min(stop, first + _CHUNKS_AT_ONCE), dtype=np.int64))
             return
         there = self._existing
-        some = there[(there >= start) & (there < stop)]
-        for first in range(0, len(some), _CHUNKS_AT_ONCE):
-            yield self.of_chunks(some[first : first + _CHUNKS_AT_ONCE])
+        there = there[(there >= start) & (there < stop)]
+        for first in range(0, len(there), _CHUNKS_AT_ONCE):
+            yield self.references_to(there[first : first + _CHUNKS_AT_ONCE])
 
     @cached_property
     def _existing(self) -> npt.NDArray[np.int64]:
@@ -130,7 +131,7 @@ class SetArray:
                 found.append(int(np.ravel_multi_index(coords, self.chunk_grid)) if coords else 0)
         return found
 
-    def of_chunks(self, chunks: npt.NDArray[np.int64]) -> ReferenceBatch:
+    def references_to(self, chunks: npt.NDArray[np.int64]) -> ReferenceBatch:
         """Return the references to those of the chunks that the set has, in the order of the numbers.
 
         Raises:
@@ -224,18 +225,17 @@ def set_source(references: ReferenceStorage, choose: Callable[[str], bool], pins
     nodes = run_sync(_nodes(references))
     if not nodes:
         raise NotFound(f"there is no Zarr hierarchy in {references.url}")
-    for path, node in nodes.items():
-        if not node.is_array:
-            source.groups[path] = node
-        elif not choose(path):
-            source.left_out[path] = "as was asked for"
-        elif (grid := _grid_of(path, node)) is None:
-            source.impossible[path] = "its metadata do not say where its chunks are"
-        elif prod(grid[1]) > MOST_CHUNKS:
-            source.impossible[path] = f"its grid has more than {MOST_CHUNKS} chunks"
-        else:
-            source.arrays.append(SetArray(references, path, node, *grid, known))
-    source.arrays.sort(key=lambda array: array.path)
+
+    def array_of(path: str, node: NodeDocuments) -> SetArray | str | None:
+        if not choose(path):
+            return None
+        if (grid := _grid_of(path, node)) is None:
+            return "its metadata do not say where its chunks are"
+        if prod(grid[1]) > MOST_CHUNKS:
+            return f"its grid has more than {MOST_CHUNKS} chunks"
+        return SetArray(references, path, node, *grid, known)
+
+    source.add(nodes, array_of)
     return source
 
 
@@ -253,8 +253,7 @@ def _grid_of(path: str, node: NodeDocuments) -> tuple[ChunkKeyEncoding, tuple[in
 async def _nodes(references: ReferenceStorage) -> dict[str, NodeDocuments]:
     found: dict[str, dict[str, JsonObject]] = {}
     keys = await references.document_keys()
-    for start in range(0, len(keys), _DOCUMENTS_AT_ONCE):
-        some = keys[start : start + _DOCUMENTS_AT_ONCE]
+    for some in batched(keys, _DOCUMENTS_AT_ONCE):
         for key, outcome in zip(some, await references.read([document_read(key) for key in some]), strict=True):
             outcome = unless_failed(outcome)
             path, _, name = key.rpartition("/")
@@ -269,9 +268,3 @@ async def _nodes(references: ReferenceStorage) -> dict[str, NodeDocuments]:
         elif v2 is not None:
             nodes[path] = NodeDocuments(None, v2, by_name.get(ATTRIBUTES_NAME), is_array=ARRAY_NAME in by_name)
     return nodes
-
-
-def is_document_key(key: str) -> bool:
-    """Return whether a key of a set is that of a document which describes a node."""
-    named = document_key(key)
-    return metadata_path(key) is not None or (named is not None and named.name in (ARRAY_NAME, GROUP_NAME, ATTRIBUTES_NAME))

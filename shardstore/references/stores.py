@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,7 @@ from shardstore.format.v2.keys import ARRAY_NAME, ATTRIBUTES_NAME, GROUP_NAME, d
 from shardstore.maintenance.array_plans import ArrayPlan, plan_v2_array
 from shardstore.maintenance.walk import Walk
 from shardstore.model.coalescing import UPKEEP_LIMITS, coalesce_all
+from shardstore.model.containers import batched
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange
 from shardstore.references.batches import ReferenceBatch, ReferenceSource, ReferredObject, Shards, strides
@@ -41,7 +42,6 @@ from shardstore.storage.local.versions import is_unsettled
 from shardstore.stored.detect import is_draft
 from shardstore.stored.draft2022.documents import scalar_key, scalar_keys
 
-T = TypeVar("T")
 Numbers = npt.NDArray[np.int64]
 
 _INDEX_BYTES_AT_ONCE = 8 * 2**20
@@ -157,10 +157,10 @@ class StoredArray:
         wanted = np.flatnonzero((self._firsts < stop) & (self._lasts >= start)).tolist()
         if self._formats:
             index_nbytes = sum(f.nbytes for f in self._formats)
-            for some in _groups(wanted, max(1, min(_SHARDS_AT_ONCE, _INDEX_BYTES_AT_ONCE // index_nbytes))):
+            for some in batched(wanted, max(1, min(_SHARDS_AT_ONCE, _INDEX_BYTES_AT_ONCE // index_nbytes))):
                 yield from self._shard_references(some)
         else:
-            for some in _groups(wanted, _OBJECTS_AT_ONCE):
+            for some in batched(wanted, _OBJECTS_AT_ONCE):
                 yield self._object_references(some)
 
     def _object_references(self, numbers: Sequence[int]) -> ReferenceBatch:
@@ -295,11 +295,6 @@ def _index_range(index_format: IndexFormat, offset: int, nbytes: int) -> ByteRan
     return ByteRange(start, start + index_format.nbytes)
 
 
-def _groups(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
-    for start in range(0, len(items), most):
-        yield items[start : start + most]
-
-
 # -- the store -----------------------------------------------------------------------------------------------------------
 
 
@@ -405,7 +400,7 @@ class StoreReader:
     async def tokens(self, keys: Sequence[str]) -> list[str | None]:
         """Return the version of each object that lasts; ``None`` if there is none, or no object."""
         found: list[str | None] = []
-        for some in _groups(keys, _SHARDS_AT_ONCE):
+        for some in batched(keys, _SHARDS_AT_ONCE):
             infos = await asyncio.gather(*map(self.storage.stat, some))
             for key, info in zip(some, infos, strict=True):
                 if info is not None and info.generation is not None and is_unsettled(info.generation.token):
@@ -452,6 +447,51 @@ def store_source(
     engine = Engine(storage)
     source = ReferenceSource(storage.url, {}, [], base_url=base, is_pinned=pinned, storage=engine.storage)
     reader = StoreReader(engine.storage, source, on_error=on_error, pinned=pinned, reuse=reuse)
+    found = _hierarchy(engine)
+    nodes = {path: NodeDocuments(levels_of(document)[-1], is_array=is_array(document)) for path, document in found.documents.items()}
+    v2_nodes = run_sync(_v2_nodes(engine.storage, found.v2_keys))
+    nodes |= {path: node for path, node in v2_nodes.items() if path not in nodes}  # where there are documents of both, that of v3 counts
+    if not nodes:
+        raise NotFound(f"there is no Zarr hierarchy at {storage.url}: check the address")
+
+    def array_of(path: str, node: NodeDocuments) -> StoredArray | str | None:
+        if (choice := choose(path)) is None:
+            return None
+        plan = found.plans.get(path) or (None if node.v2 is None else plan_v2_array(path, node.v2))
+        if plan is None:
+            return "its metadata do not say where its chunks are"
+        if prod(plan.chunk_grid) >= MOST_CHUNKS:
+            return f"its grid has {prod(plan.chunk_grid):,} chunks, too many to be numbered"
+        stored = found.documents.get(path)
+        shown = NodeDocuments(stored, is_array=True) if choice.whole_shards and stored is not None else node
+        return StoredArray(reader, found.objects.get(path) or _Objects(plan), stored, shown, choice)
+
+    source.add(nodes, array_of)
+    if run_sync(_is_draft(engine)):
+        source.stored_key = _draft_keys(storage, [array.path for array in source.arrays if not array.chunk_grid])
+    return source
+
+
+def _draft_keys(storage: Storage, scalars: Sequence[str]) -> Callable[[str], str]:
+    """Return what finds the stored keys of a hierarchy of the draft; ``scalars`` are the paths of its 0-d arrays."""
+    places = run_sync(_scalar_places(storage, scalars))
+    return lambda key: places.get(key) or data_key(key) or key
+
+
+@dataclass(frozen=True, slots=True)
+class _Hierarchy:
+    """The nodes and objects of a hierarchy as one listing shows them, by path of the node."""
+
+    documents: dict[str, JsonObject]
+    """The stored documents of v3."""
+    plans: dict[str, ArrayPlan]
+    objects: dict[str, _Objects]
+    v2_keys: list[str]
+    """The keys of documents of v2."""
+
+
+def _hierarchy(engine: Engine) -> _Hierarchy:
+    """Return what is in a store. Raises ``Corruption`` if the document of a node cannot be read."""
     documents: dict[str, JsonObject] = {}
     unreadable: list[str] = []
 
@@ -474,38 +514,9 @@ def store_source(
         elif located.role == "v2-document":
             v2_keys.append(located.info.key)
     if unreadable:
-        raise Corruption(
-            f"the metadata of {', '.join(map(repr, sorted(unreadable)[:5]))} in {storage.url} cannot be read: run shardstore verify"
-        )
-    plans = {plan.path: plan for plan in walk.plans()}
-    nodes = {path: NodeDocuments(levels_of(document)[-1], is_array=is_array(document)) for path, document in documents.items()}
-    for path, node in run_sync(_v2_nodes(engine.storage, v2_keys)).items():
-        if path in nodes:
-            continue  # left over of v2: the document of v3 counts
-        nodes[path] = node
-        if node.v2 is not None and node.is_array and path not in plans and (plan := plan_v2_array(path, node.v2)) is not None:
-            plans[path] = plan
-    if not nodes:
-        raise NotFound(f"there is no Zarr hierarchy at {storage.url}: check the address")
-    for path, node in nodes.items():
-        if not node.is_array:
-            source.groups[path] = node
-        elif (choice := choose(path)) is None:
-            source.left_out[path] = "as was asked for"
-        elif (known := plans.get(path)) is None:
-            source.impossible[path] = "its metadata do not say where its chunks are"
-        elif prod(known.chunk_grid) >= MOST_CHUNKS:
-            source.impossible[path] = f"its grid has {prod(known.chunk_grid):,} chunks, too many to be numbered"
-        else:
-            stored = documents.get(path)
-            shown = NodeDocuments(stored, is_array=True) if choice.whole_shards and stored is not None else node
-            source.arrays.append(StoredArray(reader, objects.get(path) or _Objects(known), stored, shown, choice))
-    source.arrays.sort(key=lambda array: array.path)
-    if run_sync(_is_draft(engine)):
-        scalars = [array.path for array in source.arrays if not array.chunk_grid]
-        places = run_sync(_scalar_places(storage, scalars))
-        source.stored_key = lambda key: places.get(key) or data_key(key) or key
-    return source
+        named = ", ".join(map(repr, sorted(unreadable)[:5]))
+        raise Corruption(f"the metadata of {named} in {engine.storage.url} cannot be read: run shardstore verify")
+    return _Hierarchy(documents, {plan.path: plan for plan in walk.plans()}, objects, v2_keys)
 
 
 async def _scalar_places(storage: Storage, paths: Sequence[str]) -> dict[str, str]:
@@ -526,7 +537,7 @@ async def _is_draft(engine: Engine) -> bool:
 async def _v2_nodes(storage: Storage, keys: Sequence[str]) -> dict[str, NodeDocuments]:
     """Return the nodes that the documents of Zarr v2 describe, by path. Raises ``Corruption`` if one cannot be read."""
     found: dict[str, dict[str, JsonObject]] = {}
-    for some in _groups(keys, _SHARDS_AT_ONCE):
+    for some in batched(keys, _SHARDS_AT_ONCE):
         for key, outcome in zip(some, await storage.read([document_read(key) for key in some]), strict=True):
             named = document_key(key)
             outcome = unless_failed(outcome)

@@ -45,7 +45,7 @@ class OlderSet:
                 return None  # the shard may hold chunks that were outside of the array
             older = coords.T @ strides(array.chunk_grid)
         try:
-            found = array.of_chunks(older)
+            found = array.references_to(older)
         except Conflict:  # its file was replaced by one of the new set
             return None
         if older is chunks:

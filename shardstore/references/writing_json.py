@@ -31,12 +31,12 @@ import numpy.typing as npt
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.extras import how_to_install
 from shardstore.format.chunk_keys import ChunkKeyEncoding
-from shardstore.format.json_text import dumps
+from shardstore.format.json_text import JsonObject, dumps
 from shardstore.format.references.documents import key_encoding
 from shardstore.format.references.parquet import MISSING
 from shardstore.format.references.pins import SetDigest
 from shardstore.format.store_keys import join
-from shardstore.references.batches import ReferenceBatch, ReferencedArray, size_of
+from shardstore.references.batches import ReferenceBatch, ReferencedArray, Shards, size_of
 from shardstore.references.choices import Described
 from shardstore.references.report import Tally
 
@@ -225,21 +225,36 @@ def generator_of(
     counts = array.shards.chunks_per_shard
     if any(g % c for g, c in zip(array.chunk_grid, counts, strict=True)):
         return None
+    first = _regular_place(batches, prod(counts), taken)
+    if first is None or sum(len(batch.chunks) for batch in taken) != size_of(array):
+        return None
+    text = json.dumps(_generator(array.path, array.chunk_grid, array.shards, encoding, template, first))
+    return Generator(text, size_of(array))
+
+
+def _regular_place(batches: Iterator[ReferenceBatch], nslots: int, taken: list[ReferenceBatch]) -> tuple[int, int] | None:
+    """Return the offset of the first chunk and the length of each chunk, if these are the same in all shards, each of which is full and has
+    its chunks one behind the other; ``None`` if not, or if there is no shard. What was taken of ``batches`` is put into ``taken``.
+    """
     first: tuple[int, int] | None = None
-    seen = 0
     for batch in batches:
         taken.append(batch)
-        chunks, rows = batch.chunks, batch.rows
-        if rows.inline or len(rows.targets) != 1 or len(chunks) != prod(counts):
+        rows = batch.rows
+        if rows.inline or len(rows.targets) != 1 or len(batch.chunks) != nslots:
             return None
         offset, nbytes = int(rows.offset[0]), int(rows.nbytes[0])
         first = first or (offset, nbytes)
-        steps = np.arange(len(chunks), dtype=np.int64) * nbytes
+        steps = np.arange(nslots, dtype=np.int64) * nbytes
         if (offset, nbytes) != first or not nbytes or not (rows.nbytes == nbytes).all() or not (rows.offset == offset + steps).all():
             return None
-        seen += len(chunks)
-    if first is None or seen != size_of(array):
-        return None
+    return first
+
+
+def _generator(
+    path: str, chunk_grid: tuple[int, ...], in_shards: Shards, encoding: ChunkKeyEncoding, template: str, first: tuple[int, int]
+) -> JsonObject:
+    """Return the generator of an array whose shards all have their first chunk, and lengths, as ``_regular_place`` returns them."""
+    counts = in_shards.chunks_per_shard
     base, nbytes = first
     shards = [f"s{i}" for i in range(len(counts))]
     slots = [f"o{i}" for i in range(len(counts))]
@@ -247,15 +262,14 @@ def generator_of(
     slot = slots[0]
     for n, o in zip(counts[1:], slots[1:], strict=True):
         slot = f"({slot}) * {n} + {o}"
-    url = array.shards.url([f"{{{{{s}}}}}" for s in shards])
+    url = in_shards.url([f"{{{{{s}}}}}" for s in shards])
     if template and url.startswith(template):
         url = "{{u}}" + url[len(template) :]
-    gen = {
-        "key": join(array.path, encoding.separator.join((["c"] if encoding.name == "default" else []) + chunk_names)),
+    return {
+        "key": join(path, encoding.separator.join((["c"] if encoding.name == "default" else []) + chunk_names)),
         "url": url,
         "offset": f"{{{{({slot}) * {nbytes} + {base}}}}}",
         "length": str(nbytes),
-        "dimensions": {s: {"stop": g // n} for s, g, n in zip(shards, array.chunk_grid, counts, strict=True)}
+        "dimensions": {s: {"stop": g // n} for s, g, n in zip(shards, chunk_grid, counts, strict=True)}
         | {o: {"stop": n} for o, n in zip(slots, counts, strict=True)},
     }
-    return Generator(json.dumps(gen), seen)

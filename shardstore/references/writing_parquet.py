@@ -53,22 +53,22 @@ class RecordWriter:
             ShardStoreError: as reading the source, and storing a record.
         """
         size = size_of(array)
-        window = _Window(array, self.record_size, fill)
+        buffer = _RowBuffer(array, self.record_size, fill)
         most = max(self.record_size, self.max_memory // ROW_NBYTES)
         at = 0
         while at < size:
             chunks = array.window(at, most) if fill is None else range(at, min(size, at + most))
             if not chunks:
                 break
-            for record, rows in window.skip(chunks.start):
+            for record, rows in buffer.skip(chunks.start):
                 self._put(place, record, rows)
-            window.extend(chunks.stop)
+            buffer.extend(chunks.stop)
             for batch in self.tally.counted(number, array.batches(chunks.start, chunks.stop)):
-                window.scatter(batch, chunks.stop, self.tally)
-            for record, rows in window.records():
+                buffer.scatter(batch, chunks.stop, self.tally)
+            for record, rows in buffer.records():
                 self._put(place, record, rows)
             at = chunks.stop
-        for record, rows in window.last():
+        for record, rows in buffer.last():
             self._put(place, record, rows)
         self._flush()
 
@@ -94,7 +94,7 @@ class RecordWriter:
             self.written[path, number] = outcome.token
 
 
-class _Window:
+class _RowBuffer:
     """The rows of an array from ``start``, a multiple of the record size, on."""
 
     def __init__(self, array: ReferencedArray, record_size: int, fill: bytes | None) -> None:

@@ -552,7 +552,7 @@ def test_of_two_runs_that_write_json_the_second_is_a_conflict(overwrite: bool, t
 
         with monkeypatch.context() as patch:
             patch.setattr(storing, moment, beside)
-            with pytest.raises(Conflict, match="meanwhile"):
+            with pytest.raises(Conflict, match="at the same time; that set stays"):
                 references.write_json(tmp_path / "a.zarr", tmp_path / "set.json", overwrite=overwrite)
         np.testing.assert_array_equal(ours(tmp_path / "set.json"), values[::-1])
         assert references.check(tmp_path / "set.json", deep=True).is_sound

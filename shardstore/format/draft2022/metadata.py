@@ -265,13 +265,20 @@ def _codecs_to_v3(document: JsonObject, data_type: DataType, endian: str | None,
     stored = _stored_codecs(document)
     if isinstance(stored, str):
         return stored
+    return _chain_to_v3(stored, data_type, endian, is_reversed=layout == "F" and ndim > 1, ndim=ndim)
+
+
+def _chain_to_v3(
+    stored: list[tuple[str, JsonObject]], data_type: DataType, endian: str | None, *, is_reversed: bool, ndim: int
+) -> list[JsonObject] | str:
+    """Return the codecs of v3 for those that ``_stored_codecs`` returns; ``is_reversed``: the dimensions are stored in reverse order."""
     if stored and stored[0][0] == "endian":
         named = stored.pop(0)[1].get("endian")
         if named not in ("little", "big") or endian not in (None, named):
             return f"the endianness {named!r} of its codec does not fit its data type"
         endian = named
     codecs: list[JsonObject] = []
-    if layout == "F" and ndim > 1:
+    if is_reversed:
         codecs.append({"name": "transpose", "configuration": {"order": list(range(ndim))[::-1]}})
     codecs.append({"name": "bytes"} | ({"configuration": {"endian": endian or "little"}} if data_type.has_endian else {}))
     for name, configuration in stored:
@@ -334,10 +341,7 @@ def array_from_v3(canonical: JsonObject, previous: JsonObject | None) -> JsonObj
     if len(plain.shape) == 1 and plain.key_encoding.separator != "/":
         raise InvalidInput('chunk_key_encoding: the chunk keys of a 1-d array of the 2022 draft have no separator; choose "/"')
     extra = _checked_extra(canonical)
-    attributes = _attributes_from_v3(canonical, len(plain.shape))
-    before = (previous or {}).get("attributes")
-    if attributes.get(_FILTERS) and not (isinstance(before, dict) and before.get(_FILTERS) == attributes[_FILTERS]):
-        raise InvalidInput(f"attributes: zarr-python 2.18 takes {_FILTERS!r} for the names of codecs; choose another name")
+    attributes = _attributes_from_v3(canonical, len(plain.shape), previous or {})
     shown = array_to_v3(previous) if previous is not None else None
     if previous is None or not isinstance(shown, dict) or not same_chunks(canonical, shown):
         document = _new_array(canonical, plain)
@@ -389,8 +393,11 @@ def _new_fill(data_type: DataType, canonical: JsonObject) -> Any:
     return fill_value
 
 
-def _attributes_from_v3(canonical: JsonObject, ndim: int) -> JsonObject:
+def _attributes_from_v3(canonical: JsonObject, ndim: int, previous: JsonObject) -> JsonObject:
     attributes, names = _attributes(canonical), canonical.get("dimension_names")
+    before = previous.get("attributes")
+    if attributes.get(_FILTERS) and not (isinstance(before, dict) and before.get(_FILTERS) == attributes[_FILTERS]):
+        raise InvalidInput(f"attributes: zarr-python 2.18 takes {_FILTERS!r} for the names of codecs; choose another name")
     if names is None or (ndim and names == [None] * ndim):
         return attributes
     if not _are_dimension_names(names, ndim):

@@ -26,6 +26,8 @@ from shardstore.format.json_text import NumberText
 
 _V3_KINDS = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}
 _V3_EXTENSIONS = {"M": "numpy.datetime64", "m": "numpy.timedelta64", "S": "null_terminated_bytes", "U": "fixed_length_utf32"}
+_KINDS = {word: kind for kind, word in _V3_KINDS.items()}
+_EXTENSION_KINDS = {word: kind for kind, word in _V3_EXTENSIONS.items()}
 # The sizes in bytes of the kinds that are not of any size.
 _SIZES = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16), "M": (8,), "m": (8,)}
 _TYPESTR = re.compile(r"([<>|]?)([biufcMmSU])([1-9][0-9]{0,8})(?:\[(Y|M|W|D|h|m|s|ms|us|μs|ns|ps|fs|as)\])?", re.ASCII)
@@ -83,14 +85,15 @@ def parse_draft_type(value: Any) -> tuple[DataType, str | None] | str:
     name = value
     if isinstance(value, dict):
         name, uri = value.get("type"), str(value.get("extension"))
-        if not (isinstance(name, str) and any(kind in name[:2] and word in uri for kind, (_, word) in _EXTENSIONS.items())):
+        if not _is_known_extension(name, uri):
             if value.get("fallback") is None:
                 return f"its data type {name!r} of the extension {uri!r} is not known"
             name = value["fallback"]
-    core = parse_v3_type(name) if isinstance(name, str) else None
-    if core is not None:
+    if not isinstance(name, str):
+        return f"its data type {name!r} is not known"
+    if (core := parse_v3_type(name)) is not None:
         return core, None
-    match = _TYPESTR.fullmatch(name) if isinstance(name, str) else None
+    match = _TYPESTR.fullmatch(name)
     if match is not None and (match[4] is not None) == (match[2] in "Mm"):
         data_type = DataType(match[2], int(match[3]) * (4 if match[2] == "U" else 1), (match[4] or "").replace("μ", "u"))
         if data_type.is_sized and data_type.has_endian == (match[1] in ("<", ">")):
@@ -98,51 +101,78 @@ def parse_draft_type(value: Any) -> tuple[DataType, str | None] | str:
     return f"its data type {name!r} is not known"
 
 
+def _is_known_extension(name: Any, uri: str) -> bool:
+    return isinstance(name, str) and any(kind in name[:2] and word in uri for kind, (_, word) in _EXTENSIONS.items())
+
+
 def parse_v3_type(value: Any) -> DataType | None:
     """Return a data type of final v3 that the draft has too, or ``None``."""
     name, configuration = codec_name(value) or "", codec_configuration(value)
-    match, unit, nbytes = _CORE_NAME.fullmatch(name), "", configuration.get("length_bytes")
-    kinds = {word: kind for kind, word in (_V3_KINDS if match else _V3_EXTENSIONS).items()}
-    kind = kinds.get(match[1] if match else name)
-    if match is not None:
-        nbytes = int(match[2] or 8) // 8 if int(match[2] or 8) % 8 == 0 else None
-    elif kind in ("M", "m"):
-        unit, nbytes = str(configuration.get("unit")).replace("μ", "u"), 8
-        kind = kind if _TYPESTR.fullmatch(f"<M8[{unit}]") and configuration.get("scale_factor") == 1 else None
-    data_type = DataType(kind, nbytes, unit) if kind is not None and type(nbytes) is int and 0 < nbytes < 2**31 else None
-    return data_type if data_type is not None and data_type.is_sized else None
+    core = _CORE_NAME.fullmatch(name)
+    if core is not None:
+        bits = int(core[2] or 8)
+        return _sized_type(_KINDS.get(core[1]), bits // 8 if bits % 8 == 0 else None)
+    kind = _EXTENSION_KINDS.get(name)
+    if kind not in ("M", "m"):
+        return _sized_type(kind, configuration.get("length_bytes"))
+    unit = str(configuration.get("unit")).replace("μ", "u")
+    is_known = _TYPESTR.fullmatch(f"<M8[{unit}]") is not None and configuration.get("scale_factor") == 1
+    return _sized_type(kind, 8, unit) if is_known else None
+
+
+def _sized_type(kind: str | None, nbytes: Any, unit: str = "") -> DataType | None:
+    """Return the type of elements of this kind and size, or ``None`` where there are none."""
+    if kind is None or type(nbytes) is not int or not 0 < nbytes < 2**31:
+        return None
+    data_type = DataType(kind, nbytes, unit)
+    return data_type if data_type.is_sized else None
 
 
 def fill_to_v3(data_type: DataType, value: Any) -> Any:
     """Return the final v3 form of a draft's fill value; zero for ``null``, which is "undefined"; ``None`` where it is not valid."""
-    kind, nbytes = data_type.kind, data_type.nbytes
     if value is None:
-        value = [0, 0] if kind == "c" else "" if kind in "SU" else 0
-    if kind == "c":
-        parts = [fill_to_v3(DataType("f", nbytes // 2), v) for v in value] if isinstance(value, list) and None not in value else []
-        return parts if len(parts) == 2 and None not in parts else None
-    if kind == "U":
-        return value if isinstance(value, str) and 4 * len(value) <= nbytes else None
-    if kind == "S":
-        return value if isinstance(value, str) and _base64_nbytes(value) <= nbytes else None
-    bits = _bits(value, nbytes)
-    if kind == "f":
-        if bits is not None:
-            return "0x" + bits.hex()
-        if isinstance(value, NumberText) and value.text in _NON_FINITE:
-            value = value.text
-        if isinstance(value, str):
-            return _NON_FINITE.get(value)
-        return value if type(value) in (float, NumberText) or (type(value) is int and abs(value) <= 10**308) else None
+        value = _ZEROS.get(data_type.kind, 0)
+    return _FILLS_TO_V3.get(data_type.kind, _whole_to_v3)(data_type, value)
+
+
+def _complex_to_v3(data_type: DataType, value: Any) -> Any:
+    parts = [_float_to_v3(DataType("f", data_type.nbytes // 2), part) for part in value] if isinstance(value, list) else []
+    return parts if len(parts) == 2 and None not in parts else None
+
+
+def _text_to_v3(data_type: DataType, value: Any) -> Any:
+    if not isinstance(value, str):
+        return None
+    nbytes = 4 * len(value) if data_type.kind == "U" else _base64_nbytes(value)
+    return value if nbytes <= data_type.nbytes else None
+
+
+def _float_to_v3(data_type: DataType, value: Any) -> Any:
+    if (bits := _bits(value, data_type.nbytes)) is not None:
+        return "0x" + bits.hex()
+    if isinstance(value, NumberText) and value.text in _NON_FINITE:
+        value = value.text
+    if isinstance(value, str):
+        return _NON_FINITE.get(value)
+    return value if type(value) in (float, NumberText) or (type(value) is int and abs(value) <= 10**308) else None
+
+
+def _whole_to_v3(data_type: DataType, value: Any) -> Any:
+    """Return the fill value of booleans, integers, dates and durations."""
+    kind, nbytes = data_type.kind, data_type.nbytes
     if kind in "Mm" and value == "NaT":
         return value
-    if bits is not None:
-        value = int.from_bytes(bits, "big", signed=kind != "u" and kind != "b")
+    if (bits := _bits(value, nbytes)) is not None:
+        value = int.from_bytes(bits, "big", signed=kind not in "ub")
     number = _integer(value)
     if kind == "b":
         return bool(number) if number in (0, 1) else None
     low = 0 if kind == "u" else -(2 ** (8 * nbytes - 1))
     return number if number is not None and low <= number < low + 2 ** (8 * nbytes) else None
+
+
+_ZEROS = {"c": [0, 0], "S": "", "U": ""}
+_FILLS_TO_V3 = {"c": _complex_to_v3, "S": _text_to_v3, "U": _text_to_v3, "f": _float_to_v3}
 
 
 def fill_from_v3(data_type: DataType, value: Any) -> Any:

@@ -189,6 +189,11 @@ def _combined(operation: ast.operator, left: Value, right: Value) -> Value:
         if abs(number) > MOST_NUMBER:
             raise Unusable(f"{left} {sign} {right} has more than 127 bits")
         return number
+    return _combined_texts(sign, left, right)
+
+
+def _combined_texts(sign: str, left: Value, right: Value) -> str:
+    """Return the value of an operator that has a text among its operands."""
     if sign == "%" and isinstance(left, str):
         raise NotInSubset("it formats a text")
     if sign == "+" and isinstance(left, str) and isinstance(right, str):

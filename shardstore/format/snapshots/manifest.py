@@ -124,35 +124,48 @@ def manifest_table(arrays: Mapping[int, ChunkRefs], *, draft: bool = False) -> p
     """Return the table of a manifest; see ``encode_manifest``."""
     import pyarrow as pa  # an extra
 
+    if (wrong := next(filter(None, map(_wrong_refs, arrays, arrays.values())), None)) is not None:
+        raise InvalidInput(f"references of chunks cannot be stored: {wrong}. Nothing was stored")
     ids = sorted(arrays)
     refs = [arrays[one] for one in ids]
-    for array, one in arrays.items():
-        if (wrong := _wrong_refs(array, one)) is not None:
-            raise InvalidInput(f"references of chunks cannot be stored: {wrong}. Nothing was stored")
-    most = max((int(one.coords.max()) for one in refs if one.coords.size), default=0)
-    longest = max((int(one.nbytes.max()) for one in refs if len(one)), default=0)
-    width, wide = width_for(most), longest > _MOST_DRAFT_LENGTH
+    longest = _largest([one.nbytes for one in refs])
+    width, wide = width_for(_largest([one.coords for one in refs])), longest > _MOST_DRAFT_LENGTH
     if draft:
         _check_draft(width, longest, refs)
     checks = any(one.checks for one in refs)
     schema = manifest_schema(wide=wide, checks=checks)
-    parts: dict[str, list[pa.Array]] = {
+    if width != DRAFT_WIDTH or schema != manifest_schema():
+        schema = schema.with_metadata({_OWN: json.dumps({"coord_width": width, "wide": wide}).encode()})
+    whole = {
         "array_id": [numbers_column(pa.uint32(), np.repeat(np.array(ids, dtype=np.uint32), [len(one) for one in refs]))],
         "coord": [_coord_column(refs, width)],
-        "inline_data": [_inline_column(one) for one in refs],
-        "chunk_id": [_by_file(one, [file if isinstance(file, bytes) else None for file in one.files], pa.binary()) for one in refs],
-        "virtual_path": [_by_file(one, [file if isinstance(file, str) else None for file in one.files], pa.string()) for one in refs],
-        "offset": [numbers_column(pa.uint64(), one.offset, one.file < 0) for one in refs],
-        "length": [numbers_column(schema.field("length").type, one.nbytes.astype(np.uint64 if wide else np.uint32)) for one in refs],
     }
-    if checks:
-        known = [(one, [one.checks.get(number, NO_CHECK) for number in range(len(one.files))]) for one in refs]
-        parts["etag"] = [_by_file(one, [check.etag for check in found], pa.string()) for one, found in known]
-        parts["last_modified"] = [_by_file(one, [check.last_modified for check in found], pa.int64()) for one, found in known]
-    if width != DRAFT_WIDTH or wide or checks:
-        schema = schema.with_metadata({_OWN: json.dumps({"coord_width": width, "wide": wide}).encode()})
-    columns = [pa.chunked_array(parts[member.name], type=member.type) for member in schema]
-    return pa.Table.from_arrays(columns, schema=schema)
+    by_array = [_place_columns(one, schema) for one in refs]
+    pieces = {member.name: whole.get(member.name) or [one[member.name] for one in by_array] for member in schema}
+    return pa.Table.from_arrays([pa.chunked_array(pieces[member.name], type=member.type) for member in schema], schema=schema)
+
+
+def _largest(columns: Sequence[npt.NDArray[np.uint64]]) -> int:
+    return max((int(one.max()) for one in columns if one.size), default=0)
+
+
+def _place_columns(refs: ChunkRefs, schema: pa.Schema) -> dict[str, pa.Array]:
+    """Return the columns that say where the chunks of one array are."""
+    import pyarrow as pa  # an extra
+
+    length = schema.field("length").type
+    found = {
+        "inline_data": _inline_column(refs),
+        "chunk_id": _by_file(refs, [file if isinstance(file, bytes) else None for file in refs.files], pa.binary()),
+        "virtual_path": _by_file(refs, [file if isinstance(file, str) else None for file in refs.files], pa.string()),
+        "offset": numbers_column(pa.uint64(), refs.offset, refs.file < 0),
+        "length": numbers_column(length, refs.nbytes.astype(f"u{length.bit_width // 8}")),
+    }
+    if "etag" in schema.names:
+        checks = [refs.checks.get(number, NO_CHECK) for number in range(len(refs.files))]
+        found["etag"] = _by_file(refs, [check.etag for check in checks], pa.string())
+        found["last_modified"] = _by_file(refs, [check.last_modified for check in checks], pa.int64())
+    return found
 
 
 def decode_table(table: pa.Table, ndims: Mapping[int, int]) -> dict[int, ChunkRefs]:
@@ -263,7 +276,7 @@ def _refs_of(rows: pa.Table, ndim: int) -> ChunkRefs:
         if len(one) != ID_NBYTES:
             raise Corruption(f"the id of a chunk file has {len(one)} bytes, and not {ID_NBYTES}: {one!r}")
     checks = [_encoded(rows[name]) if name in rows.column_names else _Encoded(np.zeros(n, np.int64), []) for name in _CHECK_COLUMNS]
-    virtual = _told_apart([paths, *checks], given[2])
+    virtual = _distinct_rows([paths, *checks], given[2])
     file[given[2]] = len(ids.values) + virtual.numbers
     files: list[bytes | str] = [*ids.values, *(path for path, *_ in virtual.values)]
     known = [(number, VirtualCheck(*check)) for number, (_, *check) in enumerate(virtual.values, len(ids.values))]
@@ -288,7 +301,7 @@ def _encoded(column: pa.ChunkedArray) -> _Encoded:
     return _Encoded(np.where(_is_valid(encoded.indices), numbers, len(values)), values)
 
 
-def _told_apart(columns: Sequence[_Encoded], is_given: npt.NDArray[np.bool_]) -> _Encoded:
+def _distinct_rows(columns: Sequence[_Encoded], is_given: npt.NDArray[np.bool_]) -> _Encoded:
     """Return the given rows as numbers of tuples that differ in any column: one URI may be in a manifest with several checks."""
     first, *later = columns
     numbers, rows = first.numbers[is_given], np.zeros(0, dtype=np.intp)

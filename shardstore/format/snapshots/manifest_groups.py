@@ -180,7 +180,7 @@ class ManifestGroups:
         import pyarrow as pa  # an extra
         import pyarrow.parquet as pq
 
-        window = _Window(self.file.nbytes, self.ranges[number].start, memoryview(data))
+        window = _PartOfFile(self.file.nbytes, self.ranges[number].start, memoryview(data))
         try:
             opened = pq.ParquetFile(pa.PythonFile(window, mode="r"), metadata=self.metadata, page_checksum_verification=True)
             table = opened.read_row_group(number, use_threads=False)
@@ -236,7 +236,7 @@ def _named(file: ManifestFile, decoded: Any) -> dict[int, ChunkRefs]:
     return found
 
 
-class _Window(io.RawIOBase):
+class _PartOfFile(io.RawIOBase):
     """A file of which only one range is there."""
 
     def __init__(self, nbytes: int, start: int, data: memoryview) -> None:

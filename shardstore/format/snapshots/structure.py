@@ -180,8 +180,7 @@ def encode_structure(nodes: Iterable[Node], changes: Mapping[str, Any], *, draft
         InvalidInput: ``decode_structure`` would refuse it: there is no root, two nodes have one path or id, or a path that no node can
             have; or, with ``draft``, something does not fit the draft's types.
     """
-    import pyarrow as pa  # an extra
-    import pyarrow.parquet as pq
+    import pyarrow.parquet as pq  # an extra
 
     ordered = sorted(nodes, key=lambda node: node.path.split("/") if node.path else [])
     _check_nodes(ordered)
@@ -193,27 +192,35 @@ def encode_structure(nodes: Iterable[Node], changes: Mapping[str, Any], *, draft
         raise InvalidInput(_why_not_draft(ordered, len(files)))
     table = [_listed(number, file) for file, number in files.items()]
     metadata = {_MANIFESTS: json.dumps(table, separators=(",", ":")).encode()}
-    metadata |= {_CHANGES: json.dumps(dict(changes), separators=(",", ":")).encode()} if changes else {}
-    metadata |= {_WIDE: b"true"} if wide else {}
-    schema = structure_schema(wide=wide, extra=extra).with_metadata(metadata)
-    file = io.BytesIO()
+    if changes:
+        metadata[_CHANGES] = json.dumps(dict(changes), separators=(",", ":")).encode()
+    if wide:
+        metadata[_WIDE] = b"true"
+    rows = _rows(ordered, files, documents, structure_schema(wide=wide, extra=extra).with_metadata(metadata))
     compression: dict[str, Any] = {"compression": "zstd", "compression_level": 3}
     if len(ordered) <= _FEW_NODES:
         compression = {"compression": "snappy", "use_dictionary": False}
+    file = io.BytesIO()
+    pq.write_table(rows, file, write_statistics=False, **compression)
+    return sealed(file.getvalue())
+
+
+def _rows(nodes: Sequence[Node], files: Mapping[ManifestFile, int], documents: _Documents, schema: pa.Schema) -> pa.Table:
+    """Return a row for each node, with the numbers of its manifests' files. Raises ``InvalidInput`` if a type cannot hold a value."""
+    import pyarrow as pa  # an extra
+
     columns: dict[str, list[Any]] = {
-        "id": [node.id for node in ordered],
-        "path": [f"/{node.path}" for node in ordered],
-        "attrs_reference": [_said_of_place(node.attributes) for node in ordered],
-        "manifests": [[_said_of_part(part, files) for part in node.manifests] if node.is_array else None for node in ordered],
+        "id": [node.id for node in nodes],
+        "path": [f"/{node.path}" for node in nodes],
+        "attrs_reference": [_said_of_place(node.attributes) for node in nodes],
+        "manifests": [[_said_of_part(part, files) for part in node.manifests] if node.is_array else None for node in nodes],
     }
     try:
         arrays = {name: column(schema.field(name).type, values) for name, values in columns.items()}
         arrays |= _document_columns(documents, schema.remove_metadata())
     except (pa.ArrowInvalid, OverflowError, UnicodeError) as exc:
         raise InvalidInput(f"a node cannot be stored in a structure file: {type(exc).__name__}: {exc}. Nothing was stored") from exc
-    rows = pa.Table.from_arrays([arrays[member.name] for member in schema], schema=schema)
-    pq.write_table(rows, file, write_statistics=False, **compression)
-    return sealed(file.getvalue())
+    return pa.Table.from_arrays([arrays[member.name] for member in schema], schema=schema)
 
 
 class _Documents(tuple[NodeColumns, ...]):

@@ -174,25 +174,24 @@ def _move_dimensions(document: JsonObject, zattrs: JsonObject | None, previous: 
     """Return the attributes for ``document``, and set its ``dimension_names`` from ``zattrs`` and ``previous``."""
     document.pop("dimension_names", None)
     ndim = len(document["shape"])
-    names = (zattrs or {}).get(ARRAY_DIMENSIONS)
-    before = (previous or {}).get("dimension_names")
-    if not isinstance(before, list) or len(before) != ndim:
-        before = None
-    attributes_before = (previous or {}).get("attributes")
-    if not isinstance(attributes_before, dict):
-        attributes_before = {}
-    both = zattrs is not None and ARRAY_DIMENSIONS in zattrs and ARRAY_DIMENSIONS in attributes_before
-    if both and same_text(attributes_before[ARRAY_DIMENSIONS], names):
-        if before is not None:  # there was an attribute too, which says something else, and stays
-            document["dimension_names"] = before
-        return zattrs
-    if zattrs is not None and _are_names(names) and len(names) == ndim:
+    names, before = (zattrs or {}).get(ARRAY_DIMENSIONS), (previous or {}).get("dimension_names")
+    is_attribute = _has_same_attribute(zattrs, previous)
+    if zattrs is not None and not is_attribute and _are_names(names) and len(names) == ndim:
         document["dimension_names"] = names
         rest = {name: value for name, value in zattrs.items() if name != ARRAY_DIMENSIONS}
         return rest if rest or previous is None or "attributes" in previous else None
-    if before is not None and not _are_names(before):  # some without a name, which v2 does not show
+    # Names that v2 does not show, since some are missing, or since there is an attribute that says something else.
+    if isinstance(before, list) and len(before) == ndim and (is_attribute or not _are_names(before)):
         document["dimension_names"] = before
     return zattrs
+
+
+def _has_same_attribute(zattrs: JsonObject | None, previous: JsonObject | None) -> bool:
+    """Return whether the v3 document that is replaced has the attribute of v2's dimension names too, with the same value."""
+    before = (previous or {}).get("attributes")
+    if zattrs is None or not isinstance(before, dict) or ARRAY_DIMENSIONS not in zattrs or ARRAY_DIMENSIONS not in before:
+        return False
+    return same_text(before[ARRAY_DIMENSIONS], zattrs[ARRAY_DIMENSIONS])
 
 
 def _are_names(value: Any) -> TypeGuard[list[str]]:

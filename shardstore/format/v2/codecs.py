@@ -27,9 +27,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from shardstore.format.codecs import codec_configuration, codec_name, permuted, transpose_order
+from shardstore.format.codecs import Axes, codec_configuration, codec_name, leading_transposes
 from shardstore.format.json_text import JsonObject
-from shardstore.format.v2.dtypes import OBJECT_CODECS, ElementType, Endian, NoCounterpart, number_from_v2
+from shardstore.format.v2.dtypes import OBJECT_CODECS, ElementType, NoCounterpart, number_from_v2
 from shardstore.format.v2.dtypes import from_v3 as type_from_v3
 
 NUMCODECS = "numcodecs."
@@ -166,8 +166,13 @@ def _element_filter(member: str, config: JsonObject, element: ElementType) -> tu
         if element.kind != "f" or type(config.get("keepbits")) is not int or config["keepbits"] < 0:
             raise NoCounterpart(member, "bitround takes floats, and a number of bits to keep")
         return configuration, element
+    return _typed_filter(member, identifier, configuration, element)
+
+
+def _typed_filter(member: str, identifier: str, configuration: JsonObject, element: ElementType) -> tuple[JsonObject, ElementType]:
+    """Return what ``_element_filter`` does, for a filter that names the types of its elements."""
     decoded, encoded = _TYPE_MEMBERS[identifier]
-    _known_members(member, config, {decoded, encoded, *_FILTER_MEMBERS.get(identifier, ())})
+    _known_members(member, configuration | {"id": identifier}, {decoded, encoded, *_FILTER_MEMBERS.get(identifier, ())})
     if encoded == "astype" and configuration.get("astype") is None:
         configuration["astype"] = configuration.get("dtype")
     types = {name: number_from_v2(configuration.get(name), member) for name in (decoded, encoded)}
@@ -185,19 +190,8 @@ def _bytes_codec(member: str, config: JsonObject, item_nbytes: int) -> JsonObjec
     identifier = config["id"]
     if identifier == "blosc":
         return {"name": "blosc", "configuration": _blosc_to_v3(member, config, item_nbytes)}
-    if identifier == "zstd":
-        _known_members(member, config, {"level", "checksum"})
-        values = DEFAULTS["zstd"] | config
-        level, checksum = values["level"], values["checksum"]
-        if type(level) is not int or level < _ZSTD_LEVELS.start or not isinstance(checksum, bool):
-            raise NoCounterpart(member, f"zstd has no level {level!r} with checksum {checksum!r}")
-        return {"name": "zstd", "configuration": {"level": min(level, _ZSTD_LEVELS.stop - 1), "checksum": checksum}}
-    if identifier == "gzip":
-        _known_members(member, config, {"level"})
-        level = config.get("level", DEFAULTS["gzip"]["level"])
-        if type(level) is not int or not -1 <= level <= 9:
-            raise NoCounterpart(member, f"gzip has no level {level!r}")
-        return {"name": "gzip", "configuration": {"level": 6 if level == -1 else level}}  # zlib's default
+    if identifier in ("zstd", "gzip"):
+        return {"name": identifier, "configuration": (_zstd_to_v3 if identifier == "zstd" else _gzip_to_v3)(member, config)}
     defaults = DEFAULTS.get(identifier, {})
     _known_members(member, config, {*defaults, *(("location",) if identifier in _LOCATED else ())})
     configuration = defaults | {name: value for name, value in config.items() if name != "id"}
@@ -206,6 +200,23 @@ def _bytes_codec(member: str, config: JsonObject, item_nbytes: int) -> JsonObjec
     if identifier == "shuffle" and type(configuration["elementsize"]) is not int:
         raise NoCounterpart(member, f"shuffle has no elementsize {configuration['elementsize']!r}")
     return {"name": NUMCODECS + identifier, "configuration": configuration}
+
+
+def _zstd_to_v3(member: str, config: JsonObject) -> JsonObject:
+    _known_members(member, config, set(DEFAULTS["zstd"]))
+    values = DEFAULTS["zstd"] | config
+    level, checksum = values["level"], values["checksum"]
+    if type(level) is not int or level < _ZSTD_LEVELS.start or not isinstance(checksum, bool):
+        raise NoCounterpart(member, f"zstd has no level {level!r} with checksum {checksum!r}")
+    return {"level": min(level, _ZSTD_LEVELS.stop - 1), "checksum": checksum}
+
+
+def _gzip_to_v3(member: str, config: JsonObject) -> JsonObject:
+    _known_members(member, config, set(DEFAULTS["gzip"]))
+    level = config.get("level", DEFAULTS["gzip"]["level"])
+    if type(level) is not int or not -1 <= level <= 9:
+        raise NoCounterpart(member, f"gzip has no level {level!r}")
+    return {"level": 6 if level == -1 else level}  # zlib's default
 
 
 def _blosc_to_v3(member: str, config: JsonObject, item_nbytes: int) -> JsonObject:
@@ -236,45 +247,42 @@ def from_v3(codecs: Any, data_type: Any, ndim: int) -> V2Codecs:
     """
     if not isinstance(codecs, list):
         raise NoCounterpart("codecs", "they are no list")
-    in_order_c = list(range(ndim))
-    permutation = in_order_c
-    configs: list[JsonObject] = []
-    endian: Endian | None = None
-    to_bytes: str | None = None
-    for codec in codecs:
-        name, configuration = codec_name(codec), codec_configuration(codec)
-        if name == "transpose" and to_bytes is None and not configs:
-            order = transpose_order(codec, ndim)
-            if order is None:
-                raise NoCounterpart("codecs", f"transpose has no order {configuration.get('order')!r} of {ndim} dimensions")
-            permutation = list(permuted(permutation, order))
-        elif name in ("bytes", "endian", *OBJECT_CODECS) and to_bytes is None:
-            to_bytes = "bytes" if name == "endian" else name
-            endian = configuration.get("endian")
-            configs += [{"id": name}] if name in OBJECT_CODECS else []
-        else:
-            configs.append(_config_from_v3(name, configuration, to_bytes is not None))
-    if to_bytes is None:
+    transposes = leading_transposes(codecs, ndim)
+    if isinstance(transposes, str):
+        raise NoCounterpart("codecs", transposes)
+    names = [codec_name(codec) for codec in codecs]
+    at = next((i for i, name in enumerate(names) if name in ("bytes", "endian", *OBJECT_CODECS)), len(names))
+    filters = [_config_from_v3(codec, takes_bytes=False) for codec in codecs[transposes.number : at]]
+    compressors = [_config_from_v3(codec, takes_bytes=True) for codec in codecs[at + 1 :]]
+    if at == len(names):
         raise NoCounterpart("codecs", "none of them is known to turn elements into bytes")
-    element = type_from_v3(data_type, endian)
+    to_bytes = "bytes" if names[at] == "endian" else names[at]
+    element = type_from_v3(data_type, codec_configuration(codecs[at]).get("endian"))
     if to_bytes != (element.object_codec or "bytes"):
         raise NoCounterpart("codecs", f"in Zarr v2 elements of type {data_type!r} do not become bytes through {to_bytes}")
-    if permutation not in (in_order_c, in_order_c[::-1]):
-        raise NoCounterpart("codecs", f"transpose to {permutation}, which is neither order C nor F")
+    configs = [*filters, *([] if element.object_codec is None else [{"id": element.object_codec}]), *compressors]
     compressor = configs.pop() if configs and configs[-1]["id"] in _COMPRESSORS else None
-    members = V2Codecs(element, "C" if permutation == in_order_c else "F", configs or None, compressor)
+    members = V2Codecs(element, _order_of(transposes.axes), configs or None, compressor)
     to_v3(members, ndim)  # refuses what libraries of the two formats encode differently
     return members
 
 
-def _config_from_v3(name: str | None, configuration: JsonObject, of_bytes: bool) -> JsonObject:
-    """Return the configuration that numcodecs writes for a v3 codec; ``of_bytes`` is true where the codec takes bytes."""
+def _order_of(axes: Axes) -> str:
+    in_order_c = tuple(range(len(axes)))
+    if axes not in (in_order_c, in_order_c[::-1]):
+        raise NoCounterpart("codecs", f"transpose to {list(axes)}, which is neither order C nor F")
+    return "C" if axes == in_order_c else "F"
+
+
+def _config_from_v3(codec: Any, *, takes_bytes: bool) -> JsonObject:
+    """Return the configuration that numcodecs writes for a v3 codec, which takes bytes or elements."""
+    name, configuration = codec_name(codec), codec_configuration(codec)
     identifier = name.removeprefix(NUMCODECS) if name is not None else None
     core = identifier in ("blosc", "zstd", "gzip", "crc32c")
     if identifier is None or identifier not in _ELEMENT_FILTERS | _BYTES_CODECS or (name == identifier and not core):
         raise NoCounterpart("codecs", f"{name!r} has no counterpart in Zarr v2, or not at its place")
-    if (identifier in _BYTES_CODECS) != of_bytes:
-        raise NoCounterpart("codecs", f"{name!r} is not a codec of {'bytes' if of_bytes else 'elements'}")
+    if (identifier in _BYTES_CODECS) != takes_bytes:
+        raise NoCounterpart("codecs", f"{name!r} is not a codec of {'bytes' if takes_bytes else 'elements'}")
     config = {"id": identifier} | {member: value for member, value in configuration.items() if member != "id"}
     if name == identifier:
         return _core_config_from_v3(identifier, config)

@@ -30,7 +30,10 @@ _TYPESTR = re.compile(r"([<>|])([biufcmMUSV])([1-9][0-9]{0,8})(?:\[([1-9][0-9]{0
 _BYTE_ORDERS: dict[str, Endian | None] = {"<": "little", ">": "big", "|": None}
 _TIME_UNITS = frozenset(["Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "ps", "fs", "as"])
 _TIME_NAMES = {"M": "numpy.datetime64", "m": "numpy.timedelta64"}
+_TIME_KINDS = {name: kind for kind, name in _TIME_NAMES.items()}
 _BYTES_NAMES = {"S": "null_terminated_bytes", "V": "raw_bytes"}
+# Kind and bytes of a character of the types with a length.
+_LENGTH_KINDS = {name: (kind, 1) for kind, name in _BYTES_NAMES.items()} | {"fixed_length_utf32": ("U", 4)}
 _RAW_BITS = re.compile(r"r([1-9][0-9]{0,9})")
 OBJECT_CODECS = {"vlen-utf8": "string", "vlen-bytes": "variable_length_bytes"}
 
@@ -92,32 +95,25 @@ def from_v3(data_type: Any, endian: Endian | None) -> ElementType:
     Raises:
         NoCounterpart: v2 has no such type.
     """
-    name, configuration = codec_name(data_type), codec_configuration(data_type)
+    name, configuration = codec_name(data_type) or "", codec_configuration(data_type)
     if name in _NUMBERS_BY_NAME:
         kind, size = _NUMBERS_BY_NAME[name]
         return _simple(data_type, kind, size, endian, None, 1)
-    for kind, known in _TIME_NAMES.items():
-        if name == known:
-            unit, factor = configuration.get("unit"), configuration.get("scale_factor")
-            if type(factor) is not int:
-                raise NoCounterpart("data_type", f"the scale_factor {factor!r} of {name} is no number")
-            return _simple(data_type, kind, 8, endian, "us" if unit == "μs" else unit, factor)
+    if name in _TIME_KINDS:
+        unit, factor = configuration.get("unit"), configuration.get("scale_factor")
+        if type(factor) is not int:
+            raise NoCounterpart("data_type", f"the scale_factor {factor!r} of {name} is no number")
+        return _simple(data_type, _TIME_KINDS[name], 8, endian, "us" if unit == "μs" else unit, factor)
     if name in ("structured", "struct"):
-        fields = configuration.get("fields")
-        structured = _structured([_field_from_v3(field, endian) for field in fields] if isinstance(fields, list) else [])
-        if endian == "big" and _has_byte_order(structured):
-            raise NoCounterpart("data_type", "whether the fields of a structured type are big-endian is read differently by libraries")
-        return structured
+        return _structured_from_v3(configuration.get("fields"), endian)
     if name in ("string", "variable_length_bytes", "bytes"):
-        codec = "vlen-utf8" if name == "string" else "vlen-bytes"
-        return from_v2("|O", codec)
-    raw_bits = _RAW_BITS.fullmatch(name) if name is not None else None
-    if raw_bits is not None and int(raw_bits[1]) % 8 == 0:
+        return from_v2("|O", "vlen-utf8" if name == "string" else "vlen-bytes")
+    if (raw_bits := _RAW_BITS.fullmatch(name)) is not None and int(raw_bits[1]) % 8 == 0:
         return _simple(data_type, "V", int(raw_bits[1]) // 8, None, None, 1)
+    kind, item_nbytes = _LENGTH_KINDS.get(name, ("", 1))
     length = configuration.get("length_bytes")
-    for kind, known in (*_BYTES_NAMES.items(), ("U", "fixed_length_utf32")):
-        if name == known and type(length) is int and length > 0 and (kind != "U" or length % 4 == 0):
-            return _simple(data_type, kind, length // 4 if kind == "U" else length, endian, None, 1)
+    if kind and type(length) is int and length > 0 and length % item_nbytes == 0:
+        return _simple(data_type, kind, length // item_nbytes, endian, None, 1)
     raise NoCounterpart("data_type", f"Zarr v2 has no {data_type!r}")
 
 
@@ -181,7 +177,14 @@ def _field_from_v2(field: Any) -> tuple[str, ElementType]:
     return field[0], element
 
 
-def _field_from_v3(field: Any, endian: Endian | None) -> tuple[str, ElementType]:
+def _structured_from_v3(fields: Any, endian: Endian | None) -> ElementType:
+    structured = _structured([_field_from_v3(field) for field in fields] if isinstance(fields, list) else [])
+    if endian == "big" and _has_byte_order(structured):
+        raise NoCounterpart("data_type", "whether the fields of a structured type are big-endian is read differently by libraries")
+    return structured
+
+
+def _field_from_v3(field: Any) -> tuple[str, ElementType]:
     if isinstance(field, dict):
         field = [field.get("name"), field.get("data_type")]
     if not isinstance(field, list) or len(field) != 2 or not isinstance(field[0], str):

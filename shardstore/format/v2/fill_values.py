@@ -79,34 +79,29 @@ def _zero(element: ElementType) -> Any:
 
 def _normal(value: Any, element: ElementType) -> Any:
     kind = element.kind
-    if kind == "b" and (isinstance(value, bool) or (type(value) is int and value in (0, 1))):
+    if kind == "b" and type(value) in (bool, int) and value in (0, 1):
         return bool(value)
-    if kind in "iu":
-        return _integer(value, element, *((0, 2 ** (8 * element.item_nbytes)) if kind == "u" else _signed_range(element)))
-    if kind in "mM":
-        return _NOT_A_TIME if value == "NaT" else _integer(value, element, *_signed_range(element))
+    if kind in "mM" and value == "NaT":
+        return _NOT_A_TIME
+    if kind in "iumM":
+        return _integer(value, element)
     if kind == "f":
         return _float(value, element, element.item_nbytes)
     if kind == "c" and isinstance(value, list) and len(value) == 2:
         return [_float(part, element, element.item_nbytes // 2) for part in value]
-    if kind == "U" and isinstance(value, str):
-        return value[: element.item_nbytes // 4].rstrip("\0")  # as numpy stores it
-    if kind in "SV" and isinstance(value, str):
-        return _bytes(value, element)
+    if kind in "USV" and isinstance(value, str):
+        return value[: element.item_nbytes // 4].rstrip("\0") if kind == "U" else _bytes(value, element)  # as numpy stores it
     raise _no_value(value, element)
 
 
-def _signed_range(element: ElementType) -> tuple[int, int]:
-    half = 2 ** (8 * element.item_nbytes - 1)
-    return -half, half
-
-
-def _integer(value: Any, element: ElementType, minimum: int, end: int) -> int:
+def _integer(value: Any, element: ElementType) -> int:
+    """Return an integer, or the number of a date or duration."""
+    low = 0 if element.kind == "u" else -(2 ** (8 * element.item_nbytes - 1))
     if isinstance(value, NumberText):
         value = float(value.text)
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         value = int(value)
-    if type(value) is not int or not minimum <= value < end:
+    if type(value) is not int or not low <= value < low + 2 ** (8 * element.item_nbytes):
         raise _no_value(value, element)
     return value
 

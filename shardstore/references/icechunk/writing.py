@@ -32,7 +32,7 @@ from shardstore.format.store_keys import check_key, groups_above, join
 from shardstore.progress.shown import reported
 from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, ReferredObject, size_of
 from shardstore.references.choices import Choices, Described, Paths, base_of, check_patterns, chosen, described
-from shardstore.references.icechunk.blocks import Block, Coords, SomeChunks, block_of, positions
+from shardstore.references.icechunk.blocks import Block, Coords, Numbers, SomeChunks, block_of, positions
 from shardstore.references.icechunk.checksums import (
     Checksum,
     ChecksumChoice,
@@ -135,7 +135,7 @@ def write_icechunk(
     snapshot = None
     with reported(progress, ReferenceProgress.step) as say:
         tally = Tally(found.arrays, say, mixed_protocols=True)
-        target = _Target(library, session, checksums, tally, found)
+        target = _SessionWriter(library, session, checksums, tally, found)
         try:
             with translated(session.branch or branch):
                 target.write_documents(shown, _checked_path(path), overwrite=overwrite)
@@ -209,7 +209,7 @@ def write_changes(session: Any, source: KnowsReferences, changes: SnapshotChange
     groups = {path: node.v3 for path, node in found.groups.items() if path in changes.groups and node.v3 is not None}
     found.groups.clear()
     tally = Tally(found.arrays, None, mixed_protocols=True)
-    target = _Target(library, session, NoChecksums(), tally, found)
+    target = _SessionWriter(library, session, NoChecksums(), tally, found)
     shown = described(found, "v3", only_v2_keys=False).documents
     documents = {path: by_name[METADATA_NAME] for path, by_name in shown.items() if path in changes.arrays | changes.documents}
     with translated(session.branch):
@@ -370,8 +370,29 @@ def storable(value: Any) -> Any:
     return value
 
 
+def _is_written(path: str, document: JsonObject, there: JsonObject | None, above: frozenset[str]) -> bool:
+    """Return whether the document of a node is to be stored where ``there`` is; ``above`` are the groups above the target.
+
+    Raises:
+        InvalidInput: an array is in the place of one of these.
+    """
+    if there is not None and there.get("node_type") == document["node_type"] == "group":
+        attributes = document.get("attributes")
+        return path not in above and bool(attributes) and attributes != there.get("attributes")
+    if there is not None and path in above:
+        raise InvalidInput(f"there is an array at {path!r} in the repository, which cannot hold other nodes: choose another path")
+    return True
+
+
+def _replaces(document: JsonObject, there: JsonObject | None) -> bool:
+    """Return whether a document takes the place of something: of an array, of a node of the other kind, or of attributes."""
+    if there is None:
+        return False
+    return bool(there.get("attributes")) or not there.get("node_type") == document["node_type"] == "group"
+
+
 @dataclass(slots=True)
-class _Target:
+class _SessionWriter:
     """The nodes and chunks of one session."""
 
     library: Any
@@ -429,23 +450,9 @@ class _Target:
             await self.session.store.delete(join(path, _KEYS.encode(tuple(one))))
 
     async def _write_documents(self, documents: Mapping[str, JsonObject], above: frozenset[str], *, overwrite: bool) -> None:
-        store = self.session.store
-        replaced: list[str] = []
-        written: dict[str, JsonObject] = {}
-        for path, document in documents.items():
-            there = await self._document(path)
-            if there is None:
-                written[path] = document
-            elif there.get("node_type") == document["node_type"] == "group":
-                ours, theirs = document.get("attributes"), there.get("attributes")
-                if path not in above and ours and ours != theirs:
-                    written[path] = document
-                    replaced += [path] if theirs else []
-            elif path in above:
-                raise InvalidInput(f"there is an array at {path!r} in the repository, which cannot hold other nodes: choose another path")
-            else:
-                replaced.append(path)
-                written[path] = document
+        there = {path: await self._document(path) for path in documents}
+        written = {path: document for path, document in documents.items() if _is_written(path, document, there[path], above)}
+        replaced = [path for path, document in written.items() if _replaces(document, there[path])]
         if replaced and not overwrite:
             named = ", ".join(map(repr, sorted(replaced)[:5]))
             raise InvalidInput(
@@ -454,8 +461,8 @@ class _Target:
             )
         self.has_begun = True
         for path in replaced:
-            if written[path]["node_type"] == "array" or (await self._document(path) or {}).get("node_type") == "array":
-                await store.delete_dir(path)
+            if "array" in (written[path]["node_type"], (there[path] or {}).get("node_type")):
+                await self.session.store.delete_dir(path)
         for path in sorted(written, key=lambda path: (path.count("/") + bool(path), path)):
             document = written[path]
             if document["node_type"] == "array":
@@ -508,16 +515,9 @@ class _Target:
         if not len(chunks):
             return
         urls = rows.targets if batch.objects else [_location(url) for url in rows.targets]
-        offsets, lengths = rows.offset[kept], rows.nbytes[kept]
-        whole = (offsets == 0) & (lengths == 0)
-        objects = self.checksums.completed(batch.objects or _objects_of(rows, target[whole]))
-        self.keys.update(one.key for one in objects)
-        if whole.any():
-            sizes = np.array([one.nbytes for one in objects], dtype=np.int64)
-            lengths = np.where(whole, sizes[target], lengths)
-        checksums = self.checksums.of(objects)
-        if batch.checks:
-            checksums = [checksum_of(url, check) for url, check in zip(urls, batch.checks, strict=True)]
+        offsets = rows.offset[kept]
+        objects, lengths = self._completed(batch, target, offsets, rows.nbytes[kept])
+        checksums = list(map(checksum_of, urls, batch.checks)) if batch.checks else self.checksums.of(objects)
         if self._takes_blocks and len(chunks) >= _BLOCK_REFERENCES and all(one == checksums[0] for one in checksums):
             block = block_of(grid, urls, chunks, target, offsets, lengths)
             if block is not None:
@@ -525,11 +525,22 @@ class _Target:
                 return
         new = self.library.VirtualChunkSpec
         columns = (positions(grid, chunks), target.tolist(), offsets.tolist(), lengths.tolist())
-        etags = [one if isinstance(one, str) else None for one in checksums]
-        times = [None if isinstance(one, str) else one for one in checksums]
-        self._waiting += [new(c, urls[t], o, n, etags[t], times[t]) for c, t, o, n in zip(*columns, strict=True)]
+        versions = [(one, None) if isinstance(one, str) else (None, one) for one in checksums]  # ETag, time of modification
+        self._waiting += [new(c, urls[t], o, n, *versions[t]) for c, t, o, n in zip(*columns, strict=True)]
         if len(self._waiting) >= _REFERENCES_AT_ONCE:
             self._flush(path)
+
+    def _completed(
+        self, batch: ReferenceBatch, target: npt.NDArray[np.int32], offsets: Numbers, lengths: Numbers
+    ) -> tuple[list[ReferredObject], Numbers]:
+        """Return the objects of a batch with what is needed of them, and the lengths of references, those to whole objects too."""
+        whole = (offsets == 0) & (lengths == 0)
+        objects = self.checksums.completed(batch.objects or _objects_of(batch.rows, target[whole]))
+        self.keys.update(one.key for one in objects)
+        if whole.any():
+            sizes = np.array([one.nbytes for one in objects], dtype=np.int64)
+            lengths = np.where(whole, sizes[target], lengths)
+        return objects, lengths
 
     def _refer_to_block(self, path: str, block: Block, checksum: Checksum) -> None:
         refused = self.session.store.set_virtual_refs_arr(

@@ -11,6 +11,8 @@ from shardstore.format.presentation import PresentLevel
 from shardstore.format.shard_index import IndexCodecs, IndexFormat, IndexLocation
 from shardstore.format.storage_transformers import transformer_index_format
 from shardstore.model.coalescing import ReadLimits
+from shardstore.model.options import check_flag as check_flag
+from shardstore.model.options import check_flags as check_flags  # by this name for the modules that take options of an engine
 from shardstore.plan.commits import ChunkOrder, Strategy
 from shardstore.plan.policy import ShardingPolicy, validate_policy
 from shardstore.plan.strategies import strategy_of
@@ -181,19 +183,3 @@ def _are_counts(value: object) -> bool:
 def _check_count(name: str, value: object, minimum: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         raise InvalidInput(f"{name} {value!r} is not a whole number of at least {minimum}")
-
-
-def check_flag(name: str, value: object) -> None:
-    """Refuse what would be taken for true or false in silence, as ``"no"`` for true.
-
-    Raises:
-        InvalidInput: it is neither ``True`` nor ``False``.
-    """
-    if not isinstance(value, bool):
-        raise InvalidInput(f"{name} {value!r} is neither True nor False")
-
-
-def check_flags(**values: object) -> None:
-    """Like ``check_flag``, of several options by name."""
-    for name, value in values.items():
-        check_flag(name, value)

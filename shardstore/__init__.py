@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from shardstore.adapters.mapping.mapping import ShardedMap
     from shardstore.adapters.options import FurtherOptions, OpenOptions
     from shardstore.adapters.tools.align import align
-    from shardstore.adapters.tools.reporting import report
     from shardstore.adapters.tools.verification import census, verify
     from shardstore.adapters.transformer import ShardingTransformer
     from shardstore.adapters.zarr.store import ShardedStore
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from shardstore.mounting.mounts import mount, unmount
     from shardstore.plan.commits import Strategy
     from shardstore.plan.policy import ShardingPolicy
+    from shardstore.reports.reporting import report
     from shardstore.server.running import serve
 
 __version__ = "0.1.0"
@@ -99,7 +99,7 @@ _LAZY = {
     "unpack": "shardstore.maintenance.packing.pack",
     "compact": "shardstore.maintenance.compact",
     "repair": "shardstore.maintenance.repair.run",
-    "report": "shardstore.adapters.tools.reporting",
+    "report": "shardstore.reports.reporting",
     "census": "shardstore.adapters.tools.verification",
     "verify": "shardstore.adapters.tools.verification",
     "serve": "shardstore.server",

@@ -9,6 +9,9 @@ from __future__ import annotations
 class ShardStoreError(Exception):
     """Root of every error that shardstore raises on purpose."""
 
+    is_conflict = False
+    """True if another client changed first what was to be written."""
+
 
 class NotFound(ShardStoreError, KeyError, FileNotFoundError):
     """The key, or the node that it names, does not exist."""
@@ -34,7 +37,9 @@ class ReadOnly(InvalidInput):
 
 
 class Conflict(ShardStoreError):
-    """Others replaced the shard first too many times in a row; nothing of this write was stored."""
+    """Other writers replaced the shard first too many times in a row; nothing of this write was stored."""
+
+    is_conflict = True
 
 
 class WriteOutcomeUnknown(ShardStoreError):
@@ -65,7 +70,7 @@ class AccessDenied(StorageError, PermissionError):
 
 
 class NoSpace(StorageError):
-    """The underlying storage has no room left, or a quota is used up: to try again helps once somebody has made room."""
+    """The underlying storage has no room left, or a quota is used up: a retry helps once room has been made."""
 
 
 class Incomplete(ShardStoreError):

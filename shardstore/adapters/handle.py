@@ -194,6 +194,11 @@ class Handle:
         return cls.make(place, None, {name: value for name, value in given.items() if name not in _OF_THE_FILES})
 
     @property
+    def snapshot(self) -> SnapshotPlace | None:
+        """The snapshot of a versioned store that this shows; ``None`` if it shows another place."""
+        return self.recipe.target if isinstance(self.recipe.target, SnapshotPlace) else None
+
+    @property
     def engine(self) -> Presented:
         """The engine of this process."""
         if self._engine is None or self._made_in != _fork_count:
@@ -300,7 +305,7 @@ class Face:
 class FilesystemFace(ShownInNotebooks, Face):
     """Base of a filesystem over an engine, whose paths are not keys."""
 
-    _shown_by = "shardstore.adapters.tools.reporting"
+    _shown_by = "shardstore.reports.reporting"
 
     def key_of(self, path: str) -> str:
         """Return the presented key that a path names; ``""`` for the root."""
@@ -318,7 +323,7 @@ class FilesystemFace(ShownInNotebooks, Face):
 class StoreFace(ShownInNotebooks, Face):
     """Base of the stores over an engine, whose keys are presented keys."""
 
-    _shown_by = "shardstore.adapters.tools.reporting"
+    _shown_by = "shardstore.reports.reporting"
 
     _handle: Handle
     _read_only: bool

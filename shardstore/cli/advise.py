@@ -13,17 +13,25 @@ from shardstore._sync import run_sync
 from shardstore.cli.arguments import AsJson, StorageOptions
 from shardstore.cli.output import columns_of_screen, complain, print_json, show
 from shardstore.cli.progress import progress_bar
-from shardstore.cli.target import resolve
-from shardstore.engine.options import EngineOptions
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.format.metadata_v3 import item_nbytes
 from shardstore.format.store_keys import join
+from shardstore.maintenance.advice import (
+    Access,
+    Advice,
+    ArrayFacts,
+    Candidate,
+    ChunksPerShard,
+    box,
+    excess,
+    facts_of_array,
+    parse_access,
+    read_limits,
+)
+from shardstore.maintenance.advice import advise as advised
 from shardstore.maintenance.survey.run import ArraySurvey, survey
 from shardstore.model.coalescing import ReadLimits
 from shardstore.model.words import count, plural, shape, size
-from shardstore.plan.advice import Access, Advice, ArrayFacts, Candidate, ChunksPerShard, box, excess, parse_access
-from shardstore.plan.advice import advise as advised
-from shardstore.reports.rules import advisable
 from shardstore.reports.words import no_v3
 
 _DEFAULT_KIND = "s3"
@@ -74,18 +82,18 @@ def advise(
     present: ChunksPerShard | None = None
     if url is None:
         facts = _facts_without_data(array_shape, chunks, dtype)
-        limits = EngineOptions().read_limits(kind or _DEFAULT_KIND)
+        limits = read_limits(kind or _DEFAULT_KIND)
     else:
         if array_shape or chunks or dtype:
             raise InvalidInput("--shape, --chunks and --dtype are for advice without URL: an array that exists has its own")
-        target = resolve(url, storage.parsed())
+        target = storage.resolve(url)
         path = join(target.path, array.strip("/")) if array else target.path
         with progress_bar("looking", "objects") as bar:
             found = run_sync(survey(target.engine.canonical, path, indices=not fast, progress=bar, shown=target.shown(path)))
         if (nothing := no_v3(found)) is not None:
             raise NotFound(f"{target.shown(path)}: {nothing}")
         surveyed = _only(found.arrays, path)
-        facts, present = advisable(surveyed), surveyed.chunks_per_shard
+        facts, present = facts_of_array(surveyed), surveyed.chunks_per_shard
         limits = target.engine.options.read_limits(kind or target.engine.storage.kind)
     if not facts.shape:
         accesses = [Access(())]  # whatever was asked for: there is one element, and it is read whole

@@ -19,7 +19,7 @@ from shardstore.cli.commands import LazyCommands, add_commands
 from shardstore.cli.failures import MEANINGS, ExitCode, exit_code, first_error, message
 from shardstore.cli.output import complain
 from shardstore.cli.secrets import ARGUMENTS
-from shardstore.storage.redaction import redacted
+from shardstore.model.redaction import redacted
 
 _PROGRAM = "shardstore"
 

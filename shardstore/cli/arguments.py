@@ -11,9 +11,12 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from shardstore.adapters.store_paths import StorePath, pair_options, resolve, resolve_pair
+from shardstore.cli.progress import said_if_slow
 from shardstore.errors import InvalidInput
 
 DEBUG = "shardstore.debug"
+_WAITING = "waiting for the storage to answer"
 
 
 def _note_debug(context: typer.Context, value: bool) -> bool:
@@ -58,6 +61,11 @@ class StorageOptions:
         """Return the options by name. Raises ``InvalidInput`` as ``storage_options`` does."""
         return storage_options(self.options_json, self.options)
 
+    def resolve(self, url: str) -> StorePath:
+        """Return the place that a URL names. Raises as ``shardstore.adapters.store_paths.resolve``."""
+        with said_if_slow(_WAITING):
+            return resolve(url, self.parsed())
+
 
 @dataclass(frozen=True, slots=True)
 class PairOptions(StorageOptions):
@@ -68,6 +76,16 @@ class PairOptions(StorageOptions):
     def parsed_target(self) -> dict[str, Any] | None:
         """Return the options that are for the target alone; ``None`` if it has those of the source."""
         return other_options(self.target_options_json, "--target-options")
+
+    def parsed_pair(self, source: str, target: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the options of the filesystems of two URLs."""
+        one, other = pair_options(source, target, self.parsed(), self.parsed_target())
+        return dict(one), dict(other)
+
+    def resolve_pair(self, source: str, target: str) -> tuple[StorePath, StorePath]:
+        """Return the places that two URLs name. Raises as ``shardstore.adapters.store_paths.resolve``."""
+        with said_if_slow(_WAITING):
+            return resolve_pair(source, target, *self.parsed_pair(source, target))
 
 
 def with_single_options(command: Callable[..., None]) -> Callable[..., None]:

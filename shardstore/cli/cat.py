@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from shardstore._sync import run_sync
+from shardstore.adapters.store_paths import StorePath
 from shardstore.cli.arguments import StorageOptions, Url
-from shardstore.cli.target import Target, resolve
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.format.store_keys import join, metadata_key
 
@@ -41,7 +41,7 @@ def cat(
         shardstore cat data.zarr ct/c/0/0/0 --range 0:16 | xxd
     """
     wanted = parse_range(byte_range)
-    target = resolve(url, storage.parsed()).as_key()
+    target = storage.resolve(url).as_key()
     path = join(target.path, key.strip("/")) if key else target.path
     run_sync(write_out(target, path, wanted))
     sys.stdout.flush()
@@ -60,7 +60,7 @@ def parse_range(text: str | None) -> slice:
     return slice(None if start is None else int(start), None if end is None else int(end))
 
 
-async def write_out(target: Target, path: str, wanted: slice, piece_nbytes: int = _PIECE_NBYTES) -> None:
+async def write_out(target: StorePath, path: str, wanted: slice, piece_nbytes: int = _PIECE_NBYTES) -> None:
     """Write in pieces of one version, so that an object of any size fits into memory."""
     value = await target.engine.pin(path) if path else None
     if value is None:
@@ -70,7 +70,7 @@ async def write_out(target: Target, path: str, wanted: slice, piece_nbytes: int 
         sys.stdout.buffer.write(await value.read(piece, min(end, piece + piece_nbytes)))
 
 
-async def _why_not(target: Target, path: str) -> str:
+async def _why_not(target: StorePath, path: str) -> str:
     where = target.shown(path)
     if await target.engine.is_node(path):
         return f"{where} is a node, not a key: its document is {metadata_key(path)!r}"

@@ -16,7 +16,6 @@ from shardstore.cli.arguments import AsJson, StorageOptions, Url
 from shardstore.cli.execution import WorkOptions, check_writable
 from shardstore.cli.failures import ExitCode, exit_code, message
 from shardstore.cli.output import complain, has_colours, print_json, show
-from shardstore.cli.target import resolve
 from shardstore.errors import InvalidInput
 from shardstore.maintenance.census.file import ArrayCensus, Census
 from shardstore.maintenance.census.run import take_census
@@ -71,7 +70,7 @@ def census(
     """
     chosen = None if axes is None else _axes(axes)
     save = None if picture is None else picture_saver()
-    target = resolve(url, storage.parsed())
+    target = storage.resolve(url)
     for name, file in (("--output", output), ("--picture", picture)):
         check_writable(name, file)
     if work.only_failed is not None and output is not None and output.exists():
@@ -83,7 +82,7 @@ def census(
             of_contents=contents,
             execution=Execution.of(**arguments),
             progress=lambda objects, nbytes, total: bar(census_step(objects, nbytes, total)),
-            shown=str(target.address),
+            shown=str(target),
         )
     if as_json:
         print_json(_document(taken))

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
+from shardstore.adapters.store_paths import StorePath
 from shardstore.cli.arguments import AsJson, StorageOptions, Url
 from shardstore.cli.execution import ReplaceOptions, end_with
 from shardstore.cli.held import HeldOptions
 from shardstore.cli.output import complain, print_json
-from shardstore.cli.target import Target, resolve
 from shardstore.errors import InvalidInput
 from shardstore.maintenance.compact import CompactReport, compact_step
 from shardstore.maintenance.compact import compact as compact_store
@@ -21,21 +21,24 @@ from shardstore.progress.shown import step_bar
 def compact(
     *,
     url: Url,
-    dead_ratio: Annotated[float, typer.Option("--dead-ratio", metavar="RATIO", help="Rewrite shards of which more is dead.")] = 0.25,
+    dead_ratio: Annotated[
+        float, typer.Option("--dead-ratio", metavar="RATIO", help="Rewrite shards if more than this fraction of their bytes is dead.")
+    ] = 0.25,
     dead_bytes: Annotated[
-        int | None, typer.Option("--dead-bytes", metavar="N", help="Or shards that hold so many dead bytes.", show_default=False)
+        int | None,
+        typer.Option("--dead-bytes", metavar="N", help="Also rewrite shards with at least this many dead bytes.", show_default=False),
     ] = None,
-    order: Annotated[str, typer.Option("--order", metavar="C|morton", help="Of the chunks in rewritten shards.")] = "C",
+    order: Annotated[str, typer.Option("--order", metavar="C|morton", help="The order of the chunks in rewritten shards.")] = "C",
     held: HeldOptions,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only look, and say what would be done.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing: show what would be done.")] = False,
     work: ReplaceOptions,
     as_json: AsJson = False,
     storage: StorageOptions,
 ) -> None:
-    """Rewrite the shards whose dead bytes pass a bound, and delete those that hold no chunk. Chunks are kept byte for byte.
+    """Rewrite the shards with too many dead bytes, and delete those that hold no chunk. Chunks are kept byte for byte.
 
-    Dead are bytes of a shard that neither its index nor a chunk refers to. Safe beside readers and writers of shardstore; let no other
-    library write, or read, meanwhile. Damaged shards are left as they are: shardstore repair is for them, and the exit code is 5.
+    Dead bytes of a shard belong neither to its index nor to a chunk. Programs that use shardstore may read and write the store at the same
+    time; no other library may. Damaged shards are left unchanged, and the exit code is 5: shardstore repair is for them.
 
     Examples:
 
@@ -48,9 +51,9 @@ def compact(
     given = storage.parsed()
     if order not in ("C", "morton"):
         raise InvalidInput(f"--order {order} is neither C nor morton")
-    target = resolve(url, given)
+    target = storage.resolve(url)
     target.check_changeable("compacting")
-    with work.arguments("every shard is as it was, or done: the same command goes on") as arguments, step_bar() as bar:
+    with work.arguments("every shard is either unchanged or done: the same command continues") as arguments, step_bar() as bar:
         report = compact_store(
             target.handle.recipe.target,
             path=target.path,
@@ -69,9 +72,9 @@ def compact(
         _show(report)
     work.write_failures(report.failed.first)
     for damage in report.damaged.first:
-        complain("warning", f"{damage.key} is damaged and was left as it is: {damage.what}")
+        complain("warning", f"{damage.key} is damaged and was left unchanged: {damage.what}")
     for path in report.unreadable:
-        complain("warning", f"{path or 'the root'} has metadata that cannot be read: what lies below was not looked at")
+        complain("warning", f"{path or 'the root'} has metadata that cannot be read: nothing below it was examined")
     end_with(report.failed, report.damaged.count)
 
 
@@ -83,9 +86,9 @@ def _show(report: CompactReport) -> None:
         typer.echo(f"{plural(report.pinned.count, 'shard')} left alone, because pinned")
 
 
-def _document(target: Target, report: CompactReport) -> dict[str, Any]:
+def _document(target: StorePath, report: CompactReport) -> dict[str, Any]:
     return {
-        "url": str(target.address),
+        "url": str(target),
         "dry_run": report.is_dry_run,
         "shards": report.shards,
         "dead_nbytes": report.dead_nbytes,

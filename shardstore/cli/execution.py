@@ -24,7 +24,6 @@ from shardstore.maintenance.cluster import ExecutorLike
 from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY
 from shardstore.maintenance.shard_work import FailedShard, FirstItems
 from shardstore.model.words import plural
-from shardstore.storage.local.rules import check_locks
 
 Workers = Annotated[int | None, typer.Option("--workers", metavar="N", help="Tasks at work at once.", show_default=False)]
 Scheduler = Annotated[
@@ -140,7 +139,6 @@ class ReplaceOptions(WorkOptions):
     @contextmanager
     def arguments(self, advice: str) -> Iterator[dict[str, Any]]:
         """Yield the arguments as ``WorkOptions.arguments`` does, with those that say how shards are replaced."""
-        check_locks(self.locks)
         with WorkOptions.arguments(self, advice) as arguments:
             yield arguments | {"exclusive": self.exclusive, "locks": self.locks}
 

@@ -7,7 +7,6 @@ from enum import IntEnum
 
 from shardstore.errors import (
     AccessDenied,
-    Conflict,
     Corruption,
     Incomplete,
     InvalidInput,
@@ -15,7 +14,6 @@ from shardstore.errors import (
     ShardStoreError,
     Unsupported,
 )
-from shardstore.storage.base import ConditionFailed
 
 
 class ExitCode(IntEnum):
@@ -40,10 +38,10 @@ MEANINGS: Mapping[ExitCode, str] = {
     ExitCode.NOT_FOUND: "there is no such key, node, bucket or file",
     ExitCode.DENIED: "access was denied",
     ExitCode.CORRUPT: "damaged data was found",
-    ExitCode.CONFLICT: "something is in the way, or another writer was faster",
+    ExitCode.CONFLICT: "the target exists, or another writer changed it first",
     ExitCode.UNSUPPORTED: "the storage or this version cannot do that",
     ExitCode.INTERRUPTED: "interrupted",
-    ExitCode.BROKEN_PIPE: "whoever read the output has stopped reading",
+    ExitCode.BROKEN_PIPE: "the reader of the output has stopped reading",
 }
 
 _BY_CLASS: tuple[tuple[type[Exception], ExitCode], ...] = (
@@ -51,8 +49,6 @@ _BY_CLASS: tuple[tuple[type[Exception], ExitCode], ...] = (
     (AccessDenied, ExitCode.DENIED),
     (InvalidInput, ExitCode.INVALID),
     (Corruption, ExitCode.CORRUPT),
-    (Conflict, ExitCode.CONFLICT),
-    (ConditionFailed, ExitCode.CONFLICT),
     (Unsupported, ExitCode.UNSUPPORTED),
 )
 
@@ -69,10 +65,12 @@ def first_error(exc: BaseException) -> BaseException:
 def exit_code(exc: BaseException) -> ExitCode:
     """Return the exit code for an exception; for incomplete long work, that of the first failure."""
     if isinstance(exc, Incomplete) and exc.__cause__ is not None:
-        of_first = exit_code(exc.__cause__)
-        return ExitCode.FAILED if of_first is ExitCode.INVALID else of_first  # which says that nothing was changed
+        first = exit_code(exc.__cause__)
+        return ExitCode.FAILED if first is ExitCode.INVALID else first  # INVALID says that nothing was changed
     if getattr(exc, "code", None) == _NO_SUCH_BUCKET:
         return ExitCode.NOT_FOUND
+    if getattr(exc, "is_conflict", False):
+        return ExitCode.CONFLICT
     return next((code for cls, code in _BY_CLASS if isinstance(exc, cls)), ExitCode.FAILED)
 
 

@@ -1,4 +1,4 @@
-"""The options that say which shards have to stay as they are."""
+"""The options that name pinned shards, which have to stay unchanged."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from typing import Annotated, Any
 
 import typer
 
-from shardstore._sync import run_sync
+from shardstore.adapters.store_paths import is_versioned_store, options_for
 from shardstore.errors import InvalidInput
 from shardstore.maintenance.pins import Pin, parse_pins
-from shardstore.storage.opening.address import Address
 
 PinsFile = Annotated[
     Path | None,
-    typer.Option("--pins", metavar="FILE", help="Keys of shards that somebody holds offsets into, one a line.", show_default=False),
+    typer.Option("--pins", metavar="FILE", help="A file of keys of pinned shards, one a line: they stay unchanged.", show_default=False),
 ]
 PinsOf = Annotated[
     list[str] | None,
     typer.Option(
         "--pins-of",
         metavar="SET",
-        help="A set of references, or a versioned store, whose shards stay as they are; repeatable.",
+        help="A set of references, or a versioned store, whose shards stay unchanged; repeatable.",
         show_default=False,
     ),
 ]
@@ -31,7 +30,7 @@ PinsOf = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class HeldOptions:
-    """The options that name shards which somebody holds offsets into."""
+    """The options that name pinned shards: offsets into them are held elsewhere."""
 
     pins: PinsFile = None
     pins_of: PinsOf = None
@@ -43,27 +42,24 @@ class HeldOptions:
             InvalidInput: a file cannot be read, or holds something else; or a set, or versioned store, refers to nothing below ``url``.
             NotFound: there is no such set, or it has no pins.
         """
-        found = [] if self.pins is None else _of_file(self.pins)
+        found = [] if self.pins is None else _read_pins(self.pins)
         for target in self.pins_of or ():
-            same = Address.parse(target).protocol == Address.parse(url).protocol
-            found += _pins_of(target, url, options if same else None, options)
+            found += _pins_of(target, url, options)
         return found
 
 
-def _pins_of(target: str, url: str, options: Mapping[str, Any] | None, of_store: Mapping[str, Any]) -> list[Pin]:
-    # Only for those who give one.
-    from shardstore.references.checking import pins
-    from shardstore.storage.opening.open import open_storage
-    from shardstore.storage.opening.snapshot_urls import holds_versioned_store
+def _pins_of(target: str, url: str, options: Mapping[str, Any]) -> list[Pin]:
+    from shardstore.references import pins  # imports much that most commands do not need
 
-    if not run_sync(holds_versioned_store(open_storage(target, None if options is None else dict(options)))):
-        return pins(target, store=url, target_options=options)
+    shared = options_for(target, url, options)
+    if not is_versioned_store(target, shared):
+        return pins(target, store=url, target_options=shared)
     from shardstore.adapters.versioned.repository import Repository
 
-    return Repository.open(target, storage_options=None if options is None else dict(options)).pins(url, storage_options=of_store)
+    return Repository.open(target, storage_options=shared).pins(url, storage_options=options)
 
 
-def _of_file(file: Path) -> list[Pin]:
+def _read_pins(file: Path) -> list[Pin]:
     try:
         return parse_pins(file.read_text())
     except (OSError, UnicodeError) as exc:

@@ -16,18 +16,18 @@ from rich.table import Table
 from rich.text import Text
 
 from shardstore._sync import run_sync
+from shardstore.adapters.store_paths import StorePath
 from shardstore.adapters.zarr_version import has_zarr2
 from shardstore.cli.arguments import AsJson, StorageOptions
 from shardstore.cli.failures import ExitCode
 from shardstore.cli.output import alike, complain, print_json, show, show_others, wrapped
 from shardstore.cli.progress import progress_bar
-from shardstore.cli.target import Target, resolve
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.maintenance.survey.run import ArraySurvey, Survey, survey
+from shardstore.maintenance.survey.storage import StorageFacts, Stored, storage_facts
 from shardstore.model.words import plural, shape, size
-from shardstore.reports.facts import StorageFacts, storage_facts, store_document
-from shardstore.reports.words import Stored, abilities, array_rows, no_v3, presented_as, stored_as, writers
-from shardstore.storage.opening.snapshot_urls import holds_versioned_store
+from shardstore.reports.facts import store_document
+from shardstore.reports.words import abilities, array_rows, no_v3, presented_as, stored_as, writers
 
 _PACKAGES = (
     *("shardstore", "zarr", "numpy", "fsspec", "s3fs", "gcsfs", "aiohttp", "google-crc32c"),
@@ -74,20 +74,20 @@ def info(
         document["runtime"] = runtime_facts()
     damaged = False
     if url is not None:
-        target = resolve(url, storage.parsed())
+        target = storage.resolve(url)
         found = _survey(target, fast)
         engine = target.engine
-        facts = storage_facts(engine, target.snapshot, run_sync(engine.storage.probe()) if probe else None)
+        facts = storage_facts(engine, target.handle.snapshot, run_sync(engine.storage.probe()) if probe else None)
         damaged = found.damaged_objects > 0
         document |= store_document(found, facts)
         if not as_json:
-            _show(str(target.address), found, facts)
-            if target.snapshot is not None:
-                show(wrapped("snapshot ", target.snapshot.described, "bold"))
+            _show(str(target), found, facts)
+            if target.handle.snapshot is not None:
+                show(wrapped("snapshot ", target.handle.snapshot.described, "bold"))
             if found.arrays or found.groups:
                 show(_flavours(facts.stored))
-            elif run_sync(holds_versioned_store(engine.storage)):
-                show(wrapped("", f"a versioned store: name a snapshot, such as {target.address}@main; shardstore snapshots log shows them"))
+            elif target.is_versioned_store():
+                show(wrapped("", f"a versioned store: name a snapshot, such as {target}@main; shardstore snapshots log shows them"))
     if as_json:
         print_json(document)
     elif runtime:
@@ -100,11 +100,11 @@ def info(
         raise typer.Exit(ExitCode.CORRUPT)
 
 
-def _survey(target: Target, fast: bool) -> Survey:
+def _survey(target: StorePath, fast: bool) -> Survey:
     with progress_bar("looking", "objects") as bar:
-        found = run_sync(survey(target.engine.canonical, target.path, indices=not fast, progress=bar, shown=str(target.address)))
+        found = run_sync(survey(target.engine.canonical, target.path, indices=not fast, progress=bar, shown=str(target)))
     if found.kind == "directory" and not found.arrays and not found.groups and target.has_root:
-        raise NotFound(f"there is no node at {target.address}: shardstore ls and cat show keys")
+        raise NotFound(f"there is no node at {target}: shardstore ls and cat show keys")
     return found
 
 

@@ -11,10 +11,10 @@ from typing import Annotated, Protocol
 import typer
 
 from shardstore._sync import iterate
+from shardstore.adapters.store_paths import StorePath
 from shardstore.cli.arguments import AsJson, StorageOptions, Url
 from shardstore.cli.failures import first_error
 from shardstore.cli.output import JsonList
-from shardstore.cli.target import Target, resolve
 from shardstore.errors import Corruption, NotFound
 from shardstore.format.store_keys import check_prefix, join
 from shardstore.presented.flavours import Presented
@@ -66,7 +66,7 @@ def ls(
 
         shardstore ls -r -l --stored data.zarr
     """
-    target = resolve(url, storage.parsed())
+    target = storage.resolve(url)
     path = check_prefix(join(target.path, (prefix or "").strip("/"))).strip("/")
     printer: Printer = JsonPrinter() if as_json else TextPrinter(long)
     # Names are what can be given to other commands behind the same URL; a URL that is a key itself is named by it.
@@ -84,7 +84,7 @@ def ls(
     printer.end()
 
 
-def _nothing(target: Target, path: str) -> str:
+def _nothing(target: StorePath, path: str) -> str:
     return f"there is nothing at {target.shown(path)}: list what is above it, or check the address and its spelling"
 
 

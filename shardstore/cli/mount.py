@@ -16,8 +16,8 @@ from shardstore.cli.execution import parse_bytes
 from shardstore.cli.pack import parse_policy
 from shardstore.cli.secrets import ARGUMENTS
 from shardstore.errors import InvalidInput
+from shardstore.model.redaction import redacted
 from shardstore.mounting import mounts
-from shardstore.storage.redaction import redacted
 
 
 class PresentedAs(StrEnum):
@@ -117,7 +117,7 @@ def unmount(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where a store is mounted.", show_default=False)],
     force: Annotated[bool, typer.Option("--force", help="Also where files are in use, or cannot be stored: these are lost.")] = False,
 ) -> None:
-    """Unmount a store that `shardstore mount` has mounted, after what is held back has been stored.
+    """Unmount a store that `shardstore mount` has mounted, after everything written has been stored.
 
     Examples:
 

@@ -10,19 +10,17 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from shardstore._sync import run_sync
+from shardstore.adapters.store_paths import pair_options, snapshot_in
 from shardstore.cli.arguments import AsJson, PairOptions
 from shardstore.cli.execution import MaxMemory, PartOption, Retries, Scheduler, Workers, cluster, interruptible, parse_bytes
 from shardstore.cli.held import HeldOptions
 from shardstore.cli.output import complain, print_json, show
-from shardstore.cli.target import pair_options
 from shardstore.errors import Incomplete, InvalidInput
 from shardstore.maintenance.packing.pack import DEFAULT_MAX_MEMORY, pack, reshard, unpack
 from shardstore.maintenance.packing.report import PackReport, packing_step
 from shardstore.model.words import count, plural, shape, size
 from shardstore.progress.shown import step_bar
 from shardstore.progress.steps import Progress
-from shardstore.storage.opening.snapshot_urls import may_name_snapshot, named_snapshot
 
 _SHOWN_FAILURES = 10
 
@@ -126,7 +124,7 @@ def pack_command(
     held: HeldOptions,
     storage: PairOptions,
 ) -> None:
-    """Pack a Zarr hierarchy into shards, chunk by chunk as they are: nothing is decoded or compressed anew.
+    """Pack a Zarr hierarchy into shards. Chunks are moved unchanged: nothing is decoded or compressed again.
 
     SRC may be Zarr v2 or v3, sharded or not, of the 2022 draft, a zip file or a set of references. The result is Zarr v3 with
     sharding_indexed. Interrupted or killed, the same command goes on where it was; run again later, it packs what has changed.
@@ -151,7 +149,7 @@ def pack_command(
 def reshard_command(
     *, source: Source, destination: Destination, shards: ShardOptions, moved: MoveOptions, held: HeldOptions, storage: PairOptions
 ) -> None:
-    """Move chunks from shards into others: inner chunks stay as they are, arrays without shards too.
+    """Move the chunks of sharded arrays into other shards. Chunks, and arrays without shards, stay unchanged.
 
     Examples:
 
@@ -161,7 +159,7 @@ def reshard_command(
 
 
 def unpack_command(*, source: Source, destination: Destination, moved: MoveOptions, held: HeldOptions, storage: PairOptions) -> None:
-    """The way back: every chunk becomes an object, as it is.
+    """Unpack shards: write every chunk as its own object, bytes unchanged.
 
     Examples:
 
@@ -215,7 +213,7 @@ def _run(
     if given.lost_transformers is not None:
         arguments["lost_transformers"] = {path: tuple(n) for path, n in _object("--lost-transformers", given.lost_transformers).items()}
     phase = "listing"
-    of_branch = may_name_snapshot(destination) and run_sync(named_snapshot(destination, target_options)) is not None
+    of_branch = snapshot_in(destination, target_options) is not None
 
     def advice() -> str:
         if of_branch and phase == "finishing":

@@ -11,11 +11,11 @@ from typing import Annotated, Any, get_args
 import typer
 
 from shardstore import references
+from shardstore.adapters.store_paths import pair_options
 from shardstore.cli.arguments import AsJson, PairOptions, StorageOptions
 from shardstore.cli.execution import interruptible
 from shardstore.cli.failures import ExitCode
 from shardstore.cli.output import complain, print_json
-from shardstore.cli.target import pair_options
 from shardstore.errors import InvalidInput
 from shardstore.model.words import plural, shape, size
 from shardstore.progress.shown import step_bar
@@ -45,7 +45,7 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the set th
 
 
 def refs() -> None:
-    """Write and keep sets of references: every inner chunk, in place, for programs that know no shards."""
+    """Write and update sets of references, through which programs that know no shards read every chunk in place."""
 
 
 def write(

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
+from shardstore.adapters.store_paths import StorePath
 from shardstore.cli.arguments import AsJson, StorageOptions, Url
 from shardstore.cli.execution import ReplaceOptions, end_with
 from shardstore.cli.held import HeldOptions
 from shardstore.cli.output import complain, print_json
-from shardstore.cli.target import Target, resolve
 from shardstore.maintenance.repair.run import RepairReport, ShardRepair, repair_step
 from shardstore.maintenance.repair.run import repair as repair_store
 from shardstore.model.words import plural
@@ -22,7 +22,7 @@ _MOST_SHOWN = 20  # chunks by name, of one shard
 def repair(
     *,
     url: Url,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it. Without, nothing is changed.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Repair. Without this, nothing is changed.")] = False,
     allow_reverting: Annotated[
         bool,
         typer.Option(
@@ -33,7 +33,7 @@ def repair(
     quarantine: Annotated[
         str | None,
         typer.Option(
-            "--quarantine", metavar="URL", help="Where damaged objects are kept; beside the store by default.", show_default=False
+            "--quarantine", metavar="URL", help="Where damaged objects are kept; next to the store by default.", show_default=False
         ),
     ] = None,
     older_than: Annotated[
@@ -44,13 +44,13 @@ def repair(
     as_json: AsJson = False,
     storage: StorageOptions,
 ) -> None:
-    """Say what would be done about damaged shards, and with --yes do it.
+    """Show how damaged shards would be repaired; with --yes, repair them.
 
-    What can be proved comes back: wrong bytes of indices are put right, entries that cannot be right taken out. The rest is removed.
-    Where only an older index of a shard is found, the shard is left, or with --allow-reverting cut behind that index. Chunks that are
-    lost, that may be old (reverted), and whose place is not proved (uncertain) are named. Before anything is replaced or removed,
-    the object is copied to a quarantine, with a note. Metadata is never guessed. Without --yes the exit code is 5 where something is
-    damaged; with it, where chunks were lost, are reverted or uncertain, or a shard was left.
+    Only what can be proved is restored: wrong bytes of an index are corrected, impossible entries removed. The rest is removed. If only an
+    older index of a shard is found, the shard is left unchanged; with --allow-reverting it is cut after that index. The output names
+    chunks that are lost, that may be old (reverted), and whose position is not proved (uncertain). Before an object is replaced or
+    removed, it is copied to a quarantine, with a note. Metadata is never guessed. Without --yes the exit code is 5 if something is
+    damaged; with --yes, if chunks were lost, are reverted or uncertain, or a shard was left.
 
     Examples:
 
@@ -61,9 +61,9 @@ def repair(
         shardstore repair s3://bucket/data.zarr/ct --yes --quarantine s3://bucket/damaged
     """
     given = storage.parsed()
-    target = resolve(url, given)
+    target = storage.resolve(url)
     target.check_changeable("repairing")
-    with work.arguments("every shard is as it was, or done: the same command goes on") as arguments, step_bar() as bar:
+    with work.arguments("every shard is either unchanged or done: the same command continues") as arguments, step_bar() as bar:
         report = repair_store(
             target.handle.recipe.target,
             path=target.path,
@@ -134,9 +134,9 @@ def _named(keys: tuple[str, ...], count: int) -> str:
     return ", ".join(shown) + (f" and {count - len(shown):,} more (--json)" if count > len(shown) else "")
 
 
-def _document(target: Target, report: RepairReport) -> dict[str, Any]:
+def _document(target: StorePath, report: RepairReport) -> dict[str, Any]:
     return {
-        "url": str(target.address),
+        "url": str(target),
         "dry_run": report.is_dry_run,
         "quarantine": report.quarantine,
         "shards": report.shards,

@@ -1,4 +1,4 @@
-"""``shardstore report``: one page that says what a store is, and how it is."""
+"""``shardstore report``: one page about a store and its state."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from typing import Annotated
 
 import typer
 
-from shardstore._sync import run_sync
-from shardstore.adapters.tools.reporting import Report, page_module, report_on, write_whole
+from shardstore.adapters.store_paths import resolve
 from shardstore.cli.arguments import AsJson, OptionsJson, Url, storage_options
 from shardstore.cli.execution import check_writable
 from shardstore.cli.failures import ExitCode
 from shardstore.cli.output import complain
 from shardstore.cli.progress import progress_bar
-from shardstore.cli.target import resolve
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.model.words import plural
 from shardstore.reports.facts import MOST_ARRAYS
-from shardstore.storage.opening.snapshot_urls import holds_versioned_store
+from shardstore.reports.reporting import Report, page_module, report_on, write_whole
 
 _STDOUT = "-"
 _DEFAULT_FILE = "report.html"
@@ -64,18 +62,25 @@ def report(
     access: Annotated[
         list[str] | None,
         typer.Option(
-            "--access", "-a", metavar="PATTERN", help="What is read at once, for advice, as shardstore advise has it.", show_default=False
+            "--access", "-a", metavar="PATTERN", help="What is read at once, for advice, as for shardstore advise.", show_default=False
         ),
     ] = None,
     verified: Annotated[
         Path | None,
-        typer.Option("--verified", metavar="FILE", help="What shardstore verify --json has printed: shown here.", show_default=False),
+        typer.Option(
+            "--verified",
+            metavar="FILE",
+            help="A file with the output of shardstore verify --json, to be shown on the page.",
+            show_default=False,
+        ),
     ] = None,
-    most_arrays: Annotated[int, typer.Option("--most-arrays", metavar="N", help="Show so many arrays; count all.", min=0)] = MOST_ARRAYS,
+    most_arrays: Annotated[
+        int, typer.Option("--most-arrays", metavar="N", help="Show at most this many arrays; all are counted.", min=0)
+    ] = MOST_ARRAYS,
 ) -> None:
-    """Make one page that says what a store is, and how it is: arrays, shards, sizes, which chunks exist, damage, and advice.
+    """Make one page about a store and its state: arrays, shards, sizes, which chunks exist, damage, and advice.
 
-    The page needs no network and nothing beside it. Makes one listing, and one request for the index of each shard. --json prints the same
+    The page needs no network and no other file. Makes one listing, and one request for the index of each shard. --json prints the same
     facts. Where something is damaged, the page is made, and the exit code is 5.
 
     Examples:
@@ -97,15 +102,14 @@ def report(
         if file.exists() and not force:
             raise InvalidInput(f"{file} exists: give another file, or --force to replace it")
     if not as_json:
-        page_module()  # it may be missing, which is better said before the work
+        page_module()  # its package may be missing: that is reported before the work
     target = resolve(url, options)
     with progress_bar("looking", "objects") as bar:
         made = Report(
             report_on(
                 target.handle,
                 target.path,
-                str(target.address),
-                snapshot=target.snapshot,
+                str(target),
                 fast=fast,
                 pictures=not no_pictures and not as_json,
                 preview=preview and not as_json,
@@ -118,9 +122,9 @@ def report(
     found = made.facts.survey
     if found.kind == "directory" and not found.arrays and not found.groups:
         if target.has_root:
-            raise NotFound(f"there is no node at {target.address}: shardstore ls and cat show keys")
-        if run_sync(holds_versioned_store(target.engine.storage)):
-            raise InvalidInput(f"{target.address} is a versioned store: name a snapshot, such as {target.address}@main")
+            raise NotFound(f"there is no node at {target}: shardstore ls and cat show keys")
+        if target.is_versioned_store():
+            raise InvalidInput(f"{target} is a versioned store: name a snapshot, such as {target}@main")
     if as_json:
         sys.stdout.write(made.json + "\n")
     elif file is None:
@@ -131,7 +135,7 @@ def report(
         typer.echo(f"{file}: {arrays}, {made.facts.state}, {advice}")
     if made.facts.state == "damaged":
         sys.stdout.flush()
-        complain("error", f"{target.address} is damaged: {_damage(made)}")
+        complain("error", f"{target} is damaged: {_damage(made)}")
         raise typer.Exit(ExitCode.CORRUPT)
 
 

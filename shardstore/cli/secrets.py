@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from shardstore.storage.redaction import redacted
+from shardstore.model.redaction import redacted
 
 _SECRETS = re.compile(r"(.*_)?(key|secret|token|password|username|user|credentials?|connection_string|auth)", re.IGNORECASE)
 _DESCRIPTOR = "SHARDSTORE_ARGUMENTS"

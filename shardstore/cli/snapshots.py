@@ -15,20 +15,19 @@ from rich.table import Table
 from rich.text import Text
 
 from shardstore._sync import run_sync
+from shardstore.adapters.store_paths import refuse_snapshot, snapshot_in
 from shardstore.adapters.versioned.repository import Repository, SnapshotInfo
 from shardstore.cli import snapshots_bridges, snapshots_upkeep
 from shardstore.cli.arguments import AsJson, StorageOptions, StoreUrl
 from shardstore.cli.output import print_json, show
 from shardstore.cli.questions import ask
-from shardstore.cli.target import refuse_snapshot, snapshot_in
 from shardstore.errors import InvalidInput
 from shardstore.format.snapshots.state import RefType, State
+from shardstore.model.redaction import redacted
 from shardstore.model.words import plural
 from shardstore.snapshots.diffs import Diff
-from shardstore.snapshots.named import current_state, needing_pyarrow
+from shardstore.snapshots.named import needing_pyarrow, state_at
 from shardstore.snapshots.versioned_store import FIRST_BRANCH, snapshot_of
-from shardstore.storage.opening.open import open_storage
-from shardstore.storage.redaction import redacted
 
 _CHUNKS_SHOWN = 8  # of each array
 
@@ -42,7 +41,7 @@ Ref = Annotated[str, typer.Argument(metavar="REF", help="A branch, a tag or the 
 
 
 def snapshots() -> None:
-    """Make versioned stores, show and change their history, and keep them well."""
+    """Make versioned stores, show and change their history, and maintain them."""
 
 
 def init(*, url: StoreUrl, as_json: AsJson = False, storage: StorageOptions) -> None:
@@ -209,7 +208,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
 
 
 def _state(target: Any, options: Mapping[str, Any]) -> State:
-    return run_sync(current_state(open_storage(target, dict(options) or None)))
+    return run_sync(state_at(target, options))
 
 
 def _state_of_whole(url: str, options: Mapping[str, Any]) -> State:

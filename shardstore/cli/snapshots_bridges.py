@@ -17,21 +17,21 @@ import typer
 
 from shardstore import references
 from shardstore._sync import run_sync
+from shardstore.adapters.store_paths import pair_options, refuse_snapshot
 from shardstore.adapters.versioned.repository import Repository
 from shardstore.adapters.versioned.session import Session
 from shardstore.cli.arguments import AsJson, PairOptions
 from shardstore.cli.output import complain, print_json
 from shardstore.cli.pack import parse_policy
-from shardstore.cli.target import pair_options, refuse_snapshot
 from shardstore.errors import InvalidInput
 from shardstore.format.metadata_v3 import is_array
+from shardstore.model.redaction import redacted
 from shardstore.model.words import plural
 from shardstore.progress.shown import step_bar
 from shardstore.references.places import JSON_SUFFIXES, open_set
 from shardstore.snapshots.named import needing_pyarrow
 from shardstore.snapshots.reachable import Progress, step_of
 from shardstore.snapshots.versioned_store import FIRST_BRANCH
-from shardstore.storage.redaction import redacted
 
 
 class Form(Enum):

@@ -12,14 +12,15 @@ from uuid import uuid4
 
 import typer
 
+from shardstore.adapters.store_paths import pair_options, refuse_snapshot
 from shardstore.adapters.versioned.repository import Repository
 from shardstore.cli.arguments import AsJson, StorageOptions, StoreUrl
 from shardstore.cli.failures import ExitCode
 from shardstore.cli.output import complain, print_json
 from shardstore.cli.pack import Shards, parse_policy
 from shardstore.cli.questions import ask
-from shardstore.cli.target import pair_options, refuse_snapshot
 from shardstore.errors import InvalidInput
+from shardstore.model.redaction import redacted
 from shardstore.model.words import plural, size
 from shardstore.progress.shown import step_bar
 from shardstore.snapshots.collect import Expired
@@ -28,7 +29,6 @@ from shardstore.snapshots.named import needing_pyarrow
 from shardstore.snapshots.reachable import Progress, step_of
 from shardstore.snapshots.rewriting import Repacked
 from shardstore.snapshots.versioned_store import FIRST_BRANCH
-from shardstore.storage.redaction import redacted
 
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _FOLDERS = {"t/": "states", "s/": "structures", "a/": "attribute files", "m/": "manifests", "c/": "chunk files"}

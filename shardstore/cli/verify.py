@@ -10,12 +10,12 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from shardstore.adapters.store_paths import pair_options, resolve
 from shardstore.adapters.tools.verification import decoder, verify_step
 from shardstore.cli.arguments import AgainstOptionsJson, AsJson, StorageOptions, Url, other_options
 from shardstore.cli.execution import WorkOptions
 from shardstore.cli.failures import ExitCode, exit_code
 from shardstore.cli.output import alike, complain, print_json, show, show_others, wrapped
-from shardstore.cli.target import pair_options, resolve
 from shardstore.maintenance.census.file import merged, read_census
 from shardstore.maintenance.execution import Execution
 from shardstore.maintenance.verify.detectable import Detectable
@@ -68,7 +68,7 @@ def verify(
     """
     expected = merged([read_census(file) for file in census]) if census else None
     given = storage.parsed()
-    target = resolve(url, given)
+    target = storage.resolve(url)
     copy = None
     if against is not None:
         of_copy = other_options(against_options, "--against-options")
@@ -84,12 +84,12 @@ def verify(
             census=expected,
             against=copy,
             progress=lambda objects, nbytes, total: bar(verify_step(objects, nbytes, total)),
-            shown=str(target.address),
+            shown=str(target),
         )
     if as_json:
         print_json(report.to_json())
     else:
-        _show(str(target.address), report)
+        _show(str(target), report)
     work.write_failures(report.unread)
     _conclude(report)
 

@@ -12,22 +12,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardstore.errors import InvalidInput
+from shardstore.adapters.store_paths import url_below
+from shardstore.maintenance.advice import Access
 from shardstore.maintenance.density import Density
 from shardstore.maintenance.shard_content import Damage
 from shardstore.maintenance.survey.occupancy import ArrayOccupancy, Extreme, Occupancy
 from shardstore.maintenance.survey.run import ArraySurvey, Survey
-from shardstore.model.capabilities import Capabilities
+from shardstore.maintenance.survey.storage import StorageFacts
 from shardstore.model.words import is_utf8
-from shardstore.plan.advice import Access
-from shardstore.presented.flavours import Presented
 from shardstore.reports.rules import Advice, PlaceOf, advice_on_array, advice_on_store
 from shardstore.reports.verified import State, Verified
-from shardstore.reports.words import PRESENTABLE, Stored
-from shardstore.storage.opening.address import Address
-from shardstore.storage.opening.kinds import kind_named
-from shardstore.storage.opening.snapshot_place import SnapshotPlace
-from shardstore.stored.detect import is_draft
+from shardstore.reports.words import PRESENTABLE
 
 PICTURE_SIDE = 512
 PAIRS_OF_AXES = 3
@@ -46,29 +41,6 @@ def occupancy_of_report(*, pictures: bool = True) -> Occupancy:
 
 
 # -- the storage -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class StorageFacts:
-    """What is stored, and on what."""
-
-    kind: str
-    capabilities: Capabilities
-    is_known: bool
-    """False if the server has not been asked yet what it honours."""
-    stored: Stored
-    presented: str
-    snapshot: SnapshotPlace | None = None
-
-
-def storage_facts(engine: Presented, snapshot: SnapshotPlace | None, probed: Capabilities | None = None) -> StorageFacts:
-    """Return the facts about the storage of an engine, whose documents have been read; ``probed`` are the answers of its server."""
-    storage = engine.storage
-    capabilities = probed or storage.capabilities
-    kind = kind_named(storage.kind)
-    is_known = probed is not None or kind is None or not kind.is_probed or capabilities.atomic_commits
-    stored: Stored = "2022 draft" if is_draft(storage) else "v3"
-    return StorageFacts(storage.kind, capabilities, is_known, stored, engine.options.present.name, snapshot)
 
 
 def store_document(found: Survey, storage: StorageFacts) -> dict[str, Any]:
@@ -155,7 +127,7 @@ class ReportedArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Facts:
-    """All that a report tells."""
+    """All facts of a report."""
 
     url: str
     """The place that the report is on, without credentials."""
@@ -260,7 +232,7 @@ def facts_of(
 
 
 def _to_be_shown(arrays: Sequence[ArraySurvey], damage: Mapping[str, object], most: int) -> list[ArraySurvey]:
-    """Return the arrays that are shown, in their order: the damaged ones before others, where not all are."""
+    """Return the arrays that are shown, in their order: where not all are, the damaged ones first."""
     chosen = sorted(range(len(arrays)), key=lambda i: arrays[i].path not in damage)[:most]
     return [arrays[i] for i in sorted(chosen)]
 
@@ -274,11 +246,7 @@ def places_below(url: str, above: str, storage: StorageFacts) -> PlaceOf:
             return None  # it is in this process alone; or parts of its URL are not shown
         if storage.stored != "v3" or not relative:
             return url  # nodes of the draft have no URLs of their own
-        try:
-            address = Address.parse(url)
-        except InvalidInput:
-            return None
-        return address.shown_below(len(address.segments), relative)
+        return url_below(url, relative)
 
     return place_of
 

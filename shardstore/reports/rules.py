@@ -7,16 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from shardstore.engine.options import EngineOptions
 from shardstore.errors import Unsupported
-from shardstore.format.shard_index import IndexCodecs
+from shardstore.maintenance.advice import Access, Candidate, advise, facts_of_array, objects_by_default, read_limits
 from shardstore.maintenance.survey.run import ArraySurvey, Survey, Usage
 from shardstore.model.words import count, plural, size
-from shardstore.plan.advice import Access, ArrayFacts, Candidate, advise
-from shardstore.plan.policy import ArrayInfo, automatic
 from shardstore.reports.words import SNAPSHOT
-
-_ASSUMED_ITEM_NBYTES = 16  # of strings and other types without a fixed size
 
 _MANY_OBJECTS = 100_000
 _SEVERAL_OBJECTS = 100  # of fewer the size does not matter
@@ -46,16 +41,6 @@ class Advice:
     """What was found, with its number, and why it matters."""
     command: str
     """The command that helps; empty if there is none."""
-
-
-def advisable(array: ArraySurvey) -> ArrayFacts:
-    """Return the facts that advice on shard shapes depends on. Raises ``Unsupported`` if the chunks cannot be identified."""
-    if array.shape is None or array.chunk_shape is None or (array.usage is not None and array.usage.possible_chunks is None):
-        raise Unsupported(f"the chunks of array {array.path!r} cannot be told, so none of it could be sharded: {array.reason}")
-    item = array.item_nbytes or _ASSUMED_ITEM_NBYTES
-    usage = array.usage
-    mean = round(usage.chunk_nbytes / usage.chunks) if usage is not None and usage.chunks else prod(array.chunk_shape) * item
-    return ArrayFacts(array.shape, array.chunk_shape, item, max(1, mean), IndexCodecs("little", array.index_checksum is not False))
 
 
 # -- the store as a whole ----------------------------------------------------------------------------------------------
@@ -115,7 +100,7 @@ def _on_health(array: ArraySurvey, usage: Usage, kind: str, place: str | None) -
 def _on_objects(array: ArraySurvey, usage: Usage, place: str | None) -> Iterator[Advice]:
     if usage.objects < _SEVERAL_OBJECTS or array.shape is None or array.chunk_shape is None:
         return
-    fewer = _objects_by_default(array)
+    fewer = objects_by_default(array)
     is_worth_it = fewer is not None and fewer * _FEWER <= usage.objects
     verb = "reshard" if array.is_sharded else "pack"
     command = _command(verb, place, _NEW)
@@ -139,24 +124,14 @@ def _on_objects(array: ArraySurvey, usage: Usage, place: str | None) -> Iterator
         yield Advice(array.path, "few-chunks", what, command)
 
 
-def _objects_by_default(array: ArraySurvey) -> int | None:
-    """Return how many objects shards of the default size would be; ``None`` if the array would not be sharded."""
-    assert array.shape is not None
-    assert array.chunk_shape is not None
-    per_shard = automatic(ArrayInfo("", array.shape, array.chunk_shape, array.item_nbytes or _ASSUMED_ITEM_NBYTES, {}), may_grow=False)
-    if per_shard is None:
-        return None
-    return prod(-(-n // (c * p)) for n, c, p in zip(array.shape, array.chunk_shape, per_shard, strict=True))
-
-
 def _on_reading(array: ArraySurvey, accesses: Sequence[Access], kind: str, place: str | None) -> Iterator[Advice]:
     try:
-        facts = advisable(array)
+        facts = facts_of_array(array)
     except Unsupported:
         return
     if not facts.shape or 0 in facts.shape:
         return
-    found = advise(facts, accesses, EngineOptions().read_limits(kind), exists=True, present=array.chunks_per_shard)
+    found = advise(facts, accesses, read_limits(kind), exists=True, present=array.chunks_per_shard)
     now = next((one for one in (*found.candidates, *found.compared) if one.is_present), None)
     if not found.candidates or now is None or now is found.candidates[0] or now.cost < _FASTER * found.candidates[0].cost:
         return

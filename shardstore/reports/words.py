@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 from shardstore.maintenance.survey.run import ArraySurvey, Survey, Usage
+from shardstore.maintenance.survey.storage import Stored
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.words import count, plural, shape, size
 
 Row = tuple[str, str]
 """A label and a text."""
-
-Stored = Literal["v3", "2022 draft"]
 
 SNAPSHOT = "snapshot"
 """The kind of the storage that a snapshot of a versioned store is."""
@@ -116,8 +114,8 @@ def stored_as(stored: Stored) -> str:
 
 def presented_as(stored: Stored) -> str:
     """Return what it is presented as, and what else it could be."""
-    others = ", ".join(f"present={name!r} shows {words}" for name, words in PRESENTABLE[stored].items())
-    return f"as final Zarr v3 ({others})"
+    flavours = ", ".join(f"present={name!r} shows {words}" for name, words in PRESENTABLE[stored].items())
+    return f"as final Zarr v3 ({flavours})"
 
 
 def writers(kind: str, capabilities: Capabilities, is_known: bool) -> str:

@@ -9,8 +9,9 @@ from datetime import UTC, datetime
 from hashlib import blake2b
 
 from shardstore.maintenance.survey.run import glance, survey
+from shardstore.maintenance.survey.storage import storage_facts
 from shardstore.model.words import plural
-from shardstore.reports.facts import Facts, facts_of, occupancy_of_report, storage_facts
+from shardstore.reports.facts import Facts, facts_of, occupancy_of_report
 from shardstore.reports.page import Serving, page, policy
 from shardstore.server.buckets import Served
 from shardstore.server.values import Headers

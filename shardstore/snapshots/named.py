@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 from shardstore._sync import run_sync
 from shardstore.engine.options import EngineOptions
@@ -68,6 +69,11 @@ def needing_pyarrow(what: str) -> Iterator[None]:
 async def current_state(storage: Storage) -> State:
     """Return the state of the versioned store whose files, and whose pointer, are at the root of a storage. Raises ``NotFound``."""
     return (await _store(storage).now()).state
+
+
+async def state_at(target: Any, storage_options: Mapping[str, Any] | None = None) -> State:
+    """Return the state of the versioned store at a URL, whose pointer lies next to its files. Raises ``NotFound``."""
+    return await current_state(open_storage(target, dict(storage_options or {}) or None))
 
 
 def _files_of(name: SnapshotName) -> Storage:

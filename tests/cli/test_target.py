@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shardstore.cli.target import pair_options, resolve, resolve_pair
+from shardstore.adapters.store_paths import pair_options, resolve, resolve_pair
 from shardstore.errors import InvalidInput
 from shardstore.storage.opening.address import Address
 from tests.cli.running import Place, run, succeed

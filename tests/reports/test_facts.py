@@ -14,13 +14,13 @@ import pytest
 import zarr
 
 import shardstore
-from shardstore.adapters.tools.reporting import Report
 from shardstore.cli.failures import ExitCode
 from shardstore.engine.engine import Engine
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.maintenance.survey.occupancy import Occupancy, pairs_of_axes
 from shardstore.maintenance.survey.run import glance, survey
 from shardstore.reports.facts import ReportedArray, occupancy_of_report
+from shardstore.reports.reporting import Report
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.testing.trace import TraceStorage
 from tests.cli.running import run

@@ -1,4 +1,4 @@
-"""``shardstore.report``: opens the store, and puts the facts together. And what notebooks show of stores and of results."""
+"""``shardstore.report``: opens the store, and puts the facts together. And what notebooks show of stores."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from typing import Any
 
 from shardstore._sync import run_sync
 from shardstore.adapters.handle import FilesystemFace, Handle, StoreFace
-from shardstore.engine.options import check_flags
 from shardstore.errors import InvalidInput, NotFound, Unsupported
 from shardstore.extras import how_to_install
+from shardstore.maintenance.advice import parse_access
 from shardstore.maintenance.survey.run import glance, survey
+from shardstore.maintenance.survey.storage import storage_facts
 from shardstore.maintenance.verify.run import VerifyReport
+from shardstore.model.options import check_flags
 from shardstore.model.words import plural, shape
-from shardstore.plan.advice import parse_access
 from shardstore.progress.shown import reported
 from shardstore.progress.steps import Step
-from shardstore.reports.facts import MOST_ARRAYS, Facts, Previewer, facts_of, occupancy_of_report, storage_facts
+from shardstore.reports.facts import MOST_ARRAYS, Facts, Previewer, facts_of, occupancy_of_report
 from shardstore.reports.verified import Verified
 from shardstore.reports.words import array_rows, no_v3, writers
-from shardstore.storage.opening.snapshot_place import SnapshotPlace
 
 VerifiedLike = VerifyReport | str | os.PathLike[str]
 """What ``verify`` returned, or a file of what ``shardstore verify --json`` printed."""
@@ -141,14 +141,12 @@ def report(
         StorageError: a request failed.
     """
     handle = Handle.find(url, None if storage_options is None else dict(storage_options), {})
-    target = handle.recipe.target
     with reported(progress, report_step) as say:
         return Report(
             report_on(
                 handle,
                 path.strip("/"),
                 handle.url if not path.strip("/") else f"{handle.url.rstrip('/')}/{path.strip('/')}",
-                snapshot=target if isinstance(target, SnapshotPlace) else None,
                 fast=fast,
                 pictures=pictures,
                 preview=preview,
@@ -170,7 +168,6 @@ def report_on(
     path: str,
     shown: str,
     *,
-    snapshot: SnapshotPlace | None = None,
     fast: bool = False,
     pictures: bool = True,
     preview: bool = False,
@@ -194,7 +191,7 @@ def report_on(
     found = run_sync(survey(engine.canonical, path, indices=not fast, occupancy=occupancy, progress=progress, shown=shown))
     return facts_of(
         found,
-        storage_facts(engine, snapshot),
+        storage_facts(engine, handle.snapshot),
         url=shown,
         at=at,
         occupancy=occupancy,
@@ -207,7 +204,7 @@ def report_on(
 
 def _previewer(handle: Handle) -> Previewer:
     try:
-        from shardstore.adapters.zarr.preview import Previews
+        from shardstore.reports.preview import Previews
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] != "zarr":
             raise

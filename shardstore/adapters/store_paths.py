@@ -1,4 +1,4 @@
-"""Resolve the URL on the command line to an engine at the root of the hierarchy, and the path in it.
+"""Resolve a URL to the root of the hierarchy that it lies in, and the path from there.
 
 A URL may name a store, a node in it, or a key. Where there is no node at or above it, the URL itself is the root. The root of a snapshot of
 a versioned store, ``run.ice@main``, is where its name ends.
@@ -17,21 +17,23 @@ from fsspec.registry import available_protocols
 from shardstore._sync import run_sync
 from shardstore.adapters.fsspec.root import root_depth
 from shardstore.adapters.handle import Handle
-from shardstore.cli.progress import said_if_slow
 from shardstore.errors import InvalidInput
+from shardstore.model.redaction import redacted
 from shardstore.presented.flavours import Presented
 from shardstore.storage.opening.address import Address
 from shardstore.storage.opening.kinds import kind_of_protocol
+from shardstore.storage.opening.open import open_storage
+from shardstore.storage.opening.options import options_of_another
 from shardstore.storage.opening.snapshot_place import SnapshotPlace
-from shardstore.storage.opening.snapshot_urls import named_snapshot, refuse_to_change
-from shardstore.storage.redaction import redacted
+from shardstore.storage.opening.snapshot_urls import holds_versioned_store, named_snapshot, refuse_to_change
 from shardstore.stored.detect import is_draft
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """The target of an address: the engine at the root, and the path in it. ``has_root`` if a ``zarr.json``, or the name of a snapshot,
-    showed the root.
+class StorePath:
+    """A place in a store: ``handle`` is open at the root, the first ``depth`` segments of the address; ``path`` leads on from there.
+
+    ``has_root`` if a ``zarr.json``, or the name of a snapshot, showed the root.
     """
 
     address: Address
@@ -39,7 +41,9 @@ class Target:
     depth: int
     has_root: bool
     handle: Handle
-    snapshot: SnapshotPlace | None = None
+
+    def __str__(self) -> str:
+        return str(self.address)
 
     @property
     def engine(self) -> Presented:
@@ -49,23 +53,32 @@ class Target:
     def path(self) -> str:
         return self.address.path_from(self.depth)
 
+    @property
+    def has_name(self) -> bool:
+        """False if the URL is that of a whole bucket or storage."""
+        return bool(self.address.segments)
+
     def shown(self, path: str) -> str:
         """Return the URL of ``path`` in the engine, for people."""
         return self.address.shown_below(self.depth, path)
 
-    def rooted_at(self, depth: int) -> Target:
+    def rooted_at(self, depth: int) -> StorePath:
         """Return the same place with an engine whose root is the first ``depth`` segments of the address."""
         return self if depth == self.depth else _at(self.address, self.options, depth, self.has_root)
 
     def check_changeable(self, what: str) -> None:
-        """Raise ``ReadOnly`` if the target is, or is in, a snapshot; ``what`` is to be done, such as "compacting"."""
-        refuse_to_change(self.snapshot, what)
+        """Raise ``ReadOnly`` if the place is, or is in, a snapshot; ``what`` is to be done, such as "compacting"."""
+        refuse_to_change(self.handle.snapshot, what)
 
-    def as_key(self) -> Target:
-        """Return the target as a key in the directory above, if no document showed the root."""
-        if self.has_root or self.path or not self.address.segments:
+    def as_key(self) -> StorePath:
+        """Return the place as a key in the directory above, if no document showed the root."""
+        if self.has_root or self.path or not self.has_name:
             return self
         return self.rooted_at(len(self.address.segments) - 1)
+
+    def is_versioned_store(self) -> bool:
+        """Return whether the root looks like that of a versioned store. One request."""
+        return run_sync(holds_versioned_store(self.engine.storage))
 
 
 def snapshot_in(url: str, options: Mapping[str, Any]) -> SnapshotPlace | None:
@@ -80,7 +93,7 @@ def refuse_snapshot(url: str, options: Mapping[str, Any]) -> None:
         raise InvalidInput(f"{redacted(url)} names a snapshot: give the store itself, {store}, and the name of the snapshot behind it")
 
 
-def resolve(url: str, options: Mapping[str, Any]) -> Target:
+def resolve(url: str, options: Mapping[str, Any]) -> StorePath:
     """Find the root that ``url`` lies in, and open it.
 
     Raises:
@@ -91,21 +104,21 @@ def resolve(url: str, options: Mapping[str, Any]) -> Target:
     """
     address = Address.parse(url)
     _check_slashes(url)
-    with said_if_slow("waiting for the storage to answer"):
-        place = run_sync(named_snapshot(url, options))
-        if place is not None:
-            return Target(address, options, place.depth, True, Handle.of_snapshot(place, {}), place)
-        depth = run_sync(root_depth(address, options))
+    if (place := snapshot_in(url, options)) is not None:
+        return StorePath(address, options, place.depth, True, Handle.of_snapshot(place, {}))
+    depth = run_sync(root_depth(address, options))
     return _at(address, options, len(address.segments) if depth is None else depth, depth is not None)
 
 
-def resolve_pair(source: str, target: str, source_options: Mapping[str, Any], target_options: Mapping[str, Any]) -> tuple[Target, Target]:
-    """Return two targets, with one engine if they are in one storage: then a move can be a rename, and a copy the server's."""
+def resolve_pair(
+    source: str, target: str, source_options: Mapping[str, Any], target_options: Mapping[str, Any]
+) -> tuple[StorePath, StorePath]:
+    """Return two places, with one engine if they are in one storage: then a move can be a rename, and a copy the server's."""
     one, other = resolve(source, source_options), resolve(target, target_options)
     a, b = one.address, other.address
     if (
-        one.snapshot is not None
-        or other.snapshot is not None
+        one.handle.snapshot is not None
+        or other.handle.snapshot is not None
         or (a.protocol, a.head, a.tail) != (b.protocol, b.head, b.tail)
         or dict(one.options) != dict(other.options)
     ):
@@ -115,15 +128,15 @@ def resolve_pair(source: str, target: str, source_options: Mapping[str, Any], ta
         # A root itself can be renamed from above only.
         most = min(len(a.segments), len(b.segments)) - 1
         common = max(0, min(common, most))
-    if any(target.depth != common and _holds_draft(target) for target in (one, other)):
+    if any(place.depth != common and _holds_draft(place) for place in (one, other)):
         return one, other  # its keys mean something from its own root only
     return one.rooted_at(common), other.rooted_at(common)
 
 
-def _holds_draft(target: Target) -> bool:
+def _holds_draft(place: StorePath) -> bool:
     """Return whether the root is that of a hierarchy of the 2022 draft."""
-    run_sync(target.engine.exists("zarr.json"))
-    return is_draft(target.engine.storage)
+    run_sync(place.engine.exists("zarr.json"))
+    return is_draft(place.engine.storage)
 
 
 def _common(one: tuple[str, ...], other: tuple[str, ...]) -> int:
@@ -137,12 +150,12 @@ def _takes_options(protocol: str) -> bool:
 
 
 def pair_options(
-    source: str, target: str, given: dict[str, Any], of_target: dict[str, Any] | None
+    source: str, target: str, given: dict[str, Any], target_options: dict[str, Any] | None
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the options of two URLs. The given ones are for both, except for a local one beside another that takes options."""
+    """Return the options of two URLs. The given ones are for both, but not for a local one if the other one takes options."""
     takes = {url: _takes_options(Address.parse(url).protocol) for url in (source, target)}
-    if of_target is not None:
-        return given, of_target
+    if target_options is not None:
+        return given, target_options
     return given if takes[source] or not takes[target] else {}, given if takes[target] or not takes[source] else {}
 
 
@@ -157,5 +170,24 @@ def _check_slashes(url: str) -> None:
     raise InvalidInput(f"{redacted(url)!r} is not a path that exists: did you mean {redacted(f'{match[1]}://{match[3]}')}?")
 
 
-def _at(address: Address, options: Mapping[str, Any], depth: int, has_root: bool) -> Target:
-    return Target(address, options, depth, has_root, Handle.make(address.at(depth), dict(options) or None, {}))
+def _at(address: Address, options: Mapping[str, Any], depth: int, has_root: bool) -> StorePath:
+    return StorePath(address, options, depth, has_root, Handle.make(address.at(depth), dict(options) or None, {}))
+
+
+def url_below(url: str, path: str) -> str | None:
+    """Return the URL of what lies at ``path`` below another URL, for people; ``None`` if that is no URL of a place."""
+    try:
+        address = Address.parse(url)
+    except InvalidInput:
+        return None
+    return address.shown_below(len(address.segments), path)
+
+
+def options_for(url: str, own: str, own_options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the options for a URL: those of the place ``own`` if both have one protocol, otherwise ``None``."""
+    return options_of_another(url, None, own, own_options)
+
+
+def is_versioned_store(url: str, options: Mapping[str, Any] | None) -> bool:
+    """Return whether a versioned store seems to be at a URL. One request."""
+    return run_sync(holds_versioned_store(open_storage(url, None if options is None else dict(options))))

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from shardstore.engine.actions import ERASE, Action
-from shardstore.engine.keyed_store import TickBatch
 from shardstore.engine.values import KeyUpdate
 from shardstore.errors import InvalidInput, ShardStoreError, StorageError
 from shardstore.format.metadata_v3 import METADATA_NAME
@@ -27,6 +26,7 @@ from shardstore.model.ranges import BytesLike
 from shardstore.mounting.errnos import ErrorLog
 from shardstore.mounting.names import ByPath, document_rank, is_array_document, is_document, moved_path
 from shardstore.presented.flavours import Presented
+from shardstore.tasks import TickBatch
 
 IDLE_SECONDS = 1.0
 """Held-back changes are stored when none was added for so many seconds."""

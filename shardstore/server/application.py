@@ -29,6 +29,7 @@ from shardstore.errors import (
     Conflict,
     Corruption,
     InvalidInput,
+    LeadsOutside,
     NotFound,
     ShardStoreError,
     SnapshotExpired,
@@ -46,7 +47,6 @@ from shardstore.server.http_rules import parse_entity_tags
 from shardstore.server.listings import LISTING_HEADERS, Listings, as_html, as_html_pieces, as_json, page_of, relative_link
 from shardstore.server.load import MOST_IN_FLIGHT, Busy, Load
 from shardstore.server.values import PIECE_NBYTES, Answer, Asked, Headers, Refusal, answer, shown
-from shardstore.storage.local.inside import LeadsOutside
 from shardstore.storage.redaction import redacted
 
 logger = logging.getLogger(__name__)
@@ -125,8 +125,8 @@ class Application(Starlette):
                 finally:
                     self.load.leave()  # not before all is sent: until then it is in memory
                 return
-            if name in self.served.absent:
-                raise Refusal(404, f"there is no /{name}/: {self.served.absent[name]}")
+            if name in self.served.store.absent:
+                raise Refusal(404, f"there is no /{name}/: {self.served.store.absent[name]}")
             if name in ("", "healthz") and not rest:
                 if name == "" and _is_of_s3(headers, scope["query_string"]):
                     found = Answer(200, [(b"content-type", b"application/xml")], s3_answers.buckets(self.served.buckets))
@@ -184,7 +184,7 @@ class Application(Starlette):
 
     async def _is_directory(self, bucket: Bucket, key: str) -> bool:
         """Return whether a request for a key without a value is one for a directory, whose last slash is missing."""
-        return self._listings is not None and not is_document(key) and await bucket.is_directory(key, looks=True)
+        return self._listings is not None and not is_document(key) and await bucket.view.is_directory(key, looks=True)
 
     async def _directory(self, bucket: Bucket, prefix: str, parameters: Mapping[str, str], headers: Mapping[bytes, bytes]) -> Answer:
         if self._listings is None:
@@ -193,7 +193,7 @@ class Application(Starlette):
             raise InvalidInput(f"{prefix!r} has an empty segment")
         page = await page_of(self._listings, bucket, check_directory(prefix), parameters.get("after", ""))
         is_nothing = prefix and not page.entries and not parameters.get("after")
-        if is_nothing and not await bucket.is_directory(prefix[:-1], looks=False):
+        if is_nothing and not await bucket.view.is_directory(prefix[:-1], looks=False):
             raise NotFound(f"there is nothing below {prefix!r}")
         title = f"/{bucket.name}/{prefix}"
         accepted = headers.get(b"accept", b"")

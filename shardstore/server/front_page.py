@@ -83,18 +83,18 @@ class FrontPage:
         def note(objects: int) -> None:
             self._looked_at = objects
 
-        engine = self._served.handle.engine
+        engine = self._served.store.handle.engine
         at = datetime.now(UTC)
         occupancy = occupancy_of_report()
         found = await survey(engine.canonical, occupancy=occupancy, progress=note)
-        storage = storage_facts(engine, self._served.snapshot)
+        storage = storage_facts(engine, self._served.store.snapshot)
         return await asyncio.to_thread(facts_of, found, storage, url=self._served.url, at=at, occupancy=occupancy)
 
     async def _at_a_glance(self) -> Facts:
-        engine = self._served.handle.engine
+        engine = self._served.store.handle.engine
         at = datetime.now(UTC)
         found, is_complete = await glance(engine.canonical, most_arrays=_GLANCE_ARRAYS, seconds=_GLANCE_SECONDS)
-        return facts_of(found, storage_facts(engine, self._served.snapshot), url=self._served.url, at=at, is_complete=is_complete)
+        return facts_of(found, storage_facts(engine, self._served.store.snapshot), url=self._served.url, at=at, is_complete=is_complete)
 
     # -- pages -------------------------------------------------------------------------------------------------------------
 
@@ -106,8 +106,8 @@ class FrontPage:
     async def _rendered(self, facts: Facts, base: str, *, is_under_way: bool) -> Page:
         looked_at = plural(self._looked_at, "object")
         serving = Serving(
-            views=[(bucket.name, bucket.words) for bucket in self._served.buckets.values()],
-            absent=list(self._served.absent.items()),
+            views=self._served.views,
+            absent=list(self._served.store.absent.items()),
             snippets=_snippets(base, has_token=self._has_token),
             under_way=f"The shards are being looked at, {looked_at} so far: this page comes again by itself." if is_under_way else "",
         )

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
 from html import escape
 from typing import Literal
 from urllib.parse import quote
 
-from shardstore.engine.reading.listing import ListedValue
+from shardstore.adapters.read_views import ListedName
 from shardstore.errors import InvalidInput
 from shardstore.format.store_keys import check_directory
-from shardstore.model.generation import Generation
+from shardstore.model.containers import Lru
 from shardstore.model.words import is_utf8
-from shardstore.server.buckets import Bucket, Listed
+from shardstore.server.buckets import Bucket
 
 PAGE = 10_000
 """Names on a page of HTML or JSON."""
@@ -33,67 +32,30 @@ _CSP = "default-src 'none'; style-src 'unsafe-inline'"
 LISTING_HEADERS = [(b"content-security-policy", _CSP.encode()), (b"cache-control", b"no-cache")]
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A key with its size in bytes and its version (``None``: not known yet), or a prefix that ends with ``/``."""
-
-    name: str
-    nbytes: int | None = None
-    version: Generation | None = None
-    is_prefix: bool = False
-
-    @classmethod
-    def of(cls, value: ListedValue) -> Entry:
-        return cls(value.key, value.nbytes, value.version)
-
-
 _How = Literal["exact", "possible", "below"]
-
-
-def _that_can_be_asked_for(listed: Listed) -> Listed:
-    """Return a listing without names that UTF-8 cannot hold, as those of files may be: no client could ask for them."""
-    if all(value.key.isascii() for value in listed.values) and all(name.isascii() for name in listed.prefixes):
-        return listed
-    values = tuple(value for value in listed.values if is_utf8(value.key))
-    return Listed(values, tuple(filter(is_utf8, listed.prefixes)))
-
-
-def _names_of(listed: Listed | None) -> int:
-    return 1 if listed is None else 1 + len(listed.values) + len(listed.prefixes)
 
 
 class Listings:
     """The listings of a server's buckets."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._kept: OrderedDict[tuple[str, str, _How], tuple[float, Listed | None]] = OrderedDict()
-        self._names = 0
+        self._kept: Lru[tuple[str, str, _How], _Kept] = Lru(_KEPT_NAMES, _Kept.size, seconds=_KEPT_SECONDS, clock=clock)
 
-    async def _listed(self, bucket: Bucket, prefix: str, how: _How, *, goes_on: bool) -> Listed | None:
+    async def _listed(self, bucket: Bucket, prefix: str, how: _How, *, goes_on: bool) -> list[ListedName] | None:
         """List one directory; if a client ``goes_on`` with a listing, perhaps as it was for the page before."""
         place = bucket.name, prefix, how
-        kept = self._kept.get(place)
-        if goes_on and kept is not None and self._clock() - kept[0] < _KEPT_SECONDS:
-            return kept[1]
+        if goes_on and (kept := self._kept.peek(place)) is not None:
+            return kept.names
         if how == "below":
-            listed = await bucket.list_below(prefix, _WHOLE_NAMES)
+            listed = await bucket.view.list_below(prefix, _WHOLE_NAMES)
         else:
-            listed = await bucket.list_dir(prefix, exact=how == "exact")
-        listed = None if listed is None else _that_can_be_asked_for(listed)
-        self._forget(place)
-        if (names := _names_of(listed)) <= _KEPT_NAMES:
-            self._kept[place] = self._clock(), listed
-            self._names += names
-            while self._names > _KEPT_NAMES:
-                self._forget(next(iter(self._kept)))
-        return listed
+            listed = await bucket.view.list_dir(prefix, exact=how == "exact")
+        if listed is not None and not all(one.name.isascii() for one in listed):
+            # Names of files can be such that UTF-8 cannot hold them: no client could ask for them.
+            listed = [one for one in listed if is_utf8(one.name)]
+        return self._kept.put(place, _Kept(listed)).names
 
-    def _forget(self, place: tuple[str, str, _How]) -> None:
-        if (kept := self._kept.pop(place, None)) is not None:
-            self._names -= _names_of(kept[1])
-
-    async def below(self, bucket: Bucket, prefix: str, after: str = "", *, goes_on: bool = False) -> AsyncGenerator[Entry, None]:
+    async def below(self, bucket: Bucket, prefix: str, after: str = "", *, goes_on: bool = False) -> AsyncGenerator[ListedName, None]:
         """Yield all keys that start with ``prefix`` and come after ``after``, in ascending order of their UTF-8.
 
         Few keys are listed at once; many directory by directory, so that a page does not list the whole store.
@@ -101,9 +63,9 @@ class Listings:
         if (above := _directory_of(prefix)) is None:
             return
         if (listed := await self._listed(bucket, above, "below", goes_on=goes_on)) is not None:
-            for value in listed.values:
-                if value.key > after and value.key.startswith(prefix):
-                    yield Entry.of(value)
+            for one in listed:
+                if one.name > after and one.name.startswith(prefix):
+                    yield one
             return
         async for entry in self.at(bucket, prefix, after, exact=False, goes_on=goes_on):
             if not entry.is_prefix:
@@ -114,18 +76,17 @@ class Listings:
 
     async def at(
         self, bucket: Bucket, prefix: str, after: str = "", *, exact: bool = True, goes_on: bool = False
-    ) -> AsyncGenerator[Entry, None]:
+    ) -> AsyncGenerator[ListedName, None]:
         """Yield the keys and the prefixes up to the next ``/`` that start with ``prefix``, and that have keys after ``after``."""
         if (above := _directory_of(prefix)) is None:
             return
         listed = await self._listed(bucket, above, "exact" if exact else "possible", goes_on=goes_on)
         assert listed is not None
-        entries = [Entry.of(value) for value in listed.values if value.key > after and value.key.startswith(prefix)]
-        inside = [name for name in listed.prefixes if name.startswith(prefix) and (name > after or after.startswith(name))]
-        gone = [name for name in inside if exact and after.startswith(name) and not await self._has_more(bucket, name, after)]
-        entries += [Entry(name, is_prefix=True) for name in inside if name not in gone]
-        for entry in sorted(entries, key=lambda entry: entry.name):
-            yield entry
+        for one in listed:
+            if not one.name.startswith(prefix) or not (one.name > after or (one.is_prefix and after.startswith(one.name))):
+                continue
+            if not (exact and one.is_prefix and after.startswith(one.name)) or await self._has_more(bucket, one.name, after):
+                yield one
 
     async def _has_more(self, bucket: Bucket, name: str, after: str) -> bool:
         """Return whether the prefix ``name`` has keys after ``after``, which starts with it; not if that is the prefix itself, which was
@@ -138,6 +99,16 @@ class Listings:
             return await anext(found, None) is not None
         finally:
             await found.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A listing; ``None`` if there is too much to be listed at once."""
+
+    names: list[ListedName] | None
+
+    def size(self) -> int:
+        return 1 + len(self.names or ())
 
 
 def _directory_of(prefix: str) -> str | None:
@@ -157,13 +128,13 @@ class Page:
     """One page of a directory; ``more`` is the name to go on after, ``None`` on the last one."""
 
     prefix: str
-    entries: list[Entry]
+    entries: list[ListedName]
     more: str | None
 
 
 async def page_of(listings: Listings, bucket: Bucket, prefix: str, after: str, most: int = PAGE) -> Page:
     """Return a page of the directory ``prefix``. Directories of chunks may be among it that have none."""
-    entries: list[Entry] = []
+    entries: list[ListedName] = []
     async for entry in _names_after(listings, bucket, prefix, after):
         if len(entries) == most:
             return Page(prefix, entries, entries[-1].name)
@@ -171,7 +142,7 @@ async def page_of(listings: Listings, bucket: Bucket, prefix: str, after: str, m
     return Page(prefix, entries, None)
 
 
-async def _names_after(listings: Listings, bucket: Bucket, prefix: str, after: str) -> AsyncGenerator[Entry, None]:
+async def _names_after(listings: Listings, bucket: Bucket, prefix: str, after: str) -> AsyncGenerator[ListedName, None]:
     async for entry in listings.at(bucket, prefix, after, exact=False, goes_on=bool(after)):
         if not entry.is_prefix or entry.name > after:
             yield entry
@@ -199,7 +170,7 @@ async def as_html_pieces(listings: Listings, bucket: Bucket, page: Page, title: 
     follow none to a next one.
     """
     yield _html_start(title) + _html_rows(page.prefix, page.entries)
-    entries: list[Entry] = []
+    entries: list[ListedName] = []
     async for entry in _names_after(listings, bucket, page.prefix, page.entries[-1].name):
         entries.append(entry)
         if len(entries) == PAGE:
@@ -216,7 +187,7 @@ def _html_start(title: str) -> bytes:
     ).encode()
 
 
-def _html_rows(prefix: str, entries: Iterable[Entry]) -> bytes:
+def _html_rows(prefix: str, entries: Iterable[ListedName]) -> bytes:
     rows: list[str] = []
     for entry in entries:
         name = entry.name[len(prefix) :]

@@ -15,10 +15,11 @@ from http import HTTPStatus
 from urllib.parse import parse_qsl, quote
 from xml.sax.saxutils import escape
 
+from shardstore.adapters.read_views import ListedName
+from shardstore.adapters.value_reads import VersionedValue
 from shardstore.server.buckets import Bucket
-from shardstore.server.listings import Entry, Listings
+from shardstore.server.listings import Listings
 from shardstore.server.values import Refusal, shown
-from shardstore.storage.base import Found
 
 MOST_KEYS = 1000
 
@@ -160,12 +161,12 @@ async def bucket_answer(bucket: Bucket, listings: Listings, parameters: Mapping[
     return _listing(bucket, asked, found, looked_at, is_truncated)
 
 
-async def _entries(bucket: Bucket, listings: Listings, asked: _Asked) -> tuple[list[Entry], bool]:
+async def _entries(bucket: Bucket, listings: Listings, asked: _Asked) -> tuple[list[ListedName], bool]:
     goes_on = asked.token is not None
     if not asked.most:
         return [], False
     list_ = listings.at if asked.delimiter else listings.below
-    entries: list[Entry] = []
+    entries: list[ListedName] = []
     walk = list_(bucket, asked.prefix, asked.after, goes_on=goes_on)
     try:
         async for entry in walk:
@@ -177,7 +178,7 @@ async def _entries(bucket: Bucket, listings: Listings, asked: _Asked) -> tuple[l
     return entries, False
 
 
-def _listing(bucket: Bucket, asked: _Asked, found: list[Entry], looked_at: Mapping[str, Found], is_truncated: bool) -> bytes:
+def _listing(bucket: Bucket, asked: _Asked, found: list[ListedName], looked_at: Mapping[str, VersionedValue], is_truncated: bool) -> bytes:
     def text(value: str) -> str:
         return escape(quote(value, safe="/~") if asked.encodes else _printable(value), {"\r": "&#13;"})
 
@@ -204,7 +205,7 @@ def _listing(bucket: Bucket, asked: _Asked, found: list[Entry], looked_at: Mappi
         if entry.nbytes is not None:
             nbytes, version = entry.nbytes, entry.version
         elif (seen := looked_at.get(entry.name)) is not None:
-            nbytes, version = seen.nbytes, seen.generation
+            nbytes, version = seen.nbytes, seen.version
         else:  # it is gone, or cannot be shown
             continue
         stored = f"{datetime.fromtimestamp(bucket.modified(version), UTC):%Y-%m-%dT%H:%M:%S}.000Z"

@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from email.utils import formatdate
 
+from shardstore.adapters.value_reads import ValueRead, VersionedValue, VersionGone
 from shardstore.errors import NotFound, Unsupported
 from shardstore.format.v2.keys import is_document
 from shardstore.model.generation import Generation
@@ -22,13 +23,12 @@ from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteReque
 from shardstore.model.words import size
 from shardstore.server.buckets import Bucket, Moved
 from shardstore.server.http_rules import if_range, parse_entity_tags, parse_range, satisfied
-from shardstore.storage.base import UNKNOWN_NBYTES, Absent, Found, Read
 
 PIECE_NBYTES = 8 * 2**20
 """A longer value is read and sent in pieces of this length."""
 
 MOST_AT_ONCE_NBYTES = 64 * 2**20
-"""Bytes that are read at once, where a storage tells no versions by which several reads could be of one."""
+"""Bytes that are read at once, where a storage gives no versions by which several reads could be of one."""
 
 _ATTEMPTS = 10
 _MOST_SHOWN = 100  # characters of what a client says, in messages
@@ -65,7 +65,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A response: all of its body, or the first piece, behind which others follow."""
+    """A response: all of its body, or the first piece of several."""
 
     status: int
     headers: Headers
@@ -74,7 +74,7 @@ class Answer:
 
 
 class _Again(Exception):
-    """The version that was looked at is gone: decide anew what is to be sent."""
+    """The version that was looked at is gone: decide again what is to be sent."""
 
 
 async def answer(bucket: Bucket, key: str, asked: Asked, cache_control: bytes, piece_nbytes: int = PIECE_NBYTES) -> Answer:
@@ -83,7 +83,7 @@ async def answer(bucket: Bucket, key: str, asked: Asked, cache_control: bytes, p
     Raises:
         NotFound: there is no such value.
         Refusal: a precondition does not hold (412), or the range cannot be satisfied (416).
-        Moved: it kept changing meanwhile.
+        Moved: it kept changing while it was read.
         ShardStoreError: it could not be read.
     """
     for _ in range(_ATTEMPTS):
@@ -117,7 +117,7 @@ class _Attempt:
             request = None
         if asked.is_head:
             found = await self._found(())
-            return Answer(200, self._headers(found.generation, found.nbytes))
+            return Answer(200, self._headers(found.version, found.nbytes))
         return await self._send(request)
 
     # -- preconditions -------------------------------------------------------------------------------------------------
@@ -134,20 +134,20 @@ class _Attempt:
             self.pinned = known
             return
         found = await self.bucket.look(self.key)
-        if found is None or not tags.match_strongly(self.bucket.etag(found.generation)):
+        if found is None or not tags.match_strongly(self.bucket.etag(found.version)):
             raise self._failed()
-        self.pinned = found.generation
+        self.pinned = found.version
 
     async def _not_modified(self, text: str) -> Answer | None:
         found = await self.bucket.look(self.key)
         if found is None:
             raise self._absent()
-        if self.pinned is not None and found.generation != self.pinned:
+        if self.pinned is not None and found.version != self.pinned:
             raise self._failed()
-        etag = self.bucket.etag(found.generation)
+        etag = self.bucket.etag(found.version)
         if parse_entity_tags(text).match_weakly(etag):
-            return Answer(304, [*self._etag(found.generation), (b"cache-control", self.cache_control)])
-        self.pinned = found.generation
+            return Answer(304, [*self._etag(found.version), (b"cache-control", self.cache_control)])
+        self.pinned = found.version
         return None
 
     async def _in_range_of(self, text: str) -> bool:
@@ -158,11 +158,11 @@ class _Attempt:
         found = await self.bucket.look(self.key)
         if found is None:
             raise self._absent()
-        if self.bucket.etag(found.generation) != etag:
+        if self.bucket.etag(found.version) != etag:
             return False
-        if self.pinned is not None and found.generation != self.pinned:
+        if self.pinned is not None and found.version != self.pinned:
             raise self._failed() if self.is_asked_for else _Again
-        self.pinned = found.generation
+        self.pinned = found.version
         return True
 
     def _absent(self) -> Exception:
@@ -172,38 +172,39 @@ class _Attempt:
 
     # -- what is sent --------------------------------------------------------------------------------------------------
 
-    async def _found(self, ranges: tuple[ByteRequest, ...]) -> Found:
-        outcome = await self.bucket.read(Read(self.key, ranges, self.pinned))
-        if isinstance(outcome, Found):
-            return outcome
-        if isinstance(outcome, Absent):
+    async def _found(self, ranges: tuple[ByteRequest, ...]) -> VersionedValue:
+        try:
+            found = await self.bucket.read(ValueRead(self.key, ranges, self.pinned))
+        except VersionGone:
+            raise self._failed() if self.is_asked_for else _Again from None
+        if found is None:
             raise self._absent()
-        raise self._failed() if self.is_asked_for else _Again
+        return found
 
     async def _send(self, request: ByteRequest | None) -> Answer:
         if isinstance(request, ByteSuffix) and request.nbytes > self.piece_nbytes:
             found = await self._found(())
-            self.pinned = found.generation
+            self.pinned = found.version
             request = ByteRange(max(0, found.nbytes - request.nbytes), found.nbytes)
         found = await self._found((self._first_piece(request),))
-        if found.nbytes == UNKNOWN_NBYTES:  # a storage that does not tell it of a part
-            self.pinned = found.generation
+        if not found.has_known_size:
+            self.pinned = found.version
             found = await self._found((EVERYTHING,))
             found = replace(found, nbytes=len(found.buffers[0]))
             return self._whole_in_memory(request, found)
         inside = self._inside(request, found.nbytes)
-        if inside.end - inside.start > self.piece_nbytes and self.bucket.etag(found.generation) is None:
+        if inside.end - inside.start > self.piece_nbytes and self.bucket.etag(found.version) is None:
             return await self._at_once(request, inside)
         (piece,) = found.buffers
         if len(piece) != min(inside.end - inside.start, self.piece_nbytes):
             raise _Again
         rest = None
         if inside.start + len(piece) < inside.end:
-            rest = self._pieces(found.generation, inside.start + len(piece), inside.end)
+            rest = self._pieces(found.version, inside.start + len(piece), inside.end)
         return self._answer(request, found, inside, piece, rest)
 
     async def _at_once(self, request: ByteRequest | None, inside: ByteRange) -> Answer:
-        """Return a long part of a value by one read: where the storage tells no versions, a second one could be of another version."""
+        """Return a long part of a value by one read: where the storage gives no versions, a second one could be of another version."""
         nbytes = inside.end - inside.start
         if nbytes > MOST_AT_ONCE_NBYTES:
             raise Unsupported(
@@ -236,14 +237,19 @@ class _Attempt:
             raise Refusal(416, message, [(b"content-range", b"bytes */%d" % nbytes)])
         return inside
 
-    def _whole_in_memory(self, request: ByteRequest | None, found: Found) -> Answer:
+    def _whole_in_memory(self, request: ByteRequest | None, found: VersionedValue) -> Answer:
         inside = self._inside(request, found.nbytes)
         return self._answer(request, found, inside, found.buffers[0][inside.start : inside.end], None)
 
     def _answer(
-        self, request: ByteRequest | None, found: Found, inside: ByteRange, piece: memoryview, rest: AsyncGenerator[BytesLike, None] | None
+        self,
+        request: ByteRequest | None,
+        found: VersionedValue,
+        inside: ByteRange,
+        piece: memoryview,
+        rest: AsyncGenerator[BytesLike, None] | None,
     ) -> Answer:
-        headers = self._headers(found.generation, inside.end - inside.start)
+        headers = self._headers(found.version, inside.end - inside.start)
         if request is None or _is_of_nothing(request, found.nbytes):
             return Answer(200, headers, piece, rest)
         headers.append((b"content-range", b"bytes %d-%d/%d" % (inside.start, inside.end - 1, found.nbytes)))
@@ -254,10 +260,13 @@ class _Attempt:
 
         async def read(at: int) -> memoryview:
             wanted = ByteRange(at, min(end, at + self.piece_nbytes))
-            outcome = await self.bucket.read(Read(self.key, (wanted,), generation))
-            if not isinstance(outcome, Found) or len(outcome.buffers[0]) != wanted.end - wanted.start:
+            try:
+                found = await self.bucket.read(ValueRead(self.key, (wanted,), generation))
+            except VersionGone:
+                raise Moved(self.key) from None
+            if found is None or len(found.buffers[0]) != wanted.end - wanted.start:
                 raise Moved(self.key)
-            return outcome.buffers[0]
+            return found.buffers[0]
 
         reading = asyncio.ensure_future(read(start))
         try:

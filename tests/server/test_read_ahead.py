@@ -11,13 +11,14 @@ import pytest
 import zarr
 
 import shardstore
+from shardstore.adapters.value_reads import ValueRead
 from shardstore.model.generation import UNCONDITIONAL, Generation
 from shardstore.model.ranges import ByteRange, ByteSuffix
 from shardstore.server import serve
 from shardstore.server.buckets import GatheredReads
-from shardstore.server.read_ahead import BLOCK_NBYTES, KEPT_NBYTES, ReadAhead
-from shardstore.storage.base import ABSENT, Absent, Changed, Found, Read, ReadOutcome, Storage
+from shardstore.storage.base import Absent, Changed, Found, Read, ReadOutcome, Storage
 from shardstore.storage.memory import MemoryStorage
+from shardstore.storage.read_ahead import BLOCK_NBYTES, KEPT_NBYTES, ReadAhead
 from shardstore.testing.trace import TraceStorage
 from tests.server.conftest import DATA, connected
 from tests.stored import on_io_loop
@@ -109,7 +110,7 @@ def test_memory_is_bounded() -> None:
     it = Ahead(KEPT_NBYTES + 3 * BLOCK_NBYTES)
     for start in range(0, len(it.data), BLOCK_NBYTES):
         it.read(ByteRange(start, start + 1))
-    assert it.ahead._nbytes == sum(len(piece) for _, _, piece in it.ahead._blocks.values()) <= KEPT_NBYTES
+    assert it.ahead._blocks.used == sum(len(it.ahead._blocks.peek(key)[1]) for key in it.ahead._blocks) <= KEPT_NBYTES
 
 
 @pytest.mark.parametrize(("max_age", "is_ahead"), [(0, False), (60, True)])
@@ -118,7 +119,7 @@ def test_a_server_reads_ahead_only_where_values_may_be_kept(max_age: int, is_ahe
     storage = TraceStorage(MemoryStorage(f"/served-{uuid.uuid4().hex}"))
     fill(storage)
     with serve(storage, port=0, max_age=max_age) as serving, connected(serving) as http:
-        assert (ReadAhead in kinds(serving.application.served.handle.engine.canonical.storage)) == is_ahead
+        assert (ReadAhead in kinds(serving.application.served.store.handle.engine.canonical.storage)) == is_ahead
         between = "/c/" if view == "zarr3" else "/"
         paths = [f"{view}/ct{between}{i}/{j}/0" for i in range(4) for j in range(4)]  # of one shard
         bodies = [http.get(path).content for path in paths[:3]]
@@ -151,24 +152,24 @@ def test_stored_objects_are_read_as_they_are() -> None:
             assert http.get("stored/ct/c/0/0/0", headers={"range": "bytes=0-9"}).status_code == 206
             assert sum(event.nbytes for event in storage.events) == 10
         served = serving.application.served.buckets["stored"]
-        assert ReadAhead not in kinds(served._storage)
+        assert ReadAhead not in kinds(served.view.storage)
 
 
 @pytest.mark.parametrize(("seconds", "batches"), [(0.05, [1, 3]), (0.0, [1, 1, 1, 1])])
 def test_reads_that_come_soon_after_each_other_go_together_where_reading_takes_long(seconds: float, batches: list[int]) -> None:
     asked: list[int] = []
 
-    async def read(reads: Sequence[Read]) -> list[ReadOutcome]:
+    async def read(reads: Sequence[ValueRead]) -> list[None]:
         asked.append(len(reads))
         await asyncio.sleep(seconds)
-        return [ABSENT] * len(reads)
+        return [None] * len(reads)
 
     async def submit() -> None:
         gathered = GatheredReads(read)
-        await gathered.submit(Read("first", ()))
+        await gathered.submit(ValueRead("first"))
         rest = []
         for key in ("a", "b", "c"):
-            rest.append(asyncio.ensure_future(gathered.submit(Read(key, ()))))
+            rest.append(asyncio.ensure_future(gathered.submit(ValueRead(key))))
             for _ in range(3):
                 await asyncio.sleep(0)  # some ticks of the loop
         await asyncio.gather(*rest)

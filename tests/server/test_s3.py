@@ -98,7 +98,7 @@ def test_pages_of_a_listing_take_one_pass(tmp_path: Path, bucket: str, whole: bo
         wanted = listed(http, bucket)[0]
         served = serving.application.served.buckets[bucket]
         listings = Counted(served, whole=whole)
-        served._source = listings
+        served.view = listings
         assert listed(http, bucket, max_keys=10)[0] == wanted
         directories = {key[: key.rfind("/") + 1] for key, _ in wanted} | {"", "ct/", "ct/c/"}
         assert len(listings.asked) == len(set(listings.asked))  # none twice
@@ -140,7 +140,7 @@ def test_listings_show_the_tags_and_times_of_what_is_stored(store: Path, bucket:
         os.utime(path, (0, 1.6e9 + number + 0.75))
     with serve(store, port=0) as serving, connected(serving) as http:
         served = serving.application.served.buckets[bucket]
-        served._source = Counted(served, whole=whole)
+        served.view = Counted(served, whole=whole)
         keys = {key for key, _ in listed(http, bucket)[0]}
         below = {f"{key.rpartition('/')[0]}/".lstrip("/") for key in keys} if delimiter else {""}
         seen: dict[str, float] = {}
@@ -170,10 +170,11 @@ class Counted:
     """A source that notes what is listed, and, unless ``whole``, always has too much to be listed at once."""
 
     def __init__(self, bucket: Any, *, whole: bool) -> None:
-        self._source = bucket._source
+        self._source = bucket.view
         self._whole = whole
         self.read = self._source.read
         self.is_directory = self._source.is_directory
+        self.identifies = self._source.identifies
         self.asked: list[tuple[str, str]] = []
 
     async def list_dir(self, prefix: str, *, exact: bool) -> Any:
@@ -189,7 +190,7 @@ class Counted:
 def test_large_directories_are_listed_in_the_same_order(own: Client, bucket: str) -> None:
     served = own.serving.application.served.buckets[bucket]
     wanted = {prefix: listed(own.http, bucket, prefix=prefix, max_keys=9) for prefix in ("", "ct/c/1", "ct/", "deep/", "ct/c/0/0")}
-    served._source = Counted(served, whole=False)
+    served.view = Counted(served, whole=False)
     for prefix, found in wanted.items():
         assert listed(own.http, bucket, prefix=prefix, max_keys=4) == found
         for after in [key for key, _ in found[0]][::7]:

@@ -16,13 +16,14 @@ import pytest
 import zarr
 
 import shardstore
+from shardstore.adapters.read_views import StoredView
+from shardstore.adapters.value_reads import ValueRead, VersionedValue
 from shardstore.engine.metadata.hierarchy import Hierarchy
 from shardstore.errors import AccessDenied, Conflict, Corruption, InvalidInput, NotFound, StorageError, Unsupported
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRange
 from shardstore.server import serve
-from shardstore.server.buckets import Bucket, StoredSource
-from shardstore.storage.base import Read, ReadOutcome
+from shardstore.server.buckets import Bucket
 from shardstore.storage.inferred_versions import unversioned
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.trace import TraceStorage
@@ -121,7 +122,7 @@ def test_entity_tags_are_those_of_other_processes_and_tell_nothing(own: Client, 
     assert len(set(etags)) == 3
     with serve(store, port=0) as other, connected(other) as http:
         assert http.get(CHUNK).headers["etag"] == etags[0]
-        other.application.served.buckets["zarr3"]._generations.clear()
+        other.application.served.buckets["zarr3"]._versions.clear()
         assert http.get(CHUNK, headers={"if-match": etags[0]}).status_code == 200  # one that it does not know
         assert http.get(CHUNK, headers={"if-none-match": etags[0]}).status_code == 304
     assert all(str(store.stat().st_ino) not in etag for etag in etags)
@@ -148,7 +149,7 @@ def test_version_that_is_gone(own: Client, store: Path) -> None:
 )
 def test_the_time_of_a_version_is_never_to_come(modified: float | None, shown: int) -> None:
     storage = MemoryStorage()
-    bucket = Bucket("stored", "", StoredSource(storage, Hierarchy(storage, 1.0, lambda: 0.0)), storage, clock=lambda: 1000.25)
+    bucket = Bucket("stored", StoredView(storage, Hierarchy(storage, 1.0, lambda: 0.0)), clock=lambda: 1000.25)
     assert bucket.modified(Generation("x", modified)) == shown
     assert bucket.modified(None) == 1000
 
@@ -212,7 +213,7 @@ def test_value_whose_rest_cannot_be_read_breaks_off_and_says_why_once(
         bucket = serving.application.served.buckets["zarr3"]
         real = bucket.read
 
-        async def fails(read: Read) -> ReadOutcome:
+        async def fails(read: ValueRead) -> VersionedValue | None:
             (wanted,) = read.ranges
             if isinstance(wanted, ByteRange) and wanted.start >= 1 << 21:
                 raise error
@@ -286,7 +287,7 @@ def test_programs_get_all_names_on_one_page(tmp_path: Path) -> None:
     with serve(tmp_path / "s", port=0) as serving, connected(serving) as http:
         served = serving.application.served.buckets["stored"]
         counted = Counted(served, whole=True)
-        served._source = counted
+        served.view = counted
         found = re.findall('href="([^"]*)"', http.get("stored/many/").text)
         assert sorted(found) == sorted(["../", *names])
         assert len(counted.asked) == 1

@@ -7,11 +7,7 @@ from __future__ import annotations
 
 import os
 
-from shardstore.errors import AccessDenied
-
-
-class LeadsOutside(AccessDenied):
-    """A key lies behind a link out of the directory."""
+from shardstore.errors import LeadsOutside
 
 
 class Inside:

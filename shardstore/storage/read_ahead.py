@@ -1,15 +1,15 @@
 """Read-ahead and a block cache for shards whose values may be cached: the chunks that a viewer asks for next are in memory then.
 
-Only for data at rest, by the user's word (``--max-age``) or by nature (a snapshot): elsewhere each answer has to be of a version that was
-the current one while it was asked for, and to find that out takes a request anyway.
+Only for data at rest, by the user's word (``serve --max-age``) or by nature (a snapshot): elsewhere each answer has to be of a version that
+was the current one while it was asked for, and to find that out takes a request anyway.
 """
 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 
+from shardstore.model.containers import Lru
 from shardstore.model.ranges import ByteRange
 from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOutcome, Storage
 from shardstore.storage.fallbacks import ReadsOnly
@@ -19,8 +19,8 @@ BLOCK_NBYTES = 4 * 2**20
 """Shards are read ahead in blocks that begin at multiples of this."""
 KEPT_NBYTES = 64 * 2**20
 
-_MOST_ASKED = 256  # objects of which is known when they were asked for
-_AGAIN_SECONDS = 2.0  # who asks twice within this time for parts of one object will ask for more
+_MOST_ASKED = 256  # objects
+_AGAIN_SECONDS = 2.0  # a client that asks twice within this time for parts of one object will ask for more
 
 
 class ReadAhead(ReadsOnly, StorageWrapper):
@@ -31,11 +31,10 @@ class ReadAhead(ReadsOnly, StorageWrapper):
 
     def __init__(self, inner: Storage, keep_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(inner)
-        self._keep_seconds = keep_seconds
-        self._clock = clock
-        self._asked: OrderedDict[str, float] = OrderedDict()  # key -> when parts of it were asked for last
-        self._blocks: OrderedDict[tuple[str, str, int], tuple[float, int, memoryview]] = OrderedDict()  # when, object's size, bytes
-        self._nbytes = 0
+        self._asked: Lru[str, bool] = Lru(_MOST_ASKED, seconds=_AGAIN_SECONDS, clock=clock)  # by key; parts of these were asked for
+        self._blocks: Lru[tuple[str, str, int], tuple[int, memoryview]] = Lru(  # by key, version and start; the object's size, the bytes
+            KEPT_NBYTES, lambda block: len(block[1]), seconds=keep_seconds, clock=clock
+        )
 
     def __repr__(self) -> str:
         return f"ReadAhead({self.inner!r})"
@@ -54,42 +53,28 @@ class ReadAhead(ReadsOnly, StorageWrapper):
         return [outcome for outcome in outcomes if outcome is not None]
 
     def _blocks_of(self, read: Read) -> list[int]:
-        """Return the starts of the blocks to be read for ``read``; none if it is to be read as it is."""
+        """Return the starts of the blocks to be read for ``read``; none if it is to be read unchanged."""
         if not _is_plain(read):
             return []
-        now = self._clock()
-        before = self._asked.pop(read.key, None)
-        self._asked[read.key] = now
-        if len(self._asked) > _MOST_ASKED:
-            self._asked.popitem(last=False)
-        return _starts(read) if before is not None and now - before <= _AGAIN_SECONDS else []
+        was_asked = self._asked.peek(read.key)
+        self._asked.put(read.key, True)
+        return _starts(read) if was_asked else []
 
     def _kept(self, read: Read) -> Found | None:
         if not _is_plain(read):
             return None
-        now = self._clock()
         pieces: dict[int, memoryview] = {}
         nbytes = 0
         for start in _starts(read):
-            place = read.key, _token(read), start
-            kept = self._blocks.get(place)
-            if kept is None or now - kept[0] > self._keep_seconds:
+            kept = self._blocks.get((read.key, _token(read), start))
+            if kept is None:
                 return None
-            self._blocks.move_to_end(place)
-            _, nbytes, pieces[start] = kept
+            nbytes, pieces[start] = kept
         return _cut(read, pieces, nbytes)
 
     def _keep(self, read: Read, starts: Sequence[int], found: Found) -> None:
-        now = self._clock()
         for start, piece in zip(starts, found.buffers, strict=True):
-            place = read.key, _token(read), start
-            if (old := self._blocks.pop(place, None)) is not None:
-                self._nbytes -= len(old[2])
-            self._blocks[place] = now, found.nbytes, piece
-            self._nbytes += len(piece)
-        while self._nbytes > KEPT_NBYTES:
-            _, (_, _, piece) = self._blocks.popitem(last=False)
-            self._nbytes -= len(piece)
+            self._blocks.put((read.key, _token(read), start), (found.nbytes, piece))
 
     # -- everything else -----------------------------------------------------------------------------------------------
 

@@ -104,12 +104,11 @@ $(CLIENTS)/.installed: | $(VENV)/.created
 # Tests wait for servers and other processes now and then: one more worker than cores keeps these busy.
 PYTEST := $(BIN)/python -m pytest -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --dist worksteal
 
-# Random operations are tried more often in test-all, unless their numbers are given.
 test: $(VENV)/.installed-test
 	$(PYTEST) -m "not slow and not server and not exhaustive" $(TESTARGS)
 
 test-all: $(VENV)/.installed-test $(ZARR2)/.installed $(CLIENTS)/.installed
-	SHARDSTORE_EXAMPLES=$${SHARDSTORE_EXAMPLES:-60} SHARDSTORE_FUZZ_EXAMPLES=$${SHARDSTORE_FUZZ_EXAMPLES:-150} \
+	SHARDSTORE_STAGE=$${SHARDSTORE_STAGE:-gate} \
 		SHARDSTORE_ZARR2="$(CURDIR)/$(ZARR2)/bin/python" SHARDSTORE_CLIENTS="$(CURDIR)/$(CLIENTS)/bin" $(PYTEST) $(TESTARGS)
 
 $(VENV)/.installed-browser: pyproject.toml $(VENV)/.installed-test
@@ -149,7 +148,7 @@ $(MINISTACK)/.installed: $(VENV)/.created
 
 # One after the other: what they count is one machine's work. They bound their own time.
 torture: $(VENV)/.installed-test $(MINISTACK)/.installed
-	SHARDSTORE_TORTURE=1 SHARDSTORE_MINISTACK="$(CURDIR)/$(MINISTACK)/bin/ministack" \
+	SHARDSTORE_STAGE=night SHARDSTORE_MINISTACK="$(CURDIR)/$(MINISTACK)/bin/ministack" \
 		$(BIN)/python -m pytest tests/torture -n0 --timeout=0 -v $(TESTARGS)
 
 SEEDS ?= 400

@@ -14,6 +14,8 @@ from typing import Any
 import hypothesis
 import pytest
 
+from tests.harness.scale import EXAMPLES, STAGE
+
 # The tests are to see this machine's settings as little as possible: no account, profile, proxy or option of somebody's.
 _SETTINGS = ("AWS_", "FSSPEC_", "GCSFS_", "GOOGLE_", "SHARDSTORE_PIPELINE", "STORAGE_EMULATOR_", "ZARR_")
 for name in [name for name in os.environ if name.startswith(_SETTINGS)]:
@@ -32,9 +34,9 @@ os.environ.update(
     no_proxy="127.0.0.1,localhost",
 )
 
-# No example fails because the machine is slow.
-hypothesis.settings.register_profile("unhurried", deadline=None)
-hypothesis.settings.load_profile("unhurried")
+# Each stage has a profile: so many examples, none of which fails because the machine is slow.
+hypothesis.settings.register_profile(STAGE, max_examples=EXAMPLES, deadline=None)
+hypothesis.settings.load_profile(STAGE)
 
 
 # Whole directories that make test leaves to make test-all.

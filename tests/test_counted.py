@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import fsspec.asyn
-import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -146,7 +145,6 @@ def test_a_cold_selection_inside_one_shard(
     assert again.summary().rounds == 1
 
 
-@hypothesis.settings(max_examples=50, deadline=None)
 @given(
     chunks=st.lists(st.integers(0, PER_SHARD - 1), min_size=1, max_size=PER_SHARD - 1, unique=True),
     gap_bytes=st.integers(0, 4 * CHUNK),

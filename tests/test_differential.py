@@ -7,7 +7,6 @@ both. Every result must agree, errors included, and in the end so must every key
 from __future__ import annotations
 
 import json
-import os
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,14 +28,11 @@ import shardstore
 from shardstore.plan.policy import ArrayInfo, ShardingPolicy
 from shardstore.storage.memory import MemoryStorage
 from tests import view
+from tests.harness.scale import EXAMPLES
 from tests.shards import presented, sharded_arrays
 from tests.stored import StorageObjects, as_zarr_memory
 
-EXAMPLES = int(os.environ.get("SHARDSTORE_EXAMPLES", "20"))
-
 settings = hypothesis.settings(
-    max_examples=EXAMPLES,
-    deadline=None,
     suppress_health_check=[
         hypothesis.HealthCheck.too_slow,
         hypothesis.HealthCheck.data_too_large,

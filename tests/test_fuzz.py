@@ -1,7 +1,6 @@
 """Arbitrary bytes as a shard or as a metadata document never crash, hang or allocate without bound.
 
-``SHARDSTORE_FUZZ_EXAMPLES`` raises the number of examples a test (100,000 before a release; then with ``-o faulthandler_timeout=0``,
-whose dumps of running threads may end the process). Address space is limited while
+Address space is limited while
 these tests run, so that an allocation by a number that was read from a document is a MemoryError and not a dead machine; a hang
 is ended by the run's timeout.
 """
@@ -11,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 import resource
 import uuid
 from collections.abc import Callable, Iterator
@@ -33,12 +31,11 @@ from shardstore.plan.policy import ArrayInfo
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.trace import TraceStorage
 from tests import view
+from tests.harness.scale import EXAMPLES
 from tests.shards import MISSING, Sharding, encode_index, index_entries, sharding
 from tests.stored import StorageObjects
 
-EXAMPLES = int(os.environ.get("SHARDSTORE_FUZZ_EXAMPLES", "40"))
-
-settings = hypothesis.settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+settings = hypothesis.settings(suppress_health_check=list(hypothesis.HealthCheck))
 
 # The run's timeout is for the usual number of examples.
 pytestmark = pytest.mark.timeout(300 + EXAMPLES)

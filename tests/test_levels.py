@@ -202,8 +202,6 @@ def nested(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @hypothesis.settings(
-    max_examples=20,
-    deadline=None,
     suppress_health_check=list(hypothesis.HealthCheck),
     phases=[hypothesis.Phase.generate],  # to shrink a failure takes longer than a test may
 )

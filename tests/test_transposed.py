@@ -157,7 +157,7 @@ def arrays(draw: st.DrawFn) -> Made:
     )
 
 
-@hypothesis.settings(max_examples=40, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+@hypothesis.settings(suppress_health_check=list(hypothesis.HealthCheck))
 @hypothesis.given(made=arrays(), data=st.data(), pipeline=st.booleans())
 @hypothesis.example(made=ONLY_TRANSPOSED_DIVIDES, data=None, pipeline=True)
 @hypothesis.example(made=THREE, data=None, pipeline=True)

@@ -6,7 +6,6 @@ may be believed otherwise is the user's choice.
 
 from __future__ import annotations
 
-import os
 import uuid
 
 import hypothesis
@@ -21,8 +20,8 @@ from shardstore.errors import InvalidInput, NotFound
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.trace import TraceStorage
 from tests import view
+from tests.harness.scale import EXAMPLES
 
-EXAMPLES = int(os.environ.get("SHARDSTORE_EXAMPLES", "20"))
 POLICIES = ((2,), (3,), None)
 NAMES = ("ct", "ct2")
 CHUNKS = 5
@@ -182,6 +181,6 @@ def test_clients_together_are_one_dictionary() -> None:
     run_state_machine_as_test(
         ClientsMachine,
         settings=hypothesis.settings(
-            max_examples=EXAMPLES, stateful_step_count=25, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
+            max_examples=EXAMPLES // 2, stateful_step_count=25, suppress_health_check=list(hypothesis.HealthCheck)
         ),
     )

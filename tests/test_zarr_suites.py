@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import uuid
 from pathlib import Path
 from typing import Any
@@ -26,10 +25,9 @@ from zarr.testing.store import StoreTests
 import shardstore
 from shardstore.plan.policy import ArrayInfo
 from shardstore.storage.memory import MemoryStorage
+from tests.harness.scale import EXAMPLES
 from tests.stored import FsspecObjects, LocalObjects, Objects, StorageObjects
 from tests.under_array import SHARDED_ROOT, UnderShardedArray, chunk_key
-
-EXAMPLES = int(os.environ.get("SHARDSTORE_EXAMPLES", "30"))
 
 pytestmark = [pytest.mark.slow, pytest.mark.zarr, pytest.mark.timeout(300 + 5 * EXAMPLES)]  # the run's is for the usual number of examples
 
@@ -206,9 +204,8 @@ def test_the_suite_does_reach_shards() -> None:
 @pytest.fixture
 def machine_settings(request: pytest.FixtureRequest) -> hypothesis.settings:
     return hypothesis.settings(
-        max_examples=EXAMPLES,
+        max_examples=EXAMPLES // 2,
         stateful_step_count=20,
-        deadline=None,
         report_multiple_bugs=False,
         suppress_health_check=list(hypothesis.HealthCheck),
     )
@@ -257,7 +254,7 @@ def test_hierarchy_machine_on_local_disk(tmp_path: Path, machine_settings: hypot
 @quiet
 @pytest.mark.usefixtures("without_client_shards")
 def test_hierarchy_machine_on_s3(s3_url: tuple[str, dict[str, Any]], machine_settings: hypothesis.settings) -> None:
-    few = hypothesis.settings(machine_settings, max_examples=max(1, EXAMPLES // 10), stateful_step_count=10)
+    few = hypothesis.settings(machine_settings, max_examples=EXAMPLES // 10, stateful_step_count=10)
     run_hierarchy_machine(UnderS3(*s3_url), few)
 
 
@@ -296,5 +293,5 @@ def test_store_machine_on_local_disk(tmp_path: Path, machine_settings: hypothesi
 
 
 def test_store_machine_on_s3(s3_url: tuple[str, dict[str, Any]], machine_settings: hypothesis.settings) -> None:
-    few = hypothesis.settings(machine_settings, max_examples=max(1, EXAMPLES // 10), stateful_step_count=10)
+    few = hypothesis.settings(machine_settings, max_examples=EXAMPLES // 10, stateful_step_count=10)
     run_store_machine(ZarrStoreStateMachine, UnderS3(*s3_url), few)

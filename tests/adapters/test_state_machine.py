@@ -1,14 +1,10 @@
-"""``ShardedMap`` and ``ShardedFileSystem`` against a plain dictionary: two clients that take turns, whatever they do.
-
-``SHARDSTORE_FUZZ_EXAMPLES`` raises the number of examples.
-"""
+"""``ShardedMap`` and ``ShardedFileSystem`` against a plain dictionary: two clients that take turns, whatever they do."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import math
-import os
 import shutil
 import tempfile
 import uuid
@@ -30,10 +26,9 @@ from shardstore.errors import InvalidInput, NotFound
 from shardstore.plan.policy import ArrayInfo
 from tests.adapters.places import Place, array_document
 from tests.engine.hooked import AS_THEY_ARE
+from tests.harness.scale import EXAMPLES
 from tests.shards import presented
 from tests.stored import as_zarr_memory
-
-EXAMPLES = int(os.environ.get("SHARDSTORE_FUZZ_EXAMPLES", "40"))
 
 pytestmark = pytest.mark.timeout(300 + 5 * EXAMPLES)
 
@@ -523,9 +518,8 @@ def test_two_clients_against_a_dictionary() -> None:
     run_state_machine_as_test(
         TwoClients,
         settings=hypothesis.settings(
-            max_examples=max(5, EXAMPLES // 5),
+            max_examples=EXAMPLES // 4,
             stateful_step_count=40,
-            deadline=None,
             suppress_health_check=list(hypothesis.HealthCheck),
         ),
     )

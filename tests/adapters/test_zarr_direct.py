@@ -48,7 +48,7 @@ pytestmark = [
     ),
 ]
 
-SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(suppress_health_check=list(HealthCheck))
 
 DTYPES = [
     *("bool", "i1", "u1", "<i2", ">u2", "<i4", ">i8", "<f2", "<f4", ">f4", "<f8", ">f8", "<c8", ">c16"),

@@ -22,6 +22,7 @@ from shardstore.model.chunks import RemovedChunks, ShardGrid
 from shardstore.snapshots import Repository
 from shardstore.storage.memory import MemoryStorage
 from tests import view
+from tests.harness.scale import EXAMPLES
 from tests.stored import StorageObjects
 
 pytestmark = pytest.mark.zarr
@@ -64,7 +65,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("in_transaction", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@hypothesis.settings(max_examples=12, deadline=None)
+@hypothesis.settings(max_examples=EXAMPLES // 5)
 @given(data=st.data())
 def test_what_is_left_is_what_zarr_leaves(layout: str, in_transaction: bool, data: st.DataObject) -> None:
     options, described = LAYOUTS[layout]

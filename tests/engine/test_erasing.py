@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardstore import InvalidInput, ShardingTransformer
@@ -32,7 +32,6 @@ PREFIXES = [
 ]
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.sampled_from(ENCODINGS), st.tuples(st.sampled_from([1, 2, 3]), st.sampled_from([1, 2, 4])), st.sampled_from(PREFIXES), st.booleans()
 )

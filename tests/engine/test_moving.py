@@ -30,7 +30,7 @@ from shardstore.storage.opening.open import open_storage
 from shardstore.storage.s3.client import forget_facts
 from shardstore.testing.trace import TraceStorage
 from tests.engine.hooked import HookedStorage, document, fresh_memory
-from tests.harness.scale import EVERY
+from tests.harness.scale import moments
 from tests.stored import StorageObjects, snapshot
 
 pytestmark = pytest.mark.slow
@@ -480,7 +480,7 @@ OPERATIONS: dict[str, Operation] = {
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_failing_at_every_request(name: str, renames: bool, afterwards: bool) -> None:
     moves = name.startswith("move")
-    for n in range(0, 1000, EVERY):
+    for n in moments(range(1000)):
         source, elsewhere = fresh_memory(), fresh_memory()
         fill_small(source)
         hooked, hooked_elsewhere = HookedStorage(source), HookedStorage(elsewhere)

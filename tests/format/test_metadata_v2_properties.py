@@ -6,7 +6,7 @@ import base64
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardstore.errors import InvalidInput, Unsupported
@@ -21,7 +21,6 @@ from shardstore.format.v2.kept import RESERVED, carry_kept, hide_kept
 pytestmark = pytest.mark.slow
 
 Json = dict[str, Any]
-UNHURRIED = settings(deadline=None)
 
 # Documents of v2, in spellings of zarr-python 2 and of others.
 
@@ -184,7 +183,6 @@ def stored_and_read(document: Json) -> Json:
     return json_text.loads_object(json_text.dumps(document))
 
 
-@UNHURRIED
 @given(zarrays(), zattrs())
 def test_arrays_are_given_back_byte_for_byte(zarray: Json, attributes: Json | None) -> None:
     text = dumps_zarr2(zarray)
@@ -199,7 +197,6 @@ def test_arrays_are_given_back_byte_for_byte(zarray: Json, attributes: Json | No
     assert document["chunk_key_encoding"] == {"name": "default", "configuration": {"separator": zarray.get("dimension_separator", ".")}}
 
 
-@UNHURRIED
 @given(zarrays(), zattrs(), st.integers(1, 4))
 def test_stored_in_shards_nothing_is_lost(zarray: Json, attributes: Json | None, chunks_per_side: int) -> None:
     """Through the document of shards, as it is stored, and its presentation."""
@@ -213,7 +210,6 @@ def test_stored_in_shards_nothing_is_lost(zarray: Json, attributes: Json | None,
     assert same_text(shown_attributes, attributes)
 
 
-@UNHURRIED
 @given(zarrays(), zattrs(), zattrs(), st.data())
 def test_updates_change_nothing_else(zarray: Json, before: Json | None, after: Json | None, data: st.DataObject) -> None:
     """A resize and new attributes, of an array that somebody has annotated in v3."""
@@ -231,7 +227,6 @@ def test_updates_change_nothing_else(zarray: Json, before: Json | None, after: J
     assert same_text(array_from_v2(zarray, before, updated), document)
 
 
-@UNHURRIED
 @given(zarrays(), zattrs(), zarrays())
 def test_another_array_at_the_same_place(zarray: Json, attributes: Json | None, previous: Json) -> None:
     named = array_from_v2(previous, {}) | {"dimension_names": [None] * len(previous["shape"])}
@@ -272,7 +267,6 @@ def v3_arrays(draw: st.DrawFn) -> Json:
     return document
 
 
-@UNHURRIED
 @given(v3_arrays(), st.data())
 def test_v3_documents_survive_a_client_of_v2(document: Json, data: st.DataObject) -> None:
     zarray, attributes = array_to_v2(document)
@@ -298,7 +292,6 @@ def test_names_of_dimensions_beside_an_attribute(attribute: Any, names: Any) -> 
     assert unnamed.get("dimension_names") == (names if names in (["y", None], [None, None]) else None)
 
 
-@UNHURRIED
 @given(v3_arrays())
 def test_what_v2_shows_of_v3_is_settled(document: Json) -> None:
     """A copy made by a v2 program is another document, but the same array: its v2 face is the same."""
@@ -312,7 +305,6 @@ def test_what_v2_shows_of_v3_is_settled(document: Json) -> None:
 # The reserved attribute.
 
 
-@UNHURRIED
 @given(zarrays(), zattrs())
 def test_a_client_of_v3_sees_nothing_of_what_is_kept(zarray: Json, attributes: Json | None) -> None:
     stored = array_from_v2(zarray, attributes)
@@ -365,7 +357,6 @@ REFUSABLE: Json = {
 }
 
 
-@UNHURRIED
 @given(st.dictionaries(names.filter(lambda name: name != "zarr_format"), values, max_size=2), zattrs(), zattrs())
 def test_groups_are_given_back(extra: Json, attributes: Json | None, after: Json | None) -> None:
     zgroup = {"zarr_format": 2} | extra
@@ -380,7 +371,6 @@ def test_groups_are_given_back(extra: Json, attributes: Json | None, after: Json
 paths = st.lists(st.sampled_from(["a", "b", "0", "c"]), min_size=1, max_size=3).map("/".join)
 
 
-@UNHURRIED
 @given(st.dictionaries(paths, st.tuples(st.none() | zarrays(), zattrs()), max_size=4), zattrs())
 def test_consolidated_metadata_is_given_back_byte_for_byte(
     nodes: dict[str, tuple[Json | None, Json | None]], attributes: Json | None
@@ -560,7 +550,6 @@ likely = st.sampled_from(
 )
 
 
-@UNHURRIED
 @given(zarrays(), st.dictionaries(members, values | likely, min_size=1, max_size=3))
 def test_odd_arrays_are_exact_or_refused(zarray: Json, odd: Json) -> None:
     try:
@@ -577,7 +566,6 @@ odd_kept = st.fixed_dictionaries({RESERVED: values | st.fixed_dictionaries({}, o
 likely_v3 = st.sampled_from([["bytes"], [{"name": "blosc"}], [{"name": []}], {"name": "struct", "configuration": {"fields": [[1]]}}, "r16"])
 
 
-@UNHURRIED
 @given(v3_arrays(), st.dictionaries(v3_members, values | likely_v3 | odd_kept, min_size=1, max_size=3))
 def test_odd_arrays_of_v3_are_shown_or_refused(document: Json, odd: Json) -> None:
     odd_document = document | odd

@@ -10,7 +10,7 @@ from typing import Any
 
 import fsspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardstore.errors import Corruption, Unsupported
@@ -79,7 +79,6 @@ TEXTS = st.lists(st.sampled_from(["s3://", "a/b", ".", "}", " ", "%"]) | NAMES, 
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
 @given(key=TEXTS, url=TEXTS, offset=st.sampled_from(["7", "{{i}}", "{{i * 3 + j}}", "{{ (j + 1) // 2 }}"]))
 def test_plain_names_are_filled_in_as_jinja_does(key: str, url: str, offset: str) -> None:
     dimensions = {"i": [3, 1], "j": {"start": 1, "stop": 6, "step": 2}}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardstore.errors import Corruption, ShardStoreError
@@ -60,7 +60,6 @@ SHAPES = st.sampled_from([{}, {"indent": 1}, {"separators": (",", ":")}, {"ensur
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=300)
 @given(V0 | MEMBERS.flatmap(lambda m: st.permutations(list(m.items())).map(dict)), SHAPES, st.integers(1, 200), st.integers(1, 100))
 def test_a_stream_gives_what_the_document_says(document: dict[str, Any], shape: dict[str, Any], nchars: int, piece: int) -> None:
     text = json.dumps(document, **shape)
@@ -68,7 +67,6 @@ def test_a_stream_gives_what_the_document_says(document: dict[str, Any], shape: 
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=200)
 @given(V0, st.integers(1, 40), st.data())
 def test_a_damaged_text_is_an_error_or_what_json_says(document: dict[str, Any], nchars: int, data: Any) -> None:
     text = json.dumps({"version": 1, "refs": document})

@@ -9,7 +9,7 @@ from typing import Any
 import jinja2
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from jinja2.sandbox import SandboxedEnvironment
 
@@ -51,7 +51,6 @@ TEXTS = st.lists(st.sampled_from(["s3://", "}", "%d", " ", "\n", "é", "{", "{ {
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=300)
 @given(TEXTS.map("".join))
 def test_texts_are_filled_in_as_jinja_does(text: str) -> None:
     try:
@@ -72,7 +71,6 @@ def test_an_unknown_name_is_an_error_though_python_would_ignore_it() -> None:
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=200)
 @given(EXPRESSIONS, st.lists(st.integers(-(2**40), 2**40), min_size=1, max_size=5))
 def test_many_values_at_once_are_those_one_by_one(expression: str, values: list[int]) -> None:
     text = Templates({}).text(f"{{{{ {expression} }}}}", "a text")

@@ -1,14 +1,49 @@
-"""How much tests of faults, kills and races do: a little in every run of the tests, everything in ``make torture``."""
+"""How much the tests do, by the stage that runs them: ``SHARDSTORE_STAGE`` is ``test`` (``make test``), ``gate`` or ``night``.
+
+Set it to run by hand what a stage runs: ``SHARDSTORE_STAGE=night pytest tests/engine/gate/test_moving.py``.
+"""
 
 from __future__ import annotations
 
+import datetime
+import itertools
 import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
-FULL = bool(os.environ.get("SHARDSTORE_TORTURE"))
-EVERY = int(os.environ.get("SHARDSTORE_EVERY", "1"))
-"""Of the requests and other moments of an operation, one in so many is put to the test: all of them, but where time is short."""
+from shardstore.testing.faults import Effect, Fault
+
+T = TypeVar("T")
+
+STAGE = os.environ.get("SHARDSTORE_STAGE", "test")
+if STAGE not in ("test", "gate", "night"):
+    raise ValueError(f"SHARDSTORE_STAGE is {STAGE!r}, and has to be test, gate or night")
+
+FULL = STAGE == "night"
+EXAMPLES = {"test": 20, "gate": 50, "night": 200}[STAGE]
+"""Examples of each property; state machines, whose examples are long, have a fraction of them."""
+EVERY = {"test": 5, "gate": 3, "night": 1}[STAGE]
+"""Of the requests and other moments of an operation, one in so many is put to the test. Which ones changes from day to day."""
+_FIRST = datetime.date.today().toordinal() % EVERY  # noqa: DTZ011  # whichever day it is here
 
 
 def sized(full: int, small: int) -> int:
-    """``full`` in ``make torture``, ``small`` in every other run."""
+    """``full`` at night, ``small`` in every other run."""
     return full if FULL else small
+
+
+def moments(every: Iterable[T]) -> Iterator[T]:
+    """Return those of ``every`` moment at which an operation is broken off that this run puts to the test."""
+    return itertools.islice(every, _FIRST, None, EVERY)
+
+
+def at_requests(effect: Effect, attempt: Callable[[Fault], bool], *, least: int) -> int:
+    """As ``shardstore.testing.faults.at_every_request``, at some of the requests; ``least`` is how many requests there are at least.
+
+    Return how many were struck.
+    """
+    for struck, at in enumerate(moments(itertools.count(1))):
+        if not attempt(Fault(at, effect)):
+            assert struck >= least // EVERY, f"only {struck} requests were struck"
+            return struck
+    raise AssertionError("counting never ends")

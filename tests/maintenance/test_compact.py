@@ -33,9 +33,10 @@ from shardstore.storage.local import storage as local
 from shardstore.storage.local.mounts import Mount
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.opening.open import open_storage
-from shardstore.testing.faults import Cancel, Change, DropReply, Fail, Fault, FaultStorage, Refuse, Truncate, at_every_request
+from shardstore.testing.faults import Cancel, Change, DropReply, Fail, Fault, FaultStorage, Refuse, Truncate
 from shardstore.testing.trace import TraceStorage
 from tests.engine.hooked import HookedStorage, document, fresh_memory
+from tests.harness.scale import at_requests
 from tests.maintenance.laid_out import DEAD, array_document, laid_out, put_array
 from tests.plan.carrying_out import sent
 from tests.shards import Sharding, encode_index, index_entries, presented, sharded_arrays
@@ -654,7 +655,7 @@ def test_at_every_request_old_or_new(effect: Any, can_compose: bool) -> None:
         assert snapshot(objects) == after
         return bool(faulty.struck)
 
-    assert at_every_request(effect, attempt) >= 8
+    at_requests(effect, attempt, least=8)
 
 
 def test_a_request_that_fails_once_is_tried_again_and_one_that_always_fails_is_reported() -> None:

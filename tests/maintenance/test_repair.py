@@ -30,9 +30,10 @@ from shardstore.storage.local.names import LOCK_SUFFIX, TEMP_SUFFIX
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.opening.open import open_storage
-from shardstore.testing.faults import Cancel, Change, DropReply, Fail, Fault, FaultStorage, Refuse, Truncate, at_every_request
+from shardstore.testing.faults import Cancel, Change, DropReply, Fail, Fault, FaultStorage, Refuse, Truncate
 from shardstore.testing.trace import TraceStorage
 from tests.engine.hooked import HookedStorage, document, fresh_memory
+from tests.harness.scale import at_requests
 from tests.maintenance.laid_out import DEAD, appended, array_document, laid_out, put_array
 from tests.shards import MISSING, Sharding, crc32c, encode_index, index_entries, presented
 from tests.stored import Objects, StorageObjects, on_io_loop, snapshot
@@ -700,7 +701,7 @@ def test_at_every_request_old_or_mended_and_never_without_a_copy(effect: Any, wh
         assert snapshot(place.objects) == after
         return bool(faulty.struck)
 
-    assert at_every_request(effect, attempt) >= (6 if which == "quarantine" else 12)
+    at_requests(effect, attempt, least=6 if which == "quarantine" else 12)
 
 
 def test_a_repaired_shard_is_durable_before_it_is_told(tmp_path: Path) -> None:

@@ -1,11 +1,10 @@
 """Verification finds every fault that can be found, and nothing in hierarchies that are healthy.
 
-``SHARDSTORE_VERIFY_TRIALS`` says how many hierarchies are damaged; each has a fault of its own, in turn.
+Hierarchies are damaged at random; each has a fault of its own, in turn.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import uuid
 from collections import Counter
@@ -23,13 +22,14 @@ from shardstore.maintenance.verify.run import VerifyReport, verify_engine
 from shardstore.storage.base import Storage
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
+from tests.harness.scale import EXAMPLES
 from tests.maintenance.damaging import BESIDE_A_CENSUS, CHUNK, FAULTS, INDEX, Injected, leftover_file, make_healthy, unfinished_upload
 from tests.maintenance.damaging import Census as Against
 from tests.stored import FsspecObjects, LocalObjects, StorageObjects
 
-TRIALS = int(os.environ.get("SHARDSTORE_VERIFY_TRIALS", "150"))
 _SHARES = 10
 _KINDS = len(FAULTS) + len(BESIDE_A_CENSUS) + 1
+TRIALS = _KINDS * (EXAMPLES // 20)
 AGAINST: tuple[Against, ...] = ("", "index", "contents")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import itertools
-import os
 from typing import Any
 
 import pytest
@@ -22,8 +21,7 @@ from shardstore.mounting.errnos import Refused
 from shardstore.mounting.files import Files
 from shardstore.mounting.held_back import Limits
 from shardstore.mounting.names import DIRECTORY
-
-EXAMPLES = int(os.environ.get("SHARDSTORE_EXAMPLES", "20"))
+from tests.harness.scale import EXAMPLES
 
 _numbers = itertools.count()
 
@@ -262,4 +260,4 @@ class FilesMachine(RuleBasedStateMachine):
 
 
 TestFiles = FilesMachine.TestCase
-TestFiles.settings = settings(max_examples=EXAMPLES, stateful_step_count=30, deadline=None)
+TestFiles.settings = settings(max_examples=EXAMPLES // 2, stateful_step_count=30)

@@ -5,7 +5,7 @@ A model of arrays, chunks and other objects is changed, put at the place of the 
 is renewed again and again. Then the target has every key and byte that a fresh one has, its chunks are those of the model, and
 ``verify`` finds nothing against the source.
 
-``SHARDSTORE_PACK_SEEDS`` histories of ``SHARDSTORE_PACK_ROUNDS`` rounds are run for each form.
+Histories of some rounds are run for each form.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
 from shardstore.stored.draft2022.storage import DraftStorage
 from shardstore.testing.trace import TraceStorage
+from tests.harness.scale import sized
 from tests.packing.sources import stored
 from tests.stored import StorageObjects, snapshot
 
 pytestmark = pytest.mark.slow
 
-SEEDS = int(os.environ.get("SHARDSTORE_PACK_SEEDS", "1"))
-ROUNDS = int(os.environ.get("SHARDSTORE_PACK_ROUNDS", "2"))
+SEEDS = sized(20, 1)
+ROUNDS = sized(5, 2)
 
 Objects = dict[str, bytes]
 Coords = tuple[int, ...]

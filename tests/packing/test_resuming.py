@@ -24,13 +24,14 @@ from shardstore.errors import Conflict, InvalidInput
 from shardstore.progress.steps import Progress
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.trace import TraceStorage
+from tests.harness.scale import sized
 from tests.packing.sources import read_by_zarr, stored
 from tests.stored import StorageObjects, copy_tree, snapshot
 
 pytestmark = pytest.mark.slow
 
-CHUNKS = int(os.environ.get("SHARDSTORE_PACK_CHUNKS", "1200"))
-KILLS = int(os.environ.get("SHARDSTORE_PACK_KILLS", "4"))
+CHUNKS = sized(1200, 600)
+KILLS = sized(20, 4)
 COUNTS = (40,)
 PROGRAM = """
 import json, sys, shardstore

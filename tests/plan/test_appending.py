@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardstore.errors import Corruption
@@ -32,7 +32,6 @@ def stays(index_format: IndexFormat, old: ShardIndex, new: ShardIndex, updates: 
             assert tuple(old.flat[slot]) == tuple(new.flat[slot])
 
 
-@settings(deadline=None)
 @given(formats, st.sampled_from([None, ROOM]), st.sampled_from([0.0, 0.3, 0.9]), st.sampled_from([0, 100]), st.data())
 def test_a_sequence_of_commits_is_a_dict(
     index_format: IndexFormat, room: int | None, fraction: float, ignored: int, data: st.DataObject

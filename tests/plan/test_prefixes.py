@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardstore.format.chunk_keys import ChunkKeyEncoding
@@ -41,7 +41,6 @@ def test_shards_below_the_stored_prefix_hold_every_match(
     assert found == matching
 
 
-@settings(deadline=None)
 @given(encodings, st.lists(st.tuples(st.integers(1, 30), st.integers(1, 13)), max_size=3), st.data())
 def test_keys_are_those_of_the_chunks(encoding: ChunkKeyEncoding, dims: list[tuple[int, int]], data: st.DataObject) -> None:
     grid, per_shard = tuple(d[0] for d in dims), tuple(d[1] for d in dims)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import zarr
 from fsspec.implementations.reference import LazyReferenceMapper
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import shardstore
@@ -84,7 +84,6 @@ def test_update_after_a_resize_and_of_new_arrays(form: str, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(data=st.data())
 def test_an_updated_set_is_a_fresh_one(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     root = tmp_path_factory.mktemp("updated")

@@ -14,6 +14,7 @@ from typing import get_args
 
 import pytest
 
+from tests.harness.scale import sized
 from tests.simulation import campaign
 from tests.simulation.calls import FAULTS as DISK_FAULTS
 from tests.simulation.campaign import run
@@ -24,7 +25,7 @@ from tests.simulation.registers import NEVER, Operation, explanation
 from tests.simulation.world import Kind
 
 ROOT = Path(__file__).parents[2]
-MORE = int(os.environ.get("SHARDSTORE_SEEDS", "400"))
+MORE = sized(400, 15)
 """So many new seeds of each kind, where time matters less."""
 
 KINDS: tuple[Kind, ...] = get_args(Kind)

@@ -19,8 +19,9 @@ from shardstore.errors import Conflict, SnapshotExpired, StorageError
 from shardstore.snapshots import ConflictDetector, Repository
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.wrappers import innermost
-from shardstore.testing.faults import Delay, Fault, FaultStorage, at_every_request
+from shardstore.testing.faults import Delay, Fault, FaultStorage
 from shardstore.testing.storage_suite import SyncStorage
+from tests.harness.scale import at_requests
 from tests.snapshots.committing import make_history
 from tests.snapshots.repositories import read_array
 from tests.snapshots.whole import check_whole
@@ -134,4 +135,4 @@ def beside_collections(tmp_path: Path, operation: str, times: int) -> None:
         check_whole(inner)
         return bool(storage.struck)
 
-    assert at_every_request(Delay(1.0), attempt) > 1
+    at_requests(Delay(1.0), attempt, least=2)

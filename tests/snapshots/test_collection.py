@@ -21,8 +21,9 @@ from shardstore.format.snapshots.file_names import encode_id
 from shardstore.snapshots import BasicConflictSolver, ConflictDetector, ConflictError, Repository, Session, reachable
 from shardstore.snapshots import collect as collect_module
 from shardstore.storage.memory import MemoryStorage
-from shardstore.testing.faults import DropReply, Effect, Fail, Fault, FaultStorage, Truncate, at_every_request
+from shardstore.testing.faults import DropReply, Effect, Fail, Fault, FaultStorage, Truncate
 from shardstore.testing.storage_suite import SyncStorage
+from tests.harness.scale import at_requests
 from tests.snapshots.committing import contents_of, make_history
 from tests.snapshots.repositories import create_array, new_repository, read_array, run, traced_repository
 from tests.snapshots.whole import check_whole, current_state
@@ -552,7 +553,7 @@ def test_every_request_of_a_collection_may_fail(tmp_path: Path, effect: Effect) 
         assert not state.collection.is_removing
         return bool(storage.struck)
 
-    assert at_every_request(effect, attempt) > 10
+    at_requests(effect, attempt, least=11)
 
 
 async def no_sleep(_seconds: float) -> None:

@@ -15,6 +15,7 @@ from shardstore.snapshots import Repository
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.testing.storage_suite import SyncStorage
 from tests.harness.crash import Crasher
+from tests.harness.scale import moments
 from tests.snapshots import kill_workers
 from tests.snapshots.commit_workers import FUTURE, collect_and_die
 from tests.snapshots.committing import contents_of, make_history
@@ -81,7 +82,7 @@ def test_killed_at_every_request(tmp_path: Path, after: bool) -> None:
     make_history(LocalStorage(tmp_path / "history", fsync=False))
     shown = {branch: contents_of(Repository.open(str(tmp_path / "history")).readonly_session(branch)) for branch in ("main", "side")}
     with Crasher(["tests.snapshots.commit_workers", "shardstore.adapters.versioned.repository", "pyarrow.parquet"], [str(ROOT)]) as crasher:
-        for at in itertools.count(1):
+        for at in moments(itertools.count(1)):
             root = tmp_path / str(at)
             shutil.copytree(tmp_path / "history", root)
             ended = crasher.run(collect_and_die, str(root), at, after)

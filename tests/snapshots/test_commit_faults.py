@@ -32,10 +32,9 @@ from shardstore.testing.faults import (
     Refuse,
     TimeOut,
     Truncate,
-    at_every_request,
 )
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
-from tests.harness.scale import EVERY
+from tests.harness.scale import at_requests
 from tests.snapshots.committing import MESSAGE, THEIRS, Contents, change, change_side, contents_of, make_history
 from tests.snapshots.whole import check_whole, messages_of
 
@@ -191,12 +190,12 @@ _AT_LEAST = 14  # requests of a commit
 
 @pytest.mark.parametrize(("fresh", "effect"), cases(("memory", Fail()), ("memory", DropReply()), ("local", Fail())), indirect=["fresh"])
 def test_every_request(fresh: Fresh, effect: Effect) -> None:
-    assert at_every_request(effect, partial(attempt, Case.of(fresh)), every=EVERY) >= _AT_LEAST // EVERY
+    at_requests(effect, partial(attempt, Case.of(fresh)), least=_AT_LEAST)
 
 
 @pytest.mark.parametrize(("fresh", "effect"), cases(("memory", DropReply())), indirect=["fresh"])
 def test_every_request_of_a_commit_that_rebases(fresh: Fresh, effect: Effect) -> None:
-    assert at_every_request(effect, partial(attempt, Case.of(fresh, rebases=True)), every=EVERY) >= _AT_LEAST // EVERY
+    at_requests(effect, partial(attempt, Case.of(fresh, rebases=True)), least=_AT_LEAST)
 
 
 @pytest.mark.parametrize(("fresh", "effect"), cases(("memory", DropReply())), indirect=["fresh"])
@@ -207,7 +206,7 @@ def test_everything_fails_from_some_request_on(fresh: Fresh, effect: Effect) -> 
     def from_then_on(fault: Fault) -> bool:
         return attempt(case, replace(fault, times=None))
 
-    assert at_every_request(effect, from_then_on, every=EVERY) >= _AT_LEAST // EVERY
+    at_requests(effect, from_then_on, least=_AT_LEAST)
 
 
 # -- branches and tags, and new repositories ---------------------------------------------------------------------------
@@ -248,7 +247,7 @@ def test_every_request_of_a_change_of_refs(fresh: Fresh, effect: Effect, name: s
         check_whole(inner)
         return bool(struck)
 
-    assert at_every_request(effect, attempt) >= 3
+    at_requests(effect, attempt, least=3)
 
 
 @pytest.mark.parametrize("effect", EFFECTS, ids=repr)
@@ -272,4 +271,4 @@ def test_every_request_of_making_a_repository(effect: Effect, tmp_path: Path) ->
         assert messages_of(Repository.open(inner)) == ["Repository initialized"]
         return bool(struck)
 
-    assert at_every_request(effect, attempt) >= 3
+    at_requests(effect, attempt, least=3)

@@ -28,6 +28,7 @@ from shardstore.errors import InvalidInput
 from shardstore.format.json_text import dumps
 from shardstore.snapshots import IcechunkExport, Repository
 from shardstore.storage.opening.open import open_storage
+from tests.harness.scale import EXAMPLES
 from tests.snapshots.icechunk_histories import IS_2, change, contents, read_key, set_document, write_key
 from tests.snapshots.repositories import run
 
@@ -147,7 +148,7 @@ def test_xarray_reads_every_snapshot(tmp_path: Path) -> None:
             assert found.attrs["number"] == int(repo.lookup_snapshot(ours).message)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(EXAMPLES // 5))
 def test_random_histories(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
     repo = Repository.create(tmp_path / "run.ice", pack=rng.choice([None, "auto", (2, 2)]))

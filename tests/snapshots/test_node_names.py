@@ -140,7 +140,7 @@ def test_name_of_no_node_is_refused_to_pack_before_anything_is_written(tmp_path:
     assert sorted((tmp_path / "run.ice").rglob("*")) == before
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.one_of(
         st.text(max_size=4), st.text("a./\\\0zr", max_size=5), st.sampled_from(["zarr.json", "b", "g", "g/zarr.json", "c", ".zarray"])

@@ -1,11 +1,7 @@
-"""Repositories do what a model of dictionaries says, whatever several sessions do.
-
-``SHARDSTORE_EXAMPLES`` raises the number of examples.
-"""
+"""Repositories do what a model of dictionaries says, whatever several sessions do."""
 
 from __future__ import annotations
 
-import os
 import uuid
 
 import hypothesis
@@ -14,11 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
 from shardstore.snapshots import Repository
+from tests.harness.scale import EXAMPLES
 from tests.snapshots.repository_machine import Meeting, RepositoryMachine, meetings
 
-EXAMPLES = int(os.environ.get("SHARDSTORE_EXAMPLES", "6"))
-
-pytestmark = [pytest.mark.zarr, pytest.mark.timeout(300 + 20 * EXAMPLES)]
+pytestmark = [pytest.mark.zarr, pytest.mark.timeout(300 + 5 * EXAMPLES)]
 
 
 class Machine(RepositoryMachine):
@@ -30,12 +25,12 @@ def test_sessions_do_what_the_model_says() -> None:
     run_state_machine_as_test(
         Machine,
         settings=hypothesis.settings(
-            max_examples=EXAMPLES, stateful_step_count=20, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
+            max_examples=EXAMPLES // 5, stateful_step_count=20, suppress_health_check=list(hypothesis.HealthCheck)
         ),
     )
 
 
-@hypothesis.settings(max_examples=2 * EXAMPLES, suppress_health_check=list(hypothesis.HealthCheck))
+@hypothesis.settings(max_examples=EXAMPLES // 5, suppress_health_check=list(hypothesis.HealthCheck))
 @hypothesis.given(meeting=st.lists(meetings(), min_size=3, max_size=6))
 def test_sessions_that_meet_do_what_the_model_says(meeting: list[Meeting]) -> None:
     machine = Machine()

@@ -10,7 +10,7 @@ from pathlib import Path
 import hypothesis.strategies as st
 import pytest
 import zarr
-from hypothesis import given, settings
+from hypothesis import given
 
 from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.model.ranges import EVERYTHING
@@ -68,7 +68,6 @@ async def check_listings(storage: Storage, values: dict[str, bytes]) -> None:
         assert set(listing.objects) <= set(infos)
 
 
-@settings(max_examples=20)
 @given(hierarchies(), st.data())
 def test_listings_have_the_keys_in_order_with_sizes_and_versions(values: dict[str, bytes], data: st.DataObject) -> None:
     """Of what was written, of what was committed, and of both with something erased."""

@@ -30,9 +30,10 @@ from shardstore.errors import InvalidInput, ReadOnly
 from shardstore.model.ranges import resolve
 from shardstore.snapshots import Repository
 from shardstore.testing.storage_suite import SyncStorage
+from tests.harness.scale import EXAMPLES
 from tests.snapshots.repositories import new_repository
 from tests.snapshots.session_keys import array_document
-from tests.test_zarr_suites import EXAMPLES, machine_settings, quiet, without_client_shards
+from tests.test_zarr_suites import machine_settings, quiet, without_client_shards
 from tests.under_array import GRID, RANK, UnderShardedArray, chunk_key
 
 pytestmark = pytest.mark.zarr
@@ -531,10 +532,10 @@ class TestHierarchyMachine:
         run_machine(new_repository(tmp_path), machine_settings)
 
     def test_on_local_disk(self, tmp_path: Path, machine_settings: hypothesis.settings) -> None:
-        few = hypothesis.settings(machine_settings, max_examples=max(1, EXAMPLES // 3))
+        few = hypothesis.settings(machine_settings, max_examples=EXAMPLES // 5)
         run_machine(Repository.create(tmp_path, fsync=False), few)
 
     def test_on_s3(self, s3_url: tuple[str, dict[str, Any]], machine_settings: hypothesis.settings) -> None:
         url, options = s3_url
-        few = hypothesis.settings(machine_settings, max_examples=max(1, EXAMPLES // 10), stateful_step_count=10)
+        few = hypothesis.settings(machine_settings, max_examples=EXAMPLES // 10, stateful_step_count=10)
         run_machine(Repository.create(url, storage_options=options), few)

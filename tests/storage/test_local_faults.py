@@ -22,7 +22,7 @@ from shardstore.storage.local.range_locks import DIRECTORY_LOCK
 from shardstore.storage.local.rules import Locks
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
-from tests.harness.scale import EVERY
+from tests.harness.scale import moments
 from tests.harness.system_calls import SystemCalls, fail
 from tests.storage.on_disk import mount_everything
 
@@ -133,7 +133,7 @@ def test_at_every_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: st
     calls: list[str] = []
     # The names above are flushed once: what is left to flush in each run are those below.
     SyncStorage(LocalStorage(tmp_path / "before", locks=locks)).put("x", b"1")
-    for at in itertools.count(1, EVERY):
+    for at in moments(itertools.count(1)):
         root = tmp_path / str(at)
         fill(root)
         local_sweep.forget()

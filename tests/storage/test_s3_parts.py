@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardstore.model.ranges import CopiedRange, NewBytes, Padding, Segment
@@ -43,7 +43,6 @@ news = sizes.map(lambda nbytes: NewBytes(memoryview(bytes(nbytes))))
 segment_lists: st.SearchStrategy[list[Segment]] = st.lists(st.one_of(copies, news, sizes.map(Padding)), max_size=8)
 
 
-@settings(deadline=None)
 @given(segment_lists)
 def test_every_byte_once_and_in_order(segments: list[Segment]) -> None:
     parts = plan_parts(segments)

@@ -1,12 +1,8 @@
-"""``DraftStorage`` against plain dictionaries: what is written through canonical keys, in any order, is what is read and listed.
-
-``SHARDSTORE_FUZZ_EXAMPLES`` raises the number of examples.
-"""
+"""``DraftStorage`` against plain dictionaries: what is written through canonical keys, in any order, is what is read and listed."""
 
 from __future__ import annotations
 
 import json
-import os
 import uuid
 from typing import Any
 
@@ -22,9 +18,8 @@ from shardstore.storage.base import ConditionFailed, Found
 from shardstore.storage.memory import MemoryStorage
 from shardstore.stored.draft2022.storage import DraftStorage
 from shardstore.testing.storage_suite import SyncStorage
+from tests.harness.scale import EXAMPLES
 from tests.stored_formats.hierarchies import array, group
-
-EXAMPLES = int(os.environ.get("SHARDSTORE_FUZZ_EXAMPLES", "40"))
 
 pytestmark = pytest.mark.timeout(300 + 5 * EXAMPLES)
 
@@ -242,6 +237,6 @@ class Machine(RuleBasedStateMachine):
 
 def test_any_order_of_operations() -> None:
     settings = hypothesis.settings(
-        max_examples=EXAMPLES, stateful_step_count=30, deadline=None, suppress_health_check=list(hypothesis.HealthCheck), print_blob=True
+        max_examples=EXAMPLES, stateful_step_count=30, suppress_health_check=list(hypothesis.HealthCheck), print_blob=True
     )
     run_state_machine_as_test(Machine, settings=settings)

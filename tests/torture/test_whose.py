@@ -393,7 +393,6 @@ def run_machine(machine: type[Machine], examples: int, steps: int) -> None:
     checks = settings(
         max_examples=examples,
         stateful_step_count=steps,
-        deadline=None,
         derandomize=False,
         suppress_health_check=list(HealthCheck),
         print_blob=True,

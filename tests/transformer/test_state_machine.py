@@ -1,12 +1,8 @@
-"""The transformer's operations against a plain dictionary, over one layer and two, over memory, local disk and S3.
-
-``SHARDSTORE_EXAMPLES`` sets the number of examples.
-"""
+"""The transformer's operations against a plain dictionary, over one layer and two, over memory, local disk and S3."""
 
 from __future__ import annotations
 
 import itertools
-import os
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +18,11 @@ from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.opening.open import open_storage
 from shardstore.testing.storage_suite import SyncStorage
+from tests.harness.scale import EXAMPLES
 from tests.transformer.layers import document, layered
 
 pytestmark = pytest.mark.slow
 
-EXAMPLES = int(os.environ.get("SHARDSTORE_EXAMPLES", "20"))
 SIZE = 4
 """Bytes of every chunk of an array without compressor."""
 
@@ -248,9 +244,8 @@ class Machine(RuleBasedStateMachine):
 
 def run(machine: type[Machine], examples: int, steps: int = 30) -> None:
     settings = hypothesis.settings(
-        max_examples=max(1, examples),
+        max_examples=examples,
         stateful_step_count=steps,
-        deadline=None,
         suppress_health_check=list(hypothesis.HealthCheck),
         print_blob=True,
         phases=[hypothesis.Phase.reuse, hypothesis.Phase.generate],  # to shrink a failure takes longer than a test may
@@ -260,7 +255,7 @@ def run(machine: type[Machine], examples: int, steps: int = 30) -> None:
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_in_memory(layers: int) -> None:
-    run(type("InMemory", (Machine,), {"layers": layers}), EXAMPLES)
+    run(type("InMemory", (Machine,), {"layers": layers}), EXAMPLES // 2)
 
 
 @pytest.mark.parametrize("layers", [1, 2])
@@ -268,7 +263,7 @@ def test_on_local_disk(layers: int, tmp_path: Path) -> None:
     def storage(self: Machine) -> Storage:
         return LocalStorage(tmp_path / uuid.uuid4().hex, fsync=False)
 
-    run(type("OnLocalDisk", (Machine,), {"layers": layers, "storage": storage}), EXAMPLES // 3)
+    run(type("OnLocalDisk", (Machine,), {"layers": layers, "storage": storage}), EXAMPLES // 5)
 
 
 @pytest.mark.parametrize("layers", [1, 2])

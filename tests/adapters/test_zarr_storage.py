@@ -86,31 +86,19 @@ def value(store: Store, key: str) -> bytes | None:
 # -- the contract --------------------------------------------------------------------------------------------------------
 
 
-class TestMemoryStore(StorageSuite):
-    @pytest.fixture
-    def storage(self) -> ZarrStorage:
-        return ZarrStorage(MemoryStore())
-
-
-class TestPathInMemoryStore(StorageSuite):
+class TestPathInWrappedMemoryStore(StorageSuite):
     @pytest.fixture
     def storage(self) -> ZarrStorage:
         store = MemoryStore()
         for key in ("zarr.json", "in/zarr.json", "in/the", "in/them/c/0"):
             put(store, key, b"elsewhere")
-        return ZarrStorage(store, "in/the")
+        return ZarrStorage(WrapperStore(store), "in/the")
 
 
 class TestLocalStore(StorageSuite):
     @pytest.fixture
     def storage(self, tmp_path: Path) -> ZarrStorage:
         return ZarrStorage(LocalStore(tmp_path / "store"))
-
-
-class TestWrapped(StorageSuite):
-    @pytest.fixture
-    def storage(self) -> ZarrStorage:
-        return ZarrStorage(WrapperStore(MemoryStore()))
 
 
 class TestFsspecStore(StorageSuite):

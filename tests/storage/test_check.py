@@ -16,7 +16,7 @@ from shardstore.storage.base import CHANGED, DirListing, Failed, Found, ObjectIn
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.wrappers import CheckedStorage
 from shardstore.testing.faults import Cancel, Change, Delay, Fault, FaultStorage, Truncate
-from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop, values
+from shardstore.testing.storage_suite import SyncStorage, on_io_loop, values
 from tests.storage.test_faults import CHANGING, change
 
 
@@ -37,10 +37,6 @@ def storage(faults: FaultStorage) -> CheckedStorage:
 @pytest.fixture
 def s(storage: CheckedStorage) -> SyncStorage:
     return SyncStorage(storage)
-
-
-class TestCheckedStorage(StorageSuite):
-    pass
 
 
 def test_short_ranges_are_errors(faults: FaultStorage, s: SyncStorage) -> None:

@@ -34,7 +34,7 @@ from shardstore.testing.faults import (
     Truncate,
     at_every_request,
 )
-from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop, pieces, values
+from shardstore.testing.storage_suite import SyncStorage, on_io_loop, pieces, values
 from shardstore.testing.trace import TraceStorage
 
 
@@ -55,10 +55,6 @@ def storage() -> FaultStorage:
 @pytest.fixture
 def s(storage: FaultStorage) -> SyncStorage:
     return SyncStorage(storage)
-
-
-class TestFaultStorage(StorageSuite):
-    """Without a plan it is a storage like any other."""
 
 
 # -- counting ----------------------------------------------------------------------------------------------------------

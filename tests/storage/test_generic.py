@@ -123,12 +123,6 @@ def s(fs: Recording) -> SyncStorage:
 # -- the suite ---------------------------------------------------------------------------------------------------------
 
 
-class TestMemory(StorageSuite):
-    @pytest.fixture
-    def storage(self) -> GenericStorage:
-        return GenericStorage(own_memory(), f"/x{uuid.uuid4().hex}/y")
-
-
 class TestRootOfMemory(StorageSuite):
     @pytest.fixture
     def storage(self) -> GenericStorage:

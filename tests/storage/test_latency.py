@@ -12,9 +12,7 @@ from shardstore.model.ranges import EVERYTHING, ByteRange, ByteSuffix
 from shardstore.storage.base import Read
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.latency import LatencyStorage
-from shardstore.testing.storage_suite import StorageSuite, SyncStorage
-
-pytestmark = pytest.mark.slow
+from shardstore.testing.storage_suite import SyncStorage
 
 
 class Sleeps:
@@ -46,10 +44,6 @@ def storage(sleeps: Sleeps) -> LatencyStorage:
 @pytest.fixture
 def s(storage: LatencyStorage) -> SyncStorage:
     return SyncStorage(storage)
-
-
-class TestLatencyStorage(StorageSuite):
-    pass
 
 
 def test_requests_take_their_time(s: SyncStorage, sleeps: Sleeps) -> None:

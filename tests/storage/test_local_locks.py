@@ -73,10 +73,12 @@ class TestLocksOfACluster(StorageSuite):
 
 
 class TestNetworkMount(StorageSuite):
-    @pytest.fixture(params=["auto", "cluster"])
-    def storage(self, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStorage:
+    """Where locks are those of a cluster without being asked for."""
+
+    @pytest.fixture
+    def storage(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStorage:
         mount_everything(monkeypatch, NETWORK)
-        return LocalStorage(tmp_path / "root", fsync=False, locks=request.param)
+        return LocalStorage(tmp_path / "root", fsync=False)
 
 
 # -- exclusion ---------------------------------------------------------------------------------------------------------

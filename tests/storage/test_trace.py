@@ -11,7 +11,7 @@ from shardstore.model.generation import IF_ABSENT, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteSuffix, CopiedRange, NewBytes
 from shardstore.storage.base import ConditionFailed, Read
 from shardstore.storage.memory import MemoryStorage
-from shardstore.testing.storage_suite import StorageSuite, SyncStorage
+from shardstore.testing.storage_suite import SyncStorage
 from shardstore.testing.trace import Event, Summary, TraceStorage
 
 
@@ -23,10 +23,6 @@ def storage() -> TraceStorage:
 @pytest.fixture
 def s(storage: TraceStorage) -> SyncStorage:
     return SyncStorage(storage)
-
-
-class TestTraceStorage(StorageSuite):
-    pass
 
 
 def test_reads_count_ranges_and_rounds(storage: TraceStorage, s: SyncStorage) -> None:

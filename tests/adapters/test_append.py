@@ -213,6 +213,7 @@ def test_on_s3_where_it_cannot_be_conditional_it_rewrites(s3: tuple[S3Storage, C
         shardstore.open(storage, strategy="append")
 
 
+@pytest.mark.slow
 def test_rewriting_copies_what_is_long_enough(s3: tuple[S3Storage, Calls]) -> None:
     storage, calls = s3
     array, values = large(shardstore.open(storage, chunks_per_shard=(64,), metadata_ttl=3600))

@@ -261,6 +261,7 @@ def test_a_store_that_is_not_there_is_empty(tmp_path: Path) -> None:
 # -- verify, census, pack, open ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_verify_and_census_say_the_same_as_of_the_url(tmp_path: Path) -> None:
     filled(LocalStore(tmp_path / "x"))
     of_url = shardstore.verify(str(tmp_path / "x"), deep=True)
@@ -401,6 +402,7 @@ def repository(tmp_path: Path) -> icechunk.Repository:
     return icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path / "repository")))
 
 
+@pytest.mark.slow
 def test_pack_into_a_session_of_icechunk_and_out_of_its_snapshot(repository: icechunk.Repository, tmp_path: Path) -> None:
     source = filled(MemoryStore())
     session = repository.writable_session("main")

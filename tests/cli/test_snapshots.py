@@ -138,6 +138,7 @@ def test_a_name_that_is_not_there_lists_what_is(store: Store) -> None:
 # -- shardstore snapshots ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_store_is_made_once(tmp_path: Path) -> None:
     url = str(tmp_path / "new.ice")
     made = succeed("snapshots", "init", url, "--json").json

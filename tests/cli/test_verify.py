@@ -202,6 +202,7 @@ def test_damaged_shards_have_their_exit_code(local: Place) -> None:
     assert "15  42" in outcome.out
 
 
+@pytest.mark.slow
 def test_pictures(local: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = succeed("census", local.url, "--draw").lines
     ct = drawn[drawn.index("ct") + 1 :][:8]
@@ -307,7 +308,7 @@ def test_options_of_long_work(command: str, local: Place) -> None:
 )
 def test_interrupted_it_ends_cleanly(command: list[str], tmp_path: Path) -> None:
     store = shardstore.open(str(tmp_path / "a.zarr"), chunks_per_shard=(1,), fsync=False)
-    zarr.create_array(store, shape=(1_000,), chunks=(1,), dtype="u1", compressors=None, fill_value=0)[...] = 1
+    zarr.create_array(store, shape=(300,), chunks=(1,), dtype="u1", compressors=None, fill_value=0)[...] = 1
     before = snapshot(LocalObjects(tmp_path))
     process = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED, *command, "--workers", "1", str(tmp_path / "a.zarr")],

@@ -42,6 +42,7 @@ def write_rows(fork: Any, start: int, data: np.ndarray) -> Any:
     return fork
 
 
+@pytest.mark.slow
 def test_forks_are_written_in_other_processes_and_merged(tmp_path: Path) -> None:
     repo = Repository.create(tmp_path, pack=(2, 5), fsync=False)
     with repo.transaction(message="begin") as store:

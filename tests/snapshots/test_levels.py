@@ -105,6 +105,7 @@ def check_draft(repo: Repository, data: np.ndarray) -> list[ManifestPart]:
     return parts
 
 
+@pytest.mark.slow
 @pytest.mark.zarr
 def test_commits_of_the_draft_go_on_however_many_references_there_are(tmp_path: Path) -> None:
     """D16: the draft numbers rows by 16 bits. Where the next array would begin behind them, another manifest begins."""

@@ -551,6 +551,7 @@ def test_options_that_cannot_be_right_are_refused_as_ever(tmp_path: Path) -> Non
         shardstore.get_mapper("nothing://bucket/a@b")
 
 
+@pytest.mark.slow
 def test_a_place_that_is_no_versioned_store_loads_nothing_more(tmp_path: Path) -> None:
     code = (
         f"import sys, shardstore; shardstore.get_mapper({str(tmp_path / 'a@b')!r})['k'] = b'v'; "

@@ -898,6 +898,7 @@ def test_a_commit_waits_for_chunk_files_that_are_on_their_way(tmp_path: Path, fa
     np.testing.assert_array_equal(read_array(again, "ct"), expected)
 
 
+@pytest.mark.slow
 def test_nothing_imports_pandas(tmp_path: Path) -> None:
     """It takes longer than all the rest, and pyarrow imports it where it is asked for numpy's arrays."""
     repo = Repository.create(tmp_path / "repo", fsync=False)

@@ -12,7 +12,7 @@ from typing import Protocol
 from weakref import WeakSet
 
 from shardstore.engine.actions import OwnShards, SetValue
-from shardstore.engine.own_shards import Sight
+from shardstore.engine.own_shards import ClientView
 from shardstore.errors import Corruption
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import ArrayLayout, is_array, mentions_sharding, parse_layout
@@ -27,7 +27,7 @@ class ShardView(Protocol):
 
     is_new: bool
     """True until something of it was stored: the array may be created."""
-    sight: Sight | None
+    sight: ClientView | None
     """How the store shows the array, if that is known."""
 
     @property
@@ -86,7 +86,7 @@ async def set_value(engine: Presented, key: str, data: BytesLike) -> None:
     for view in views:
         view.is_new = False
         if node is not None and node.layout == (None if isinstance(layout, str) else layout):
-            view.sight = Sight(node.generation, by_shards=node.layout is not None)
+            view.sight = ClientView(node.generation, by_shards=node.layout is not None)
 
 
 def _is_of(document: JsonObject, layout: ArrayLayout | str, view: ShardView) -> bool:

@@ -17,7 +17,7 @@ class OwnShards(Enum):
     """The permission of a client that sends the document of an array which is itself sharded."""
 
     REFUSED = "refused"
-    """May send no sharded document: it would take a shard for what others call a chunk."""
+    """May send no sharded document: it would take a shard for what other clients call a chunk."""
     SAME = "same"
     """May send the document of an array that exists with these chunks: the client reads and writes it chunk by chunk."""
     NEW = "new"
@@ -42,7 +42,7 @@ class Creation:
 
 @dataclass(frozen=True, slots=True)
 class SetIfMissing:
-    """The chunk becomes these bytes if it does not exist; ``creation``, if given, is told whether that was so."""
+    """The chunk becomes these bytes if it does not exist; ``creation``, if given, notes whether that was so."""
 
     data: BytesLike
     creation: Creation | None = None
@@ -153,29 +153,33 @@ def apply_actions(actions: Sequence[Action], old: BytesLike | None, key: str, ve
             continue
         if last is not None:
             last.lasted, last = False, None
-        match action:
-            case SetValue(data):
-                value = data
-            case SetIfMissing(data, creation):
-                if creation is not None:
-                    creation.happened = value is None  # set again where a conflict makes this be planned again
-                value = data if value is None else value
-            case EraseValue():
-                value = None
-            case Revise(compute):
-                value = compute(None if value is None else bytes(value))
-            case Patch(start, data, at_end):
-                before = b"" if value is None else bytes(value)
-                if at_end and start != len(before):
-                    raise InvalidInput(f"{key!r} had {start} bytes when it was opened to append to it, and has {len(before)} now")
-                if not 0 <= start <= len(before):
-                    raise InvalidInput(
-                        f"bytes of {key!r} cannot be set from {start}: it has {len(before)} bytes"
-                        + (" because it does not exist" if value is None else "")
-                    )
-                value = before[:start] + bytes(data) + before[start + len(data) :]
+        value = _apply(action, value, key)
         version = None if value is None else _NEW
     return value
+
+
+def _apply(action: SetValue | SetIfMissing | Patch | EraseValue | Revise, value: BytesLike | None, key: str) -> BytesLike | None:
+    match action:
+        case SetValue(data):
+            return data
+        case SetIfMissing(data, creation):
+            if creation is not None:
+                creation.happened = value is None  # set again where a conflict makes this be planned again
+            return data if value is None else value
+        case EraseValue():
+            return None
+        case Revise(compute):
+            return compute(None if value is None else bytes(value))
+        case Patch(start, data, at_end):
+            before = b"" if value is None else bytes(value)
+            if at_end and start != len(before):
+                raise InvalidInput(f"{key!r} had {start} bytes when it was opened to append to it, and has {len(before)} now")
+            if not 0 <= start <= len(before):
+                raise InvalidInput(
+                    f"bytes of {key!r} cannot be set from {start}: it has {len(before)} bytes"
+                    + (" because it does not exist" if value is None else "")
+                )
+            return before[:start] + bytes(data) + before[start + len(data) :]
 
 
 def needs_old_value(actions: Sequence[Action]) -> bool:

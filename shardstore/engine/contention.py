@@ -16,12 +16,12 @@ import asyncio
 import logging
 import os
 import random
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
 from shardstore.errors import Conflict
+from shardstore.model.containers import Lru
 from shardstore.storage.base import ConditionFailed
 from shardstore.storage.wrappers import Counters
 
@@ -29,13 +29,13 @@ logger = logging.getLogger(__name__)
 
 _MOST_RIVALS = 16.0  # waits grow to at most this many attempts
 _PATIENT_LOSSES = 8  # the share of a wait falls to its least with this many losses in a row
-_LEAST_PATIENCE = 0.35  # not nothing: many who have lost often would be in each other's way
+_LEAST_PATIENCE = 0.35  # not nothing: many writers that have lost often would delay each other
 _FADING = 0.75  # of what is remembered of rivals, for each commit that met none
 _FEW_RIVALS = 0.5  # below which an object is not contested any more
 _LONGEST_WAIT_SECONDS = 30.0
-_FIRST_RUN = 16.0  # attempts without a pause before the first stop; twice as many before the next one
-_LONGEST_RUN = 64.0
-_STOP = 8.0  # attempts: time enough for one of somebody else, who has to read more, and waits between his own
+_FIRST_SERIES = 16.0  # attempts without a pause before the first stop; twice as many before the next one
+_LONGEST_SERIES = 64.0
+_STOP = 8.0  # attempts: time enough for one of another client, which has to read more, and waits between its own
 _REMEMBERED_OBJECTS = 4096
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class _Contest:
     """The state of one contested object."""
 
     rivals: float = 0.0
-    """The number of others that write it at the same time, estimated from recent losses."""
+    """The number of other clients that write it at the same time, estimated from recent losses."""
     attempt_seconds: float = 0.0
     """The seconds that an attempt to write it takes."""
 
@@ -62,17 +62,17 @@ class _Contest:
 
 
 @dataclass(slots=True)
-class _Run:
+class _Series:
     """A series of commits of one object by this client, one right after the other, none of them contested."""
 
     began: float
     ended: float
     attempt_seconds: float
-    allowed: float = _FIRST_RUN
+    allowed: float = _FIRST_SERIES
     """The number of attempts that it may last."""
 
     def goes_on(self, now: float) -> bool:
-        """Return whether a commit that begins now leaves no time for a commit of somebody else."""
+        """Return whether a commit that begins now leaves no time for a commit of another client."""
         return now - self.ended < 2 * self.attempt_seconds
 
     @property
@@ -91,8 +91,8 @@ class Contention:
         self.clock = clock
         self.sleep = sleep
         self.rng = rng or random.Random(os.urandom(16))
-        self._contests: OrderedDict[str, _Contest] = OrderedDict()
-        self._runs: OrderedDict[str, _Run] = OrderedDict()
+        self._contests: Lru[str, _Contest] = Lru(_REMEMBERED_OBJECTS)
+        self._series: Lru[str, _Series] = Lru(_REMEMBERED_OBJECTS)
 
     def turn(self, key: str) -> Turn:
         """Return one write of the object at ``key``, until it succeeds or gives up."""
@@ -100,42 +100,33 @@ class Contention:
 
     def contest(self, key: str) -> _Contest | None:
         """Return the contest for the object, if one is remembered."""
-        return self._contests.get(key)
+        return self._contests.peek(key)
 
     def contested(self, key: str) -> _Contest:
         """Note that the object has a rival."""
-        self._runs.pop(key, None)
-        contest = self._contests.setdefault(key, _Contest())
-        _used(self._contests, key)
-        return contest
+        self._series.pop(key)
+        return self._contests.get(key) or self._contests.put(key, _Contest())
 
     def forget(self, key: str) -> None:
-        self._contests.pop(key, None)
+        self._contests.pop(key)
 
     def stop_seconds(self, key: str) -> float:
         """Return how long to stop before the object is written once more."""
-        run = self._runs.get(key)
-        if run is None:
+        series = self._series.peek(key)
+        if series is None:
             return 0.0
-        if not run.goes_on(self.clock()):
-            del self._runs[key]
+        if not series.goes_on(self.clock()):
+            self._series.pop(key)
             return 0.0
-        return min(_STOP * run.attempt_seconds, _LONGEST_WAIT_SECONDS) if run.is_due_to_stop else 0.0
+        return min(_STOP * series.attempt_seconds, _LONGEST_WAIT_SECONDS) if series.is_due_to_stop else 0.0
 
     def committed(self, key: str, began: float) -> None:
         """Note that the object was written without a conflict."""
         now = self.clock()
-        run = self._runs.setdefault(key, _Run(began, now, now - began))
-        _used(self._runs, key)
-        if run.is_due_to_stop:  # and has stopped
-            run.began, run.allowed = began, min(2 * run.allowed, _LONGEST_RUN)
-        run.ended, run.attempt_seconds = now, (run.attempt_seconds + now - began) / 2
-
-
-def _used(remembered: OrderedDict[str, _Contest] | OrderedDict[str, _Run], key: str) -> None:
-    remembered.move_to_end(key)
-    if len(remembered) > _REMEMBERED_OBJECTS:
-        remembered.popitem(last=False)
+        series = self._series.get(key) or self._series.put(key, _Series(began, now, now - began))
+        if series.is_due_to_stop:  # and has stopped
+            series.began, series.allowed = began, min(2 * series.allowed, _LONGEST_SERIES)
+        series.ended, series.attempt_seconds = now, (series.attempt_seconds + now - began) / 2
 
 
 class Turn:
@@ -152,7 +143,7 @@ class Turn:
         return self._losses > 0
 
     async def start(self) -> None:
-        """Wait before the first attempt: if this client has just won against others, or has written all the time, let others go first."""
+        """Wait before the first attempt: if this client has just won a race, or has written all the time, let other clients go first."""
         contest = self._contention.contest(self._key)
         if contest is not None:
             await self._wait(contest.window_seconds)

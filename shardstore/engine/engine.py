@@ -24,7 +24,7 @@ from shardstore.engine.metadata.hierarchy import ChunkTarget, Hierarchy, Located
 from shardstore.engine.metadata.levels import LevelledDraft, LevelledStorage
 from shardstore.engine.moving import NodeAccess, copy_nodes, move_between
 from shardstore.engine.options import V3, EngineOptions
-from shardstore.engine.own_shards import Sight, look
+from shardstore.engine.own_shards import ClientView, client_view
 from shardstore.engine.pinned import OpenValue
 from shardstore.engine.reading.chunk_parts import ChunkParts, KeepsChunks, PartReads, ReadsInThreads
 from shardstore.engine.reading.listing import ListedBatch, ListedDir, Listing
@@ -331,11 +331,11 @@ class Engine(KeyedStore):
         elif self.options.chunks_per_shard != "auto":  # that warns, and only of what is stored
             await self._v2_arrays.check(key, data, nothing_there=True)
 
-    async def sight(self, path: str, document: JsonObject, *, for_write: bool, last: Sight | None) -> Sight:
-        """Return whether a client with this document of the array at ``path`` sees chunks or shards; see ``own_shards.look``."""
+    async def client_view(self, path: str, document: JsonObject, *, for_write: bool, last: ClientView | None) -> ClientView:
+        """Return whether a client with this document of the array at ``path`` sees chunks or shards; see ``own_shards.client_view``."""
         check_key(metadata_key(path))
         await self._commit_ended.wait()
-        return await look(
+        return await client_view(
             path,
             document,
             overlay=self.held,

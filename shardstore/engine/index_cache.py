@@ -7,13 +7,12 @@ a document that gives them another meaning is written.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.model.chunks import ChunkLocation
+from shardstore.model.containers import Lru
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import BytesLike
 from shardstore.storage.base import Storage, ToldByRanges
@@ -48,19 +47,14 @@ class IndexCache:
     """A cache that drops the least recently used index first. It has no lock: all but ``peek`` is called on one event loop only."""
 
     def __init__(self, limit_bytes: int) -> None:
-        self._limit = limit_bytes
-        self._used = 0
-        self._entries: OrderedDict[str, CachedIndex] = OrderedDict()
+        self._entries: Lru[str, CachedIndex] = Lru(limit_bytes, lambda entry: entry.cost)
 
     def get(self, shard_key: str, index_format: IndexFormat) -> CachedIndex | None:
         """Return the entry, unless it was decoded in another format than the array has now."""
         entry = self._entries.get(shard_key)
-        if entry is None:
-            return None
-        if entry.index_format != index_format:
+        if entry is not None and entry.index_format != index_format:
             self.drop(shard_key)
             return None
-        self._entries.move_to_end(shard_key)
         return entry
 
     def peek(self, shard_key: str, index_format: IndexFormat, *, unverified: bool) -> CachedIndex | None:
@@ -68,45 +62,36 @@ class IndexCache:
 
         Changes nothing, except that the entry counts as just used.
         """
-        entry = self._entries.get(shard_key)
+        entry = self._entries.peek(shard_key)
         if entry is None or entry.index_format != index_format or not (entry.is_verified or unverified):
             return None
-        with suppress(KeyError):  # dropped meanwhile
-            self._entries.move_to_end(shard_key)
+        self._entries.touch(shard_key)
         return entry
 
     def put(self, shard_key: str, entry: CachedIndex) -> None:
-        self.drop(shard_key)
-        if entry.cost > self._limit:
-            return
-        self._entries[shard_key] = entry
-        self._used += entry.cost
-        while self._used > self._limit:
-            _, oldest = self._entries.popitem(last=False)
-            self._used -= oldest.cost
+        self._entries.put(shard_key, entry)
 
     def verify(self, shard_key: str, entry: CachedIndex) -> CachedIndex:
-        """Return ``entry`` as verified; the cache has it so too, unless it was replaced meanwhile."""
+        """Return ``entry`` as verified; the cache has it so too, unless it has another one by now."""
         verified = replace(entry, is_verified=True)
-        if self._entries.get(shard_key) is entry:
-            self._entries[shard_key] = verified
+        if self._entries.peek(shard_key) is entry:
+            self._entries.put(shard_key, verified)
         return verified
 
     def drop(self, shard_key: str) -> None:
-        entry = self._entries.pop(shard_key, None)
-        if entry is not None:
-            self._used -= entry.cost
+        self._entries.pop(shard_key)
 
     def drop_prefix(self, prefix: str) -> None:
-        for key in [key for key in list(self._entries) if key.startswith(prefix)]:  # a list in one step: others peek
-            self.drop(key)
+        for key in self._entries:
+            if key.startswith(prefix):
+                self.drop(key)
 
     def __len__(self) -> int:
         return len(self._entries)
 
     @property
     def used_bytes(self) -> int:
-        return self._used
+        return self._entries.used
 
 
 def chunk_version(shard: Generation, slot: int, where: ChunkLocation) -> Generation:

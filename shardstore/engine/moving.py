@@ -2,12 +2,12 @@
 
 A *node* here is everything at or below a presented path: an array, a group with all that is in it, or a single object; ``""`` is the root.
 
-A copy writes data first, then documents, the deepest first and the topmost last. Elsewhere documents are written first; but nobody reads
+A copy writes data first, then documents, the deepest first and the topmost last. Elsewhere documents are written first; but no client reads
 the target of a copy yet, and a document over missing shards would show fill values that were never written. A copy that ends early
 leaves objects below the target and no node there; arrays inside a group may be there already, whole. Copying again with
 ``overwrite=True`` does it over, ``erase_prefix`` removes them.
 
-Let nobody write to what is being moved. A write to the source that another client planned before the move and carries out after it
+Let no client write to what is being moved. A write to the source that another client planned before the move and carries out after it
 can leave a stray object there. It is refused where the shard that it has read is gone, and past ``metadata_ttl`` in any case.
 """
 
@@ -32,6 +32,7 @@ from shardstore.format.metadata_v3 import is_array
 from shardstore.format.presentation import sharded_otherwise
 from shardstore.format.store_keys import ancestors, check_key, check_node_path, groups_above, join, metadata_path
 from shardstore.format.v2.keys import is_document
+from shardstore.model.containers import batched
 from shardstore.model.generation import UNCONDITIONAL, Condition
 from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike
 from shardstore.storage.base import (
@@ -94,7 +95,7 @@ class HasNodes(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _NodePlace:
     """A presented path of one engine."""
 
     nodes: NodeAccess
@@ -115,7 +116,7 @@ class _Place:
     def __str__(self) -> str:
         return f"{self.path!r} in {self.storage.url}"
 
-    def key_at(self, key: str, other: _Place) -> str:
+    def key_at(self, key: str, other: _NodePlace) -> str:
         """Return the key at ``other`` of an object that has ``key`` here."""
         inside = key[len(self.path) :].lstrip("/")
         return join(other.path, inside) if inside else other.path
@@ -143,8 +144,8 @@ class _Place:
         return [node for node in self.nodes.hierarchy.export() if node.path == self.path or node.path.startswith(self.below)]
 
     def forget_moved(self, arrays: Iterable[Node]) -> None:
-        """Treat the moved arrays as if another client had deleted them: whoever still writes to one gets ``NotFound``, and no stray object
-        is made.
+        """Treat the moved arrays as if another client had deleted them: a client that still writes to one gets ``NotFound``, and no
+        stray object is made.
         """
         self.forget()
         for node in arrays:
@@ -156,7 +157,7 @@ class _Place:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Contents:
     """The contents of a source: an object at its path, objects below it, or both; and whether the target is overwritten."""
 
     at: bool
@@ -164,7 +165,7 @@ class _Found:
     overwrites: bool = False
 
 
-async def _begin(source: _Place, target: _Place, overwrite: bool, *, moves: bool = False) -> _Found:
+async def _begin(source: _NodePlace, target: _NodePlace, overwrite: bool, *, moves: bool = False) -> _Contents:
     """Return what is at the source. Refuse what cannot be done, before anything is changed.
 
     Raises:
@@ -176,8 +177,7 @@ async def _begin(source: _Place, target: _Place, overwrite: bool, *, moves: bool
             a link, or mounted there.
     """
     for place in (source, target):
-        if place.path and metadata_path(check_key(place.path)) is not None:
-            raise InvalidInput(f"{place.path!r} is the metadata of a node, which is copied and moved whole: name the node")
+        _check_path(place.path)
     check_node_path(target.path)
     for place in (source, target):
         await place.nodes.no_transaction()
@@ -187,15 +187,9 @@ async def _begin(source: _Place, target: _Place, overwrite: bool, *, moves: bool
     if one.overlaps(other):
         raise InvalidInput(f"{source} and {target} overlap: nothing can be copied or moved onto, into or out of itself")
     for place in (source, target):
-        if (owner := await _chunk_owner(place)) is not None:
-            raise InvalidInput(
-                f"{place.path!r} belongs to the chunks of the sharded array {owner.path!r} in {place.storage.url}: whole nodes are "
-                f"copied and moved, such as {owner.path!r}; read and write single chunks instead"
-            )
+        await _check_no_chunks(place)
     await _check_links(source)
-    found = await _look(source)
-    if not (found.at or found.below):
-        raise NotFound(f"there is nothing at {source}")
+    found = await _contents(source)
     if found.at and not target.path:
         raise InvalidInput(f"{source} is a single object, which cannot become the root of {target.storage.url}: give it a name there")
     if moves:
@@ -205,19 +199,31 @@ async def _begin(source: _Place, target: _Place, overwrite: bool, *, moves: bool
         if not is_free:
             raise Conflict(f"there is something at {target} already: choose another target, erase it first, or overwrite it")
         await check_no_links(target.storage, target.path)
-        return found
-    if is_free:
-        return found
-    await check_no_mounts(target.storage, target.path)
-    if (doubt := why_not_apart([(str(source), one), (str(target), other)])) is not None:
+    elif not is_free:
+        await check_no_mounts(target.storage, target.path)
+        if (doubt := why_not_apart([(str(source), one), (str(target), other)])) is not None:
+            raise InvalidInput(
+                f"{doubt}, so {target} may be what is still to be read: choose a target where nothing is, or name the place by its URL. "
+                "Nothing was changed"
+            )
+    return replace(found, overwrites=overwrite and not is_free)
+
+
+def _check_path(path: str) -> None:
+    if path and metadata_path(check_key(path)) is not None:
+        raise InvalidInput(f"{path!r} is the metadata of a node, which is copied and moved whole: name the node")
+
+
+async def _check_no_chunks(place: _NodePlace) -> None:
+    """Raise ``InvalidInput`` if the place lies among the chunks of a sharded array."""
+    if (owner := await _chunk_owner(place)) is not None:
         raise InvalidInput(
-            f"{doubt}, so nobody knows that {target} is not what is still to be read: choose a target where nothing is, or name the place "
-            "by its URL. Nothing was changed"
+            f"{place.path!r} belongs to the chunks of the sharded array {owner.path!r} in {place.storage.url}: whole nodes are "
+            f"copied and moved, such as {owner.path!r}; read and write single chunks instead"
         )
-    return replace(found, overwrites=True)
 
 
-async def _check_links(source: _Place) -> None:
+async def _check_links(source: _NodePlace) -> None:
     """Raise ``StorageError`` where links in a local source lead to what is not there, or a special file is in an object's place: a copy
     without it would show fill values.
     """
@@ -243,7 +249,7 @@ async def _check_gone(storage: Storage, key: str) -> None:
             raise _unreachable(storage, key)
 
 
-async def _chunk_owner(place: _Place) -> Node | None:
+async def _chunk_owner(place: _NodePlace) -> Node | None:
     """Return the sharded array that has a chunk key at ``place``, or several below it."""
     cuts = [(path, rest) for path, rest in ancestors(place.below) if rest and looks_like_chunk_prefix(rest)]
     nodes = await place.nodes.hierarchy.load((path for path, _ in cuts), even_damaged=True)
@@ -258,18 +264,20 @@ async def _chunk_owner(place: _Place) -> Node | None:
     return None
 
 
-async def _look(source: _Place) -> _Found:
-    """Return what is at the source. A node has a document; only what is none is listed."""
+async def _contents(source: _NodePlace) -> _Contents:
+    """Return what is at the source. A node has a document; only what is none is listed. Raises ``NotFound`` if there is nothing."""
     nodes = await source.nodes.hierarchy.load([source.path], even_damaged=True)
     at = bool(source.path) and await source.storage.stat(source.path) is not None
     if nodes[source.path] is not None:
-        return _Found(at, below=True)
+        return _Contents(at, below=True)
     async for _ in source.storage.list(source.below):
-        return _Found(at, below=True)
-    return _Found(at, below=False)
+        return _Contents(at, below=True)
+    if not at:
+        raise NotFound(f"there is nothing at {source}")
+    return _Contents(at, below=False)
 
 
-async def _clear(target: _Place, found: _Found) -> None:
+async def _clear(target: _NodePlace, found: _Contents) -> None:
     """Erase what is at the target; a single object that will be replaced by another stays until then."""
     try:
         if target.path and not found.at:
@@ -298,7 +306,7 @@ class _Objects:
         self.versions = (self.versions + int.from_bytes(digest)) % 2**128
 
 
-async def _census(place: _Place) -> _Objects:
+async def _census(place: _NodePlace) -> _Objects:
     objects = _Objects()
     async for found in place.objects():
         objects.add(found)
@@ -308,7 +316,7 @@ async def _census(place: _Place) -> _Objects:
 class _Copying:
     """One copy of everything at or below ``source``, which ``_begin`` has allowed."""
 
-    def __init__(self, source: _Place, target: _Place, overwrite: bool, progress: Progress | None, *, overwrites: bool) -> None:
+    def __init__(self, source: _NodePlace, target: _NodePlace, overwrite: bool, progress: Progress | None, *, overwrites: bool) -> None:
         """Prepare a copy. ``overwrite``: that is allowed; ``overwrites``: there is something at the target."""
         self.source = source
         self.target = target
@@ -385,9 +393,8 @@ class _Copying:
         return old - documents - in_the_way - new
 
     async def _delete(self, keys: Collection[str]) -> None:
-        some = list(keys)
-        for start in range(0, len(some), _DELETED_AT_ONCE):
-            await self.target.storage.delete_many(some[start : start + _DELETED_AT_ONCE])
+        for some in batched(list(keys), _DELETED_AT_ONCE):
+            await self.target.storage.delete_many(some)
 
     async def check(self) -> None:
         """Check, before the source is erased, that everything is at the target, and that the source is still what was copied.
@@ -399,13 +406,13 @@ class _Copying:
         if (source.count, source.versions) != (self.listed.count, self.listed.versions):
             raise Conflict(
                 f"{self.source} was written to while it was being moved. It stays, and {self.target} holds what was copied: see that "
-                "nobody writes, then move it again and overwrite that"
+                "no client writes, then move it again and overwrite that"
             )
         # A document of another flavour has another size.
         if target.count != self.copied or not (self._is_translated or target.nbytes == self.nbytes):
             raise Conflict(
                 f"{self.copied} objects of {self.nbytes} bytes were copied to {self.target}, where there are {target.count} of "
-                f"{target.nbytes} bytes now: somebody else writes there. {self.source} stays as it is"
+                f"{target.nbytes} bytes now: another client writes there. {self.source} stays as it is"
             )
 
     async def _data(self) -> AsyncIterator[ObjectInfo]:
@@ -433,7 +440,7 @@ class _Copying:
                     copies.create_task(one(found))
         except BaseExceptionGroup as group:
             first = group.exceptions[0]
-            raise first from first.__cause__  # the others are consequences
+            raise first from first.__cause__  # the other errors are consequences
 
     async def _copy(self, found: ObjectInfo) -> None:
         """Copy one object, unless it is gone by now.
@@ -515,13 +522,13 @@ async def copy_nodes(
     all data has been copied. May be cancelled at any time, which leaves the same as a failure: see the head of this module.
 
     Raises:
-        InvalidInput: the paths overlap, or nobody knows that what is to be overwritten is another place; they name a document or chunks
-            of a sharded array, or a transaction is open. Nothing was changed.
+        InvalidInput: the paths overlap, or it is not certain that what is to be overwritten is another place; they name a document or
+            chunks of a sharded array, or a transaction is open. Nothing was changed.
         NotFound: there is nothing at the source. Nothing was changed.
         Conflict: there is something at the target, which stays as it is; or it lies behind a link (``storage.boundaries``); or another
             client writes there, or keeps changing the source.
     """
-    here, there = _Place(source.node_access, source_path), _Place(target.node_access, target_path)
+    here, there = _NodePlace(source.node_access, source_path), _NodePlace(target.node_access, target_path)
     found = await _begin(here, there, overwrite)
     copying = _Copying(here, there, overwrite, progress, overwrites=found.overwrites)
     await copying.run()
@@ -541,10 +548,10 @@ async def move_between(
     out even when the call is cancelled, because a source that has lost some of its shards and kept its metadata shows fill values.
 
     Raises as ``copy_nodes``, and:
-        Conflict: the source was written to meanwhile. It is as it was, and the target holds a copy. Or the source lies behind a link, or
-            a link in it would lead elsewhere from its new place: nothing was changed.
+        Conflict: the source was written to during the move. It stays, and the target holds a copy. Or the source lies behind a link,
+            or a link in it would lead elsewhere from its new place: nothing was changed.
     """
-    here, there = _Place(source.node_access, source_path), _Place(target.node_access, target_path)
+    here, there = _NodePlace(source.node_access, source_path), _NodePlace(target.node_access, target_path)
     found = await _begin(here, there, overwrite, moves=True)
     arrays = here.known_arrays()
     if not found.at and here.path and there.path and _stores_alike(here, there) and await _rename(here, there, found):
@@ -559,12 +566,12 @@ async def move_between(
     return copying.copied
 
 
-def _stores_alike(source: _Place, target: _Place) -> bool:
+def _stores_alike(source: _NodePlace, target: _NodePlace) -> bool:
     """Return whether objects can be copied or renamed as they are stored."""
     return innermost(source.storage) == innermost(target.storage) and is_draft(source.storage) == is_draft(target.storage)
 
 
-async def _rename(source: _Place, target: _Place, found: _Found) -> bool:
+async def _rename(source: _NodePlace, target: _NodePlace, found: _Contents) -> bool:
     try:
         try:
             return await target.storage.rename_prefix(source.path, target.path)
@@ -585,7 +592,7 @@ async def _rename(source: _Place, target: _Place, found: _Found) -> bool:
         target.forget()
 
 
-async def _erase_moved(source: _Place, found: _Found, arrays: Iterable[Node]) -> None:
+async def _erase_moved(source: _NodePlace, found: _Contents, arrays: Iterable[Node]) -> None:
     try:
         if found.at:
             await source.storage.delete(source.path, UNCONDITIONAL)

@@ -31,6 +31,21 @@ StrategyName = Literal["rewrite", "append"]
 _STORED: tuple[Stored, ...] = get_args(Stored)
 _BY_TRANSFORMER = ("transformer", "transformer-v3")
 
+_COUNTS = {
+    "request_bytes": 1,
+    "max_memory": 1,
+    "commit_concurrency": 1,
+    "copy_window_bytes": 1,
+    "commit_attempts": 1,
+    "index_cache_bytes": 0,
+    "gap_bytes": 0,
+    "first_bytes": 0,
+}
+"""Options that are whole numbers, each with its minimum."""
+
+_BY_KIND = ("gap_bytes", "first_bytes")
+"""Options whose value ``None`` means: by kind of storage."""
+
 
 @dataclass(frozen=True)
 class Flavour:
@@ -106,18 +121,8 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         validate_policy(self.chunks_per_shard)
-        if self.index_location not in ("start", "end"):
-            raise InvalidInput(f"index_location {self.index_location!r} is neither 'start' nor 'end'")
-        if self.stored not in _STORED:
-            raise InvalidInput(f"stored {self.stored!r} is not known: there are {', '.join(map(repr, _STORED))}")
+        self._check_stored()
         self._check_level()
-        if self.present.shows_draft and self.stored not in ("auto", "transformer"):
-            raise InvalidInput(
-                f"stored={self.stored!r} cannot be presented as the 2022 draft: present={self.present.name!r} shows a stored draft "
-                "hierarchy"
-            )
-        if self.stored in _BY_TRANSFORMER and self.index_location != "end":
-            raise InvalidInput(f"stored={self.stored!r} has its index at the end of a shard, not at the {self.index_location}")
         if self.chunk_order not in ("C", "morton"):
             raise InvalidInput(f"chunk_order {self.chunk_order!r} is neither 'C' nor 'morton'")
         self._check_strategy()
@@ -127,14 +132,24 @@ class EngineOptions:
         ttl: object = self.metadata_ttl
         if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not ttl >= 0:
             raise InvalidInput(f"metadata_ttl {ttl!r} is not a number of seconds")
-        for name in ("request_bytes", "max_memory", "commit_concurrency", "copy_window_bytes", "commit_attempts"):
-            _check_count(name, getattr(self, name), 1)
-        _check_count("index_cache_bytes", self.index_cache_bytes, 0)
-        for name in ("gap_bytes", "first_bytes"):
-            if getattr(self, name) is not None:
-                _check_count(name, getattr(self, name), 0)
-        for name in ("index_checksum", "require_atomic"):
-            check_flag(name, getattr(self, name))
+        for name, minimum in _COUNTS.items():
+            value = getattr(self, name)
+            if value is not None or name not in _BY_KIND:
+                _check_count(name, value, minimum)
+        check_flags(index_checksum=self.index_checksum, require_atomic=self.require_atomic)
+
+    def _check_stored(self) -> None:
+        if self.index_location not in ("start", "end"):
+            raise InvalidInput(f"index_location {self.index_location!r} is neither 'start' nor 'end'")
+        if self.stored not in _STORED:
+            raise InvalidInput(f"stored {self.stored!r} is not known: there are {', '.join(map(repr, _STORED))}")
+        if self.present.shows_draft and self.stored not in ("auto", "transformer"):
+            raise InvalidInput(
+                f"stored={self.stored!r} cannot be presented as the 2022 draft: present={self.present.name!r} shows a stored draft "
+                "hierarchy"
+            )
+        if self.stored in _BY_TRANSFORMER and self.index_location != "end":
+            raise InvalidInput(f"stored={self.stored!r} has its index at the end of a shard, not at the {self.index_location}")
 
     def _check_level(self) -> None:
         level: object = self.present_level

@@ -1,6 +1,6 @@
-"""What an array looks like to a client that chose the shards itself: its chunk is what others call a shard.
+"""What an array looks like to a client that chose the shards itself: its chunk is what other clients call a shard.
 
-Such a client is safe only if all that it reads and writes is expanded to the chunks that others see. Zarr's arrays with our codec
+Such a client is safe only if all that it reads and writes is expanded to the chunks that other clients see. Zarr's arrays with our codec
 pipeline do that. What is stored decides whether an array is expanded; it is looked up again when the document has changed.
 """
 
@@ -21,7 +21,7 @@ from shardstore.model.generation import Generation
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class ClientView:
     """The way in which a client sees an array, by chunks or by shards, while the stored document has this version.
 
     Without a version it is looked up each time.
@@ -29,10 +29,10 @@ class Sight:
 
     generation: Generation | None
     by_shards: bool
-    """True if its chunks are shards of the chunks that others see; false if they are those chunks."""
+    """True if its chunks are shards of the chunks that other clients see; false if they are those chunks."""
 
 
-async def look(
+async def client_view(
     path: str,
     document: JsonObject,
     *,
@@ -40,8 +40,8 @@ async def look(
     hierarchy: Hierarchy,
     documents: Documents,
     for_write: bool,
-    last: Sight | None,
-) -> Sight:
+    last: ClientView | None,
+) -> ClientView:
     """Return how a client with ``document`` sees the array at ``path``. ``last`` is what this returned before.
 
     Raises:
@@ -52,34 +52,38 @@ async def look(
     key = metadata_key(path)
     if overlay is not None and overlay.decides(key):
         data = overlay.get(key)
-        return _sight(path, document, None if data is None else loads_object(data), None, for_write)
-    known = hierarchy.known(path)
-    if last is not None and known is not None and known.generation == last.generation:
-        # With its indices a read checks that again.
-        may_trust = hierarchy.is_fresh(known) or (not for_write and known.layout is not None)
-        if may_trust:
-            return last
+        return _view_of(path, document, None if data is None else loads_object(data), None, for_write)
+    if last is not None and _may_trust(last, hierarchy, path, for_write):
+        return last
     stored = await documents.read(path)
     if stored is None:
-        return _sight(path, document, None, None, for_write)
+        return _view_of(path, document, None, None, for_write)
     if stored.document is None or not is_array(stored.document):
         raise Corruption(f"{key!r} is not the metadata of an array any more: {stored.node.reason or 'it is a group'}")
     if last is not None and last.generation == stored.generation:
         return last
     if isinstance(parse_layout(stored.document), str) and mentions_sharding(stored.document.get("codecs")):
-        return Sight(stored.generation, by_shards=False)  # every client sees it as it is stored
-    return _sight(path, document, present_array(stored.document), stored.generation, for_write)
+        return ClientView(stored.generation, by_shards=False)  # every client sees it as it lies in the storage
+    return _view_of(path, document, present_array(stored.document), stored.generation, for_write)
 
 
-def _sight(path: str, document: JsonObject, shown: JsonObject | None, generation: Generation | None, for_write: bool) -> Sight:
+def _may_trust(last: ClientView, hierarchy: Hierarchy, path: str, for_write: bool) -> bool:
+    """Return whether the document need not be read again. A read checks that of a sharded array again, together with its indices."""
+    known = hierarchy.known(path)
+    if known is None or known.generation != last.generation:
+        return False
+    return hierarchy.is_fresh(known) or (not for_write and known.layout is not None)
+
+
+def _view_of(path: str, document: JsonObject, shown: JsonObject | None, generation: Generation | None, for_write: bool) -> ClientView:
     if shown is None:
         if for_write:
             raise NotFound(f"array {path!r} has been deleted: create it again, or open what is there now, before writing its chunks")
-        return Sight(None, True)
+        return ClientView(None, True)
     if same_chunks(document, shown):
-        return Sight(generation, False)
+        return ClientView(generation, False)
     if same_chunks(present_array(document), shown):
-        return Sight(generation, True)
+        return ClientView(generation, True)
     raise InvalidInput(
         f"array {path!r} is not what it was when it was created or opened here (chunk shape, data type or codecs are others): open it again"
     )

@@ -122,20 +122,14 @@ class Values:
         documents: list[tuple[int, MetadataTarget]] = []
         for i, target in zip(numbers, targets, strict=True):
             match target:
-                case ChunkTarget() if target.node.is_uncommitted:
-                    values[i] = None  # what the transaction brings was looked up before; what else is there is not of this array
-                case ChunkTarget():
+                case ChunkTarget(node=node) if not node.is_uncommitted:
                     chunks.append((i, target))
-                case PlainTarget() if not target.may_read:
-                    values[i] = unreadable(target)
-                case PlainTarget():
+                case PlainTarget(may_read=True):
                     plain.append((i, target))
                 case MetadataTarget():
                     documents.append((i, target))
-                case GoneTarget():
-                    values[i] = None
-                case ShardStoreError():
-                    values[i] = target
+                case _:
+                    values[i] = _value_without_read(target)
         paths = list(dict.fromkeys(target.path for _, target in documents))
         owners = [self._plain_owner(target.key) for _, target in plain]
         reads = self._plain_reads([Read(target.key, (requests[i][1],)) for i, target in plain], owners)
@@ -174,29 +168,17 @@ class Values:
     async def _show_plain(
         self, plain: list[tuple[int, PlainTarget]], owners: Sequence[Node | None], outcomes: Sequence[ReadOutcome], values: list[Value]
     ) -> list[int]:
-        """Set the values of plain objects; return the requests whose objects may have become shards meanwhile."""
+        """Set the values of plain objects; return the requests whose objects may have become shards since they were located."""
         pairs = zip(owners, outcomes, strict=True)
         errors = await self._documents_after(
             [None if owner is None or owner.predates_metadata_check(found) else owner for owner, found in pairs]
         )
-        doubtful: list[int] = []
+        found: list[tuple[int, str]] = []
         outdated: list[int] = []
-        directories: list[tuple[int, str]] = []
         for (i, target), owner, outcome in zip(plain, owners, outcomes, strict=True):
-            match outcome:
-                case Found(_, _, (data,)):
-                    values[i] = data
-                    if self.may_be_shard(target.key):
-                        doubtful.append(i)
-                case Failed(error):
-                    values[i] = error
-                case Absent(is_directory=True) if owner is not None or is_document(target.key):
-                    values[i] = in_its_place(target.key, "a directory")
-                case Absent(is_directory=True):
-                    values[i] = None
-                    directories.append((i, target.key))
-                case _:
-                    values[i] = None
+            values[i] = await self._plain_value(target.key, owner, outcome)
+            if isinstance(outcome, Found):
+                found.append((i, target.key))
             if owner is None:
                 continue
             if owner.path in errors:
@@ -204,17 +186,29 @@ class Values:
             elif isinstance(outcome, GuardChanged) or self._plain_owner(target.key) is None:
                 self._hierarchy.distrust(owner.path)
                 outdated.append(i)
-        for i, key in directories:
-            if await self._is_chunk_of_v2(key):
-                values[i] = in_its_place(key, "a directory")
-        if doubtful:
-            # These look like chunks and no array was known to own them: was one created meanwhile?
-            keys = {i: target.key for i, target in plain}
-            targets = await self.locate_each([keys[i] for i in doubtful], for_write=True)
-            doubtful = [i for i, target in zip(doubtful, targets, strict=True) if not isinstance(target, PlainTarget)]
-        return list(dict.fromkeys(doubtful + outdated))
+        return list(dict.fromkeys([*await self.owned_now(found), *outdated]))
 
-    async def _is_chunk_of_v2(self, key: str) -> bool:
+    async def _plain_value(self, key: str, owner: Node | None, outcome: ReadOutcome) -> Value:
+        """Return the value of a plain object: the error if there is a directory where an object has to be."""
+        match outcome:
+            case Found(_, _, (data,)):
+                return data
+            case Failed(error):
+                return error
+            case Absent(is_directory=True) if owner is not None or is_document(key) or await self._is_v2_chunk(key):
+                return in_its_place(key, "a directory")
+            case _:
+                return None
+
+    async def owned_now(self, found: Sequence[tuple[int, str]]) -> list[int]:
+        """Return the numbers of plain objects that may be shards, given with their keys: ones that look like chunks, and whose array was
+        created since they were located.
+        """
+        doubtful = [(i, key) for i, key in found if self.may_be_shard(key)]
+        targets = await self.locate_each([key for _, key in doubtful], for_write=True) if doubtful else []
+        return [i for (i, _), target in zip(doubtful, targets, strict=True) if not isinstance(target, PlainTarget)]
+
+    async def _is_v2_chunk(self, key: str) -> bool:
         """Return whether a key is that of a chunk of an array that is stored as Zarr v2. Reads the documents that may say so."""
         owners = [(path, rest) for path, rest in ancestors(key) if _LIKE_V2_CHUNK.fullmatch(rest)]
         outcomes = await self._storage.read([document_read(join(path, ARRAY_NAME)) for path, _ in owners])
@@ -487,13 +481,16 @@ class Values:
             for action in actions:
                 await (self._swap_object(key, action) if isinstance(action, Swap) else self._update_object(target, [action]))
             return
-        last = None if tells_outcome(actions) else actions[-1]
-        if isinstance(last, SetValue):
-            await self._storage.write(key, [last.data], len(last.data), UNCONDITIONAL)
-            return
-        if isinstance(last, EraseValue):
-            await self._storage.delete(key, UNCONDITIONAL)
-            return
+        match None if tells_outcome(actions) else actions[-1]:
+            case SetValue(data):
+                await self._storage.write(key, [data], len(data), UNCONDITIONAL)
+            case EraseValue():
+                await self._storage.delete(key, UNCONDITIONAL)
+            case _:
+                await self._revise_object(key, actions)
+
+    async def _revise_object(self, key: str, actions: list[Action]) -> None:
+        """Update an object by what is there."""
         capabilities = await self._storage.probe()
 
         async def attempt() -> None:
@@ -539,6 +536,17 @@ class Values:
         for group in groups.values():
             by_number.update(zip(group, await self.locate_each([keys[i] for i in group], for_write=for_write), strict=True))
         return [by_number[i] for i in range(len(keys))]
+
+
+def _value_without_read(target: Target | ShardStoreError) -> Value:
+    """Return the value of what need not be read."""
+    match target:
+        case ShardStoreError():
+            return target
+        case PlainTarget():
+            return unreadable(target)
+        case _:  # gone; or an uncommitted chunk: what the transaction brings was looked up before, and what else is there is not of it
+            return None
 
 
 def _came_with(key: str, document: str, refusal: Exception | None) -> InvalidInput:

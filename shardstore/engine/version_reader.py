@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from shardstore.engine.actions import content_version
 from shardstore.engine.fresh_layout import StaleLayout, each_with_fresh_layout
 from shardstore.engine.index_cache import parse_chunk_version
-from shardstore.engine.metadata.hierarchy import ChunkTarget, GoneTarget, MetadataTarget, PlainTarget, Target
+from shardstore.engine.metadata.hierarchy import ChunkTarget, MetadataTarget, PlainTarget, Target
 from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import Value, group_by_shard
 from shardstore.engine.values import Values, unreadable
 from shardstore.errors import Conflict, NotFound, ShardStoreError
+from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRange, cut
 from shardstore.storage.base import ABSENT, CHANGED, Failed, Found, Read, ReadOutcome, Storage
 
@@ -48,7 +49,8 @@ class VersionReader:
     ) -> list[int]:
         """Read what was located; return the numbers of the reads that have to be located again."""
         chunks: list[tuple[int, ChunkTarget]] = []
-        stored: list[tuple[int, Read, bool]] = []
+        of_shards: list[tuple[int, Read]] = []  # chunks of a version that is given
+        plain: list[int] = []
         documents: list[tuple[int, str]] = []
         for i, target in zip(numbers, targets, strict=True):
             read = reads[i]
@@ -59,33 +61,27 @@ class VersionReader:
                     if (inside := self._reader.shard_read(read, target)) is None:
                         outcomes[i] = CHANGED
                     else:
-                        stored.append((i, inside, True))
-                case PlainTarget() if not target.may_read:
-                    outcomes[i] = Failed(unreadable(target))
-                case PlainTarget():
-                    stored.append((i, Read(read.key, read.ranges, read.generation), False))
+                        of_shards.append((i, inside))
+                case PlainTarget(may_read=True):
+                    plain.append(i)
                 case MetadataTarget(_, path):
                     documents.append((i, path))
-                case NotFound() | GoneTarget():
-                    outcomes[i] = ABSENT
-                case ShardStoreError():
-                    outcomes[i] = Failed(target)
+                case _:
+                    outcomes[i] = _outcome_without_read(target)
         again, found, contents = await asyncio.gather(
             self._read_chunks(chunks, reads, outcomes),
-            self._storage.read([read for _, read, _ in stored]),
+            self._storage.read(
+                [*(read for _, read in of_shards), *(Read(reads[i].key, reads[i].ranges, reads[i].generation) for i in plain)]
+            ),
             self._values.read_documents([path for _, path in documents]),
         )
-        for (i, _, is_chunk), outcome in zip(stored, found, strict=True):
-            outcomes[i] = _of_chunk(reads[i], outcome) if is_chunk else outcome
-        # As with other reads: was an array created meanwhile that owns what was no chunk a moment ago?
-        plain = [
-            i for i, _, is_chunk in stored if not is_chunk and isinstance(outcomes[i], Found) and self._values.may_be_shard(reads[i].key)
-        ]
-        targets = await self._values.locate_each([reads[i].key for i in plain], for_write=True) if plain else []
-        again += [i for i, target in zip(plain, targets, strict=True) if not isinstance(target, PlainTarget)]
+        for (i, _), outcome in zip(of_shards, found, strict=False):
+            outcomes[i] = _chunk_outcome(reads[i], outcome)
+        for i, outcome in zip(plain, found[len(of_shards) :], strict=True):
+            outcomes[i] = outcome
         for i, path in documents:
             outcomes[i] = of_content(reads[i], *contents[path])
-        return again
+        return again + await self._values.owned_now([(i, reads[i].key) for i in plain if isinstance(outcomes[i], Found)])
 
     async def _read_chunks(
         self, chunks: Sequence[tuple[int, ChunkTarget]], reads: Sequence[Read], outcomes: list[ReadOutcome]
@@ -95,8 +91,9 @@ class VersionReader:
         if not wanted:
             return []
         shards = group_by_shard((n, target, request) for n, (_, target, request) in enumerate(wanted))
+        versions: dict[int, tuple[Generation, int]] = {}
         for shard in shards:
-            shard.versions = {}
+            shard.versions = versions
         try:
             values = await self._reader.read(shards, len(wanted))
         except StaleLayout:
@@ -105,27 +102,43 @@ class VersionReader:
             for i, _ in chunks:
                 outcomes[i] = Failed(exc)
             return []
-        versions = {n: version for shard in shards for n, version in (shard.versions or {}).items()}
-        of_read: dict[int, list[int]] = {}
-        for n, (i, _, _) in enumerate(wanted):
-            of_read.setdefault(i, []).append(n)
-        for i, mine in of_read.items():
-            pieces = [values[n] for n in mine]
-            error = next((piece for piece in pieces if isinstance(piece, ShardStoreError)), None)
-            if error is not None:
-                outcomes[i] = Failed(error)
-            elif any(piece is None for piece in pieces):
-                outcomes[i] = ABSENT
-            elif len({versions[n] for n in mine}) > 1:
-                outcomes[i] = CHANGED
-            else:
-                version, nbytes = versions[mine[0]]
-                buffers = tuple(piece for piece in pieces if isinstance(piece, memoryview))
-                outcomes[i] = Found(version, nbytes, buffers if reads[i].ranges else ())
+        start = 0
+        for i, _ in chunks:
+            end = start + max(1, len(reads[i].ranges))
+            outcomes[i] = _outcome(reads[i], values[start:end], [versions.get(n) for n in range(start, end)])
+            start = end
         return []
 
 
-def _of_chunk(read: Read, outcome: ReadOutcome) -> ReadOutcome:
+def _outcome_without_read(target: Target | ShardStoreError) -> ReadOutcome:
+    """Return the outcome for what need not be read."""
+    match target:
+        case PlainTarget():
+            return Failed(unreadable(target))
+        case ShardStoreError() if not isinstance(target, NotFound):
+            return Failed(target)
+        case _:
+            return ABSENT
+
+
+def _outcome(read: Read, pieces: Sequence[Value], versions: Sequence[tuple[Generation, int] | None]) -> ReadOutcome:
+    """Return the outcome of a read of a chunk, given the bytes of each range, and the version and size of the chunk that each is of."""
+    buffers: list[memoryview] = []
+    for piece in pieces:
+        if isinstance(piece, ShardStoreError):
+            return Failed(piece)
+        if piece is not None:
+            buffers.append(piece)
+    if len(buffers) < len(pieces):
+        return ABSENT
+    assert versions[0] is not None  # a chunk that was read has a version
+    if any(version != versions[0] for version in versions):
+        return CHANGED
+    version, nbytes = versions[0]
+    return Found(version, nbytes, tuple(buffers) if read.ranges else ())
+
+
+def _chunk_outcome(read: Read, outcome: ReadOutcome) -> ReadOutcome:
     """Return what the read of a shard means for the chunk of the version that was asked for."""
     version = None if read.generation is None else parse_chunk_version(read.generation)
     match outcome:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Generic, TypeVar, overload
 
 K = TypeVar("K")
@@ -26,7 +27,8 @@ class Lru(Generic[K, V]):
     """Values by key, up to a total size; the least recently used ones are dropped first.
 
     ``size`` returns the size of a value, 1 by default. A value that is larger than the limit alone is not kept. Values are dropped
-    ``seconds`` after they were put there. Not safe for threads, except ``peek``.
+    ``seconds`` after they were put there. Not safe for threads, except ``peek``
+    and ``touch``.
     """
 
     def __init__(
@@ -69,6 +71,11 @@ class Lru(Generic[K, V]):
         if kept is None or (self._seconds is not None and self._clock() - kept[2] >= self._seconds):
             return None
         return kept[0]
+
+    def touch(self, key: K) -> None:
+        """Let a value count as used now, if it is there."""
+        with suppress(KeyError):  # dropped since it was looked up
+            self._values.move_to_end(key)
 
     def put(self, key: K, value: V) -> V:
         """Keep a value, in place of one of the same key, and return it."""

@@ -148,7 +148,7 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Pieces:
+class _Runs:
     """Along one dimension: pieces of ``length`` chunks in shards that hold ``extent`` of them, and how many an access has."""
 
     length: npt.NDArray[np.int64]
@@ -156,7 +156,7 @@ class _Pieces:
     expected: npt.NDArray[np.float64]
 
 
-def _pieces(size: int, chunk: int, per_shard: int, wanted: int) -> _Pieces:
+def _runs(size: int, chunk: int, per_shard: int, wanted: int) -> _Runs:
     """Return the pieces of ``wanted`` consecutive elements out of ``size``, over all places where they can begin."""
     grid = -(-size // chunk)
     period = chunk * per_shard
@@ -169,7 +169,7 @@ def _pieces(size: int, chunk: int, per_shard: int, wanted: int) -> _Pieces:
     starts: list[npt.NDArray[np.int64]] = []
     counts: list[npt.NDArray[np.int64]] = []
     if inner:
-        # Places a whole shard apart are alike: those below ``rest`` occur once more than the others.
+        # Places a whole shard apart are alike: those below ``rest`` occur once more than the rest.
         cuts = _cuts(np.concatenate([steps, steps + (1 - wanted) % chunk, [rest]]), 0, period)
         starts.append(cuts[:-1])
         counts.append(np.diff(cuts) * (rounds + (cuts[:-1] < rest)))
@@ -197,7 +197,7 @@ def _pieces(size: int, chunk: int, per_shard: int, wanted: int) -> _Pieces:
     forms, which = np.unique(np.stack([lengths, extents]), axis=1, return_inverse=True)
     expected = np.bincount(which.reshape(-1), weights=weights.astype(np.float64), minlength=forms.shape[1]) / places
     used = expected > 0
-    return _Pieces(forms[0][used], forms[1][used], expected[used])
+    return _Runs(forms[0][used], forms[1][used], expected[used])
 
 
 def _cuts(points: npt.NDArray[np.int64], start: int, end: int) -> npt.NDArray[np.int64]:
@@ -225,13 +225,13 @@ def predict(facts: ArrayFacts, chunks_per_shard: ChunksPerShard | None, access: 
     """
     wanted = box(facts, access)
     if chunks_per_shard is None:
-        touched = _product(_pieces(n, c, 1, w).expected.sum() for n, c, w in zip(facts.shape, facts.chunk_shape, wanted, strict=True))
+        touched = _product(_runs(n, c, 1, w).expected.sum() for n, c, w in zip(facts.shape, facts.chunk_shape, wanted, strict=True))
         return Prediction(touched, touched * facts.chunk_nbytes, touched)
     if len(chunks_per_shard) != len(facts.shape):
         raise InvalidInput(f"chunks_per_shard {chunks_per_shard} has another rank than the array's shape {facts.shape}")
-    pieces = [_pieces(n, c, p, w) for n, c, p, w in zip(facts.shape, facts.chunk_shape, chunks_per_shard, wanted, strict=True)]
+    pieces = [_runs(n, c, p, w) for n, c, p, w in zip(facts.shape, facts.chunk_shape, chunks_per_shard, wanted, strict=True)]
     index_nbytes = facts.index_codecs.nbytes(prod(chunks_per_shard))
-    requests, nbytes = _cost_of_pieces(
+    requests, nbytes = _cost_of_boxes(
         _spread([p.length for p in pieces]), _spread([p.extent for p in pieces]), facts.chunk_nbytes, index_nbytes, limits
     )
     expected = reduce(np.multiply, _spread([p.expected for p in pieces]))
@@ -248,7 +248,7 @@ def _spread(columns: Sequence[npt.NDArray[Scalar]]) -> list[npt.NDArray[Scalar]]
     return [column.reshape([-1 if axis == d else 1 for axis in range(ndim)]) for d, column in enumerate(columns)]
 
 
-def _cost_of_pieces(
+def _cost_of_boxes(
     lengths: Sequence[npt.NDArray[np.int64]],
     extents: Sequence[npt.NDArray[np.int64]],
     chunk_nbytes: int,
@@ -318,7 +318,7 @@ def excess(facts: ArrayFacts, access: Access) -> Excess:
         InvalidInput: the access has another rank than the array.
     """
     factors = [
-        float(_pieces(n, c, 1, w).expected.sum()) * min(c, n) / w
+        float(_runs(n, c, 1, w).expected.sum()) * min(c, n) / w
         for n, c, w in zip(facts.shape, facts.chunk_shape, box(facts, access), strict=True)
     ]
     return Excess(_product(factors), tuple(axis for axis, factor in enumerate(factors) if factor > 2))
@@ -390,15 +390,7 @@ def advise(
         box(facts, access)
     info = ArrayInfo("", facts.shape, facts.chunk_shape, facts.item_nbytes, {})
     limit = most_objects or 2 * facts.objects(automatic(info, may_grow=False))
-    forced = 0 if most_objects is None else 2 * -(-facts.objects(None) // most_objects)  # chunks a shard
-    most_slots = min(MAX_SLOTS, max(AUTO_MAX_CHUNKS, forced))
-    most_nbytes = max(AUTO_SHARD_NBYTES, forced * facts.decoded_chunk_nbytes)
-    possible = [c for c in _possible(facts.grid) if prod(c) <= most_slots and prod(c) * facts.decoded_chunk_nbytes <= most_nbytes]
-    few = [c for c in possible if facts.objects(c) <= limit]
-    is_over = not few
-    if is_over:
-        fewest = min((facts.objects(c) for c in possible), default=0)
-        few = [c for c in possible if facts.objects(c) == fewest]
+    few, is_over = _shapes(facts, limit, most_objects)
     if len(few) > _MOST_EVALUATED:
         few = sorted(few, key=lambda c: _touched(facts, c, accesses))[:_MOST_EVALUATED]
     candidates: list[Candidate] = []
@@ -406,6 +398,27 @@ def advise(
         candidates.append(evaluate(facts, chunks_per_shard, accesses, limits, is_present=exists and chunks_per_shard == present))
         if progress is not None:
             progress(number + 1, len(few))
+    compared: list[ChunksPerShard | None] = [None]
+    if exists and present is not None and present not in few:
+        compared.insert(0, present)
+    evaluated = tuple(evaluate(facts, c, accesses, limits, is_present=exists and c == present) for c in compared)
+    return Advice(_ranked(candidates), evaluated, limit, is_over)
+
+
+def _shapes(facts: ArrayFacts, limit: int, most_objects: int | None) -> tuple[list[ChunksPerShard], bool]:
+    """Return the shard shapes that make at most ``limit`` objects; if there are none, those that make the fewest, and ``True``."""
+    forced = 0 if most_objects is None else 2 * -(-facts.objects(None) // most_objects)  # chunks a shard
+    most_slots = min(MAX_SLOTS, max(AUTO_MAX_CHUNKS, forced))
+    most_nbytes = max(AUTO_SHARD_NBYTES, forced * facts.decoded_chunk_nbytes)
+    possible = [c for c in _possible(facts.grid) if prod(c) <= most_slots and prod(c) * facts.decoded_chunk_nbytes <= most_nbytes]
+    if few := [c for c in possible if facts.objects(c) <= limit]:
+        return few, False
+    fewest = min((facts.objects(c) for c in possible), default=0)
+    return [c for c in possible if facts.objects(c) == fewest], True
+
+
+def _ranked(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
+    """Return the recommended one first, then by cost."""
     ranked = sorted(candidates, key=lambda c: (c.cost, c.stored_nbytes, c.chunks_per_shard))
     if ranked:
         near = [c for c in ranked if c.cost <= _NEAR * ranked[0].cost]
@@ -413,11 +426,7 @@ def advise(
         best = min((c for c in near if c.requests <= _FEW * fewest_requests), key=lambda c: (c.stored_nbytes, c.cost))
         ranked.remove(best)
         ranked.insert(0, best)
-    compared: list[ChunksPerShard | None] = [None]
-    if exists and present is not None and present not in few:
-        compared.insert(0, present)
-    others = tuple(evaluate(facts, c, accesses, limits, is_present=exists and c == present) for c in compared)
-    return Advice(tuple(ranked), others, limit, is_over)
+    return tuple(ranked)
 
 
 def _possible(grid: tuple[int, ...]) -> Iterable[ChunksPerShard]:
@@ -431,5 +440,5 @@ def _touched(facts: ArrayFacts, chunks_per_shard: ChunksPerShard, accesses: Sequ
     total = 0.0
     for access in accesses:
         sizes = zip(facts.shape, facts.chunk_shape, chunks_per_shard, box(facts, access), strict=True)
-        total += access.weight * _product(_pieces(*dimension).expected.sum() for dimension in sizes)
+        total += access.weight * _product(_runs(*dimension).expected.sum() for dimension in sizes)
     return total

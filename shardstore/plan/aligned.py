@@ -26,7 +26,7 @@ def shard_aligned_chunks(
         shape: of the block that is written.
         shard_shape: in elements.
         start: where the block begins in the stored array; the first chunk is shorter where that is inside a shard.
-        chunks: the block's present chunks. Where all their borders fit they are returned as they are; other borders move to the
+        chunks: the block's present chunks. Where all their borders fit they are returned unchanged; other borders move to the
             nearest border of shards, so chunks keep about their size and hold one shard at least. ``None``: one shard each.
         max_elements: chunks that had to grow are divided again, down to one shard, while the largest holds more than this and more
             than twice what the largest of ``chunks`` did.
@@ -34,26 +34,29 @@ def shard_aligned_chunks(
     Raises:
         InvalidInput: ranks differ, a shard has no elements, or ``chunks`` do not add up to ``shape``.
     """
-    ndim = len(shape)
-    starts = (0,) * ndim if start is None else tuple(start)
-    if len(shard_shape) != ndim or len(starts) != ndim or (chunks is not None and len(chunks) != ndim):
-        raise InvalidInput(f"shape {tuple(shape)}, shard shape {tuple(shard_shape)}, start {starts} and chunks differ in their dimensions")
-    if any(n < 1 for n in shard_shape) or any(n < 0 for n in (*shape, *starts)):
-        raise InvalidInput(
-            f"shape {tuple(shape)}, shard shape {tuple(shard_shape)} and start {starts} must not be negative, nor shards empty"
-        )
+    starts = (0,) * len(shape) if start is None else tuple(start)
+    _check(shape, shard_shape, starts, chunks)
     if chunks is None:
         return tuple(
             _lengths(n, range(shard - offset % shard, n, shard)) for n, shard, offset in zip(shape, shard_shape, starts, strict=True)
         )
-    if any(sum(lengths) != n for lengths, n in zip(chunks, shape, strict=True)):
-        raise InvalidInput(f"chunks {chunks} do not add up to the shape {tuple(shape)}")
     if are_aligned(chunks, shard_shape, starts):
         return chunks
     moved = [_moved(lengths, shard, offset) for lengths, shard, offset in zip(chunks, shard_shape, starts, strict=True)]
     if max_elements is not None:
         _divide(moved, shard_shape, starts, max(max_elements, 2 * _largest(chunks)))
     return tuple(moved)
+
+
+def _check(shape: Sequence[int], shard_shape: Sequence[int], starts: Sequence[int], chunks: Chunks | None) -> None:
+    if {len(shard_shape), len(starts), len(shape if chunks is None else chunks)} != {len(shape)}:
+        raise InvalidInput(f"shape {tuple(shape)}, shard shape {tuple(shard_shape)}, start {starts} and chunks differ in their dimensions")
+    if any(n < 1 for n in shard_shape) or any(n < 0 for n in (*shape, *starts)):
+        raise InvalidInput(
+            f"shape {tuple(shape)}, shard shape {tuple(shard_shape)} and start {starts} must not be negative, nor shards empty"
+        )
+    if chunks is not None and any(sum(lengths) != n for lengths, n in zip(chunks, shape, strict=True)):
+        raise InvalidInput(f"chunks {chunks} do not add up to the shape {tuple(shape)}")
 
 
 def are_aligned(chunks: Chunks, shard_shape: Sequence[int], start: Sequence[int]) -> bool:

@@ -143,16 +143,21 @@ def automatic(info: ArrayInfo, *, may_grow: bool = True) -> tuple[int, ...] | No
         return None  # a coordinate: one small chunk
     chunk_nbytes = prod(info.chunk_shape) * item
     most = AUTO_SHARD_NBYTES // max(chunk_nbytes, AUTO_LEAST_CHUNK_NBYTES)
-    grid = tuple(-(-n // c) for n, c in zip(info.shape, info.chunk_shape, strict=True))
+    grid = [-(-n // c) for n, c in zip(info.shape, info.chunk_shape, strict=True)]
     may_grow = may_grow or 0 in grid  # of an array without chunks nothing is known yet
+    counts = _growing(grid, most, chunk_nbytes) if may_grow else _filled(grid, most)
+    return tuple(counts) if prod(counts) > 1 else None
+
+
+def _growing(grid: Sequence[int], most: int, chunk_nbytes: int) -> list[int]:
+    """Return the chunks per shard of an array that may become longer; ``grid``: chunks along each dimension now."""
     several = [axis for axis, n in enumerate(grid) if n != 1] or [0]
-    limits = [_UNLIMITED if may_grow and (n == 0 or several == [axis]) else n for axis, n in enumerate(grid)]
-    counts = _filled(limits, most)
-    if may_grow and len(several) > 1 and several[0] == 0:
+    counts = _filled([_UNLIMITED if n == 0 or several == [axis] else n for axis, n in enumerate(grid)], most)
+    if len(several) > 1 and several[0] == 0:
         affordable = int(_INDEX_SHARE * prod(counts) * chunk_nbytes / _ASSUMED_RATIO) // ENTRY_NBYTES
         while prod(counts) * 2 <= min(most, affordable) and counts[0] >= grid[0]:
             counts[0] *= 2
-    return tuple(counts) if prod(counts) > 1 else None
+    return counts
 
 
 def _filled(limits: Sequence[int], most: int) -> list[int]:

@@ -14,6 +14,7 @@ from shardstore.engine.actions import Action, EraseValue, Patch, Revise, SetIfMi
 from shardstore.engine.reading.listing import ListedDir, ListedValue, directly_below
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.engine.values import KeyUpdate
+from shardstore.engine.writing.transaction import HeldKeys
 from shardstore.errors import InvalidInput, ShardStoreError
 from shardstore.format.draft2022.keys import (
     ARRAY_SUFFIX,
@@ -83,9 +84,9 @@ class DraftFlavour(PresentedFlavour):
     async def show_parts(self, view: View, parts: Sequence[DocumentPart], documents: dict[str, Value]) -> list[ShownPart]:
         shown = [view.of_document(part, documents[part.path]) for part in parts]
         # What cannot be translated is shown as it is stored, under the one of the two keys where it lies.
-        others = [i for i, part in enumerate(parts) if isinstance(document := documents[part.path], memoryview) and not _is_node(document)]
-        values = await view.engine.get_many([(verbatim_key(_document_key(parts[i])), EVERYTHING) for i in others]) if others else []
-        for i, value in zip(others, values, strict=True):
+        foreign = [i for i, part in enumerate(parts) if isinstance(document := documents[part.path], memoryview) and not _is_node(document)]
+        values = await view.engine.get_many([(verbatim_key(_document_key(parts[i])), EVERYTHING) for i in foreign]) if foreign else []
+        for i, value in zip(foreign, values, strict=True):
             shown[i] = bytes(value) if isinstance(value, memoryview) else value
         return shown
 
@@ -137,8 +138,20 @@ class DraftFlavour(PresentedFlavour):
 
     async def listed(self, view: View, prefix: str) -> AsyncIterator[ListedValue]:
         held = None if view.engine.held is None else view.engine.held.snapshot()
-        has_data = DATA_ROOT.startswith(prefix) or prefix.startswith(DATA_ROOT)
-        for canonical_prefix in canonical_prefixes(prefix) if has_data else ():
+        if DATA_ROOT.startswith(prefix) or prefix.startswith(DATA_ROOT):
+            async for value in self._listed_data(view, prefix):
+                yield value
+        async for value in self._listed_documents(view, prefix, held):
+            yield value
+        if held is not None:
+            paths = [path for key, nbytes in held.sizes.items() if nbytes is not None and (path := metadata_path(key)) is not None]
+            for key in await self._held_documents(view, paths):
+                if key.startswith(prefix):
+                    yield ListedValue(key, None)
+
+    async def _listed_data(self, view: View, prefix: str) -> AsyncIterator[ListedValue]:
+        """Yield chunks and other objects below the root of data."""
+        for canonical_prefix in canonical_prefixes(prefix):
             async for value in view.engine.list(canonical_prefix):
                 if metadata_path(value.key) is None and not value.key.startswith(VERBATIM):
                     key = await self._presented_key(view, value.key)
@@ -149,6 +162,9 @@ class DraftFlavour(PresentedFlavour):
             nbytes = await view.engine.size(join(path, "c"))  # its canonical key starts otherwise
             if nbytes is not None and await self._scalar_key(view, path) == prefix:
                 yield ListedValue(prefix, nbytes)
+
+    async def _listed_documents(self, view: View, prefix: str, held: HeldKeys | None) -> AsyncIterator[ListedValue]:
+        """Yield stored documents, and what has no canonical key; not the documents that a transaction decides."""
         async for value in view.engine.list(VERBATIM + prefix):
             stored = verbatim_stored(value.key)
             part = None if stored is None else _part(stored)
@@ -156,11 +172,6 @@ class DraftFlavour(PresentedFlavour):
                 yield ListedValue(stored, value.nbytes)
             elif part is not None and (held is None or not held.decides(metadata_key(part.path))):
                 yield ListedValue(_document_key(part), None)  # without its transformer it is shorter
-        if held is not None:
-            paths = [path for key, nbytes in held.sizes.items() if nbytes is not None and (path := metadata_path(key)) is not None]
-            for key in await self._held_documents(view, paths):
-                if key.startswith(prefix):
-                    yield ListedValue(key, None)
 
     async def _held_documents(self, view: View, paths: Iterable[str]) -> list[str]:
         parts = [DocumentPart(path, kind) for path in paths for kind in (_ARRAY, _GROUP)]
@@ -207,25 +218,23 @@ class DraftFlavour(PresentedFlavour):
         return next(((path, arrays[path]) for path in paths if path in arrays), None)
 
     async def _chunks_below(self, view: View, prefix: str, path: str, array: KnownArray, *, approximate: bool) -> ListedDir:
-        """Return the chunks of an array that lie directly below ``prefix``, and the prefixes of others."""
+        """Return the chunks of an array that lie directly below ``prefix``, and the prefixes of deeper ones."""
         rest = prefix.removeprefix(DATA_ROOT + join(path, ""))
         if array.ndim == 0:
             nbytes = None if rest else await view.engine.size(join(path, "c"))
             return ListedDir(() if nbytes is None else (ListedValue(await self._scalar_key(view, path), nbytes),), ())
         separator = array.key_encoding.separator if array.ndim > 1 else "/"
-        if rest and (separator != "/" or canonical_key(prefix + "0") is None):
+        if not rest:
+            canonical = f"{join(path, 'c')}{separator}"
+        elif separator == "/" and (chunk := canonical_key(prefix + "0")) is not None:
+            canonical = chunk[:-1]
+        else:
             return ListedDir((), ())  # no chunk lies deeper
-        canonical = (canonical_key(prefix + "0") or "")[:-1] if rest else f"{join(path, 'c')}{separator}"
         if separator == "/":
             listed = await view.engine.list_dir(canonical, approximate=approximate)
         else:
             listed = ListedDir(tuple([value async for value in view.engine.list(canonical)]), ())
-        values = [(data_key(value.key), value.nbytes) for value in listed.values if metadata_path(value.key) is None]
-        below = [(data_key(deeper + "0") or "")[:-1] for deeper in listed.prefixes]
-        return ListedDir(
-            tuple(ListedValue(key, nbytes) for key, nbytes in values if key is not None and _is_chunk(key, path, array)),
-            tuple(deeper for deeper in below if _is_row(deeper, path, array)),
-        )
+        return _chunks_of(listed, path, array)
 
     # -- erasing -------------------------------------------------------------------------------------------------------
 
@@ -280,6 +289,16 @@ def _path_of_scalar(key: str) -> str | None:
 
 def _is_scalar(array: KnownArray | None) -> bool:
     return array is not None and array.ndim == 0
+
+
+def _chunks_of(listed: ListedDir, path: str, array: KnownArray) -> ListedDir:
+    """Return the chunks of an array, and the prefixes of chunks, of a listing by canonical keys, by presented ones."""
+    values = [(data_key(value.key), value.nbytes) for value in listed.values if metadata_path(value.key) is None]
+    below = [(data_key(deeper + "0") or "")[:-1] for deeper in listed.prefixes]
+    return ListedDir(
+        tuple(ListedValue(key, nbytes) for key, nbytes in values if key is not None and _is_chunk(key, path, array)),
+        tuple(deeper for deeper in below if _is_row(deeper, path, array)),
+    )
 
 
 def _is_chunk(key: str, path: str, array: KnownArray) -> bool:

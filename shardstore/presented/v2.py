@@ -134,25 +134,17 @@ class V2Flavour(PresentedFlavour):
 
     def revised(self, part: DocumentPart, data: bytes | None, document: bytes | None) -> bytes | None:
         new = None if data is None else parsed_document(data, join(part.path, part.kind))
-        pending, nodes = (part.pending, part.nodes) if isinstance(part, _WrittenPart) else (None, {})
         previous = None if document is None else loads_object(document)
-        attributes = None if pending is None else parsed_document(pending, join(part.path, ATTRIBUTES_NAME))
-        if previous is not None and is_array(previous):
-            zarray, attributes = array_to_v2(previous)
-        elif previous is not None and is_group(previous):
-            zgroup, attributes = group_to_v2(previous)
         if part.kind in _NODE_NAMES:
-            if new is None:
-                return None
-            if part.kind == ARRAY_NAME:
-                return dumps(array_from_v2(new, attributes, previous))
-            return dumps(group_from_v2(new, attributes, previous))
+            return None if new is None else dumps(_revised_node(part, new, previous))
         if previous is None:
             raise InvalidInput(f"there is no node at {part.path!r} any more that {part.kind} could be of")
         if part.kind == ATTRIBUTES_NAME:
-            return dumps(array_from_v2(zarray, new, previous) if is_array(previous) else group_from_v2(zgroup, new, previous))
+            from_v2 = array_from_v2 if is_array(previous) else group_from_v2
+            return dumps(from_v2(_node_and_attributes(previous)[0], new, previous))
         if not is_group(previous):
             raise InvalidInput(f"{part.kind} is of a group, and {part.path!r} is an array")
+        nodes = part.nodes if isinstance(part, _WrittenPart) else {}
         without = {member: value for member, value in previous.items() if member != "consolidated_metadata"}
         return dumps(without if new is None else without | {"consolidated_metadata": consolidated_from_v2(new, nodes)})
 
@@ -309,6 +301,21 @@ class V2Flavour(PresentedFlavour):
             return
         # Inside an array the same prefix means other keys of what is stored.
         await view.erase_many([value.key async for value in self.listed(view, prefix)])
+
+
+def _node_and_attributes(document: JsonObject) -> tuple[JsonObject, JsonObject | None]:
+    """Return a node's document as ``.zarray`` or ``.zgroup``, and its ``.zattrs``."""
+    return array_to_v2(document) if is_array(document) else group_to_v2(document)
+
+
+def _revised_node(part: DocumentPart, new: JsonObject, previous: JsonObject | None) -> JsonObject:
+    """Return the document of a node whose ``.zarray`` or ``.zgroup`` is ``new``: with the attributes that it has, or that wait for it."""
+    attributes: JsonObject | None = None
+    if previous is not None and (is_array(previous) or is_group(previous)):
+        _, attributes = _node_and_attributes(previous)
+    elif isinstance(part, _WrittenPart) and part.pending is not None:
+        attributes = parsed_document(part.pending, join(part.path, ATTRIBUTES_NAME))
+    return (array_from_v2 if part.kind == ARRAY_NAME else group_from_v2)(new, attributes, previous)
 
 
 def _may_name_document(prefix: str) -> bool:

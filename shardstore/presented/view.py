@@ -53,7 +53,7 @@ class Nothing:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """What the key means cannot be told now: the document of a node that it may belong to could not be read."""
+    """The meaning of the key is not known now: the document of a node that it may belong to could not be read."""
 
     error: ShardStoreError
 
@@ -132,7 +132,7 @@ class View(KeyedStore):
         self.is_node = engine.is_node
         self.is_inside_array = engine.is_inside_array
         self.prefetch = engine.prefetch
-        self.sight = engine.sight
+        self.client_view = engine.client_view
         self.erase_removed = engine.erase_removed
         self.stale_consolidated = engine.stale_consolidated
         self.begin = engine.begin
@@ -178,33 +178,30 @@ class View(KeyedStore):
     ) -> dict[str, KnownArray]:
         """Return those nodes of Zarr v3 at ``paths`` that are arrays whose chunks have known names, in one round of requests at most.
 
-        Errors of nodes that could not be read are put into ``unreadable``: who took them for absent would store chunks as other objects.
+        Errors of nodes that could not be read are put into ``unreadable``: if they were taken for absent, chunks would be stored as other
+        objects.
 
         Raises:
             StorageError: a node could not be read, and ``unreadable`` is not given.
         """
-        arrays: dict[str, KnownArray] = {}
         unknown: list[str] = []
         hierarchy, held = self.engine.hierarchy, self.engine.held
+        known: dict[str, KnownArray | None] = {}
         for path in dict.fromkeys(paths):
             if held is not None and held.decides(metadata_key(path)):
-                if (array := _array_of_document(held.get(metadata_key(path)))) is not None:
-                    arrays[path] = array
-                continue
-            node = hierarchy.known(path)
-            if node is not None and (hierarchy.is_fresh(node) or not for_write):
-                if node.array is not None:
-                    arrays[path] = node.array
+                known[path] = _held_array(held.get(metadata_key(path)))
+            elif (node := hierarchy.known(path)) is not None and (hierarchy.is_fresh(node) or not for_write):
+                known[path] = node.array
             elif node is not None or for_write or not hierarchy.recently_absent(path):
                 unknown.append(path)
-        for path, found in (await self._nodes(unknown) if unknown else {}).items():
-            if isinstance(found, ShardStoreError):
-                if unreadable is None:
-                    raise found
+        for path, found in (await self._nodes(unknown)).items():
+            if not isinstance(found, ShardStoreError):
+                known[path] = None if found is None else found.array
+            elif unreadable is None:
+                raise found
+            else:
                 unreadable[path] = found
-            elif found is not None and found.array is not None:
-                arrays[path] = found.array
-        return arrays
+        return {path: array for path, array in known.items() if array is not None}
 
     async def _nodes(self, paths: Sequence[str]) -> dict[str, Node | ShardStoreError | None]:
         """Return the nodes at ``paths``, or why they could not be read. Damaged ones are left out: the engine says so of their keys."""
@@ -373,8 +370,8 @@ class View(KeyedStore):
         meanings = await self.flavour.meanings(self, keys, for_write=False)
         canonical = [i for i, meaning in enumerate(meanings) if isinstance(meaning, Canonical)]
         groups = await self.engine.shard_groups([m.key for m in meanings if isinstance(m, Canonical)])
-        others = [[i] for i, meaning in enumerate(meanings) if not isinstance(meaning, Canonical)]
-        return sorted([*([canonical[n] for n in group] for group in groups), *others])
+        single = [[i] for i, meaning in enumerate(meanings) if not isinstance(meaning, Canonical)]
+        return sorted([*([canonical[n] for n in group] for group in groups), *single])
 
     # -- listing and erasing -------------------------------------------------------------------------------------------
 
@@ -415,7 +412,7 @@ def _documents(paths: Iterable[str]) -> list[KeyRequest]:
 
 
 def _in_order(count: int, numbered: Sequence[tuple[int, str]], found: Sequence[Value]) -> list[Value]:
-    """Return what was found of ``count`` requests by their numbers, and nothing of the others."""
+    """Return what was found of ``count`` requests by their numbers, and ``None`` for the rest."""
     values: list[Value] = [None] * count
     for (i, _), value in zip(numbered, found, strict=True):
         values[i] = value
@@ -423,11 +420,11 @@ def _in_order(count: int, numbered: Sequence[tuple[int, str]], found: Sequence[V
 
 
 def _with_unknown(values: list[Value], meanings: Sequence[Meaning]) -> list[Value]:
-    """Return the values, and the errors of keys of which nobody knows now what they mean."""
+    """Return the values, and the errors of keys whose meaning is not known now."""
     return [m.error if isinstance(m, Unknown) else value for value, m in zip(values, meanings, strict=True)]
 
 
-def _array_of_document(data: bytes | None) -> KnownArray | None:
+def _held_array(data: bytes | None) -> KnownArray | None:
     """Return the array of a document that a transaction holds back."""
     document = None if data is None else parse_object(data)
     plain = parse_shown(document) if document is not None and is_array(document) else ""

@@ -625,7 +625,7 @@ def test_a_source_is_not_erased_where_the_target_is_not_what_was_copied(vanishin
                 await inner.write("h/a/c/3", [b"other"], 5, UNCONDITIONAL)
 
     storage.before = interfere
-    with pytest.raises(Conflict, match="somebody else writes there"):
+    with pytest.raises(Conflict, match="another client writes there"):
         run_sync(Engine(storage).move_prefix("g", "h"))
     assert {key: data for key, data in snapshot(StorageObjects(inner)).items() if not key.startswith("h/")} == before
 

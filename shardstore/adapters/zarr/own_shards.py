@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from shardstore.adapters.zarr.chunk_pipeline import Place
     from shardstore.adapters.zarr.chunks import Info
-    from shardstore.engine.own_shards import Sight
+    from shardstore.engine.own_shards import ClientView
     from shardstore.model.chunks import ChunkCoords
 
 _making = threading.Lock()  # filters of warnings are those of the whole process
@@ -59,7 +59,7 @@ class ArrayView:
         self.path: str | None = None
         """The path of the array in the store; ``None`` until it is known."""
         self.is_new = True
-        self.sight: Sight | None = None
+        self.sight: ClientView | None = None
         self._document: JsonObject | None = None
 
     @property
@@ -114,7 +114,7 @@ class ShardPipeline(ArrayPipeline):
         if place is None or not place.engine.options.present.is_canonical:
             return None
         await place.ensure_open()
-        look = place.engine.sight(place.key(path), self.view.document, for_write=for_write, last=self.view.sight)
+        look = place.engine.client_view(place.key(path), self.view.document, for_write=for_write, last=self.view.sight)
         sight = self.view.sight = await run_async(look)
         return place if sight.by_shards and self.layout is not None else None
 

@@ -6,7 +6,7 @@ from shardstore.errors import AccessDenied
 from shardstore.format.json_text import JsonObject, parse_object
 from shardstore.format.presentation import documents_inside
 from shardstore.format.store_keys import ancestors, check_key, join, metadata_key
-from shardstore.storage.base import Failed, Found, Storage, document_read
+from shardstore.storage.base import Failed, Found, ReadOutcome, Storage, document_read
 
 
 async def stale_consolidated(storage: Storage, path: str) -> list[str]:
@@ -18,27 +18,27 @@ async def stale_consolidated(storage: Storage, path: str) -> list[str]:
     if not path:
         return []
     above = [(group, rest) for group, rest in ancestors(check_key(path)) if rest]
-    of_groups = [[metadata_key(group), join(group, ".zmetadata")] for group, _ in above]
-    of_node = [metadata_key(path), join(path, ".zarray"), join(path, ".zgroup")]
-    keys = [*(key for keys in of_groups for key in keys), *of_node]
-    outcomes = await storage.read([document_read(key) for key in keys])
-    documents: dict[str, JsonObject | None] = {}
-    for key, outcome in zip(keys, outcomes, strict=True):
-        if isinstance(outcome, Failed) and not isinstance(outcome.error, AccessDenied):  # which may be said of what is absent
-            raise outcome.error
-        # If it is no JSON object, it only counts that it is there.
-        documents[key] = parse_object(outcome.buffers[0]) or {} if isinstance(outcome, Found) else None
-    v3, is_v2 = documents[of_node[0]], documents[of_node[1]] is not None or documents[of_node[2]] is not None
+    keys = [metadata_key(path), join(path, ".zarray"), join(path, ".zgroup")]
+    keys += [key for group, _ in above for key in (metadata_key(group), join(group, ".zmetadata"))]
+    documents = [_document(outcome) for outcome in await storage.read([document_read(key) for key in keys])]
+    v3, zarray, zgroup = documents[:3]
+    is_v2 = zarray is not None or zgroup is not None
     stale: list[str] = []
-    for (group, rest), (inline, separate) in zip(above, of_groups, strict=True):
-        named = documents_inside(documents[inline] or {})
-        if named is not None and _says_otherwise(named, rest, v3):
-            stale.append(group)
-            continue
-        named = documents_inside({"consolidated_metadata": documents[separate]})
-        if named is not None and is_v2 != any(name.startswith(f"{rest}/.z") for name in named):
+    for (group, rest), inline, separate in zip(above, documents[3::2], documents[4::2], strict=True):
+        v3_names = documents_inside(inline or {})
+        v2_names = documents_inside({"consolidated_metadata": separate})
+        if (v3_names is not None and _says_otherwise(v3_names, rest, v3)) or (
+            v2_names is not None and is_v2 != any(name.startswith(f"{rest}/.z") for name in v2_names)
+        ):
             stale.append(group)
     return stale
+
+
+def _document(outcome: ReadOutcome) -> JsonObject | None:
+    """Return a document that was read, ``None`` if there is none. If it is no JSON object, it only counts that it is there."""
+    if isinstance(outcome, Failed) and not isinstance(outcome.error, AccessDenied):  # which may be said of what is absent
+        raise outcome.error
+    return parse_object(outcome.buffers[0]) or {} if isinstance(outcome, Found) else None
 
 
 def _says_otherwise(named: JsonObject, rest: str, document: JsonObject | None) -> bool:

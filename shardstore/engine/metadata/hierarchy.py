@@ -1,6 +1,6 @@
 """The hierarchy of nodes by path: array metadata, looked up, cached and revalidated.
 
-Stale metadata destroys data: whoever remembers "``ct`` is not an array" would write a chunk straight onto a stored
+Stale metadata destroys data: a client that remembers "``ct`` is not an array" would write a chunk straight onto a stored
 shard. So what is absent is never remembered for a write, and what is present is read again before a write once it is
 older than the time to live. For reads the remembered layout is checked again together with each index that is loaded.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,6 +28,7 @@ from shardstore.format.metadata_v3 import ArrayLayout, PlainArray, is_array, is_
 from shardstore.format.store_keys import join, metadata_key, metadata_path, possible_owners
 from shardstore.format.v2.keys import ARRAY_NAME
 from shardstore.model.chunks import ChunkCoords
+from shardstore.model.containers import Lru
 from shardstore.model.generation import Generation
 from shardstore.storage.base import Absent, Changed, Failed, Found, ReadOutcome, Storage, document_read, in_its_place
 from shardstore.stored.detect import restored_arrays
@@ -35,7 +36,7 @@ from shardstore.stored.detect import restored_arrays
 logger = logging.getLogger(__name__)
 
 NEVER = float("-inf")
-_SURELY_SECONDS = 60.0  # the clocks of one server's machines differ by less, and what it tells is rounded to a second
+_CERTAIN_SECONDS = 60.0  # the clocks of one server's machines differ by less, and the time that it gives is rounded to a second
 _MANY = 8  # keys that are worth looking at all together
 _MOST_ABSENT = 10_000  # paths that were asked for and not there; worth a request each, no more
 
@@ -76,7 +77,7 @@ class Node:
         that gives them another meaning.
         """
         return (
-            isinstance(outcome, Found) and outcome.times is not None and outcome.times.stored + _SURELY_SECONDS < self.metadata_server_time
+            isinstance(outcome, Found) and outcome.times is not None and outcome.times.stored + _CERTAIN_SECONDS < self.metadata_server_time
         )
 
 
@@ -145,7 +146,7 @@ class PlainTarget:
     may_read: bool = True
     """False if that document looks like damaged metadata. If it never was metadata, the object cannot be a shard."""
     may_create: bool = True
-    """False if that document looks like the rest of metadata. An empty one does not count: zarr's own tests create chunks beside it."""
+    """False if that document looks like the rest of metadata. An empty one does not count: zarr's own tests create chunks next to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,15 +199,15 @@ class HierarchyRegistry:
             return self._roots.get(member)
 
     def seeing(self, member: Hierarchy, path: str) -> list[tuple[Hierarchy, str]]:
-        """Return the others that see ``path`` of ``member``, or something below it, each with its own path for it."""
+        """Return the other hierarchies that see ``path`` of ``member``, or something below it, each with its own path for it."""
         with self._lock:
             mine = self._roots.get(member)
             place = f"{mine}/{path}" if path else mine
             if place is None:
                 return []
-            others = [(other, root) for other, root in self._roots.items() if other is not member]
-        inside = [(other, "") for other, root in others if root == place or root.startswith(place + "/")]
-        return inside + [(other, place[len(root) + 1 :]) for other, root in others if place.startswith(root + "/")]
+            roots = [(other, root) for other, root in self._roots.items() if other is not member]
+        inside = [(other, "") for other, root in roots if root == place or root.startswith(place + "/")]
+        return inside + [(other, place[len(root) + 1 :]) for other, root in roots if place.startswith(root + "/")]
 
 
 class Hierarchy:
@@ -221,14 +222,14 @@ class Hierarchy:
         self._given_ttl = ttl
         self._clock = clock
         self._nodes: dict[str, Node] = {}
-        self._absent: dict[str, float] = {}  # path -> when; for reads only
-        self._hidden: dict[str, AccessDenied] = {}  # paths whose documents may not be read, or are absent
+        self._absent: Lru[str, float] = Lru(_MOST_ABSENT)  # path -> when; for reads only
+        self._hidden: Lru[str, AccessDenied] = Lru(_MOST_ABSENT)  # paths whose documents may not be read, or are absent
         self._vanished: dict[str, Node] = {}  # sharded arrays that another client deleted
         self.being_filled: set[str] = set()
         """The paths of arrays in which a whole shard that is written is probably not there yet: this process has created them, or found a
         shard of theirs absent that it was to write.
         """
-        self._lost: set[str] = set()  # where another client deleted a node: likely to be made anew, so asked for each time
+        self._lost: Lru[str, bool] = Lru(_MOST_ABSENT)  # where another client deleted a node: asked for each time, as it may come back
         self._pending: dict[str, Node] = {}  # nodes whose documents a transaction writes after their chunks
         self._siblings = HierarchyRegistry()
 
@@ -265,14 +266,14 @@ class Hierarchy:
 
     def put(self, node: Node) -> None:
         self._nodes[node.path] = node
-        self._absent.pop(node.path, None)
+        self._absent.pop(node.path)
         self._vanished.pop(node.path, None)
 
     def forget(self, path: str) -> None:
         self._nodes.pop(path, None)
-        self._absent.pop(path, None)
+        self._absent.pop(path)
         self._vanished.pop(path, None)
-        self._lost.discard(path)
+        self._lost.pop(path)
 
     def forget_below(self, path: str) -> None:
         """Forget a node and everything inside it, because this process has removed it."""
@@ -286,7 +287,7 @@ class Hierarchy:
         inside = join(path, "")
         return [p for p in (*self._nodes, *self._absent, *self._vanished) if p == path or p.startswith(inside)]
 
-    # -- others in this process ------------------------------------------------------------------------------------
+    # -- other engines of this process -----------------------------------------------------------------------------
 
     def join(self, siblings: HierarchyRegistry, url: str) -> None:
         """Inform the other hierarchies of changes from now on, and be informed by them. ``url`` is that of the root."""
@@ -299,7 +300,7 @@ class Hierarchy:
             other.join(self._siblings, url)
 
     def announce(self, path: str) -> None:
-        """Inform the others that this process has just written or erased the document of ``path``."""
+        """Inform the other hierarchies that this process has just written or erased the document of ``path``."""
         for other, theirs in self._siblings.seeing(self, path):
             other._ask_again(theirs)
 
@@ -309,7 +310,7 @@ class Hierarchy:
         self.announce(path)
 
     def _ask_again(self, path: str) -> None:
-        self._absent.pop(path, None)
+        self._absent.pop(path)
         self.distrust(path)
 
     def confirmed(self, path: str, generation: Generation) -> None:
@@ -377,12 +378,10 @@ class Hierarchy:
             return nodes
         outcomes = await self._storage.read([document_read(metadata_key(path)) for path in wanted])
         for path, outcome in zip(wanted, outcomes, strict=True):
-            self._hidden.pop(path, None)
+            self._hidden.pop(path)
             is_known = not even_hidden or path in self._nodes or path in self._vanished
             if isinstance(outcome, Failed) and isinstance(outcome.error, AccessDenied) and not is_known:
-                if len(self._hidden) >= _MOST_ABSENT:
-                    self._hidden.clear()
-                self._hidden[path] = outcome.error
+                self._hidden.put(path, outcome.error)
             else:
                 nodes[path] = self.learn(path, outcome, even_damaged=even_damaged)
         return nodes
@@ -393,11 +392,11 @@ class Hierarchy:
         A server that may not say which objects there are answers so for all that are absent, and so for arrays of Zarr v2, whose own
         document shows them. The outermost array owns the key.
         """
-        for path in [path for path, _ in owners if path in self._hidden]:
-            (of_v2,) = await self._storage.read([document_read(join(path, ARRAY_NAME))])
-            if not isinstance(of_v2, Found):
-                raise self._hidden[path]
-            return
+        denied = next((path for path, _ in owners if path in self._hidden), None)
+        if denied is not None and (error := self._hidden.peek(denied)) is not None:
+            (zarray,) = await self._storage.read([document_read(join(denied, ARRAY_NAME))])
+            if not isinstance(zarray, Found):
+                raise error
 
     def learn(self, path: str, outcome: ReadOutcome, *, even_damaged: bool = False, described: Node | None = None) -> Node | None:
         """Remember what a read of a node's document gave; ``described``, where given, is the node that it describes.
@@ -413,17 +412,7 @@ class Hierarchy:
             case Absent(is_directory=True):
                 raise in_its_place(metadata_key(path), "a directory")
             case Absent() | Changed():
-                gone = self._nodes.pop(path, None)
-                if gone is not None:
-                    if len(self._lost) >= _MOST_ABSENT:
-                        self._lost.clear()
-                    self._lost.add(path)
-                    if gone.kind == "sharded":
-                        self._vanished[path] = gone
-                if len(self._absent) >= _MOST_ABSENT:
-                    self._absent.clear()
-                if path not in self._lost:
-                    self._absent[path] = self._clock()
+                self._learn_absence(path)
                 return None
             case Found(generation, _, (data,)):
                 known = self._nodes.get(path)
@@ -445,6 +434,15 @@ class Hierarchy:
                 return node
             case _:
                 raise AssertionError(f"a whole-object read gave {outcome!r}")
+
+    def _learn_absence(self, path: str) -> None:
+        gone = self._nodes.pop(path, None)
+        if gone is not None:
+            self._lost.put(path, True)
+            if gone.kind == "sharded":
+                self._vanished[path] = gone
+        if path not in self._lost:
+            self._absent.put(path, self._clock())
 
     async def node(self, path: str, *, fresh: bool = False) -> Node | None:
         """Return the node at ``path``; with ``fresh``, as the storage has it now."""
@@ -476,26 +474,35 @@ class Hierarchy:
             to_load: dict[str, None] = {}
             waiting: list[tuple[int, list[tuple[str, str]]]] = []
             for i, owners in undecided:
-                owner = self.owner(owners)
-                if owner is not None and (self._may_trust(owner[0], for_write) or owner[0].path in loaded):
-                    node, coords = owner
-                    targets[i] = PlainTarget(keys[i]) if node.layout is None else ChunkTarget.of(keys[i], node, node.layout, coords)
-                    continue
-                # A known array only has to be confirmed; otherwise every possible owner has to be asked.
-                asked = [owner[0].path] if owner is not None else [p for p, _ in owners]
-                missing = [p for p in asked if p not in loaded and (for_write or owner is not None or not self._recently_asked(p))]
-                if missing:
-                    to_load.update(dict.fromkeys(missing))
+                found = await self._decide(keys[i], owners, loaded, for_write)
+                if isinstance(found, list):
+                    to_load.update(dict.fromkeys(found))
                     waiting.append((i, owners))
                 else:
-                    await self._check_hidden(owners)
-                    gone = self._vanished_owner(owners, for_write)
-                    targets[i] = GoneTarget(keys[i]) if gone else self._plain(keys[i], owners)
+                    targets[i] = found
             if to_load:
                 await self.load(to_load, even_hidden=True)
                 loaded.update(to_load)
             undecided = waiting
         return [t for t in targets if t is not None]
+
+    async def _decide(
+        self, key: str, owners: list[tuple[str, str]], loaded: Collection[str], for_write: bool
+    ) -> ChunkTarget | PlainTarget | GoneTarget | list[str]:
+        """Return what a key means, which is no document's; or the paths of the documents that have to be read first.
+
+        A known array only has to be confirmed; otherwise every possible owner has to be asked. ``loaded`` were read just now.
+        """
+        owner = self.owner(owners)
+        if owner is not None:
+            node, coords = owner
+            if self._may_trust(node, for_write) or node.path in loaded:
+                return PlainTarget(key) if node.layout is None else ChunkTarget.of(key, node, node.layout, coords)
+            return [node.path]
+        if missing := [path for path, _ in owners if path not in loaded and (for_write or not self._recently_asked(path))]:
+            return missing
+        await self._check_hidden(owners)
+        return GoneTarget(key) if self._vanished_owner(owners, for_write) else self._plain(key, owners)
 
     def fresh_chunk(self, key: str) -> ChunkTarget | None:
         """Return the chunk that ``key`` means, if it is known, its array need not be looked at again, and its shard is a stored object.
@@ -530,8 +537,8 @@ class Hierarchy:
     def _may_trust(self, node: Node, for_write: bool) -> bool:
         """Return whether the remembered document of an array need not be read again.
 
-        For reads a sharded array is checked again beside its indices. An array that is not sharded has no indices: only its document shows
-        whether its chunk keys have become shards.
+        For reads a sharded array is checked again together with its indices. An array that is not sharded has no indices: only its
+        document shows whether its chunk keys have become shards.
         """
         return self.is_fresh(node) or (not for_write and node.layout is not None)
 
@@ -552,7 +559,7 @@ class Hierarchy:
         return self.recently_absent(path) if known is None else self.is_fresh(known)
 
     def recently_absent(self, path: str) -> bool:
-        at = self._absent.get(path)
+        at = self._absent.peek(path)
         return at is not None and self._clock() - at <= self._ttl
 
     def vanished(self, path: str) -> Node | None:

@@ -104,31 +104,39 @@ class Translation:
                 return update_stored(presented, previous)
             await self._refuse_while_chunks_exist(current.node, _difference(presented, shown))
         if asks_for_shards(presented, may_stack=self._options.present.shows_draft):
-            if own_shards is not OwnShards.NEW or presented.get("storage_transformers"):
-                raise InvalidInput(refusal_of_shards(path))
-            stored = self._as_asked(presented)
-            if levels_below(levels_of(stored), self._options.present_level):
-                raise InvalidInput(
-                    f"array {path!r} has nested shards. With present_level={self._options.present_level!r}, clients would see other chunks "
-                    "than the creator writes: create it through a store with present_level=1"
-                )
-            await self._refuse_over_objects(path, stored, current, nothing_there)
-            return stored
-        restored = self._restored(path, presented, current)
-        if restored is not None:
+            stored: JsonObject | None = self._with_own_shards(path, presented, own_shards)
+        elif (restored := self._restored(path, presented, current)) is not None:
             return restored
+        else:
+            stored = self._by_policy(path, presented)
+        if stored is None:
+            return presented
+        await self._refuse_over_objects(path, stored, current, nothing_there)
+        return stored
+
+    def _with_own_shards(self, path: str, presented: JsonObject, own_shards: OwnShards) -> JsonObject:
+        """Return the stored document of a new array for which the client has chosen the shards. Raises ``InvalidInput`` if it may not."""
+        if own_shards is not OwnShards.NEW or presented.get("storage_transformers"):
+            raise InvalidInput(refusal_of_shards(path))
+        stored = self._as_asked(presented)
+        if levels_below(levels_of(stored), self._options.present_level):
+            raise InvalidInput(
+                f"array {path!r} has nested shards. With present_level={self._options.present_level!r}, clients would see other chunks "
+                "than the creator writes: create it through a store with present_level=1"
+            )
+        return stored
+
+    def _by_policy(self, path: str, presented: JsonObject) -> JsonObject | None:
+        """Return the stored document of a new array that the policy shards; ``None`` if it is stored as presented."""
         wanted = chunks_per_shard(self._options.chunks_per_shard, path, presented)
         if wanted is None and presented.get("storage_transformers"):
             wanted = (1,) * len(presented["shape"])  # without one of this store's the client's last would be taken for it
         if wanted is None:
-            return presented
+            return None
         by_transformer = self._options.shards_by_transformer(is_draft=is_draft(self._storage))
         index_format = self._options.index_format(wanted, by_transformer=by_transformer)
         stored = shard_document(presented, index_format, by_transformer=by_transformer)
-        if not can_be_presented(presented, stored):
-            return presented  # a document that is not sound: it passes through, and nothing is made of it
-        await self._refuse_over_objects(path, stored, current, nothing_there)
-        return stored
+        return stored if can_be_presented(presented, stored) else None  # a document that is not sound passes through
 
     def _as_asked(self, document: JsonObject) -> JsonObject:
         """Return the stored document of an array for which the client has chosen the shards: as given, if the codec does the sharding.
@@ -182,27 +190,30 @@ class Translation:
         inside = consolidated_arrays(document)
         if not inside:
             return data if document == original else dumps(document)
-        before = consolidated_arrays(current.document) if current is not None and current.document is not None else {}
-        stored: dict[str, JsonObject] = {}
-        for below, presented in inside.items():
-            now = arrays[join(path, below)]
-            for candidate in (now.document if now is not None else None, before.get(below)):
-                # Some have it in memory as a client sees the array that has chosen its shards.
-                if candidate is not None and below not in stored and has_chunks_of(presented, candidate):
-                    stored[below] = update_stored(presented, candidate)
-            if below in stored:
-                continue
-            if now is not None:
-                raise InvalidInput(
-                    f"the consolidated metadata of group {path!r} describes array {below!r} otherwise than its own metadata does: "
-                    "consolidate again"
-                )
-            if asks_for_shards(presented, may_stack=self._options.present.shows_draft) and present_array(presented) == presented:
-                stored[below] = presented  # it passed through whole until somebody erased it
-                continue
-            stored[below] = await self.array(join(path, below), presented, None)
+        before = {} if previous is None else consolidated_arrays(previous)
+        stored = {
+            below: await self._consolidated(path, below, presented, arrays[join(path, below)], before.get(below))
+            for below, presented in inside.items()
+        }
         translated = map_consolidated(document, lambda below, _: stored[below])
         return data if translated == original else dumps(translated)
+
+    async def _consolidated(
+        self, path: str, below: str, presented: JsonObject, now: StoredDocument | None, before: JsonObject | None
+    ) -> JsonObject:
+        """Return the stored form of an array's document inside that of the group at ``path``; ``before`` is what is there so far."""
+        for candidate in (None if now is None else now.document, before):
+            # Some have it in memory as a client sees the array that has chosen its shards.
+            if candidate is not None and has_chunks_of(presented, candidate):
+                return update_stored(presented, candidate)
+        if now is not None:
+            raise InvalidInput(
+                f"the consolidated metadata of group {path!r} describes array {below!r} otherwise than its own metadata does: "
+                "consolidate again"
+            )
+        if asks_for_shards(presented, may_stack=self._options.present.shows_draft) and present_array(presented) == presented:
+            return presented  # it passed through whole until it was erased
+        return await self.array(join(path, below), presented, None)
 
     def _carried(self, document: JsonObject, previous: JsonObject | None, nodes: Mapping[str, JsonObject] | None = None) -> JsonObject:
         """Return the document with the members that are kept for the view of Zarr v2; clients do not see these members."""

@@ -66,8 +66,8 @@ class _HeadRequest:
 
     @property
     def may_suffice(self) -> bool:
-        """True if the answer may hold all chunks that are wanted."""
-        return self.is_whole or self.has_more
+        """True if the answer may hold all chunks that are wanted, and prove their layout."""
+        return (self.is_whole or self.has_more) and self.shard.node.metadata_server_time > NEVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,20 +406,19 @@ class Reader:
         requests = self._head_requests(shards)
         # Documents are read with what may need no second round. If a second round is certain, they are read in that.
         settles = all(self._may_be_sure(shard) for shard in shards)
-        alone = [one.shard for one in requests if one.may_suffice and one.shard.node.metadata_server_time > NEVER]
-        checked = [*alone, *(chunk.shard for chunk in known if settles)]
+        settled = known if settles else []
+        checked = [*(one.shard for one in requests if one.may_suffice), *(chunk.shard for chunk in settled)]
         heads, came = await self._read_first(
             shards,
             [one.request for one in requests],
             with_metadata=checked,
-            unsure={chunk.shard.node.path for chunk in known if settles and not chunk.index.is_verified},
+            unsure={chunk.shard.node.path for chunk in settled if not chunk.index.is_verified},
             also=[chunk.read for chunk in known],
         )
         work = _NextRound(came=[] if settles else known, checked={shard.node.path for shard in checked})
         if self._storage.capabilities.guarded_reads:
             work.checked |= {shard.node.path for shard in shards}
-        if settles:
-            self._verify(known)
+        self._verify(settled)
         work.again += self._take(known, came, (), values)
         outdated: list[ShardRead] = []
         for request, head in zip(requests, heads, strict=True):

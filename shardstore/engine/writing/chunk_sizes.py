@@ -48,12 +48,7 @@ def with_whole(updates: list[tuple[ChunkTarget, Action]]) -> list[tuple[ChunkTar
     """
     if not any(isinstance(action, Patch) and action.may_be_whole for _, action in updates):
         return updates
-    of_chunk = Counter((target.shard_key, target.slot) for target, _ in updates)
-    given: dict[str, set[int]] = {}
-    for target, action in updates:
-        is_first = isinstance(action, Patch) and action.may_be_whole and action.start == 0 and len(action.data) > 0
-        if of_chunk[target.shard_key, target.slot] == 1 and (is_first or isinstance(action, SetValue)):
-            given.setdefault(target.shard_key, set()).add(target.slot)
+    given = _given_from_start(updates)
 
     def whole(target: ChunkTarget, action: Action) -> Action:
         if not (isinstance(action, Patch) and action.may_be_whole and target.slot in given.get(target.shard_key, ())):
@@ -64,3 +59,14 @@ def with_whole(updates: list[tuple[ChunkTarget, Action]]) -> list[tuple[ChunkTar
         return SetValue(action.data) if is_whole else action
 
     return [(target, whole(target, action)) for target, action in updates]
+
+
+def _given_from_start(updates: list[tuple[ChunkTarget, Action]]) -> dict[str, set[int]]:
+    """Return, by key of shard, the slots whose only update gives bytes from the first one on."""
+    counts = Counter((target.shard_key, target.slot) for target, _ in updates)
+    given: dict[str, set[int]] = {}
+    for target, action in updates:
+        is_first = isinstance(action, Patch) and action.may_be_whole and action.start == 0 and len(action.data) > 0
+        if counts[target.shard_key, target.slot] == 1 and (is_first or isinstance(action, SetValue)):
+            given.setdefault(target.shard_key, set()).add(target.slot)
+    return given

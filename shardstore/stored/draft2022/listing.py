@@ -61,11 +61,18 @@ class DraftListing:
     async def objects(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         """Yield every canonical key that starts with ``prefix``, once; sizes of documents are those of the stored ones."""
         stored = stored_prefixes(prefix)
+        async for info in self._data(prefix, [inside for inside in stored if inside.startswith(DATA_ROOT)]):
+            if info.key.startswith(prefix):
+                yield info
+        if nodes := [inside for inside in stored if inside.startswith(META_ROOT)]:
+            async for info in self._nodes(prefix, nodes):
+                yield info
+
+    async def _data(self, prefix: str, stored: Iterable[str]) -> AsyncIterator[ObjectInfo]:
+        """Yield data below the stored prefixes, by canonical keys, of which some do not start with ``prefix``."""
         scalars: dict[str, tuple[str, str] | None] = {}  # what documents have said, for this listing
         waiting: list[ObjectInfo] = []  # for documents, and what came after those that wait
         for inside in stored:
-            if not inside.startswith(DATA_ROOT):
-                continue
             async for found in self._inner.list(inside):
                 if (key := canonical_key(found.key)) is None or not key.startswith(prefix):
                     continue
@@ -75,15 +82,10 @@ class DraftListing:
                     yield found._replace(key=key)
                 if len(waiting) >= KEYS_A_REQUEST:
                     for info in await self._decided(waiting, scalars):
-                        if info.key.startswith(prefix):
-                            yield info
+                        yield info
                     waiting = []
         for info in await self._decided(waiting, scalars):
-            if info.key.startswith(prefix):
-                yield info
-        if nodes := [inside for inside in stored if inside.startswith(META_ROOT)]:
-            async for info in self._nodes(prefix, nodes):
-                yield info
+            yield info
 
     async def _decided(self, waiting: Iterable[ObjectInfo], scalars: dict[str, tuple[str, str] | None]) -> list[ObjectInfo]:
         """Return objects under their canonical keys, of two chunks of a 0-d array the one that counts; ``scalars`` remembers by path."""
@@ -104,25 +106,27 @@ class DraftListing:
 
     async def _nodes(self, prefix: str, stored: Iterable[str]) -> AsyncIterator[ObjectInfo]:
         """Yield the documents whose keys start with ``prefix``, those of implicit groups too."""
-        paths: dict[str, ObjectInfo] = {}
-        for inside in stored:
-            async for found in self._inner.list(inside):
-                key = canonical_key(found.key)
-                path = None if key is None else document_path(key)
-                if key is not None and path is not None and (path not in paths or found.key.endswith(ARRAY_SUFFIX)):
-                    paths[path] = found._replace(key=key)
-        for info in paths.values():
-            if info.key.startswith(prefix):
-                yield info
+        paths = await self._stored_nodes(stored)
         implicit = {above for path in paths for above in groups_above(path)} - set(paths)
         # Where the prefix goes on after the path of a node, it has not been listed what is below; and the root may have nothing below.
         at, _, last = prefix.rpartition("/")
         is_open = _NAME.startswith(last) and (last or not at) and at not in paths and at not in implicit
         if is_open and await self._documents.is_implicit(at):
             implicit.add(at)
-        for path in sorted(implicit):
-            if (info := _implicit(path)).key.startswith(prefix):
+        for info in (*paths.values(), *map(_implicit, sorted(implicit))):
+            if info.key.startswith(prefix):
                 yield info
+
+    async def _stored_nodes(self, prefixes: Iterable[str]) -> dict[str, ObjectInfo]:
+        """Return the stored documents by path; where there are two of one path, that of the array."""
+        paths: dict[str, ObjectInfo] = {}
+        for prefix in prefixes:
+            async for found in self._inner.list(prefix):
+                key = canonical_key(found.key)
+                path = None if key is None else document_path(key)
+                if key is not None and path is not None and (path not in paths or found.key.endswith(ARRAY_SUFFIX)):
+                    paths[path] = found._replace(key=key)
+        return paths
 
     # -- what lies directly below a prefix -----------------------------------------------------------------------------
 

@@ -236,7 +236,7 @@ class Engine(KeyedStore):
         return await chunks.chunk_values(keys)
 
     def keep_versions(self) -> None:
-        """Keep, from now on, the versions of chunks that commits of this process do not change: somebody asks for them."""
+        """Keep, from now on, the versions of chunks that commits of this process do not change, because a caller asks for them."""
         self._committer.keeps_versions = True
 
     async def read_versions(self, reads: Sequence[Read]) -> list[ReadOutcome]:
@@ -463,7 +463,7 @@ class Engine(KeyedStore):
         return within is not None and bool(within.rest)
 
     async def locate_chunks(self, keys: Sequence[str]) -> LocatedChunks | None:
-        """Return where chunks of one array are, for ``get_many``; ``None`` if some keys are others, or a transaction holds values back.
+        """Return where chunks of one array are, for ``get_many``; ``None`` if some keys are not, or a transaction holds values back.
 
         Raises:
             ShardStoreError: an array's document cannot be read.

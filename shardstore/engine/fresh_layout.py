@@ -1,4 +1,4 @@
-"""Retries of operations that used a stale layout: others changed an array's document after its keys were located."""
+"""Retries of operations that used a stale layout: another client changed an array's document after its keys were located."""
 
 from __future__ import annotations
 

@@ -27,12 +27,12 @@ Result = TypeVar("Result")
 def weakly(
     method: Callable[[Sequence[Request]], Awaitable[Sequence[Result | Exception]]],
 ) -> Callable[[Sequence[Request]], Awaitable[Sequence[Result | Exception]]]:
-    """Return the method without a reference to its store: a store that nobody uses has to be freed at once, with its threads."""
+    """Return the method without a reference to its store: a store that is not used any more has to be freed at once, with its threads."""
     reference = weakref.WeakMethod(method)
 
     async def run(requests: Sequence[Request]) -> Sequence[Result | Exception]:
         bound = reference()
-        assert bound is not None  # whoever waits for the batch holds the store
+        assert bound is not None  # the caller that waits for the batch holds the store
         return await bound(requests)
 
     return run
@@ -89,12 +89,12 @@ class KeyedStore(ABC):
     # -- what follows --------------------------------------------------------------------------------------------------
 
     async def get(self, request: KeyRequest) -> memoryview | None:
-        """Return one value, or the part of it that is asked for; it is gathered with others of the same tick."""
+        """Return one value, or the part of it that is asked for; it is gathered with other requests of the same tick."""
         check_key(request[0])
         return await self._gets.submit(request)
 
     async def update(self, update: KeyUpdate) -> None:
-        """Carry out one update, durable on return, gathered with others of the same tick, and even when the call is cancelled."""
+        """Carry out one update, durable on return, gathered with other updates of the same tick, and even when the call is cancelled."""
         check_key(update[0])
         await uninterrupted(self._updates.submit(update))
 
@@ -105,13 +105,13 @@ class KeyedStore(ABC):
         return creation.happened
 
     async def erase_many(self, keys: Sequence[str]) -> None:
-        """Erase the values of these keys. If some cannot be erased, the others are, and then the first error is raised."""
+        """Erase the values of these keys. If some cannot be erased, the rest are, and then the first error is raised."""
         for error in await self.update_many([(key, ERASE) for key in keys]):
             if error is not None:
                 raise error
 
     async def exists(self, key: str) -> bool:
-        """Return whether the key has a value; for a chunk its shard's index tells."""
+        """Return whether the key has a value; for a chunk, by its shard's index."""
         return await self.size(key) is not None
 
     async def list(self, prefix: str, *, versions: bool = False) -> AsyncIterator[ListedValue]:

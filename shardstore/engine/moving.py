@@ -327,7 +327,7 @@ class _Copying:
         self._overwrite = overwrite
         self._progress = progress
         self._by_server = _stores_alike(source, target)
-        # Between a hierarchy of the draft and final Zarr v3 the shards are carried as they are, and what they are by is changed.
+        # Between a hierarchy of the draft and final Zarr v3 the shards stay, and documents name the other means of sharding.
         self._is_translated = is_draft(source.storage) != is_draft(target.storage)
         self._budget = MemoryBudget(source.nodes.options.max_memory)
         self._documents: list[ObjectInfo] = []
@@ -400,7 +400,7 @@ class _Copying:
         """Check, before the source is erased, that everything is at the target, and that the source is still what was copied.
 
         Raises:
-            Conflict: it is not; source and target stay as they are.
+            Conflict: it is not; source and target stay unchanged.
         """
         source, target = await _census(self.source), await _census(self.target)
         if (source.count, source.versions) != (self.listed.count, self.listed.versions):
@@ -412,7 +412,7 @@ class _Copying:
         if target.count != self.copied or not (self._is_translated or target.nbytes == self.nbytes):
             raise Conflict(
                 f"{self.copied} objects of {self.nbytes} bytes were copied to {self.target}, where there are {target.count} of "
-                f"{target.nbytes} bytes now: another client writes there. {self.source} stays as it is"
+                f"{target.nbytes} bytes now: another client writes there. {self.source} stays unchanged"
             )
 
     async def _data(self) -> AsyncIterator[ObjectInfo]:
@@ -485,7 +485,7 @@ class _Copying:
         raise Conflict(f"{found.key!r} in {self.source.storage.url} kept changing while it was being copied: try again")
 
     def _translated(self, found: Found) -> bytes | None:
-        """Return an array's document if it has to name the other means of sharding at the target; ``None`` if it stays as it is."""
+        """Return an array's document if it has to name the other means of sharding at the target; ``None`` if it stays unchanged."""
         document = parse_object(found.buffers[0])
         if document is None or not is_array(document):
             return None
@@ -525,7 +525,7 @@ async def copy_nodes(
         InvalidInput: the paths overlap, or it is not certain that what is to be overwritten is another place; they name a document or
             chunks of a sharded array, or a transaction is open. Nothing was changed.
         NotFound: there is nothing at the source. Nothing was changed.
-        Conflict: there is something at the target, which stays as it is; or it lies behind a link (``storage.boundaries``); or another
+        Conflict: there is something at the target, which stays unchanged; or it lies behind a link (``storage.boundaries``); or another
             client writes there, or keeps changing the source.
     """
     here, there = _NodePlace(source.node_access, source_path), _NodePlace(target.node_access, target_path)
@@ -544,7 +544,7 @@ async def move_between(
     """Move everything at or below a path; return how many objects were copied for it, or 1 if one rename did it.
 
     It is renamed in one step if the storage can do that. Otherwise it is copied, checked, and then erased at the source: a
-    failure or cancellation before the erasure leaves the source as it was, one after it leaves the target whole. The erasure is carried
+    failure or cancellation before the erasure leaves the source unchanged, one after it leaves the target whole. The erasure is carried
     out even when the call is cancelled, because a source that has lost some of its shards and kept its metadata shows fill values.
 
     Raises as ``copy_nodes``, and:
@@ -584,7 +584,7 @@ async def _rename(source: _NodePlace, target: _NodePlace, found: _Contents) -> b
     except ConditionFailed as exc:
         if await target.is_free():
             return False  # hidden files are in the way, that a writer left who died: copying gets along with them
-        raise Conflict(f"another client wrote to {target} just now; {source} stays as it was") from exc
+        raise Conflict(f"another client wrote to {target} just now; {source} stays unchanged") from exc
     except BaseException:
         source.forget()  # it may have been carried out
         raise

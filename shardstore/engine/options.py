@@ -169,7 +169,7 @@ class EngineOptions:
         by_transformer = self.stored in _BY_TRANSFORMER
         if (need := strategy.unsuited(self.index_format((1,), by_transformer=by_transformer))) is not None:
             raise InvalidInput(
-                f"strategy={strategy.name!r} needs {need}: leave index_location, index_checksum and stored as they are by default, or use "
+                f"strategy={strategy.name!r} needs {need}: leave index_location, index_checksum and stored at their defaults, or use "
                 "strategy='rewrite'"
             )
 

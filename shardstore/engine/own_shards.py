@@ -85,7 +85,7 @@ def _view_of(path: str, document: JsonObject, shown: JsonObject | None, generati
     if same_chunks(present_array(document), shown):
         return ClientView(generation, True)
     raise InvalidInput(
-        f"array {path!r} is not what it was when it was created or opened here (chunk shape, data type or codecs are others): open it again"
+        f"array {path!r} is not what it was when it was created or opened here (chunk shape, data type or codecs differ): open it again"
     )
 
 

@@ -35,7 +35,7 @@ class HeldValue:
 class PinnedValue:
     """``nbytes`` bytes at ``offset`` of one version of the stored object at ``stored_key``.
 
-    ``version`` differs if the bytes may differ; ``is_chunk`` tells whether other values may lie in that object too.
+    ``version`` differs if the bytes may differ; ``is_chunk``: other values may lie in that object too.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from shardstore.engine.reading.listing import ListedBatch, ListedDir, Listing, d
 from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.engine.values import KeyRequest, KeyUpdate, Values
-from shardstore.engine.version_reader import VersionReader, of_content
+from shardstore.engine.version_reader import VersionReader, content_outcome
 from shardstore.engine.writing.chunk_sizes import with_whole
 from shardstore.engine.writing.committer import Committer
 from shardstore.engine.writing.erasing import Erasing
@@ -86,7 +86,7 @@ class TransactionView(KeyedStore):
         outcomes: list[ReadOutcome] = []
         for read, is_held in zip(reads, decided, strict=True):
             value = overlay.get(read.key) if is_held else None
-            outcomes.append(of_content(read, None if value is None else memoryview(value)) if is_held else next(below))
+            outcomes.append(content_outcome(read, None if value is None else memoryview(value)) if is_held else next(below))
         return outcomes
 
     async def size(self, key: str) -> int | None:
@@ -204,7 +204,7 @@ class TransactionView(KeyedStore):
 
 @dataclass(eq=False, repr=False)
 class OverlayCommit:
-    """One commit of one overlay: erasures, documents of arrays that are laid out anew, chunks (one commit a shard), other documents."""
+    """One commit of one overlay: erasures, documents of arrays that get another layout, chunks (one commit a shard), other documents."""
 
     _overlay: Overlay
     _values: Values

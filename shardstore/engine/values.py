@@ -103,7 +103,7 @@ class Values:
         return values
 
     async def _get_together(self, keys: Sequence[str], requests: Sequence[KeyRequest], located: LocatedChunks | None) -> list[Value] | None:
-        """Return the values of many chunks of one array; ``None`` if the keys are others, or the array has to be looked up first."""
+        """Return the values of many chunks of one array; ``None`` if they are not, or the array has to be looked up first."""
         try:
             if located is None:
                 located = await self._hierarchy.locate_together(keys, for_write=False)
@@ -319,7 +319,7 @@ class Values:
                     found = await self._storage.stat(key)
                     if found is None or strictly or not self.may_be_shard(key):
                         return None if found is None else found.nbytes
-                    strictly = True  # it looks like a chunk and no array was known to own it: was one created meanwhile?
+                    strictly = True  # it looks like a chunk, and no array was known to own it: one may have been created since
                     raise StaleLayout
                 case ChunkTarget():
                     (shard,) = group_by_shard([(0, target, EVERYTHING)])
@@ -345,25 +345,25 @@ class Values:
         check_keys([key for key, _ in updates])
         errors: list[Exception | None] = [None] * len(updates)
         documents = [i for i, (key, _) in enumerate(updates) if metadata_path(key) is not None]
-        others = [i for i, (key, _) in enumerate(updates) if metadata_path(key) is None]
-        others = await self._without_refused_v2(others, updates, errors)
+        rest = [i for i, (key, _) in enumerate(updates) if metadata_path(key) is None]
+        rest = await self._without_refused_v2(rest, updates, errors)
         if not documents:
-            await self._update_values(others, updates, errors)
+            await self._update_values(rest, updates, errors)
             return errors
         set_first = [i for i in documents if not isinstance(updates[i][1], EraseValue)]
         # A group's consolidated metadata is translated by the documents of its arrays: they go first.
         for consolidated in (False, True):
             now = [i for i in set_first if _holds_consolidated(updates[i][1]) is consolidated]
             await self._update_documents(now, updates, errors)
-        self._refuse_chunks(others, updates, errors, [i for i in set_first if errors[i] is not None])
-        await self._update_values([i for i in others if errors[i] is None], updates, errors)
+        self._refuse_chunks(rest, updates, errors, [i for i in set_first if errors[i] is not None])
+        await self._update_values([i for i in rest if errors[i] is None], updates, errors)
         erased_last = [i for i in documents if isinstance(updates[i][1], EraseValue)]
         await self._update_documents(sorted(erased_last, key=lambda i: -updates[i][0].count("/")), updates, errors)
         return errors
 
-    async def _without_refused_v2(self, others: list[int], updates: Sequence[KeyUpdate], errors: list[Exception | None]) -> list[int]:
+    async def _without_refused_v2(self, rest: list[int], updates: Sequence[KeyUpdate], errors: list[Exception | None]) -> list[int]:
         """Refuse what came with the document of a new array of Zarr v2 that is refused; return the rest."""
-        for i in [i for i in others if updates[i][0].rpartition("/")[2] == ARRAY_NAME]:
+        for i in [i for i in rest if updates[i][0].rpartition("/")[2] == ARRAY_NAME]:
             key, action = updates[i]
             if not isinstance(action, SetValue | SetIfMissing):
                 continue
@@ -371,17 +371,17 @@ class Values:
                 await self._v2_arrays.check(key, action.data)
             except ShardStoreError as exc:
                 below = key.removesuffix(ARRAY_NAME)
-                for j in [j for j in others if updates[j][0].startswith(below) and not isinstance(updates[j][1], EraseValue)]:
+                for j in [j for j in rest if updates[j][0].startswith(below) and not isinstance(updates[j][1], EraseValue)]:
                     errors[j] = exc if j == i else _came_with(updates[j][0], key, exc)
-        return [i for i in others if errors[i] is None]
+        return [i for i in rest if errors[i] is None]
 
     @staticmethod
-    def _refuse_chunks(others: list[int], updates: Sequence[KeyUpdate], errors: list[Exception | None], failed: list[int]) -> None:
+    def _refuse_chunks(rest: list[int], updates: Sequence[KeyUpdate], errors: list[Exception | None], failed: list[int]) -> None:
         """Refuse chunks if their document came with them and was refused: they do not belong to the document that is there."""
         refused = {metadata_path(updates[i][0]): i for i in failed}
         if not refused:
             return
-        for i in others:
+        for i in rest:
             key, action = updates[i]
             document = next((refused[path] for path, _ in possible_owners(key) if path in refused), None)
             if document is not None and not isinstance(action, EraseValue):
@@ -474,7 +474,7 @@ class Values:
         key = target.key
         if not target.may_create or (target.unreadable and await self._storage.stat(key) is not None):
             raise Corruption(
-                f"{key!r} is not written, because what is there may be a shard: the metadata that would tell cannot be read "
+                f"{key!r} is not written, because what is there may be a shard: the metadata that says so cannot be read "
                 f"({target.unreadable}). Restore the metadata first, or delete the node"
             )
         if any(isinstance(action, Swap) for action in actions):
@@ -561,6 +561,6 @@ def _holds_consolidated(action: Action) -> bool:
 
 def unreadable(target: PlainTarget) -> Corruption:
     return Corruption(
-        f"{target.key!r} cannot be read: it looks like a chunk, and the metadata that would tell where it lies cannot be read "
+        f"{target.key!r} cannot be read: it looks like a chunk, and the metadata that says where it lies cannot be read "
         f"({target.unreadable}). Restore the metadata"
     )

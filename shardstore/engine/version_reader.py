@@ -80,7 +80,7 @@ class VersionReader:
         for i, outcome in zip(plain, found[len(of_shards) :], strict=True):
             outcomes[i] = outcome
         for i, path in documents:
-            outcomes[i] = of_content(reads[i], *contents[path])
+            outcomes[i] = content_outcome(reads[i], *contents[path])
         return again + await self._values.owned_now([(i, reads[i].key) for i in plain if isinstance(outcomes[i], Found)])
 
     async def _read_chunks(
@@ -150,7 +150,7 @@ def _chunk_outcome(read: Read, outcome: ReadOutcome) -> ReadOutcome:
             return CHANGED
 
 
-def of_content(read: Read, value: Value, modified: float | None = None) -> ReadOutcome:
+def content_outcome(read: Read, value: Value, modified: float | None = None) -> ReadOutcome:
     """Return the outcome of a read of a value that has the version of its content; ``modified`` says when that was stored."""
     if isinstance(value, ShardStoreError):
         return Failed(value)

@@ -29,7 +29,7 @@ class Capabilities:
     """True where no two versions of an object have one generation, though their bytes are equal."""
     exactly_once: bool = False
     """True where a request is carried out before it returns, or never. Elsewhere the network may bring one to the server after its client
-    has given it up, made it anew, and others have gone on.
+    has given it up and sent it again, and other clients have gone on.
     """
     durable: bool = False
     """True where a write that returned survives the loss of power."""

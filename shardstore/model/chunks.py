@@ -71,7 +71,7 @@ class ShardGrid:
 class RemovedChunks:
     """The chunks that an array loses when it shrinks: those of the grid ``before`` that are not in the grid ``after``.
 
-    Both are numbers of chunks along each dimension. Chunks outside of ``before`` are not removed, whoever has written them.
+    Both are numbers of chunks along each dimension. Chunks outside of ``before`` are not removed, whichever client has written them.
     """
 
     before: tuple[int, ...]

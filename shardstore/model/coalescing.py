@@ -95,7 +95,7 @@ def coalesce_all(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], lim
 def _cut_up(
     first: int, last: int, starts: npt.NDArray[np.int64], reached: npt.NDArray[np.int64], limits: ReadLimits, begins: npt.NDArray[np.bool_]
 ) -> None:
-    """Mark where a run of ranges that is too long for a request begins others, never between ranges that overlap."""
+    """Mark where a run of ranges that is too long for a request begins another one, never between ranges that overlap."""
     apart = np.append(first, first + 1 + np.flatnonzero(starts[first + 1 : last + 1] >= reached[first:last]))
     ends = reached[np.append(apart[1:] - 1, last)]
     start, end = int(starts[first]), int(ends[0])

@@ -31,7 +31,7 @@ ChunksPerShard = tuple[int, ...]
 Scalar = TypeVar("Scalar", np.int64, np.float64)
 
 _NEAR = 1.1  # costs that differ by less than a tenth count as equal: then the smaller shard is better
-_FEW = 1.5  # requests of two that cost alike count as equal up to this factor: where bytes prevail, costs do not tell them apart
+_FEW = 1.5  # requests of two that cost alike count as equal up to this factor: where bytes prevail, their costs hardly differ
 _MOST_EVALUATED = 500
 _REQUEST_NBYTES = 32 * 2**10  # that a request is worth where the storage's limits name no gap
 _INDEX_CODECS = IndexCodecs()

@@ -8,8 +8,8 @@
 The storage keeps its own notes in the padding. Bytes are dead if no index refers to them any more: replaced chunks, padding, and, in
 place, the old index. Past a bound the shard is rewritten instead.
 
-While bytes are appended in place, others may see the file with any length that is a whole number of pages. A chunk that is itself a shard
-has an index at its end; so no chunk may end at such a length.
+While bytes are appended in place, other processes may see the file with any length that is a whole number of pages. A chunk that is itself
+a shard has an index at its end; so no chunk may end at such a length.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Append(Strategy):
     def unsuited(self, index_format: IndexFormat) -> str | None:
         if index_format.location == "end" and index_format.codecs.checksum:
             return None
-        return "an index with a checksum at the end of the shard, so that a reader can tell a shard that is half written"
+        return "an index with a checksum at the end of the shard, so that a reader can recognise a shard that is half written"
 
     def plan(self, commit: Commit) -> CommitPlan:
         if commit.old is None or not commit.capabilities.compose or commit.old_nbytes < commit.capabilities.copy_pays_nbytes:

@@ -53,7 +53,7 @@ class Commit:
 
     index_format: IndexFormat
     old: ShardIndex | None
-    """The index of the shard as it is; ``None`` where there is none."""
+    """The index of the present shard; ``None`` where there is none."""
     old_nbytes: int
     """The size of the whole object, its index included."""
     updates: Mapping[int, BytesLike | None]
@@ -134,7 +134,7 @@ NONCE_NBYTES = 16
 
 def with_nonce(plan: WriteShard, index_format: IndexFormat, nonce: bytes) -> WriteShard:
     """Return the plan of a shard of the same chunks that holds ``nonce`` too: ``NONCE_NBYTES`` random bytes that belong to no chunk, by
-    which this version differs from every other. A plan that copies an index at the end has no place for it, and is returned as it is.
+    which this version differs from every other. A plan that copies an index at the end has no place for it, and is returned unchanged.
     """
     segments = plan.segments
     if index_format.location == "start":

@@ -22,7 +22,7 @@ AUTO_LEAST_CHUNK_NBYTES = 64 * 2**10
 AUTO_MAX_CHUNKS = AUTO_SHARD_NBYTES // AUTO_LEAST_CHUNK_NBYTES
 AUTO_SMALL_ARRAY_NBYTES = 16 * 2**10  # coordinates: a shard would only add an index to them
 _INDEX_SHARE = 0.02  # of the bytes of the chunks that a shard holds
-_ASSUMED_RATIO = 4  # decoded to encoded bytes, of chunks that nobody has encoded yet
+_ASSUMED_RATIO = 4  # decoded to encoded bytes, of chunks that have not been encoded yet
 _UNLIMITED = 2**62
 _ASSUMED_ITEM_NBYTES = 16  # of strings and other types without a fixed size
 
@@ -52,7 +52,7 @@ def chunks_per_shard(
     *,
     written: JsonObject | None = None,
 ) -> tuple[int, ...] | None:
-    """Return the chunks per shard of a new array, or ``None`` where it is stored as it is.
+    """Return the chunks per shard of a new array, or ``None`` where it is stored without shards.
 
     ``written``: the document that a function is shown, where that is not ``presented``.
 

@@ -58,9 +58,9 @@ def rows_of(layout: ArrayLayout, shard_coords: ChunkCoords, index: ShardIndex, l
     grid.
     """
     axis = len(leading)
-    others = tuple(i for i in range(layout.ndim) if i != axis)
+    rest = tuple(i for i in range(layout.ndim) if i != axis)
     first = shard_coords[axis] * layout.grid.chunks_per_shard[axis]
-    return [first + row for row in np.flatnonzero(_wanted(layout, shard_coords, index, leading).any(axis=others)).tolist()]
+    return [first + row for row in np.flatnonzero(_wanted(layout, shard_coords, index, leading).any(axis=rest)).tolist()]
 
 
 def chunk_keys_of(

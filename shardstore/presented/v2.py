@@ -2,7 +2,7 @@
 
 What is stored is final Zarr v3, so a program that knows v2 only writes what today's tools read, and reads what they write. The
 documents of v2 are parts of one document of v3; each is changed by a compare-and-swap of the whole. The keys of v3 itself are not
-shown. Where a node is stored as Zarr v2, without any ``zarr.json``, it passes through as it is. Specification: Zarr v2.
+shown. Where a node is stored as Zarr v2, without any ``zarr.json``, it passes through unchanged. Specification: Zarr v2.
 """
 
 from __future__ import annotations
@@ -111,9 +111,9 @@ class V2Flavour(PresentedFlavour):
     async def show_parts(self, view: View, parts: Sequence[DocumentPart], documents: dict[str, Value]) -> list[ShownPart]:
         shown = [view.of_document(part, documents[part.path]) for part in parts]
         # Of a node that is stored as Zarr v2, and attributes that were written ahead of their node.
-        beside = [i for i, part in enumerate(parts) if documents[part.path] is None]
-        values = await view.engine.get_many([(join(parts[i].path, parts[i].kind), EVERYTHING) for i in beside])
-        for i, value in zip(beside, values, strict=True):
+        stored = [i for i, part in enumerate(parts) if documents[part.path] is None]
+        values = await view.engine.get_many([(join(parts[i].path, parts[i].kind), EVERYTHING) for i in stored])
+        for i, value in zip(stored, values, strict=True):
             shown[i] = bytes(value) if isinstance(value, memoryview) else value
         return shown
 
@@ -177,13 +177,13 @@ class V2Flavour(PresentedFlavour):
                 if part.kind == CONSOLIDATED_NAME and isinstance(action, SetValue | SetIfMissing):
                     meanings[i] = _WrittenPart(part.path, part.kind, None, await self._nodes_below(view, part.path, bytes(action.data)))
                 continue
-            beside = stored[part.path]
-            if isinstance(beside, ShardStoreError):
-                meanings[i] = Nothing(f"whether {part.path!r} is stored as Zarr v2 cannot be told: {beside}")
-            elif part.kind not in _NODE_NAMES or any(name in beside for name in _NODE_NAMES):
+            there = stored[part.path]
+            if isinstance(there, ShardStoreError):
+                meanings[i] = Nothing(f"whether {part.path!r} is stored as Zarr v2 is not known: {there}")
+            elif part.kind not in _NODE_NAMES or any(name in there for name in _NODE_NAMES):
                 meanings[i] = Canonical(join(part.path, part.kind))  # stored as v2, or ahead of its node
             else:
-                meanings[i] = _WrittenPart(part.path, part.kind, beside.get(ATTRIBUTES_NAME))
+                meanings[i] = _WrittenPart(part.path, part.kind, there.get(ATTRIBUTES_NAME))
         errors = await view.update_meant(updates, meanings)
         taken = {m.path: m.pending for m, error in zip(meanings, errors, strict=True) if error is None and isinstance(m, _WrittenPart)}
         await self._adopt(view, without, taken)
@@ -192,12 +192,12 @@ class V2Flavour(PresentedFlavour):
     async def _adopt(self, view: View, paths: Sequence[str], taken: Mapping[str, bytes | None]) -> None:
         """Give nodes the attributes that were written ahead of them; ``taken`` are those that they were created with.
 
-        Whoever creates a node looks for attributes after that, and whoever writes attributes ahead of a node looks for the node after
-        that: however the two race, one of them finds what the other wrote.
+        A client that creates a node looks for attributes after that, and one that writes attributes ahead of a node looks for the node
+        after that: however the two race, one of them finds what the other wrote.
         """
         stored = await self._stored_as_v2(view, paths)
-        readable = {path: beside for path, beside in stored.items() if isinstance(beside, dict)}
-        waiting = {path: beside[ATTRIBUTES_NAME] for path, beside in readable.items() if ATTRIBUTES_NAME in beside}
+        readable = {path: there for path, there in stored.items() if isinstance(there, dict)}
+        waiting = {path: there[ATTRIBUTES_NAME] for path, there in readable.items() if ATTRIBUTES_NAME in there}
         parts = [DocumentPart(path, ATTRIBUTES_NAME) for path in waiting]
         documents = await view.documents_of(parts)
         parts = [part for part in parts if isinstance(documents[part.path], memoryview)]
@@ -255,15 +255,15 @@ class V2Flavour(PresentedFlavour):
         for path, rest in cuts:
             if (array := arrays.get(path)) is not None and rest:
                 chunks = join(path, canonical_chunk_prefix(rest, array.key_encoding, array.ndim))
-                beside = prefix[: prefix.rfind("/") + 1] if _may_name_document(prefix) else prefix
-                return [chunks] if beside.startswith(chunks) else [beside] if chunks.startswith(beside) else [chunks, beside]
+                documents = prefix[: prefix.rfind("/") + 1] if _may_name_document(prefix) else prefix
+                return [chunks] if documents.startswith(chunks) else [documents] if chunks.startswith(documents) else [chunks, documents]
         return [prefix[: prefix.rfind("/") + 1] if _may_name_document(prefix) else prefix]
 
     async def _presented_key(self, view: View, canonical: str) -> str | None:
         """Return the presented key of what is listed under a canonical one, and is no document of v3."""
         if (named := document_key(canonical)) is not None:
             documents = await view.documents_of([DocumentPart(named.path, named.name)])
-            return canonical if documents[named.path] is None else None  # left over beside a document of v3, which is what counts
+            return canonical if documents[named.path] is None else None  # left over next to a document of v3, which is what counts
         owners = possible_owners(canonical)
         arrays = await view.arrays([path for path, _ in owners], for_write=False)
         for path, rest in owners:

@@ -19,7 +19,7 @@ from shardstore.engine.pinned import HeldValue, OpenValue
 from shardstore.engine.reading.listing import ListedBatch, ListedDir, ListedValue
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.engine.values import KeyRequest, KeyUpdate
-from shardstore.engine.version_reader import of_content
+from shardstore.engine.version_reader import content_outcome
 from shardstore.errors import Corruption, InvalidInput, ShardStoreError, Unsupported
 from shardstore.format.json_text import JsonObject, loads_object, parse_object
 from shardstore.format.metadata_v3 import ArrayLayout, PlainArray, is_array, parse_shown
@@ -270,7 +270,7 @@ class View(KeyedStore):
         for (i, part), data in zip(parts, shown, strict=True):
             of_node = read[part.path]
             modified = of_node.generation.modified if isinstance(of_node, Found) else None
-            outcomes[i] = of_content(reads[i], memoryview(data) if isinstance(data, bytes) else data, modified)
+            outcomes[i] = content_outcome(reads[i], memoryview(data) if isinstance(data, bytes) else data, modified)
         return [Failed(m.error) if isinstance(m, Unknown) else outcome for outcome, m in zip(outcomes, meanings, strict=True)]
 
     async def update_many(self, updates: Sequence[KeyUpdate]) -> list[Exception | None]:

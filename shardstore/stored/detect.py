@@ -77,11 +77,11 @@ class DetectedStorage(SettledStorage):
     async def first_read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
         if self._draft:
             return await (await self.settled()).read(reads)
-        tells = any(document_path(read.key) is not None and read.ranges == _ROOT.ranges for read in reads)
-        asked = reads if tells else [*reads, _ROOT]
+        is_enough = any(document_path(read.key) is not None and read.ranges == _ROOT.ranges for read in reads)
+        asked = reads if is_enough else [*reads, _ROOT]
         outcomes = await self.inner.read(asked)
         self._settle(asked, outcomes)
-        storage = await self.settled() if tells else self.found or self.inner
+        storage = await self.settled() if is_enough else self.found or self.inner
         return outcomes[: len(reads)] if storage is self.inner else await storage.read(reads)
 
 

@@ -24,7 +24,7 @@ from shardstore.adapters.zarr import chunk_pipeline as zarr_pipeline
 from shardstore.adapters.zarr import chunks as zarr_chunks
 from shardstore.adapters.zarr import codec_threads
 from shardstore.engine.engine import Engine
-from shardstore.engine.reading.chunk_parts import ChunkParts, Part, PartLimits
+from shardstore.engine.reading.chunk_parts import ChunkParts, PartLimits, ShardPart
 from shardstore.errors import Corruption
 from shardstore.model.ranges import EVERYTHING, ByteRange
 from shardstore.storage.local import reading as local_reading
@@ -98,7 +98,7 @@ def before_part(monkeypatch: pytest.MonkeyPatch, number: int, act: Callable[[], 
     """Act when the part of this number is about to be read."""
     read, seen = ChunkParts.in_memory, []
 
-    def hooked(parts: ChunkParts, part: Part) -> Any:
+    def hooked(parts: ChunkParts, part: ShardPart) -> Any:
         seen.append(part)
         if len(seen) == number + 1:
             act()
@@ -179,7 +179,7 @@ def test_the_same_values_as_the_engine_gives(tmp_path_factory: pytest.TempPathFa
         for i, value in zip(part.numbers, found, strict=True):
             assert values[i] is ...
             values[i] = value
-    for i in parts.others:
+    for i in parts.rest:
         values[i] = run_sync(engine.get_many([(keys[i], EVERYTHING)]))[0]
     assert values == run_sync(engine.get_many([(key, EVERYTHING) for key in keys]))
     assert all(
@@ -229,7 +229,7 @@ def test_no_more_is_announced_than_can_be_held(array: Any, monkeypatch: pytest.M
     limit_parts(array.store.engine, 1, 60)
     fetch, wait = local_reading.fetch_soon, ChunkParts.wait_for
 
-    def waiting(parts: ChunkParts, part: Part) -> Any:
+    def waiting(parts: ChunkParts, part: ShardPart) -> Any:
         waited.append(part)
         return wait(parts, part)
 
@@ -267,7 +267,7 @@ def test_a_selection_that_is_cancelled_writes_nothing_any_more(array: Any, monke
     begun, go_on = threading.Event(), threading.Event()
     read, reads = ChunkParts.in_memory, []
 
-    def slowly(parts: ChunkParts, part: Part) -> Any:
+    def slowly(parts: ChunkParts, part: ShardPart) -> Any:
         reads.append(part)
         begun.set()
         assert go_on.wait(10)

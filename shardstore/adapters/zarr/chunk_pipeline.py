@@ -31,7 +31,7 @@ from shardstore.adapters.zarr.codec_chains import DESTINATION_NBYTES
 from shardstore.adapters.zarr.codec_threads import INLINE_BYTES, in_threads, pieces, run_in_threads, threads_at_once
 from shardstore.engine.actions import ERASE, Action, SetValue
 from shardstore.engine.metadata.hierarchy import LocatedChunks
-from shardstore.engine.reading.chunk_parts import ChunkParts, Part
+from shardstore.engine.reading.chunk_parts import ChunkParts, ShardPart
 from shardstore.errors import ShardStoreError
 from shardstore.model.ranges import EVERYTHING
 from shardstore.tasks import gather_all
@@ -382,7 +382,7 @@ async def _scatter_parts(parts: ChunkParts, nbytes: int, scatter: Scatter, limit
     work = _PartsWork(parts, scatter, limits.announced_bytes, may_wait=may_wait)
     if work.waiting:
         await run_in_threads(len(work.waiting), nbytes, work.run, work.stop, limits.inline_bytes)
-    return sorted(parts.others + [i for shard in work.failed for i in parts.shards[shard].tolist()])
+    return sorted(parts.rest + [i for shard in work.failed for i in parts.shards[shard].tolist()])
 
 
 class _PartsWork:
@@ -392,10 +392,10 @@ class _PartsWork:
         self._parts = parts
         self._scatter = scatter
         self._may_wait = may_wait
-        self.waiting: deque[Part | Sequence[int]] = deque(parts.parts)
+        self.waiting: deque[ShardPart | Sequence[int]] = deque(parts.parts)
         """Parts, and the numbers of chunks that are missing."""
         self.waiting.extend(parts.missing[start:end] for start, end in pieces(len(parts.missing)))
-        self._late: deque[Part] = deque()  # the system was told to fetch them
+        self._late: deque[ShardPart] = deque()  # the system was told to fetch them
         self._most_late = max(1, announced_bytes // max([1, *(part.nbytes for part in parts.parts)]))
         self.failed: set[int] = set()
         """The shards of which nothing counts."""
@@ -417,10 +417,10 @@ class _PartsWork:
                 part = self.waiting.popleft()
             except IndexError:  # another thread took it
                 continue
-            return partial(self._read, part) if isinstance(part, Part) else partial(self._scatter, part, [None] * len(part))
+            return partial(self._read, part) if isinstance(part, ShardPart) else partial(self._scatter, part, [None] * len(part))
         return None
 
-    def _read(self, part: Part) -> None:
+    def _read(self, part: ShardPart) -> None:
         values = None if part.shard in self.failed else self._parts.in_memory(part)
         if values is not None:
             self._scatter(part.numbers, values)
@@ -429,7 +429,7 @@ class _PartsWork:
         else:
             self.failed.add(part.shard)
 
-    def _wait_for(self, part: Part) -> None:
+    def _wait_for(self, part: ShardPart) -> None:
         values = None if part.shard in self.failed else self._parts.wait_for(part)
         if values is None:
             self.failed.add(part.shard)

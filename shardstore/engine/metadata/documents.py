@@ -80,7 +80,7 @@ class Documents:
         Raises:
             InvalidInput: the client asks for shards itself and may not, changes what the bytes of existing chunks mean, or would
                 turn existing objects into shards. Nothing is changed.
-            Conflict: others kept changing the document.
+            Conflict: other clients kept changing the document.
         """
         data = bytes(data)
 
@@ -190,7 +190,7 @@ class Documents:
         """Check, before the chunks of an array are written, that the document from which it was planned is still there.
 
         Raises:
-            Conflict: another client changed the document meanwhile; nothing of the array was written.
+            Conflict: another client has changed the document since; nothing of the array was written.
         """
         path = planned.node.path
         current = await self.read(path)
@@ -202,7 +202,7 @@ class Documents:
         """Store a planned document, if the document from which it was planned is still there.
 
         Raises:
-            Conflict: another client changed the document meanwhile.
+            Conflict: another client has changed the document since.
         """
         path = planned.node.path
         try:
@@ -257,7 +257,7 @@ class Documents:
         objects = None if layout is None else await self._translation.chunk_objects(path, layout)
         if objects is not None and objects.with_chunks is not None:
             raise InvalidInput(
-                f"the metadata of array {path!r} cannot be erased while it has shards: nothing could tell any more what they hold; "
+                f"the metadata of array {path!r} cannot be erased while it has shards: they cannot be read without it; "
                 "erase its chunks first, or delete the whole node (delete_dir, erase_prefix)"
             )
         condition = await self._condition(current) if self._storage.capabilities.conditional_delete else UNCONDITIONAL

@@ -7,7 +7,7 @@
       n-th storage             an engine, shown as a storage, upon the one before
       ...
       first storage            an engine, shown as a storage, upon what is stored
-    what is stored             data of every other array, as it is
+    what is stored             data of every other array, unchanged
 
 When an engine serves as a storage, each chunk has a version and is replaced on condition of it. So the client's engine treats chunks as
 objects. Documents are never read through such an engine: the shown document is computed from the stored one, has its version, and is
@@ -129,7 +129,7 @@ class LevelledStorage(StorageWrapper):
         # Documents are read last: they have to be true of the data that was read before them.
         outcomes = await _each(places, asked, lambda storage, some: storage.read(some), self.inner)
         return [
-            outcome if path is None else _of_read(read, self._shown(path, outcome))
+            outcome if path is None else _answer_to(read, self._shown(path, outcome))
             for read, path, outcome in zip(reads, paths, outcomes, strict=True)
         ]
 
@@ -205,7 +205,7 @@ class LevelledStorage(StorageWrapper):
         return await storage.write(key, body, sum(segment.nbytes for segment in segments), condition)
 
     async def copy(self, source: str, target: str) -> Generation | None:
-        """Copy data as it is shown; whole nodes are copied as they are stored, beside this (``moving``)."""
+        """Copy data as it is shown; whole nodes are copied as they are stored, without this (``moving``)."""
         if not self.deep_arrays or self._storage_of(source) is self._storage_of(target) is self.inner:
             return await self.inner.copy(source, target)
         outcome = await read_one(self, Read(source, (EVERYTHING,)))
@@ -351,7 +351,7 @@ def _with_content(outcome: Found, data: bytes) -> Found:
     return replace(outcome, nbytes=len(data), buffers=(memoryview(data),))
 
 
-def _of_read(read: Read, outcome: ReadOutcome) -> ReadOutcome:
+def _answer_to(read: Read, outcome: ReadOutcome) -> ReadOutcome:
     """Return the outcome of a read of a part, or of one version, from a document that was read whole."""
     if not isinstance(outcome, Found):
         return outcome

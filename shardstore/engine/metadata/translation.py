@@ -245,7 +245,7 @@ class Translation:
         return ChunkObjects(None, without)
 
     async def clear_away(self, objects: ChunkObjects) -> bool:
-        """Remove the shards without chunks, and return whether all are gone. A shard that got a chunk meanwhile stays as it is."""
+        """Remove the shards without chunks, and return whether all are gone. A shard that has got a chunk since then stays."""
         deletions = (self._storage.delete(key, IfGeneration(generation)) for key, generation in objects.without.items())
         errors = [outcome for outcome in await asyncio.gather(*deletions, return_exceptions=True) if isinstance(outcome, BaseException)]
         for error in errors:
@@ -270,7 +270,7 @@ def refusal_of_shards(path: str) -> str:
     """Return the message of the error for a client that asks for shards and may not."""
     return (
         f"array {path!r} asks for shards itself (shards=, encoding['shards'] copied from a native dataset, storage_transformers), and "
-        "this client would take a whole shard for what others call a chunk. Through zarr-python, on a store with pipeline=True and "
+        "this client would take a whole shard for what other clients call a chunk. Through zarr-python, on a store with pipeline=True and "
         "present='v3', that is in order. Elsewhere leave shards= out (in xarray: del ds[name].encoding['shards']) and choose the shard "
         "shape by chunks_per_shard when you open the store"
     )

@@ -64,11 +64,11 @@ class KeepsChunks(Protocol):
         """Return whole chunks in parts for so many threads; ``None`` if the engine has to be asked for all."""
 
     async def chunk_values(self, keys: Sequence[str]) -> list[memoryview | ShardStoreError | None] | None:
-        """Return whole chunks of one array, ``None`` for one that is not there; ``None`` instead of a list if the keys are others."""
+        """Return whole chunks of one array, ``None`` for one that is not there; no list if the keys are not of one array."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ShardPart:
     """Some chunks of one version of a shard."""
 
     shard: int
@@ -90,24 +90,24 @@ class ChunkParts:
 
     storage: ReadsInThreads
     counters: Counters
-    parts: list[Part]
+    parts: list[ShardPart]
     shards: list[Ints]
     """The numbers of all that is wanted of each shard. If one of its parts is not read, none of it counts: it may be of another version."""
     missing: list[int]
     """The numbers of chunks that do not exist, if the parts of their shard are read."""
-    others: list[int]
+    rest: list[int]
     """The numbers of what the engine has to be asked for."""
 
-    def in_memory(self, part: Part) -> list[memoryview] | None:
+    def in_memory(self, part: ShardPart) -> list[memoryview] | None:
         """Return the chunks of a part, or ``None`` if they have to be waited for: then call ``wait_for`` later. From any thread."""
         return self._cut(part, self.storage.read_in_memory(part.read))
 
-    def wait_for(self, part: Part) -> list[memoryview] | None:
+    def wait_for(self, part: ShardPart) -> list[memoryview] | None:
         """Return the chunks of a part; ``None`` if the engine has to be asked for all of its shard. From any thread."""
         (outcome,) = self.storage.read_here([part.read])
         return self._cut(part, outcome)
 
-    def _cut(self, part: Part, outcome: ReadOutcome | None) -> list[memoryview] | None:
+    def _cut(self, part: ShardPart, outcome: ReadOutcome | None) -> list[memoryview] | None:
         if not isinstance(outcome, Found):
             return None
         buffers = outcome.buffers
@@ -198,7 +198,7 @@ class PartReads:
             if index is None:
                 divided.missing.extend(numbers.tolist())
             elif isinstance(index, ShardStoreError) or index.object_nbytes > MOST_OBJECT_BYTES:
-                divided.others.extend(numbers.tolist())
+                divided.rest.extend(numbers.tolist())
             else:
                 shards.append(_Indexed(key, numbers, located.slots[numbers], index, is_current))
         if shards and len(shards) <= MOST_OBJECTS:
@@ -215,10 +215,10 @@ def _add_parts(divided: ChunkParts, shards: list[_Indexed], gap_bytes: int, limi
     of_shard = np.repeat(np.arange(len(shards)), [len(shard.numbers) for shard in shards])
     starts, nbytes = places.offsets, places.nbytes
     if not places.exists.all() or not nbytes.all():
-        keep = _that_are_read(shards, of_shard, places)
+        keep = _readable_mask(shards, of_shard, places)
         for shard, is_kept in zip(shards, keep.tolist(), strict=True):
             if not is_kept:
-                divided.others.extend(shard.numbers.tolist())
+                divided.rest.extend(shard.numbers.tolist())
         divided.missing.extend(numbers[keep[of_shard] & ~places.exists].tolist())
         there = keep[of_shard] & places.exists
         numbers, of_shard, starts, nbytes = numbers[there], of_shard[there], starts[there], nbytes[there]
@@ -264,11 +264,11 @@ def divide(
         ranges = tuple([ByteRange(request.start - base, request.end - base) for request in requests[low : high + 1]])
         within = [(at - low, first, last) for at, first, last in zip(whose[begin:end], froms[begin:end], lasts[begin:end], strict=True)]
         nbytes_read = sum([part.end - part.start for part in ranges])
-        divided.parts.append(Part(number, which[begin:end], Read(key, ranges, generation), within, ranges, nbytes_read))
+        divided.parts.append(ShardPart(number, which[begin:end], Read(key, ranges, generation), within, ranges, nbytes_read))
 
 
-def _that_are_read(shards: Sequence[_Indexed], of_shard: Ints, places: Places) -> npt.NDArray[np.bool_]:
-    """Return ``(shards,)``: true for shards that are read here. Others have damaged entries, or an index that no read would confirm."""
+def _readable_mask(shards: Sequence[_Indexed], of_shard: Ints, places: Places) -> npt.NDArray[np.bool_]:
+    """Return ``(shards,)``: true for shards that are read in parts. Of the rest, an entry is damaged, or no read would confirm the index."""
     asked = np.bincount(of_shard, places.exists & (places.nbytes > 0), len(shards)) > 0
     is_current = np.array([shard.is_current for shard in shards])
     kept: npt.NDArray[np.bool_] = (asked | is_current) & (np.bincount(of_shard, places.is_damaged, len(shards)) == 0)

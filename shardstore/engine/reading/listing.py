@@ -20,14 +20,14 @@ from shardstore.model.generation import Generation
 from shardstore.plan.prefixes import chunk_keys_of, plan_prefix, rows_of, slots_of
 from shardstore.storage.base import UNKNOWN_NBYTES, DirListing, ObjectInfo, Storage
 
-_INDICES_AT_FIRST = 4  # whoever only asks whether anything is there should not wait for many
+_INDICES_AT_FIRST = 4  # a caller that only asks whether anything is there should not wait for many
 _INDICES_AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True)
 class ListedValue:
     """A presented key and the size of its value in bytes; ``None`` if the size is not known yet, as that of most documents. With the
-    version, if that was asked for and the listing tells it.
+    version, if that was asked for and the listing has it.
     """
 
     key: str
@@ -42,7 +42,7 @@ class ListedBatch:
     keys: list[str]
     nbytes: list[int | None] | list[int]
     versions: Callable[[], Sequence[Generation | None]] | None = field(default=None, compare=False, repr=False)
-    """Makes the versions of the values, if the listing tells them; most callers do not need them."""
+    """Makes the versions of the values, if the listing has them; most callers do not need them."""
 
     def values(self, *, versions: bool = False) -> Iterator[ListedValue]:
         """Yield the values one by one, with their versions if these are asked for."""
@@ -168,7 +168,7 @@ class Listing:
         return None if node.layout is None else ShardRead(node, node.layout, coords, found.key)
 
     async def _expand(self, plain: list[ObjectInfo], shards: list[ShardRead], prefix: str, leading: ChunkCoords) -> Iterator[ListedBatch]:
-        """Return the objects as they are, and the chunks of each shard."""
+        """Return the objects unchanged, and the chunks of each shard."""
         current: list[tuple[ShardRead, CachedIndex]] = []
         for shard, index in await self._current_indices(shards) if shards else ():
             if isinstance(index, ShardStoreError):
@@ -178,7 +178,7 @@ class Listing:
         return chain([_batch(plain)] if plain else [], (self._chunks(shard, index, prefix, leading) for shard, index in current))
 
     async def _current_indices(self, shards: list[ShardRead]) -> list[tuple[ShardRead, CachedIndex | ShardStoreError | None]]:
-        """Return each shard with its index, without the shards of arrays that have become something else meanwhile."""
+        """Return each shard with its index, without the shards of arrays that have become something else since they were listed."""
 
         async def attempt() -> list[tuple[ShardRead, CachedIndex | ShardStoreError | None]]:
             nonlocal shards
@@ -242,12 +242,12 @@ class Listing:
         listed = await self._storage.list_dir(join(within.node.path, plan.stored_prefix))
         per_shard, extent = layout.grid.chunks_per_shard[depth], layout.chunk_grid_shape[depth]
         prefixes: dict[str, None] = {}
-        others: list[str] = []
+        foreign: list[str] = []
         at_the_end: list[str] = []
         for below in listed.prefixes:
             name = below.rstrip("/").rpartition("/")[2]
             if not name.isdecimal() or str(int(name)) != name:
-                others.append(below)
+                foreign.append(below)
                 continue
             first = int(name) * per_shard
             prefixes.update((f"{prefix}{i}/", None) for i in range(first, min(first + per_shard, extent)))
@@ -256,7 +256,7 @@ class Listing:
         async for row in self._rows(at_the_end, plan.leading):
             if row >= extent:
                 prefixes[f"{prefix}{row}/"] = None
-        return ListedDir(_as_presented(listed), (*prefixes, *others))
+        return ListedDir(_as_presented(listed), (*prefixes, *foreign))
 
     async def _rows(self, stored_prefixes: list[str], leading: ChunkCoords) -> AsyncIterator[int]:
         """Yield the positions along the dimension behind ``leading`` where the shards below some prefixes hold chunks, or could hold
@@ -305,7 +305,7 @@ def _cuts(prefix: str) -> list[tuple[str, str]]:
 
 
 def _listed(found: ObjectInfo) -> ListedValue:
-    """Return an object that is presented as it is, or a document, whose presented size and version are known only once it is read."""
+    """Return an object that is presented unchanged, or a document, whose presented size and version are known only once it is read."""
     if metadata_path(found.key) is not None:
         return ListedValue(found.key, None)
     return ListedValue(found.key, found.nbytes if found.nbytes != UNKNOWN_NBYTES else None, found.generation)
@@ -321,7 +321,7 @@ def _as_presented(listed: DirListing) -> tuple[ListedValue, ...]:
 
 
 def _laid_out_by(node: Node | None, shard: ShardRead) -> ShardRead | None:
-    """Return the same object as a shard of the array as it is now, or ``None`` if it is no shard of it."""
+    """Return the same object as a shard of the present array, or ``None`` if it is no shard of it."""
     if node is None or node.layout is None:
         return None
     coords = node.coords_of(shard.key[len(join(node.path, "")) :])

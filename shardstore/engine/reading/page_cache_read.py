@@ -3,7 +3,7 @@
 That is possible if the array's document is fresh, the shard's index is known and verified, and the storage holds the bytes in memory. It is
 the reader's second round for one chunk, with the same checks. Everything else is left to the reader.
 
-Called from any thread, beside the IO loop: it only looks at values that others replace as a whole.
+Called from any thread, while the IO loop runs: it only looks at values that are replaced as a whole.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class Reader:
         cached = self._indices.get(target.shard_key, target.layout.index_format)
         try:
             where = None if cached is None else cached.index.location(target.slot, cached.object_nbytes)
-        except Corruption:  # reading the chunk as it is now will tell
+        except Corruption:  # reading the present chunk will raise it
             return None
         if cached is not None and where is not None and cached.version(target.slot, where) == read.generation:
             shard = cached.generation

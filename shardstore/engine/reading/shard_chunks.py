@@ -39,7 +39,7 @@ class ShardRead:
     parts: int = 0
     """The number of requests that are not for whole chunks."""
     versions: dict[int, tuple[Generation, int]] | None = None
-    """The versions and sizes in bytes of the chunks that were read, by number in the batch; ``None`` if nobody asks for them."""
+    """The versions and sizes in bytes of the chunks that were read, by number in the batch; ``None`` if they are not asked for."""
 
     @property
     def wants_everything(self) -> bool:
@@ -117,7 +117,7 @@ def release(values: list[Value], numbers: Sequence[int], nbytes: int) -> None:
 
 
 def wanted_chunks(shard: ShardRead, cached: CachedIndex, places: Places, values: list[Value]) -> WantedChunks:
-    """Return the wanted chunks that exist; set the values of the others: ``None`` for what is missing, or the error for damage."""
+    """Return the wanted chunks that exist; set the values of the rest: ``None`` for what is missing, or the error for damage."""
     numbers, slots, starts, nbytes = shard.numbers, shard.slots, places.offsets, places.nbytes
     requests = shard.requests
     if not places.exists.all():

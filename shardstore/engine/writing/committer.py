@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 SlotActions = dict[int, list[Action]]
 Refused = dict[int, InvalidInput]
-"""The slots whose actions could not be applied, such as a patch behind the end of the chunk; they stay as they were."""
+"""The slots whose actions could not be applied, such as a patch behind the end of the chunk; they stay unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Committer:
         self._contention = contention
         self._plans = PlanWriter(storage, options.copy_window_bytes, options.max_memory)
         self._created: dict[str, tuple[Shard, Generation]] = {}  # shards of arrays whose documents a transaction has yet to write
-        self._doubtful: set[str] = set()  # the keys of those of which nobody knows whether they were written
+        self._doubtful: set[str] = set()  # the keys of those of which it is unknown whether they were written
         self._warned = False
         self._versions = IndexVersions(storage)
         self.keeps_versions = False
@@ -196,7 +196,7 @@ class Committer:
         if capabilities.exactly_once or not capabilities.atomic_commits:
             await self._write_all(shard, swaps, plan, UNCONDITIONAL)
             return True
-        # Sent without a condition, a request that is late would undo what others wrote since.
+        # Sent without a condition, a request that is late would undo what other clients wrote since.
         filled = self._hierarchy.being_filled
         cached = self._indices.get(shard.key, shard.layout.index_format)
         generation = None if cached is None else cached.generation
@@ -354,7 +354,7 @@ class Committer:
                 try:
                     where = cached.index.location(slot, cached.object_nbytes)
                 except Corruption:
-                    versions[slot] = _DAMAGED  # there is something, and nobody can have seen it
+                    versions[slot] = _DAMAGED  # there is something, and no client can have seen it
                     continue
                 if where is not None:
                     versions[slot] = cached.version(slot, where)
@@ -383,7 +383,7 @@ class Committer:
         return self._remember(shard, generation, plan, carried)
 
     def _carried_versions(self, cached: CachedIndex | None, updates: Mapping[int, object]) -> dict[int, Generation]:
-        """Return the versions of the chunks that a commit keeps, if somebody asks for versions of chunks."""
+        """Return the versions of the chunks that a commit keeps, if versions of chunks are asked for."""
         if cached is None or not self.keeps_versions:
             return {}
         slots: list[int] = np.flatnonzero(cached.index.present()).tolist()
@@ -405,11 +405,11 @@ class Committer:
         return generation
 
     async def _empty(self, shard: Shard, condition: Condition) -> None:
-        """Leave no chunk in a shard whose last chunks are erased, unless someone has just written one."""
+        """Leave no chunk in a shard whose last chunks are erased, unless another client has just written one."""
         await (self._swap_in_empty if self._leaves_emptied else self._remove)(shard, condition)
 
     async def _remove(self, shard: Shard, condition: Condition) -> None:
-        """Remove a shard, unless someone has just replaced it."""
+        """Remove a shard, unless another client has just replaced it."""
         capabilities = self._storage.capabilities
         if capabilities.compare_and_swap and not capabilities.conditional_delete:
             # An unconditional DELETE could remove a chunk written a moment ago.
@@ -459,7 +459,7 @@ class Committer:
         warnings.warn(message, RuntimeWarning, stacklevel=2)
 
     async def rollback_created_shards(self) -> list[str]:
-        """Remove the shards that were written for arrays that could not be created after all, if nobody has replaced them.
+        """Remove the shards that were written for arrays that could not be created after all, if no other client has replaced them.
 
         Returns the keys of shards that may be left, each with the reason. A shard is left if it is not known whether it was written, even
         if the same bytes are there: they may be those of another client that creates the same array.
@@ -472,7 +472,7 @@ class Committer:
             try:
                 await self._remove(shard, IfGeneration(generation))
             except ConditionFailed:
-                continue  # somebody else's by now
+                continue  # another client's by now
             except ShardStoreError as exc:
                 left.append(f"{key!r} ({exc})")
         self._created = {}  # an emptied shard is remembered as one that was written
@@ -502,7 +502,7 @@ def _not_alone(shard: Shard) -> Conflict:
 def _apply(
     shard: Shard, actions: SlotActions, old: dict[int, BytesLike | None], versions: dict[int, Generation], refused: Refused
 ) -> dict[int, BytesLike | None]:
-    """Return the new bytes of each slot. Slots whose actions cannot be applied are noted in ``refused`` and stay as they are."""
+    """Return the new bytes of each slot. Slots whose actions cannot be applied are noted in ``refused`` and stay unchanged."""
     updates: dict[int, BytesLike | None] = {}
     nbytes = shard.layout.encoded_chunk_nbytes
     for slot, chain in actions.items():
@@ -518,7 +518,7 @@ def _apply(
 
 
 def _tell_versions(swaps: SlotActions, index: CachedIndex | None) -> None:
-    """Note in the outcome of each swap the version that it stored. If that did not last, it gets a version that nobody will see."""
+    """Note in the outcome of each swap the version that it stored. If that did not last, it gets a version that no client will see."""
     for slot, chain in swaps.items():
         for action in chain:
             if isinstance(action, Swap) and action.outcome.happened and action.data is not None:

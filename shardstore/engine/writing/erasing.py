@@ -53,7 +53,7 @@ class Erasing:
                 "shardstore.snapshots.Repository.open to write into it. Repository.destroy(yes=True) removes it"
             )
         await with_fresh_layout(lambda: self._erase(prefix, keep_documents), _kept_changing(prefix))
-        if (keep := getattr(self._storage, "keep_seen", None)) is not None:  # what others had removed already
+        if (keep := getattr(self._storage, "keep_seen", None)) is not None:  # what other clients had removed already
             await keep(prefix)
 
     async def erase_chunks(self, prefix: str) -> None:
@@ -192,7 +192,7 @@ class Erasing:
         self._indices.drop_prefix(prefix)
 
     async def _erase_chunks(self, prefix: str, within: ArrayPrefix, plan: PrefixPlan) -> None:
-        """Erase the chunks whose keys start with ``prefix`` out of shards that hold others too."""
+        """Erase the chunks whose keys start with ``prefix`` out of shards that hold other chunks too."""
 
         def chosen(shard: ShardRead, index: CachedIndex) -> Iterator[ChunkCoords]:
             encode = shard.layout.key_encoding.encode
@@ -226,10 +226,10 @@ class Erasing:
 
     async def _erase_others(self, prefix: str, keep_documents: bool) -> None:
         """Erase the objects below the prefix that are not shards, the documents last."""
-        others = [found.key async for found, shard in self._listing.stored(prefix) if shard is None]
+        plain = [found.key async for found, shard in self._listing.stored(prefix) if shard is None]
         if keep_documents:
-            others = [key for key in others if metadata_path(key) is None]
-        await self._delete_all(sorted(others, key=lambda key: (metadata_path(key) is not None, -key.count("/"))))
+            plain = [key for key in plain if metadata_path(key) is None]
+        await self._delete_all(sorted(plain, key=lambda key: (metadata_path(key) is not None, -key.count("/"))))
 
 
 def _kept_changing(prefix: str) -> str:

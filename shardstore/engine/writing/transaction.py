@@ -49,7 +49,7 @@ class Overlay:
         ``instead`` is carried out at the commit, if it is given: then ``data`` is only what clients see.
 
         Raises:
-            StorageError: the temporary file cannot take it; what was held back before is as it was.
+            StorageError: the temporary file cannot take it; what was held back before is still held back.
         """
         kept = self._kept(bytes(data))
         self._forget(key)

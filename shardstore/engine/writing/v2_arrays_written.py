@@ -1,4 +1,4 @@
-"""Checks new arrays of Zarr v2 in a store that shards arrays of Zarr v3: they would stay without shards, and nobody would notice."""
+"""Checks new arrays of Zarr v2 in a store that shards arrays of Zarr v3: they would stay without shards, unnoticed."""
 
 from __future__ import annotations
 
@@ -41,12 +41,14 @@ class WrittenV2Arrays:
         what = f"array {path!r} is one of Zarr v2 ({join(path, ARRAY_NAME)!r})"
         remedy = (
             "open the store with present='v2', which shards what clients of Zarr v2 write, or with chunks_per_shard=None, which stores it "
-            "as it is; or write Zarr v3 (zarr_format=3)"
+            "unchanged; or write Zarr v3 (zarr_format=3)"
         )
         if policy != "auto":
             raise InvalidInput(f"{what}, and would be stored without the shards that chunks_per_shard={policy!r} asks for: {remedy}")
         self._has_warned = True
-        warnings.warn(f"{what}, and is stored without shards: {remedy}. Others of this store are not reported", UserWarning, stacklevel=2)
+        warnings.warn(
+            f"{what}, and is stored without shards: {remedy}. Further arrays of this store are not reported", UserWarning, stacklevel=2
+        )
 
     def _would_be_sharded(self, path: str, data: bytes) -> bool:
         """Return whether the array would be sharded if it were one of Zarr v3. If it cannot be one, a tuple is meant for it too."""

@@ -3,7 +3,7 @@
 A node of the draft has one of two documents, ``x.array.json`` or ``x.group.json``; the canonical one at ``x/zarr.json`` is
 whichever is there. Where both are, the array's counts, as for zarr-python 2.18: that is what a change of kind leaves that was broken
 off, or two creators who raced. So a change writes the new one first and then removes the old one. From array to group it is
-seen with the second step, from group to array with the first; whoever reads between two steps sees one of the two, or, as the two are
+seen with the second step, from group to array with the first; a client that reads between two steps sees one of the two, or, as the two are
 not read at one moment, none.
 """
 
@@ -92,14 +92,14 @@ def document_reads(path: str, guard: Guard | None = None) -> tuple[Read, Read]:
 
 
 def shown_outcome(group: ReadOutcome, array: ReadOutcome) -> tuple[Kind, ReadOutcome]:
-    """Return the stored document that counts, or why it cannot be told."""
+    """Return the stored document that counts, or why it is not known."""
     return ("group", group) if isinstance(array, Absent) else ("array", array)
 
 
 class DraftDocuments:
     """The documents of one hierarchy. ``override``: chunks per shard of arrays, by path, whose documents have lost them.
 
-    ``with_stored``: canonical documents have the stored ones beside them.
+    ``with_stored``: canonical documents come with the stored ones.
     """
 
     def __init__(self, inner: Storage, override: Mapping[str, tuple[int, ...]], *, with_stored: bool) -> None:
@@ -127,7 +127,7 @@ class DraftDocuments:
         except (Corruption, RecursionError):
             return data
         logger.debug("%s %r of the 2022 draft is shown as it is stored: %s", kind, path, canonical)
-        # A final v3 document that somebody has put here would be taken for an array, one of other keys than those below it.
+        # A final v3 document that a client has put here would be taken for an array, one of other keys than those below it.
         return dumps({"unreadable": canonical, "stored": document}) if is_array(document) or is_group(document) else data
 
     def is_scalar(self, path: str) -> bool | None:
@@ -199,8 +199,8 @@ class DraftDocuments:
     ) -> None:
         """See that the document of ``kind``, which has been written, is the only one of the node.
 
-        ``mine`` and ``other`` were there before. Whoever asked for a condition is told where another client has made the other
-        kind meanwhile: both may be told so, when they race to create one, but never neither.
+        ``mine`` and ``other`` were there before. A write on a condition fails where another client has made the other
+        kind since: both may fail, when they race to create one, but at least one does.
         """
         theirs = document_key("group" if kind == "array" else "array", path)
         if isinstance(condition, Unconditional):
@@ -219,7 +219,7 @@ class DraftDocuments:
             (outcome,) = await self._inner.read([Read(theirs, ())])
             if sought(outcome, theirs) is not None:
                 await self._withdraw(path, kind, generation)
-                raise ConditionFailed(f"another client has created {theirs!r} in {self._inner.url} meanwhile")
+                raise ConditionFailed(f"another client has created {theirs!r} in {self._inner.url} since")
 
     async def _withdraw(self, path: str, kind: Kind, generation: Generation) -> None:
         with suppress(ConditionFailed):  # another client has replaced it: theirs then
@@ -244,7 +244,7 @@ class DraftDocuments:
         copied = await self._inner.copy(early, settled)
         try:
             await self._delete(early, found.generation)
-        except ConditionFailed:  # somebody has written to it meanwhile, and the older copy must not hide that
+        except ConditionFailed:  # another client has written to it since, and the older copy must not hide that
             if copied is not None:
                 with suppress(ConditionFailed):
                     await self._delete(settled, copied)
@@ -346,7 +346,7 @@ def _inner_condition(condition: Condition, key: str, mine: Found | None, shown: 
             return IF_ABSENT
 
 
-# -- the one chunk of a 0-d array: only the array's document tells that ``c0`` is not the chunk 0 of a 1-d array ----------
+# -- the one chunk of a 0-d array: only the array's document shows that ``c0`` is not the chunk 0 of a 1-d array ----------
 
 
 def scalar_key(path: str) -> str:
@@ -355,7 +355,7 @@ def scalar_key(path: str) -> str:
 
 
 def data_path(stored: str) -> str:
-    """Return the path whose document tells what data at this stored key is, one that ends in ``c`` or ``c0``."""
+    """Return the path whose document says what data at this stored key is, one that ends in ``c`` or ``c0``."""
     return stored[len(DATA_ROOT) :].rpartition("/")[0]
 
 

@@ -68,7 +68,7 @@ class EntryPoint:
         return True
 
     async def create(self) -> None:
-        """Make the entry point, which was absent just now. Raises as ``check``, where another client has made it meanwhile."""
+        """Make the entry point, which was absent just now. Raises as ``check``, where another client has made it since."""
         body = dumps_zarr2(entry_point())
         condition = (await self._inner.probe()).condition_on(None)
         try:

@@ -133,7 +133,7 @@ class DraftListing:
     async def directory(self, prefix: str) -> DirListing:
         """Return the direct children of ``prefix``. Exact, except for three things that would take more than listings of directories:
 
-        - What is no chunk inside of a directory of chunks, ``data/root/x/c0/notes`` beside ``data/root/x/c0/1``, belongs to ``x/c0/``,
+        - What is no chunk inside of a directory of chunks, ``data/root/x/c0/notes`` next to ``data/root/x/c0/1``, belongs to ``x/c0/``,
           which is left out where ``x`` is an array of two dimensions or more; the row ``x/c/0/`` is shown if nothing else is there (and
           hidden again by an engine above that lists exactly, where no chunk is in it).
         - A directory is shown if something is in it, even if that has no canonical key.
@@ -165,9 +165,9 @@ class _Directory:
         nodes, data, *rest = listings
         array, group = sought(outcomes[0], keys[0]), sought(outcomes[-1], group_document_key(path))
         await self._add_data(data, path, array)
-        for beside in rest:
+        for more in rest:
             assert chunks is not None
-            await self._add_data(beside, chunks[0], sought(outcomes[1], keys[1]))
+            await self._add_data(more, chunks[0], sought(outcomes[1], keys[1]))
         holds_nodes = self._add_nodes(nodes)
         if (found := array or group) is not None:
             own: ObjectInfo | None = ObjectInfo(self._prefix + _NAME, found.nbytes, found.generation)
@@ -232,30 +232,30 @@ class _Directory:
         if not _resembles_row(tail):
             self._prefixes |= wanted
             return
-        holds_chunks, holds_others = await self._look(directory, tail, as_chunks in wanted, own in wanted)
-        self._prefixes |= {p for p, holds in ((as_chunks, holds_chunks), (own, holds_others)) if holds and p in wanted}
+        holds_chunks, holds_more = await self._look(directory, tail, as_chunks in wanted, own in wanted)
+        self._prefixes |= {p for p, holds in ((as_chunks, holds_chunks), (own, holds_more)) if holds and p in wanted}
 
-    async def _look(self, directory: str, tail: str, for_chunks: bool, for_others: bool) -> tuple[bool, bool]:
+    async def _look(self, directory: str, tail: str, for_chunks: bool, for_data: bool) -> tuple[bool, bool]:
         """Return whether chunks are in ``directory``, below one that is named like one of chunks, and whether other data is: what is shown
         below ``tail``, the name of that one.
         """
         listed = await self._inner.list_dir(directory)
         keys = [key for found in listed.objects if (key := canonical_key(found.key)) is not None]
-        others = any(key.startswith(tail) for key in keys)
+        data = any(key.startswith(tail) for key in keys)
         chunks = not all(key.startswith(tail) for key in keys)
         below: list[str] = []
         for deeper in listed.prefixes:
             if _resembles_row(deeper[len(DATA_ROOT) :]):
                 below.append(deeper)
             else:
-                others = True
+                data = True
         for deeper in below:
-            look_for_chunks, look_for_others = for_chunks and not chunks, for_others and not others
-            if not look_for_chunks and not look_for_others:
+            look_for_chunks, look_for_data = for_chunks and not chunks, for_data and not data
+            if not look_for_chunks and not look_for_data:
                 break
-            more = await self._look(deeper, tail, look_for_chunks, look_for_others)
-            chunks, others = chunks or more[0], others or more[1]
-        return chunks, others
+            more = await self._look(deeper, tail, look_for_chunks, look_for_data)
+            chunks, data = chunks or more[0], data or more[1]
+        return chunks, data
 
 
 def _implicit(path: str) -> ObjectInfo:

@@ -93,7 +93,7 @@ class _Located:
 class DraftStorage(StorageWrapper):
     """The hierarchy of the 2022 draft in ``inner``. ``override``: chunks per shard of arrays, by path, that have lost them.
 
-    With ``with_stored``, documents that are read have the stored ones beside them (``format.draft2022.metadata.with_stored``).
+    With ``with_stored``, documents that are read come with the stored ones (``format.draft2022.metadata.with_stored``).
     """
 
     def __init__(self, inner: Storage, override: Mapping[str, tuple[int, ...]] = _NO_OVERRIDE, *, with_stored: bool = False) -> None:
@@ -156,7 +156,7 @@ class DraftStorage(StorageWrapper):
         if not isinstance(outcome, Found):
             self._documents.forget(path)
             return outcome
-        return _of_version(read, outcome.generation, self._documents.shown(path, kind, outcome))
+        return _versioned_outcome(read, outcome.generation, self._documents.shown(path, kind, outcome))
 
     async def _implicit(self, read: Read, inside: _Inside) -> ReadOutcome:
         assert inside.document is not None
@@ -164,7 +164,7 @@ class DraftStorage(StorageWrapper):
             is_implicit = await self._documents.is_implicit(inside.document)
         except ShardStoreError as exc:
             return Failed(exc)
-        return _of_version(read, IMPLICIT, IMPLICIT_DOCUMENT) if is_implicit else ABSENT
+        return _versioned_outcome(read, IMPLICIT, IMPLICIT_DOCUMENT) if is_implicit else ABSENT
 
     async def stat(self, key: str) -> ObjectInfo | None:
         """Look at an object. The size of a document is that of its translation, which is read for it; listings give that of the stored
@@ -202,7 +202,7 @@ class DraftStorage(StorageWrapper):
         return _Located(first, second if second in present else None)
 
     async def _is_scalar(self, path: str) -> bool:
-        """Return whether a 0-d array is at ``path``, by what was last seen of its document: who writes has looked at it as lately as it
+        """Return whether a 0-d array is at ``path``, by what was last seen of its document: a writer has looked at it as recently as it
         has to.
         """
         known = self._documents.is_scalar(path)
@@ -247,7 +247,7 @@ class DraftStorage(StorageWrapper):
         return None if located is None else await self.inner.copy(located.key, await self._target(target))
 
     async def rename_prefix(self, source: str, target: str) -> bool:
-        """Return ``False``: documents and data lie below two prefixes, and each document beside the directory of its node."""
+        """Return ``False``: documents and data lie below two prefixes, and each document next to the directory of its node."""
         return False
 
     async def delete(self, key: str, condition: Condition) -> bool:
@@ -328,7 +328,7 @@ def _stored_guard(guard: Guard) -> Guard:
     return Guard(guard.key if stored is None else stored, guard.generation)
 
 
-def _of_version(read: Read, generation: Generation, data: bytes) -> ReadOutcome:
+def _versioned_outcome(read: Read, generation: Generation, data: bytes) -> ReadOutcome:
     if read.generation is not None and read.generation != generation:
         return CHANGED
     return Found(generation, len(data), tuple(cut(memoryview(data), request) for request in read.ranges))

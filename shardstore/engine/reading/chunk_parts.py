@@ -268,7 +268,7 @@ def divide(
 
 
 def _readable_mask(shards: Sequence[_Indexed], of_shard: Ints, places: Places) -> npt.NDArray[np.bool_]:
-    """Return ``(shards,)``: true for shards that are read in parts. Of the rest, an entry is damaged, or no read would confirm the index."""
+    """Return ``(shards,)``: true for shards that are read in parts. Of the rest an entry is damaged, or no read would confirm the index."""
     asked = np.bincount(of_shard, places.exists & (places.nbytes > 0), len(shards)) > 0
     is_current = np.array([shard.is_current for shard in shards])
     kept: npt.NDArray[np.bool_] = (asked | is_current) & (np.bincount(of_shard, places.is_damaged, len(shards)) == 0)

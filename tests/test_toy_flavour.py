@@ -45,7 +45,7 @@ class DashedFlavour(PresentedFlavour):
         return json.dumps(written).encode()
 
     async def show_parts(self, view: View, parts: Sequence[DocumentPart], documents: dict[str, Value]) -> list[ShownPart]:
-        return [view.of_document(part, documents[part.path]) for part in parts]
+        return [view.shown_part(part, documents[part.path]) for part in parts]
 
     async def update_many(self, view: View, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
         return await view.update_meant(updates, [_meaning(key) for key, _ in updates])

@@ -183,17 +183,12 @@ class Engine(KeyedStore):
         return isinstance(self.storage, DetectedStorage) and self.storage.is_draft
 
     def get_from_page_cache(self, key: str, request: ByteRequest) -> memoryview | None:
-        """Return a value, or the part that is asked for, if it is in memory; in the calling thread, whichever it is.
-
-        ``None`` means: ask ``get``.
-        """
         if self._page_cache_read is None or self.held is not None or self._is_draft:
             return None
         return self._page_cache_read.get(key, request)
 
     @property
     def reads_parts(self) -> bool:
-        """Return whether ``chunk_parts`` is worth asking; from any thread."""
         if self._chunks is not None:
             return self.held is None and self._chunks.divides_chunks()
         return self._part_reads is not None and self._part_reads.is_of_use and self.held is None and not self._is_draft
@@ -204,13 +199,11 @@ class Engine(KeyedStore):
         return self._chunks is not None
 
     def known_parts(self, keys: Sequence[str], threads: int) -> ChunkParts | LocatedChunks | None:
-        """Do as ``chunk_parts`` does, in the calling thread, if no request is needed; else return what ``chunk_parts`` can go on from."""
         if self._part_reads is None or not self.reads_parts:
             return None
         return self._part_reads.known(keys, threads)
 
     async def chunk_parts(self, keys: Sequence[str], threads: int, located: LocatedChunks | None = None) -> ChunkParts | None:
-        """Return whole chunks in parts that so many threads read; ``None`` if ``get_many`` has to be asked for them."""
         if self._chunks is not None and self.reads_parts:
             check_keys(keys)
             return await self._chunks.chunk_parts(keys, threads, self.counters)
@@ -463,11 +456,6 @@ class Engine(KeyedStore):
         return within is not None and bool(within.rest)
 
     async def locate_chunks(self, keys: Sequence[str]) -> LocatedChunks | None:
-        """Return where chunks of one array are, for ``get_many``; ``None`` if some keys are not, or a transaction holds values back.
-
-        Raises:
-            ShardStoreError: an array's document cannot be read.
-        """
         return None if self.held is not None or self._chunks is not None else await self.hierarchy.locate_together(keys, for_write=False)
 
     async def shard_groups(self, keys: Sequence[str]) -> Sequence[Sequence[int]]:

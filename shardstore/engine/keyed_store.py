@@ -11,12 +11,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from shardstore.engine.actions import ERASE, Creation, SetIfMissing
+from shardstore.engine.metadata.hierarchy import LocatedChunks
 from shardstore.engine.pinned import OpenValue
+from shardstore.engine.reading.chunk_parts import ChunkParts
 from shardstore.engine.reading.listing import ListedBatch, ListedDir, ListedValue
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.engine.values import KeyRequest, KeyUpdate
 from shardstore.format.store_keys import check_key
-from shardstore.model.ranges import BytesLike
+from shardstore.model.ranges import ByteRequest, BytesLike
 from shardstore.storage.base import Read, ReadOutcome
 from shardstore.tasks import TickBatch, uninterrupted
 
@@ -85,6 +87,36 @@ class KeyedStore(ABC):
     @abstractmethod
     async def erase_prefix(self, prefix: str) -> None:
         """Erase everything below a prefix that is ``""`` or ends with ``/``."""
+
+    # -- what some kinds read faster; by default none of it is possible ------------------------------------------------
+
+    @property
+    def reads_parts(self) -> bool:
+        """Return whether ``chunk_parts`` is worth asking; from any thread."""
+        return False
+
+    def get_from_page_cache(self, key: str, request: ByteRequest) -> memoryview | None:
+        """Return a value, or the part that is asked for, if it is in memory; in the calling thread, whichever it is.
+
+        ``None`` means: ask ``get``.
+        """
+        return None
+
+    def known_parts(self, keys: Sequence[str], threads: int) -> ChunkParts | LocatedChunks | None:
+        """Do as ``chunk_parts`` does, in the calling thread, if no request is needed; else return what ``chunk_parts`` can go on from."""
+        return None
+
+    async def chunk_parts(self, keys: Sequence[str], threads: int, located: LocatedChunks | None = None) -> ChunkParts | None:
+        """Return whole chunks in parts that so many threads read; ``None`` if ``get_many`` has to be asked for them."""
+        return None
+
+    async def locate_chunks(self, keys: Sequence[str]) -> LocatedChunks | None:
+        """Return where chunks of one array are, for ``get_many``; ``None`` if some keys are not, or each has to be looked up by itself.
+
+        Raises:
+            ShardStoreError: an array's document cannot be read.
+        """
+        return None
 
     # -- what follows --------------------------------------------------------------------------------------------------
 

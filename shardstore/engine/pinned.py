@@ -13,7 +13,7 @@ from shardstore.errors import Conflict, ShardStoreError, StorageError
 from shardstore.model.chunks import ChunkLocation
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange
-from shardstore.storage.base import Absent, Changed, Failed, Found, Read, Storage
+from shardstore.storage.base import Absent, Changed, Found, Read, Storage, read_one
 
 
 class HeldValue:
@@ -60,12 +60,9 @@ class PinnedValue:
         if start >= end:
             return memoryview(b"")
         wanted = ByteRange(self.offset + start, self.offset + end)
-        (outcome,) = await self._storage.read([Read(self.stored_key, (wanted,), self._generation)])
-        match outcome:
+        match await read_one(self._storage, Read(self.stored_key, (wanted,), self._generation)):
             case Found(_, _, (data,)) if len(data) == end - start:
                 return data
-            case Failed(error):
-                raise error
             case Absent() | Changed():
                 raise Conflict(
                     f"{self._key!r} was being read in pieces, and object {self.stored_key!r} was replaced in between: open it again, "

@@ -82,7 +82,7 @@ class DraftFlavour(PresentedFlavour):
     # -- documents -----------------------------------------------------------------------------------------------------
 
     async def show_parts(self, view: View, parts: Sequence[DocumentPart], documents: dict[str, Value]) -> list[ShownPart]:
-        shown = [view.of_document(part, documents[part.path]) for part in parts]
+        shown = [view.shown_part(part, documents[part.path]) for part in parts]
         # What cannot be translated is shown as it is stored, under the one of the two keys where it lies.
         foreign = [i for i, part in enumerate(parts) if isinstance(document := documents[part.path], memoryview) and not _is_node(document)]
         values = await view.engine.get_many([(verbatim_key(_document_key(parts[i])), EVERYTHING) for i in foreign]) if foreign else []

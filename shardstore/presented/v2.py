@@ -109,7 +109,7 @@ class V2Flavour(PresentedFlavour):
     # -- documents -------------------------------------------------------------------------------------------------------
 
     async def show_parts(self, view: View, parts: Sequence[DocumentPart], documents: dict[str, Value]) -> list[ShownPart]:
-        shown = [view.of_document(part, documents[part.path]) for part in parts]
+        shown = [view.shown_part(part, documents[part.path]) for part in parts]
         # Of a node that is stored as Zarr v2, and attributes that were written ahead of their node.
         stored = [i for i, part in enumerate(parts) if documents[part.path] is None]
         values = await view.engine.get_many([(join(parts[i].path, parts[i].kind), EVERYTHING) for i in stored])
@@ -278,7 +278,7 @@ class V2Flavour(PresentedFlavour):
         for document in documents.values():
             if document is not None:
                 _raised(document)  # what cannot be read is not left out in silence
-        shown = [view.of_document(part, documents[part.path]) for part in parts]
+        shown = [view.shown_part(part, documents[part.path]) for part in parts]
         return [join(part.path, part.kind) for part, value in zip(parts, shown, strict=True) if isinstance(value, bytes)]
 
     async def list_dir(self, view: View, prefix: str, *, approximate: bool) -> ListedDir:

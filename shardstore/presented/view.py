@@ -24,7 +24,7 @@ from shardstore.errors import Corruption, InvalidInput, ShardStoreError, Unsuppo
 from shardstore.format.json_text import JsonObject, loads_object, parse_object
 from shardstore.format.metadata_v3 import ArrayLayout, PlainArray, is_array, parse_shown
 from shardstore.format.store_keys import check_directory, check_erased, check_key, check_prefix, metadata_key
-from shardstore.model.ranges import EVERYTHING, ByteRequest, BytesLike, cut
+from shardstore.model.ranges import EVERYTHING, BytesLike, cut
 from shardstore.storage.base import ABSENT, Failed, Found, Read, ReadOutcome
 from shardstore.tasks import uninterrupted
 
@@ -154,22 +154,8 @@ class View(KeyedStore):
         return self.engine.in_transaction
 
     @property
-    def reads_parts(self) -> bool:
-        """``False``: parts are read by stored keys."""
-        return False
-
-    @property
     def keeps_chunks(self) -> bool:
         return self.engine.keeps_chunks
-
-    def known_parts(self, keys: Sequence[str], threads: int) -> None:
-        return None
-
-    async def chunk_parts(self, keys: Sequence[str], threads: int, located: LocatedChunks | None = None) -> None:
-        return None
-
-    def get_from_page_cache(self, key: str, request: ByteRequest) -> None:
-        return None
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
@@ -220,10 +206,6 @@ class View(KeyedStore):
 
     # -- values --------------------------------------------------------------------------------------------------------
 
-    async def locate_chunks(self, keys: Sequence[str]) -> None:
-        """Return ``None``: the meaning of each key is looked up by itself."""
-        return
-
     async def get_many(self, requests: Sequence[KeyRequest], located: LocatedChunks | None = None) -> list[Value]:
         meanings = await self.flavour.meanings(self, [check_key(key) for key, _ in requests], for_write=False)
         canonical = [(i, m.key) for i, m in enumerate(meanings) if isinstance(m, Canonical)]
@@ -247,7 +229,7 @@ class View(KeyedStore):
     async def read_document_parts(self, parts: Sequence[DocumentPart]) -> list[ShownPart]:
         return await self.flavour.show_parts(self, parts, await self.documents_of(parts))
 
-    def of_document(self, part: DocumentPart, document: Value) -> ShownPart:
+    def shown_part(self, part: DocumentPart, document: Value) -> ShownPart:
         if isinstance(document, ShardStoreError):
             return document
         try:

@@ -32,6 +32,7 @@ from shardstore.format.shard_index import Places
 from shardstore.format.store_keys import join, metadata_key
 from shardstore.model.chunks import ChunkLocation
 from shardstore.model.coalescing import CoalescedReads, ReadLimits, coalesce_all
+from shardstore.model.containers import Lru
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, resolve
 from shardstore.storage.base import (
@@ -127,7 +128,9 @@ class Reader:
         self.useless_attempts = 4
         """After so many useless attempts in one array, nothing is read along with its indices any more."""
         self._versions = IndexVersions(storage)
-        self._useless: dict[str, int] = {}  # by path of array: how many times in a row the bytes that came with an index were of no use
+        self._useless: Lru[str, int] = Lru(
+            _REMEMBERED_ARRAYS
+        )  # by path of array: how many times in a row the bytes that came with an index were of no use
 
     def shard_read(self, read: Read, target: ChunkTarget) -> Read | None:
         """Return the read of a shard that does the read of a chunk of some version; ``None`` if that is the version of something else."""
@@ -484,7 +487,7 @@ class Reader:
         whole = limit if decoded is None else min(limit, decoded + shard.layout.index_format.nbytes)
         if whole > most or (decoded is not None and decoded > _COMPRESSED * limit):
             return 0
-        return limit if self._may_be_sure(shard) and self._useless.get(shard.node.path, 0) < self.useless_attempts else 0
+        return limit if self._may_be_sure(shard) and (self._useless.peek(shard.node.path) or 0) < self.useless_attempts else 0
 
     def _window(self, shard: ShardRead, places: Places, object_nbytes: int, came_nbytes: int) -> int | None:
         """Return the offset of the bytes that came with the index, if they hold all that is wanted; otherwise ``None``."""
@@ -494,9 +497,7 @@ class Reader:
         if not len(offsets):
             return None
         holds_all = bool(((offsets >= start) & (offsets + nbytes <= stop)).all())
-        if len(self._useless) >= _REMEMBERED_ARRAYS:
-            self._useless.clear()
-        self._useless[shard.node.path] = 0 if holds_all else self._useless.get(shard.node.path, 0) + 1
+        self._useless.put(shard.node.path, 0 if holds_all else (self._useless.peek(shard.node.path) or 0) + 1)
         return start if holds_all else None
 
     async def _second_round(self, work: _NextRound, values: list[Value]) -> list[ShardRead]:

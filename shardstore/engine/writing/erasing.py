@@ -17,6 +17,7 @@ from shardstore.errors import InvalidInput, ShardStoreError
 from shardstore.format.metadata_v3 import ArrayLayout, PlainArray
 from shardstore.format.store_keys import join, metadata_path
 from shardstore.model.chunks import ChunkCoords, RemovedChunks, ShardGrid
+from shardstore.model.containers import batched
 from shardstore.plan.prefixes import PrefixPlan, chunks_of, plan_prefix
 from shardstore.storage.base import Storage
 from shardstore.storage.opening.snapshot_urls import holds_versioned_store
@@ -101,11 +102,8 @@ class Erasing:
                     yield key
 
             await self._delete_each(whole())
-            for start in range(0, len(shards), _SHARDS_AT_ONCE):
-                await self._erase_from(
-                    shards[start : start + _SHARDS_AT_ONCE],
-                    lambda shard, index: filter(removed.has, chunks_of(shard.layout, shard.coords, index.index)),
-                )
+            for some in batched(shards, _SHARDS_AT_ONCE):
+                await self._erase_from(some, lambda shard, index: filter(removed.has, chunks_of(shard.layout, shard.coords, index.index)))
             return True
 
         return await with_fresh_layout(attempt, _kept_changing(join(path, "")))
@@ -142,8 +140,8 @@ class Erasing:
             await self._storage.delete_many(batch)
 
     async def _delete_all(self, keys: Sequence[str]) -> None:
-        for start in range(0, len(keys), _KEYS_AT_ONCE):
-            await self._storage.delete_many(keys[start : start + _KEYS_AT_ONCE])
+        for some in batched(keys, _KEYS_AT_ONCE):
+            await self._storage.delete_many(some)
 
     async def _erase(self, prefix: str, keep_documents: bool) -> None:
         within = await self._listing.array_prefix(prefix, even_damaged=True)
@@ -159,7 +157,7 @@ class Erasing:
             await self._erase_objects(stored, [] if keep_documents else None)
             return
         await self._erase_chunks(prefix, within, plan)
-        await self._erase_others(prefix, keep_documents)
+        await self._erase_plain_objects(prefix, keep_documents)
 
     async def _erase_nodes(self, prefix: str, keep_documents: bool) -> None:
         documents: list[str] = []
@@ -209,7 +207,7 @@ class Erasing:
                 shards = []
         await self._erase_from(shards, chosen)
 
-    async def _erase_from(self, shards: list[ShardRead], chosen: Callable[[ShardRead, CachedIndex], Iterable[ChunkCoords]]) -> None:
+    async def _erase_from(self, shards: Sequence[ShardRead], chosen: Callable[[ShardRead, CachedIndex], Iterable[ChunkCoords]]) -> None:
         """Erase some of the chunks that are in each of these shards, in one commit a shard."""
         updates: list[tuple[ChunkTarget, Action]] = []
         for shard, index in zip(shards, await self._reader.load_indices(shards) if shards else [], strict=True):
@@ -224,7 +222,7 @@ class Erasing:
             if outcome is not None:
                 raise outcome
 
-    async def _erase_others(self, prefix: str, keep_documents: bool) -> None:
+    async def _erase_plain_objects(self, prefix: str, keep_documents: bool) -> None:
         """Erase the objects below the prefix that are not shards, the documents last."""
         plain = [found.key async for found, shard in self._listing.stored(prefix) if shard is None]
         if keep_documents:

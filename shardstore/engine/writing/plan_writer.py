@@ -13,7 +13,7 @@ from shardstore.model.coalescing import CoalescedReads, ReadLimits, coalesce
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import ByteRange, BytesLike, CopiedRange, NewBytes, Padding, Segment
 from shardstore.plan.commits import WriteShard
-from shardstore.storage.base import ConditionFailed, Found, Read, Storage, unless_failed
+from shardstore.storage.base import ConditionFailed, Found, Read, Storage, read_one
 
 _GAP_BYTES = 512 * 2**10  # takes an object store about as long as a request
 
@@ -84,13 +84,12 @@ class PlanWriter:
         Raises:
             ConditionFailed: the object is another version now.
         """
-        (outcome,) = await self._storage.read([Read(key, tuple(ranges), generation)])
+        outcome = await read_one(self._storage, Read(key, tuple(ranges), generation))
         if isinstance(outcome, Found):
             for wanted, buffer in zip(ranges, outcome.buffers, strict=True):
                 if len(buffer) != wanted.end - wanted.start:
                     raise Corruption(f"bytes [{wanted.start}, {wanted.end}) of {key!r} were asked for, {len(buffer)} came")
             return list(outcome.buffers)
-        outcome = unless_failed(outcome)
         raise ConditionFailed(f"{key!r} changed while it was being rewritten")
 
 

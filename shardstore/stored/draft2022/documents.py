@@ -41,9 +41,21 @@ from shardstore.format.json_text import JsonObject, dumps, dumps_zarr2, loads_ob
 from shardstore.format.metadata_v3 import is_array, is_group
 from shardstore.format.storage_transformers import scalar_key_name
 from shardstore.format.store_keys import join
+from shardstore.model.containers import Lru
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfAbsent, IfGeneration, Unconditional
 from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.base import MOST_DOCUMENT_NBYTES, Absent, ConditionFailed, Found, Guard, Read, ReadOutcome, Storage, document_read
+from shardstore.storage.base import (
+    MOST_DOCUMENT_NBYTES,
+    Absent,
+    ConditionFailed,
+    Found,
+    Guard,
+    Read,
+    ReadOutcome,
+    Storage,
+    document_read,
+    read_one,
+)
 from shardstore.stored.draft2022.entry_point import EntryPoint, parsed, sought
 
 logger = logging.getLogger(__name__)
@@ -106,7 +118,7 @@ class DraftDocuments:
         self._inner = inner
         self._override = override
         self._with_stored = with_stored
-        self._scalars: dict[str, bool] = {}  # by path, of documents that were seen
+        self._scalars: Lru[str, bool] = Lru(_MOST_NOTED)  # by path, of documents that were seen
         self.entry_point = EntryPoint(inner)
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -132,15 +144,13 @@ class DraftDocuments:
 
     def is_scalar(self, path: str) -> bool | None:
         """Return whether the document of ``path`` was that of a 0-d array when it was last seen; ``None`` where none was."""
-        return self._scalars.get(path)
+        return self._scalars.peek(path)
 
     def forget(self, path: str) -> None:
-        self._scalars.pop(path, None)
+        self._scalars.pop(path)
 
     def _note(self, path: str, document: JsonObject) -> None:
-        if len(self._scalars) >= _MOST_NOTED:
-            self._scalars.clear()
-        self._scalars[path] = document.get("shape") == []
+        self._scalars.put(path, document.get("shape") == [])
 
     async def stored(self, path: str) -> StoredDocuments:
         return _documents(path, *await self._inner.read(document_reads(path)))
@@ -215,11 +225,9 @@ class DraftDocuments:
                     return  # what changed was hidden behind the array, and still is
                 await self._withdraw(path, kind, generation)
                 raise
-        elif mine is None:
-            (outcome,) = await self._inner.read([Read(theirs, ())])
-            if sought(outcome, theirs) is not None:
-                await self._withdraw(path, kind, generation)
-                raise ConditionFailed(f"another client has created {theirs!r} in {self._inner.url} since")
+        elif mine is None and sought(await read_one(self._inner, Read(theirs, ())), theirs) is not None:
+            await self._withdraw(path, kind, generation)
+            raise ConditionFailed(f"another client has created {theirs!r} in {self._inner.url} since")
 
     async def _withdraw(self, path: str, kind: Kind, generation: Generation) -> None:
         with suppress(ConditionFailed):  # another client has replaced it: theirs then

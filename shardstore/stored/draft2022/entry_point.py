@@ -7,7 +7,7 @@ from shardstore.format.draft2022.keys import ENTRY_POINT_KEY
 from shardstore.format.draft2022.metadata import entry_point, entry_point_problem, is_entry_point
 from shardstore.format.json_text import JsonObject, dumps_zarr2, parse_object
 from shardstore.format.metadata_v3 import is_array, is_group
-from shardstore.storage.base import Absent, ConditionFailed, Failed, Found, ReadOutcome, Storage, document_read
+from shardstore.storage.base import Absent, ConditionFailed, Failed, Found, ReadOutcome, Storage, document_read, read_one
 
 
 def sought(outcome: ReadOutcome, key: str) -> Found | None:
@@ -50,8 +50,7 @@ class EntryPoint:
         return found is not None and self._error(found) is None
 
     async def _read(self) -> Found | None:
-        (outcome,) = await self._inner.read([document_read(ENTRY_POINT_KEY)])
-        return sought(outcome, ENTRY_POINT_KEY)
+        return sought(await read_one(self._inner, document_read(ENTRY_POINT_KEY)), ENTRY_POINT_KEY)
 
     def check(self, found: Found | None) -> bool:
         """Return whether there is an entry point, as ``found`` just now.

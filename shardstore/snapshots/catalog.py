@@ -3,7 +3,7 @@
 ::
 
     get(name)                    where is the state?
-    swap(name, before, after)    the commit: of those who saw ``before``, one succeeds
+    swap(name, before, after)    the commit, a compare-and-swap: of several from ``before``, one succeeds
 
 ``StorageCatalog`` keeps each pointer as a small object in any storage that can change one on a condition; ``sql_catalog`` keeps them in a
 database. No location of a state file comes twice, so a pointer never comes back to what it was. Specification: Icechunk draft, "Catalog",
@@ -49,7 +49,7 @@ class Pointer:
 
 
 class PointerMoved(Conflict):
-    """Somebody else has swapped the pointer first; ``now`` is where it points, ``None`` if the store is gone."""
+    """Another writer has swapped the pointer first; ``now`` is where it points, ``None`` if the store is gone."""
 
     def __init__(self, message: str, now: Pointer | None) -> None:
         super().__init__(message)
@@ -85,11 +85,11 @@ class Catalog(Protocol):
         """Let a store's pointer be ``after`` if it is still ``before`` (``None``: if there is none); return it.
 
         It is durable, and every ``get`` gives it, when this returns. Where ``after`` is there already, that is this caller's success,
-        since nobody else has its location: so a lost answer is settled by looking, and a swap may be asked for again.
+        since no other caller has its location: so a read settles a lost answer, and a swap may be asked for again.
 
         Raises:
-            PointerMoved: it is neither now. If an answer was lost, this swap may have been carried out, and others have gone on from
-                there, which the catalog does not know, but the current state does.
+            PointerMoved: it is neither now. If an answer was lost, this swap may have been carried out, and later swaps have replaced it:
+                the catalog does not know that, but the current state does.
             Unsupported: the catalog cannot do that.
             WriteOutcomeUnknown: the answer was lost, and looking could not settle it.
         """
@@ -211,7 +211,7 @@ class StorageCatalog:
         with suppress(StorageError):
             return await self.get(name)
         try:
-            return await self.get(name)  # once more, before somebody has to do without an answer
+            return await self.get(name)  # once more, before the caller gets an error without an answer
         except StorageError as exc:
             raise WriteOutcomeUnknown(
                 f"changing the pointer of the store {name!r} in the catalog {self.url} failed: {failure}. It cannot be read to see whether "
@@ -271,7 +271,7 @@ def _lost_once(lost: WriteOutcomeUnknown | None, failure: Exception) -> WriteOut
 
 def _refuses(name: str, url: str) -> StorageError:
     return StorageError(
-        f"{url} refuses to change the pointer of the store {name!r} on the condition that it is what it is: nothing was changed; try again"
+        f"{url} refuses to change the pointer of the store {name!r} on the condition that it is unchanged: nothing was changed; try again"
     )
 
 
@@ -283,4 +283,4 @@ def is_gone(now: Pointer | None, before: Pointer) -> bool:
 def moved(name: str, url: str, now: Pointer | None) -> PointerMoved:
     """Return the error that a pointer is not what it was seen to be."""
     what = "it is gone" if now is None else f"it is at generation {now.generation}"
-    return PointerMoved(f"somebody else has changed the store {name!r} in the catalog {url} first: {what}", now)
+    return PointerMoved(f"another writer has changed the store {name!r} in the catalog {url} first: {what}", now)

@@ -1,7 +1,7 @@
 """Gathers the chunks that a session writes into chunk files: those of one cell of an array go into one file, whatever order they come in.
 
 A cell is what a shard would be, so the file of a full cell is a shard of ``sharding_indexed``, byte for byte. Cells that have all their
-chunks are stored at once, others when memory is short, the largest first, or at the commit.
+chunks are stored at once, incomplete ones when memory is short, the largest first, or at the commit.
 
 ::
 
@@ -45,7 +45,7 @@ class Written:
     """One chunk as a session has written it."""
 
     serial: int
-    """Tells it from other values of the same chunk."""
+    """A number that each value of the same chunk has for itself."""
     nbytes: int
     data: bytes | None
     """Its bytes, until they are stored; for ever if they are to be in the manifest."""
@@ -228,7 +228,7 @@ class ChunkGatherer:
         return cells
 
     def _regroup(self, array: int, cells: Cells) -> None:
-        """Put what waits of an array into cells as they are now: it may have been resized, and be divided otherwise."""
+        """Put the waiting chunks of an array into its current cells: it may have been resized, and be divided otherwise."""
         for key in [key for key in self._waiting if key[0] == array]:
             before = self._waiting.pop(key)
             self._held -= before.nbytes

@@ -1,4 +1,4 @@
-"""Where the chunks of a session are: in memory, in chunk files, in manifests or in files of others. And what tells their versions apart."""
+"""Where the chunks of a session are: in memory, in chunk files, in manifests or in files elsewhere; and texts that name their versions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shardstore.snapshots.files import KnownRefs
 FOLDED_AT = 1 << 16
 """So many chunks of an array that are stored become references."""
 FOLDED_SHARE = 8
-"""And a part of so many of those that are: each is merged with others a few times only."""
+"""And at least this share of the references that there are: so each of these is merged a few times only."""
 
 ABSENT, HELD = -3, -4
 """In place of a file's number: nothing is known of the chunk; the session has its bytes, or knows where they are."""
@@ -95,6 +95,11 @@ class ChunkPlaces:
     serials: dict[int, int] = field(default_factory=dict)
     """Of the session's own chunks, by number."""
 
+    @classmethod
+    def unknown(cls, n: int) -> ChunkPlaces:
+        """Return ``n`` places of which nothing is known yet."""
+        return cls(np.full(n, ABSENT, dtype=np.int32), np.zeros(n, dtype=np.uint64), np.zeros(n, dtype=np.uint64))
+
     @property
     def exists(self) -> npt.NDArray[np.bool_]:
         there: npt.NDArray[np.bool_] = (self.file >= INLINE) | (self.file == HELD)
@@ -126,9 +131,7 @@ def token_of_inline(data: bytes) -> str:
 
 
 def token_in_file(name: str, offset: int, nbytes: int, check: VirtualCheck | None) -> str:
-    """Return the version of a chunk in a file: chunk files do not change, so its place tells it from others; of virtual ones, with what is
-    known of them.
-    """
+    """Return the version of a chunk in a file: its place, since chunk files never change; of a virtual file, with what is known of it."""
     return f"{name}:{offset}:{nbytes}" if check is None else f"{name}:{offset}:{nbytes}:{check.etag or ''}:{check.last_modified or ''}"
 
 

@@ -220,8 +220,8 @@ def _garbage(
 
 
 def _needed_states(names: npt.NDArray[np.bytes_], state: State) -> npt.NDArray[np.bool_]:
-    """Return which files of states, and lists of garbage, are needed: the current ones, and those that may become it; and the states of a
-    moment ago, which somebody may be about to read.
+    """Return which files of states, and lists of garbage, are needed: the current ones, and those that may become it; and the previous
+    states, which a reader may be about to read.
     """
     before = {key.removeprefix(STATES) for key in state.previous}
     last = state.collection

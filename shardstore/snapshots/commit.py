@@ -4,12 +4,12 @@
 
     1  chunk files, manifest of the differences, attributes, structure, state      all in one round: nothing refers to them yet
     2  the catalog's pointer, swapped from the state that the session began with   the commit
-       somebody else was first:
+       another commit was first:
            the branch is where it was      a new state file on top of theirs, and 2 again
            the branch has moved            a conflict; or the session is brought onto the new tip, if the caller says how, and 1 again
 
-Whoever dies before 2 leaves files that nothing refers to. The order of states is total, since of two swaps from one state one succeeds; so
-each snapshot's parent was the tip of its branch at the moment of its commit. Specification: Icechunk draft, "Commit".
+A writer that dies before 2 leaves files that nothing refers to. The order of states is total, since of two swaps from one state one
+succeeds; so each snapshot's parent was the tip of its branch at the moment of its commit. Specification: Icechunk draft, "Commit".
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class NewFile:
 
 @dataclass(slots=True)
 class PlannedStructure:
-    """The structure of a snapshot to be, and the files that it needs besides those of chunks."""
+    """The structure of a snapshot to be, and the files that it needs in addition to those of chunks."""
 
     name: str
     structure: Structure

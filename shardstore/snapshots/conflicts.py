@@ -1,4 +1,4 @@
-"""Conflicts between what a session has changed and what others have committed to its branch since.
+"""Conflicts between what a session ("we") has changed and what other sessions ("they") have committed to its branch since.
 
 ::
 
@@ -11,7 +11,7 @@
     move into it     –                   –            –                         conflict     conflict            –
     create           –                   –            –                         its group    its group           the same path
 
-With ``isolation="serializable"``, what the session has read counts too: that others have changed it is a conflict that nobody can solve.
+With ``isolation="serializable"``, what the session has read counts too: that they have changed it is a conflict that no solver solves.
 And a session cannot give up chunks for theirs.
 """
 
@@ -72,7 +72,7 @@ class NodeConflict:
 
 
 class ConflictError(Conflict):
-    """Others have committed to the branch first; nothing of this commit counts, and the session's changes are still there."""
+    """Another session has committed to the branch first; nothing was committed, and the session still has its changes."""
 
     def __init__(self, message: str, conflicts: Sequence[NodeConflict] = ()) -> None:
         super().__init__(message)
@@ -85,7 +85,7 @@ class ConflictError(Conflict):
 
 @dataclass(frozen=True, slots=True)
 class ConflictDetector:
-    """Brings a session onto what others have committed if nothing contradicts it."""
+    """Brings a session onto what other sessions have committed if nothing contradicts it."""
 
     def chunks(self) -> Selection:
         """Return whose chunk counts where both have changed one."""
@@ -120,7 +120,7 @@ class Side:
     """What one side has changed since the snapshot that both know."""
 
     nodes: Mapping[str, Node]
-    """As they are now, by path."""
+    """The current ones, by path."""
     changes: NodeChanges
     chunks: Mapping[int, npt.NDArray[np.uint64]]
     """By array: ``(n, ndim)`` chunks that were written or erased."""
@@ -136,7 +136,7 @@ def find_conflicts(
     """Return what the solver does not solve; ``before`` are the nodes that both began with. Attributes that both have changed are left
     to ``merged_attributes``.
 
-    A session that gives up chunks is not ``serializable``: it would have to come before the others, who have not seen what is left of it.
+    A session that gives up chunks is not ``serializable``: it would have to come before theirs, who have not seen what is left of it.
     """
     was = {node.id: node for node in before.values()}
     chunks_fail = solver.chunks() == "fail" or (serializable and solver.chunks() == "theirs")
@@ -158,7 +158,7 @@ def double_chunks(ours: Side, theirs: Side, array: int) -> npt.NDArray[np.uint64
 
 
 def read_conflicts(reads: ReadSet, theirs: Side, before: Mapping[str, Node]) -> list[NodeConflict]:
-    """Return what a session has read and others have changed."""
+    """Return what a session has read and they have changed."""
     found: list[NodeConflict] = []
     was = {node.id: node for node in before.values()}
     for array, coords in theirs.chunks.items():

@@ -85,7 +85,7 @@ async def changed_chunks(before: SessionCore, after: SessionCore, was: Node | No
 
 
 def _identities(places: ChunkPlaces) -> list[object]:
-    """Return for each chunk what tells its bytes from others; ``None`` where there is no chunk."""
+    """Return for each chunk a value that is equal only for the same bytes; ``None`` where there is no chunk."""
     files = places.file.tolist()
     found: list[object] = []
     for number, (file, offset, nbytes) in enumerate(zip(files, places.offset.tolist(), places.nbytes.tolist(), strict=True)):

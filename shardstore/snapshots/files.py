@@ -60,13 +60,13 @@ WHOLE_NBYTES = 1 << 20
 _NODES_KEPT = 1 << 15
 """In all structures that are kept; a rebase needs those of all commits since the session began."""
 _STRUCTURE_SIZE = 10
-"""Of a structure, besides its nodes, counted in nodes."""
+"""Of a structure without its nodes, counted in nodes."""
 _ATTRIBUTES_KEPT = 8
 _STATES_KEPT = 4
 
 
 class MissingFile(Corruption):
-    """A file that a snapshot, or a collection, needs is not there: somebody has removed it, or the state that names it is a past one."""
+    """A file that a snapshot, or a collection, needs is not there: it was removed, or the state that names it has been replaced."""
 
 
 class KnownRefs:
@@ -136,36 +136,23 @@ class StoreFiles:
         """
         state = self._states.get(location)
         if state is None:
-            state = self._states.put(location, self.content_of(location, decode_state, await self.whole(location)))
+            state = self._states.put(location, await self._content(location, decode_state))
         if state.id != store_id:
             raise Corruption(
                 f"{location!r} in {self.url} is a state of the store {state.id}, and the catalog says that this is {store_id}: "
-                "somebody has put another store in its place, or has copied its catalog"
+                "another store was put in its place, or its catalog was copied"
             )
         return state
 
     async def structure(self, name: str) -> Structure:
         """Return the structure of a snapshot. Raises ``Corruption`` if the file is missing or damaged."""
-        found = self._structures.get(name)
-        if found is not None:
-            return found
         key = STRUCTURES + name
-
-        async def read() -> Structure:
-            return self.keep_structure(name, self.content_of(key, decode_structure, await self.whole(key)))
-
-        return await self._once(key, read)
+        return await self._kept(self._structures, name, key, lambda: self._content(key, decode_structure))
 
     async def attributes(self, name: str, row: int) -> bytes:
         """Return the attributes in a row of a file of attributes. Raises ``Corruption`` if there is none."""
-        rows = self._attributes.get(name)
-        if rows is None:
-            key = ATTRIBUTES + name
-
-            async def read() -> list[bytes]:
-                return self._attributes.put(name, self.content_of(key, decode_attributes, await self.whole(key)))
-
-            rows = await self._once(key, read)
+        key = ATTRIBUTES + name
+        rows = await self._kept(self._attributes, name, key, lambda: self._content(key, decode_attributes))
         if row >= len(rows):
             raise Corruption(f"{ATTRIBUTES}{name} in {self.url} has {len(rows)} rows, and a node has its attributes in row {row}")
         return rows[row]
@@ -208,27 +195,19 @@ class StoreFiles:
         return virtual_files(await self.whole(MANIFESTS + file.name), file)
 
     async def _all(self, file: ManifestFile, ndims: Mapping[int, int]) -> Mapping[int, KnownRefs]:
-        """Return all references of a small manifest; kept by array, since the rank of others is not known here."""
+        """Return all references of a small manifest; kept by array, since the rank of other arrays is not known here."""
         (array,) = ndims
-        known = self._refs.get((file.name, array))
-        if known is None:
-            rows = self._rows.get(file.name)
-            if rows is None:
-                rows = await self._once(MANIFESTS + file.name, lambda: self._read_rows(file))
-                known = self._refs.get((file.name, array))  # somebody else may have waited for them too
-            if known is None:
-                known = self._keep((file.name, array), decode_rows(rows, file, ndims))
-        return known
+        if (known := self._refs.get((file.name, array))) is not None:
+            return known
+        rows = await self._kept(self._rows, file.name, MANIFESTS + file.name, lambda: self._read_rows(file))
+        known = self._refs.get((file.name, array))  # another reader may have decoded them since
+        return self._keep((file.name, array), decode_rows(rows, file, ndims)) if known is None else known
 
     async def _read_rows(self, file: ManifestFile) -> pa.Table:
-        rows = manifest_rows(await self.whole(MANIFESTS + file.name), file)
-        return self._rows.put(file.name, rows)
+        return manifest_rows(await self.whole(MANIFESTS + file.name), file)
 
     async def _groups(self, file: ManifestFile) -> ManifestGroups:
-        groups = self._footers.get(file.name)
-        if groups is None:
-            groups = await self._once(MANIFESTS + file.name, lambda: self._read_groups(file))
-        return groups
+        return await self._kept(self._footers, file.name, MANIFESTS + file.name, lambda: self._read_groups(file))
 
     async def _read_groups(self, file: ManifestFile) -> ManifestGroups:
         key, first = MANIFESTS + file.name, footer_range(file)
@@ -236,8 +215,7 @@ class StoreFiles:
         if missing := missing_footer_nbytes(end):
             (before,) = await self._ranges(key, [ByteRange(max(0, first.start - missing), first.start)])
             end = memoryview(bytes(before) + bytes(end))
-        groups = ManifestGroups.decode(file, end)
-        return self._footers.put(file.name, groups)
+        return ManifestGroups.decode(file, end)
 
     async def decoded(self, file: ManifestFile, numbers: Sequence[int], ndims: Mapping[int, int]) -> list[Mapping[int, KnownRefs]]:
         """Return the references of groups of a manifest, all that are not known by one round of requests."""
@@ -248,26 +226,38 @@ class StoreFiles:
         if missing:
             buffers = await self._ranges(MANIFESTS + file.name, [groups.ranges[number] for number in missing])
             for number, data in zip(missing, buffers, strict=True):
-                found = self._refs.get((file.name, number, array))  # somebody else may have read it too
+                found = self._refs.get((file.name, number, array))  # another reader may have read it since
                 known[number] = found or self._keep((file.name, number, array), groups.decode_group(number, data, ndims))
         return [one for number in numbers if (one := known[number]) is not None]
 
     def _keep(self, key: tuple[object, ...], refs: Mapping[int, ChunkRefs]) -> Mapping[int, KnownRefs]:
         return self._refs.put(key, {array: KnownRefs(one) for array, one in refs.items()})
 
-    async def _once(self, key: str, read: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return what ``read`` returns; whoever asks for the same key meanwhile gets the same, and reads nothing."""
+    async def _kept(self, cache: Lru[str, T], name: str, key: str, read: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return a value from a cache, or else what ``read`` returns, which is kept there.
+
+        ``key`` is that of the file: concurrent calls for it get the same value, and only the first reads.
+        """
+        if (known := cache.get(name)) is not None:
+            return known
         mine = key, os.getpid()  # in a forked child the loop of a reading does not run
         reading: asyncio.Task[T] | None = self._on_their_way.get(mine)
         if reading is None:
-            reading = self._on_their_way[mine] = asyncio.ensure_future(read())
+
+            async def fill() -> T:
+                return cache.put(name, await read())
+
+            reading = self._on_their_way[mine] = asyncio.ensure_future(fill())
             reading.add_done_callback(lambda done: self._arrived(mine, done))
-        return await asyncio.shield(reading)  # one who gives up takes it from nobody
+        return await asyncio.shield(reading)  # a caller that is cancelled takes it from no other
 
     def _arrived(self, key: object, reading: asyncio.Task[Any]) -> None:
         del self._on_their_way[key]
         if not reading.cancelled():
-            reading.exception()  # seen, though all may have given up
+            reading.exception()  # looked at, though all callers may be gone
+
+    async def _content(self, key: str, decode: Callable[[memoryview], T]) -> T:
+        return self.content_of(key, decode, await self.whole(key))
 
     def content_of(self, key: str, decode: Callable[[memoryview], T], data: memoryview) -> T:
         """Return what a file holds. Raises ``Corruption``, with its key, if ``decode`` does."""
@@ -295,15 +285,15 @@ class StoreFiles:
         if generation_of_state(key) is not None:
             raise MissingFile(f"the state file {key!r} is not in {self.url}: the store is elsewhere than its catalog says, or was removed")
         what = "a snapshot" if generation_of_garbage_list(key) is None else "the next garbage collection"
-        raise MissingFile(f"{key!r} is not in {self.url}, though {what} needs it: somebody has removed it; restore the file")
+        raise MissingFile(f"{key!r} is not in {self.url}, though {what} needs it: it was removed; restore the file")
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
     async def write(self, key: str, data: Sequence[BytesLike]) -> None:
-        """Store a new file under a name that nobody else has.
+        """Store a new file under a new random name.
 
         Raises:
-            StorageError: it may be stored or not. Nothing refers to it, so that nobody need know.
+            StorageError: it may be stored or not. Nothing refers to it, so that makes no difference.
         """
         nbytes = sum(map(len, data))
         condition = IF_ABSENT if self.storage.capabilities.create_if_absent else UNCONDITIONAL
@@ -324,9 +314,9 @@ class StoreFiles:
             for array, refs in arrays.items():
                 self._keep((file.name, array), {array: refs})
 
-    def keep_structure(self, name: str, structure: Structure) -> Structure:
-        """Keep a structure that this process has read or written, and return it."""
-        return self._structures.put(name, structure)
+    def keep_structure(self, name: str, structure: Structure) -> None:
+        """Keep a structure that this process has written."""
+        self._structures.put(name, structure)
 
 
 def _cache(limit: int, size: Callable[[T], int]) -> Lru[Any, T]:

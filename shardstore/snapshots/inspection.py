@@ -137,14 +137,14 @@ async def _virtual_files(store: VersionedStore, state: State, say: Progress) -> 
 async def check(store: VersionedStore, say: Progress) -> Checked:
     """Check that each file that a snapshot needs is there and is what it should be, and that references lie inside of their files.
 
-    Files of others, to which virtual references lead, are not looked at.
+    Files elsewhere, to which virtual references lead, are not looked at.
     """
     while True:
         state = (await store.now()).state
         found = await _check(store, state, say)
         if not found.findings:
             return found
-        # What has expired meanwhile may have been collected: then all is looked at again.
+        # What has expired since may have been collected: then all is looked at again.
         expired = state.snapshots.keys() - (await store.now()).state.snapshots.keys()
         if not any(expired.issuperset(finding.snapshots) for finding in found.findings):
             return found

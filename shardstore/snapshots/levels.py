@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from shardstore.format.snapshots.structure import ManifestPart
 
 MOST_LEVELS = 8
-"""Levels that are read for one chunk, besides that which a commit adds."""
+"""Levels that are read for one chunk, in addition to the one that a commit adds."""
 
 MOST_MERGED_ROWS = 1 << 24
 """References that one commit reads and writes again at most, for one array."""

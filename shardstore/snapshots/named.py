@@ -50,7 +50,7 @@ async def find_snapshot(name: SnapshotName, storage: Storage, found: Found, pinn
     """Return the snapshot that a target names; see ``SnapshotFinder``."""
     try:
         pointer = pointer_in(found, POINTER_KEY, storage.url)
-    except Corruption:  # others have files of this name too
+    except Corruption:  # a file of this name that is not of a versioned store
         return None
     return await _in_store(name, _store(storage), pointer, pinned)
 
@@ -162,7 +162,7 @@ async def _new_hierarchy(place: NamedSnapshot, pack: ShardingPolicy, max_memory:
 
 
 class _BranchHierarchy(NewHierarchy):
-    """A hierarchy that is written beside a branch."""
+    """A hierarchy that is written apart, and becomes part of a branch by one commit."""
 
     def __init__(self, store: VersionedStore, current: CurrentState, session: SessionCore, place: NamedSnapshot) -> None:
         self._store, self._current, self._session, self._path = store, current, session, place.path
@@ -181,7 +181,7 @@ class _BranchHierarchy(NewHierarchy):
     async def commit(self, message: str) -> str:
         replaces = self.takes_place_of is not None
         insert(self._session, self._staged, self._path, replaces=replaces)
-        # In place of the whole hierarchy, whatever others have committed meanwhile is in the way.
+        # In place of the whole hierarchy, any commit since is a conflict.
         solver = None if replaces and not self._path else ConflictDetector()
         return await self._store.commit(self._session, self._current, CommitRequest(message, None, solver, COMMIT_TRIES))
 

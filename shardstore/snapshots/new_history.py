@@ -1,11 +1,11 @@
-"""A store that is made with a whole history: nobody sees it before all of it is stored.
+"""A store that is made with a whole history: it is visible when all of it is stored.
 
 ::
 
     1  of each snapshot, parents first: chunk files, manifest of the differences, attributes, structure      nothing refers to them yet
     2  the state, with all snapshots, branches and tags, and the catalog's pointer                          the store is there
 
-Whoever dies before 2 leaves files that nothing refers to, and no store.
+A process that dies before 2 leaves files that nothing refers to, and no store.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ class NewHistory:
         """Make the store.
 
         Raises:
-            InvalidInput: somebody else has made one meanwhile.
+            InvalidInput: another process has made one since.
             StorageError: a request failed, and there is no store.
-            WriteOutcomeUnknown: nobody can tell whether it is there.
+            WriteOutcomeUnknown: it may be there or not: the answer was lost.
         """
         self._may_be_there = True
         try:

@@ -140,7 +140,7 @@ class FolderListing:
     names: npt.NDArray[np.bytes_]
     nbytes: npt.NDArray[np.int64]
     unknown: int
-    """How many others there are."""
+    """How many files with other names there are."""
 
 
 async def list_files(storage: Storage, folder: str, say: Progress) -> FolderListing:
@@ -171,9 +171,9 @@ async def list_files(storage: Storage, folder: str, say: Progress) -> FolderList
     return FolderListing(found[order], nbytes[order], unknown)
 
 
-def are_among(names: npt.NDArray[np.bytes_], others: npt.NDArray[np.bytes_]) -> npt.NDArray[np.bool_]:
-    """Return which of ``(n,)`` names are among others; both ascend."""
-    if not len(others):
+def are_among(names: npt.NDArray[np.bytes_], known: npt.NDArray[np.bytes_]) -> npt.NDArray[np.bool_]:
+    """Return which of ``(n,)`` names are among the known ones; both ascend."""
+    if not len(known):
         return np.zeros(len(names), dtype=np.bool_)
-    found: npt.NDArray[np.bool_] = others[np.minimum(np.searchsorted(others, names), len(others) - 1)] == names
+    found: npt.NDArray[np.bool_] = known[np.minimum(np.searchsorted(known, names), len(known) - 1)] == names
     return found

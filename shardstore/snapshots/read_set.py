@@ -1,4 +1,4 @@
-"""What a session has read of its snapshot: with ``isolation="serializable"``, that others change it is a conflict.
+"""What a session has read of its snapshot: with ``isolation="serializable"``, a commit that changes it is a conflict.
 
 Chunks that the session has written before it read them are its own. A chunk that is not there was read too: that it was not there.
 """

@@ -1,6 +1,6 @@
-"""Brings a session onto what others have committed to its branch since it began, if that does not contradict it.
+"""Brings a session onto what other sessions have committed to its branch since it began, if that does not contradict it.
 
-Reads the structure of the tip and the manifests of what was changed between, never chunks. The session's own chunk files stay as they are:
+Reads the structure of the tip and the manifests of what was changed between, never chunks. The session's own chunk files stay unchanged:
 nodes keep their ids.
 """
 
@@ -40,7 +40,7 @@ _FOR_FORK: Mapping[Selection, Selection] = {"fail": "fail", "ours": "theirs", "t
 
 @dataclass(slots=True)
 class _ThreeWayDiff:
-    """A session, and what others have committed to its branch since it began."""
+    """What a session, and the commits to its branch since it began, have changed of the snapshot with which it began."""
 
     tip: Snapshot
     structure: Structure
@@ -52,7 +52,7 @@ class _ThreeWayDiff:
 
 
 async def conflicts_with(session: SessionCore, state: State, solver: ConflictDetector, url: str) -> list[NodeConflict]:
-    """Return what of a session contradicts what others have committed since. Raises ``ConflictError`` if the branch was reset."""
+    """Return what of a session contradicts what was committed to its branch since. Raises ``ConflictError`` if the branch was reset."""
     return (await _compare_with_tip(session, state, solver, url)).conflicts
 
 
@@ -108,8 +108,8 @@ async def _compare_with_tip(session: SessionCore, state: State, solver: Conflict
 def expired(session: SessionCore, url: str) -> ConflictError:
     """Return the error that the snapshot with which a session began is no more."""
     return ConflictError(
-        f"snapshot {session.snapshot.id} of {url}, with which this session began, has expired since, so that nobody can tell what others "
-        f"have changed on branch {session.branch!r}. Nothing was changed; write it again in a new session"
+        f"snapshot {session.snapshot.id} of {url}, with which this session began, has expired since, so that it is unknown what was "
+        f"committed to branch {session.branch!r}. Nothing was changed; write it again in a new session"
     )
 
 
@@ -157,10 +157,10 @@ def _side_of(session: SessionCore) -> Side:
 
 
 async def _theirs(session: SessionCore, tip: Structure, since: Sequence[Snapshot]) -> Side:
-    """Return what others have done: ``tip`` is the structure of the newest of the snapshots since."""
+    """Return what the snapshots since have changed; ``tip`` is the structure of the newest of them."""
     was = {node.id: node for node in session.base.nodes.values()}
     asked = [node for node in tip.nodes.values() if node.is_array and node.id in was and node.manifests != was[node.id].manifests]
-    if any(ORIGINAL_PARENT in snapshot.properties for snapshot in since):  # of those that have expired nobody knows what they did
+    if any(ORIGINAL_PARENT in snapshot.properties for snapshot in since):  # what expired snapshots have changed is unknown
         before, after = (SessionCore(session.files, session.snapshot, structure, None) for structure in (session.base, tip))
         found = await asyncio.gather(*(changed_chunks(before, after, was[node.id], node) for node in asked))
     else:

@@ -1,11 +1,11 @@
-"""Puts the chunks of stragglers together: where several commits have written a cell of an array, its chunks become one chunk file again.
+"""Puts scattered chunks together: where several commits have written a cell of an array, its chunks become one chunk file again.
 
 ::
 
     cell    | file of the first commit, with dead chunks | file of one chunk | file of one chunk |      ─►   one shard
 
-That is a commit like any other, by differences. Bytes are moved as they are. No chunk gets another value, so nobody's session is
-contradicted by it; and what others write meanwhile counts.
+That is a commit like any other, by differences. Bytes are moved unchanged. No chunk gets another value, so it contradicts no other
+session; and a chunk that another session commits concurrently counts.
 """
 
 from __future__ import annotations

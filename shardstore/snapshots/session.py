@@ -1,4 +1,4 @@
-"""One session: a snapshot, and what has been changed since. Nothing of it can be seen by others before it is committed.
+"""One session: a snapshot, and what has been changed since. No other session sees a change before it is committed.
 
 The nodes of a session are those of its snapshot until they change; its chunks are looked up among its own first, and then in the manifests,
 the newest first (D25).
@@ -67,7 +67,7 @@ class ArrayKeys:
 
 
 class SessionCore:
-    """What one session sees. Runs on the IO loop; not by several loops or processes."""
+    """The nodes and chunks that one session sees. Runs on the IO loop; not by several loops or processes."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class SessionCore:
         self.serial = 0
         """Grows with each change."""
         self.attempts: list[Attempt] = []
-        """Commits that may have been carried out, though nobody has heard of it."""
+        """Commits whose outcome is unknown: the answer was lost."""
         self._pid = os.getpid()
         self._array_keys: dict[int, ArrayKeys] = {}
         self.ids = {node.id for node in structure.nodes.values()}
@@ -163,7 +163,7 @@ class SessionCore:
         return found
 
     async def document(self, path: str) -> tuple[bytes, str] | None:
-        """Return the document of the node at a path, and a text that tells it from others at this path; ``None`` if there is no node."""
+        """Return the document of the node at a path, and a text that names its version at this path; ``None`` if there is no node."""
         node = self.nodes.get(path)
         if self.reads is not None:
             self.reads.read_document(path, node)
@@ -189,7 +189,7 @@ class SessionCore:
     async def set_document(self, path: str, data: bytes, check: Callable[[], Awaitable[None]] | None = None) -> int:
         """Make the node at a path, or change it; return the serial of the document.
 
-        ``check`` raises if it may not be written; nobody changes the document between that and the write.
+        ``check`` raises if it may not be written; the document does not change between that and the write.
 
         Raises:
             InvalidInput: it is no document of Zarr v3, or one that a versioned store cannot hold; or no node can have this path.
@@ -251,7 +251,7 @@ class SessionCore:
         return True
 
     def make_root(self) -> None:
-        """Make the root a group if somebody has deleted it: every snapshot has a root (D15)."""
+        """Make the root a group if it was deleted: every snapshot has a root (D15)."""
         if "" not in self.nodes:
             self.make_group("")
 
@@ -344,8 +344,7 @@ class SessionCore:
 
     async def places(self, node: Node, coords: npt.NDArray[np.uint64]) -> ChunkPlaces:
         """Return where ``(n, ndim)`` chunks of an array are."""
-        n = len(coords)
-        places = ChunkPlaces(np.full(n, ABSENT, dtype=np.int32), np.zeros(n, dtype=np.uint64), np.zeros(n, dtype=np.uint64))
+        places = ChunkPlaces.unknown(len(coords))
         self._own_places(node, coords, places)
         if self.reads is not None:
             self.reads.read_chunks(node, coords[places.file == ABSENT])
@@ -395,11 +394,11 @@ class SessionCore:
                 places.take(known, numbers[which], rows)
 
     async def without_needless(self, node: Node, refs: ChunkRefs) -> ChunkRefs:
-        """Leave out the references that say that a chunk is gone which no manifest has."""
+        """Return the references without those that say that a chunk is gone which no manifest has."""
         gone = np.flatnonzero(refs.file == GONE)
         if not len(gone):
             return refs
-        places = ChunkPlaces(np.full(len(gone), ABSENT, dtype=np.int32), np.zeros(len(gone), np.uint64), np.zeros(len(gone), np.uint64))
+        places = ChunkPlaces.unknown(len(gone))
         await self._stored_places(node, refs.coords[gone], places)
         kept = np.ones(len(refs), dtype=np.bool_)
         kept[gone] = places.exists

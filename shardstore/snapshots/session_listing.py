@@ -125,7 +125,7 @@ def _infos(session: SessionCore, keys: ArrayKeys, refs: ChunkRefs | None, change
             elif file == INLINE:
                 token = token_of_inline(refs.inline[row])
             elif isinstance(refs.files[file], str) and file not in refs.checks:
-                yield ObjectInfo(keys.key(one), nbytes)  # the file may be replaced, and nothing would tell it
+                yield ObjectInfo(keys.key(one), nbytes)  # the file may be replaced, which nothing would show
                 continue
             else:
                 token = token_in_file(names[file], offset, nbytes, refs.checks.get(file))
@@ -133,7 +133,7 @@ def _infos(session: SessionCore, keys: ArrayKeys, refs: ChunkRefs | None, change
 
 
 def _prefixes(keys: ArrayKeys, refs: ChunkRefs | None, prefix: str) -> list[str] | None:
-    """Return the prefixes directly below one inside of an array, if there can be no keys beside them; ``None`` if there can."""
+    """Return the prefixes directly below one inside of an array, if there can be no keys next to them; ``None`` if there can."""
     if refs is None or not len(refs):
         return []
     rest = prefix[len(keys.prefix) :]

@@ -1,6 +1,6 @@
 """A session as a storage: its keys are those of final Zarr v3, one object a chunk. So everything that works on storages works on sessions.
 
-What is written is seen at once by whoever reads through the same session, and by nobody else before the commit.
+What is written is visible at once through the same session, and nowhere else before the commit.
 """
 
 from __future__ import annotations
@@ -101,12 +101,12 @@ class SessionStorage(ReadsAndWrites):
 
     @property
     def leads_elsewhere(self) -> bool:
-        """True if virtual references may lead to files of others."""
+        """True if virtual references may lead to files elsewhere."""
         return bool(self._virtual.prefixes)
 
     @property
     def identity(self) -> str:
-        """A text that tells this session from others."""
+        """A text that no other session has."""
         return f"{self._url}#{id(self.session)}"
 
     @property
@@ -120,7 +120,7 @@ class SessionStorage(ReadsAndWrites):
             conditional_delete=True,
             unique_versions=True,
             exactly_once=True,
-            across_machines=True,  # nobody else writes into a session
+            across_machines=True,  # no other process writes into a session
         )
 
     async def probe(self) -> Capabilities:
@@ -321,14 +321,14 @@ class SessionStorage(ReadsAndWrites):
         return values
 
     async def _places_of_all(self, keys: Sequence[str]) -> ChunkPlaces | None:
-        """Return where chunks of one array are; ``None`` if the keys are others, or it cannot be told."""
+        """Return where chunks of one array are; ``None`` if they are not of one array, or cannot be found."""
         arrays = self._by_array(keys)
         if len(arrays) != 1 or len(arrays[0][1]) != len(keys):
             return None
         keys_of, _, coords = arrays[0]
         try:
             return await self.session.places(keys_of.node, coords)
-        except ShardStoreError:  # reading one by one comes upon it too, and says which
+        except ShardStoreError:  # reading one by one fails too, and says of which key
             return None
 
     async def known_documents(self) -> dict[str, JsonObject]:
@@ -431,8 +431,8 @@ class SessionStorage(ReadsAndWrites):
         return Generation(token_of_written(await self.session.write_chunk(keys.node, coords, data)))
 
     async def _settled(self, key: str, look: Callable[[], Awaitable[T]]) -> T:
-        """Call ``look`` until nobody changes the key meanwhile, and return what it found last. So what the caller does next, without an
-        ``await`` in between, is one step with the look.
+        """Call ``look`` until the key does not change while it runs, and return what it found last. So what the caller does next, without
+        an ``await`` in between, is one step with the look.
         """
         while True:
             before = self._own(key)
@@ -503,7 +503,7 @@ class SessionStorage(ReadsAndWrites):
         if keys:
             self.session.check_writable(f"deleting {keys[0]!r}")
         for keys_of, _, coords in self._by_array(keys):
-            # Also where there is none: others may write one before the commit, which is a conflict then.
+            # Also where there is none: another session may commit one before this one, which is a conflict then.
             for one in coords.tolist():
                 self.session.erase_chunk(keys_of.node, tuple(one))
         for key in keys:
@@ -515,7 +515,7 @@ class SessionStorage(ReadsAndWrites):
 
 
 def _token(places: ChunkPlaces, at: int, file: int) -> str:
-    """Return what tells the bytes of a chunk from others."""
+    """Return the version of a chunk, as a text."""
     if (serial := places.serials.get(at)) is not None:
         return token_of_written(serial)
     if file == INLINE:

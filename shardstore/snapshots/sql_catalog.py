@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # an extra
 T = TypeVar("T")
 
 _BUSY_SECONDS = 60.0
-"""How long to wait for a transaction of somebody else."""
+"""How long to wait for a transaction of another client."""
 
 _ASKED = 4
 """How often a statement is sent, where the answer to the end of its transaction gets lost each time."""
@@ -69,7 +69,7 @@ class SQLCatalog:
         except ImportError as exc:
             raise InvalidInput(f"a catalog in a database needs SQLAlchemy: {how_to_install('sql')}") from exc
         self.busy_seconds = _BUSY_SECONDS
-        """How long somebody else's transaction on the same row is waited for."""
+        """How long another client's transaction on the same row is waited for."""
         try:
             self._url = sa.make_url(url)
         except sa.exc.ArgumentError as exc:
@@ -236,7 +236,7 @@ class SQLCatalog:
         return _End(False, lost, is_unknown=True)
 
     async def _now(self, name: str, end: _End) -> Pointer | None:
-        """Return the pointer that is there after a statement has changed no row. Raises ``WriteOutcomeUnknown`` if only it could tell."""
+        """Return the pointer that is there after a statement has changed no row. Raises ``WriteOutcomeUnknown`` if it cannot be read."""
         try:
             return await self.get(name)
         except StorageError as exc:

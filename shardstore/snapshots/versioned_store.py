@@ -53,7 +53,7 @@ _REMOVED_AT_ONCE = 10_000
 _SHOWN_REFS = 10
 
 COMMIT_TRIES = 1000
-"""How often a commit that nobody waits for by hand is brought onto what others have committed meanwhile."""
+"""How often a commit that runs unattended is brought onto newer commits of other sessions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +85,13 @@ class CommitRequest:
     message: str
     metadata: Mapping[str, Any] | None = None
     solver: ConflictDetector | None = None
-    """What decides whether the session may be brought onto what others have committed; ``None``: that is a conflict."""
+    """What decides whether the session may be brought onto newer commits of other sessions; ``None``: these are a conflict."""
     tries: int = 0
-    """So often at most."""
+    """How often it is brought onto them at most."""
     merges_all: bool = False
     """Make the manifests of each array one."""
     keeps_values: bool = False
-    """No chunk gets another value: nobody else's session is contradicted by it."""
+    """No chunk gets another value: it contradicts no other session."""
 
     def __post_init__(self) -> None:
         check_said(self.message, self.metadata)
@@ -146,11 +146,11 @@ class VersionedStore:
             except MissingFile:
                 if pointer == gone:
                     raise
-            gone, pointer = pointer, None  # others may have replaced the state since, and collected it
+            gone, pointer = pointer, None  # the state may have been replaced since, and collected
 
     async def with_current_state(self, work: Callable[[CurrentState], Awaitable[T]], pointer: Pointer | None = None) -> T:
-        """Return what ``work`` makes of the current state; of what is current then, if a file is missing and the state has been replaced
-        meanwhile: what had expired by then may have been collected. Raises as ``now`` does, and what ``work`` raises.
+        """Return what ``work`` makes of the current state. If a file is missing and the state has been replaced since, it is called again
+        with the new one: files of snapshots that have expired may have been collected. Raises as ``now`` does, and what ``work`` raises.
         """
         current = await self.now(pointer)
         while True:
@@ -160,7 +160,7 @@ class VersionedStore:
                 current = await self._since(current, exc)
 
     async def _since(self, current: CurrentState, missing: MissingFile) -> CurrentState:
-        """Return the state by which others have replaced ``current``, of which a file is missing. Raises that if they have not."""
+        """Return the state that has replaced ``current``, of which a file is missing; if none has, raise ``missing``."""
         now = await self.now()
         if now.pointer == current.pointer:
             raise missing
@@ -241,7 +241,7 @@ class VersionedStore:
         except PointerMoved as exc:
             if exc.now is None or exc.now.store_id != pointer.store_id:
                 raise self._exists() from exc
-            return pointer  # carried out, and others have gone on from it
+            return pointer  # carried out, and replaced since
 
     def first(self) -> History:
         """Return the history of a new store."""
@@ -260,8 +260,8 @@ class VersionedStore:
         return f"at {self.url}" if self.name == DEFAULT_NAME else f"{self.name!r} in the catalog {self.catalog.url}"
 
     async def destroy(self) -> None:
-        """Remove the pointer, and then all files (D32), but none that has a name which this store does not give; whoever reads meanwhile
-        gets errors. Raises ``NotFound`` if there is no store.
+        """Remove the pointer, and then all files (D32), but none that has a name which this store does not give; concurrent readers get
+        errors. Raises ``NotFound`` if there is no store.
         """
         current = await self.now()
         await self.catalog.delete(self.name, current.pointer)
@@ -433,7 +433,7 @@ class VersionedStore:
         await self.files.storage.probe()
         queue = self._committing.slot()
         if queue.locked():
-            await session.gatherer.store(session.gatherer.plan())  # the longest part waits for nobody
+            await session.gatherer.store(session.gatherer.plan())  # the longest part does not wait for its turn
         async with queue:
             if begin is not None and (begin.state.generation < self._newest or session.attempts):
                 begin = None  # known to be lost, or to be looked at before all
@@ -484,7 +484,7 @@ class VersionedStore:
 
     async def _why_not(self, session: SessionCore, state: State) -> ConflictError:
         """Return the error of a commit whose branch has moved, with what contradicts it."""
-        moved = f"branch {session.branch!r} of {self.url} has moved from snapshot {session.snapshot.id}: somebody else has committed"
+        moved = f"branch {session.branch!r} of {self.url} has moved from snapshot {session.snapshot.id}: another session has committed"
         try:
             conflicts = await conflicts_with(session, state, ConflictDetector(), self.url)
         except ConflictError as exc:
@@ -562,7 +562,7 @@ class _CarriedOut(Exception):
 
 
 class _BranchMoved(Conflict):
-    """Somebody else has committed to the branch."""
+    """Another session has committed to the branch."""
 
     def __init__(self, message: str, state: State) -> None:
         super().__init__(message)

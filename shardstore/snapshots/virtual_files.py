@@ -1,7 +1,7 @@
-"""Reads chunk files, and the files of others that virtual references lead to, all of one batch in one round of requests.
+"""Reads chunk files, and the files elsewhere that virtual references lead to, all of one batch in one round of requests.
 
-A repository may come from anybody. So virtual references lead only to where the reader says: below one of the URLs that were authorised
-when the repository was opened (D31).
+A repository may come from an untrusted source. So virtual references lead only to where the reader says: below one of the URLs that were
+authorised when the repository was opened (D31).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shardstore.storage.redaction import redacted
 from shardstore.storage.wrappers import innermost
 
 Asked = tuple[bytes | str, Sequence[ByteRange], VirtualCheck | None]
-"""The id of a chunk file, or the URI of a virtual one; ranges of it; and what tells that a virtual one is still the same."""
+"""The id of a chunk file, or the URI of a virtual one; ranges of it; and what proves that a virtual one is unchanged."""
 
 
 def place_of_all(urls: Sequence[str]) -> str:
@@ -118,7 +118,7 @@ class VirtualFiles:
             return missing(
                 f"{name} of {self._storage.url} is not there, though a manifest refers to it: restore the file, or erase the chunk"
             )
-        changed = Conflict(f"{name} has changed since {self._storage.url} referred to it, so nothing was read: set the references anew")
+        changed = Conflict(f"{name} has changed since {self._storage.url} referred to it, so nothing was read: set the references again")
         if isinstance(outcome, Changed) or not isinstance(outcome, Found):
             return changed
         if check is not None and check.last_modified is not None:
@@ -132,9 +132,7 @@ class VirtualFiles:
 
 
 async def _looked_at_again(storage: Storage, reads: Sequence[Read], found: Sequence[ReadOutcome]) -> list[ReadOutcome]:
-    """Return the outcomes; of local files that have changed, those of reading them as they are now, if it may be that only a name, mode or
-    owner has changed.
-    """
+    """Return the outcomes; of local files that have changed, those of another read, if only a name, mode or owner may have changed."""
     outcomes = list(found)
     if innermost(storage).kind != "local":
         return outcomes

@@ -1,6 +1,6 @@
 """The whole history of a repository as one of Icechunk, by virtual references into its chunk files: no chunk is copied.
 
-Each snapshot is written onto its parent, by what differs between them, the oldest first, on a branch of work. What others look at comes
+Each snapshot is written onto its parent, by what differs between them, the oldest first, on a branch of work. What readers look at comes
 last: tags, branches, and behind all of them ``main``. So an export that was interrupted shows an empty ``main``, and no tag.
 
 ::
@@ -110,7 +110,7 @@ def export(
 
 
 def _summary(state: State, location: str, access: dict[str, Any]) -> IcechunkExport:
-    """Return what a history is, of which nothing has been written."""
+    """Return what is known of an export before anything is written."""
     types = [ref.type for ref in state.refs.values()]
     return IcechunkExport(
         location=location,
@@ -312,7 +312,7 @@ async def _between(before: SessionCore, after: SessionCore) -> SnapshotChanges:
 
 
 def _nodes_of(found: Diff, nodes: Mapping[str, Node]) -> tuple[set[str], set[str]]:
-    """Return the paths that are gone, and those of nodes to be written anew, but for arrays that stay."""
+    """Return the paths that are gone, and those of nodes to be written whole, which arrays that stay are not."""
     moved_from, moved_to = ({pair[number] for pair in found.moved_nodes} for number in (0, 1))
     gone = {*found.deleted_groups, *found.deleted_arrays, *moved_from}
     written = {*found.new_groups, *found.new_arrays, *found.updated_groups, *moved_to}

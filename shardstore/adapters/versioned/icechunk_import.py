@@ -1,6 +1,6 @@
-"""The whole history of a repository of Icechunk as one of ours: chunks stay where they are, as virtual references, or are copied.
+"""The whole history of a repository of Icechunk as a versioned store: chunks stay in place, as virtual references, or are copied.
 
-Snapshots keep their ids and times; what an export of ours has written becomes again what it was, by what its metadata says. Each snapshot
+Snapshots keep their ids and times; what ``icechunk_export`` has written becomes again what it was, by what its metadata says. Each snapshot
 is compared with its parent as a whole: documents, and where chunks lie, but for arrays whose manifests both share. Nodes keep their
 identity through renames.
 
@@ -137,7 +137,7 @@ def _refs_of(history: SourceHistory) -> dict[str, Ref]:
 
 @dataclass(slots=True)
 class _RefsBuilder:
-    """References to chunks of one array, as they are collected."""
+    """Collects references to chunks of one array."""
 
     coords: list[Coords] = field(default_factory=list)
     file: list[npt.NDArray[np.int32]] = field(default_factory=list)
@@ -358,7 +358,7 @@ class _Import:
         return url
 
     async def _check_folder(self, url: str) -> None:
-        """Look whether there is a chunk file where the source is said to be; of one, since all are in one folder."""
+        """Check that one chunk file is where the source is said to be: all are in one folder. Raises ``InvalidInput``."""
         self._is_folder_checked = True
         try:
             await self._opened.virtual.sizes([url])
@@ -392,8 +392,8 @@ class _ParentArray:
 
 
 def _roots(history: SourceHistory) -> set[str]:
-    """Return the first snapshot of a repository of icechunk that an export has made, and which holds nothing, if nobody needs it: it
-    stands before the first one of the export.
+    """Return the first snapshot of a repository of icechunk that an export has made, which holds nothing, unless a branch or tag names it:
+    it stands before the first one of the export.
     """
     named = {*history.branches.values(), *history.tags.values()}
     found: set[str] = set()

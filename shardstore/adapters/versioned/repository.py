@@ -93,9 +93,9 @@ class Repository:
 
         Args:
             url: where its files go: what ``shardstore.open`` takes.
-            catalog: what holds the pointer to the current state: by default an object beside the files; or
+            catalog: what holds the pointer to the current state: by default an object next to the files; or
                 ``shardstore.snapshots.SQLCatalog("postgresql+psycopg://…")``, or a ``StorageCatalog`` elsewhere.
-            name: the repository's name in the catalog; by default the last part of the URL, or ``catalog`` beside the files.
+            name: the repository's name in the catalog; by default the last part of the URL, or ``catalog`` next to the files.
             schema: ``"draft"`` refuses what the Icechunk draft's column types cannot hold; ``"auto"`` widens them.
             pack: how many chunks go into one chunk file: as ``chunks_per_shard`` of ``shardstore.open``; one tuple is for the arrays with
                 that number of dimensions, and ``None`` means one.
@@ -145,7 +145,7 @@ class Repository:
         except NotFound:
             try:
                 return cls.create(url, **options)
-            except InvalidInput:  # it may be that somebody else has made it at the same time
+            except InvalidInput:  # another process may have made it at the same time
                 return cls.open(url, **options)
 
     @classmethod
@@ -163,9 +163,9 @@ class Repository:
         """Make a repository whose first commit is a hierarchy that exists, without copying a chunk: from then on it has a history.
 
         The chunks stay where they are, as virtual references to the shards of the hierarchy, or to its chunks. An object that is replaced
-        there is a ``Conflict`` when it is read, never other bytes (on local disks, unless its size is the same and somebody has set its
-        time of modification back); so leave the hierarchy as it is, and write through the repository. By ``compact``, ``repair`` and
-        ``pack --overwrite`` it is left alone where they are given ``--pins-of``.
+        there is a ``Conflict`` when it is read, never other bytes (on local disks, unless its size is the same and its time of modification
+        was set back); so leave the hierarchy unchanged, and write through the repository. ``compact``, ``repair`` and ``pack --overwrite``
+        leave its objects alone if they are given ``--pins-of``.
 
         Args:
             source: a Zarr hierarchy, sharded or not, or a set of references by a URL that begins with ``reference::``.
@@ -174,8 +174,7 @@ class Repository:
             paths: by pattern of paths, the first that matches: ``None`` leaves an array out.
             source_options: of the source's filesystem, for now, by default ``storage_options`` if both are on one protocol; for reading
                 later, ``virtual_options`` count.
-            progress: called with what is being done, how many chunks are referred to, and how many places for chunks there are in all; or
-                ``True``: it is shown on stderr.
+            progress: called with (what, chunks that are referred to, places for chunks in all); or ``True``: it is shown on stderr.
             options: those of ``create``. The place of the source is added to ``virtual_prefixes``; who opens the repository gives it too.
 
         Raises:
@@ -208,7 +207,7 @@ class Repository:
         Snapshots keep their ids, messages, metadata and times; one that is not later than its parent gets the next millisecond. What
         ``export_icechunk`` has written becomes what it was, but for what Icechunk does not keep: key encodings of chunks, and numbers that
         became texts. A commit of it that was amended with the same metadata counts as what it was. Virtual chunks keep their targets,
-        without the checksums, which Icechunk does not tell. Of an array whose chunks are shards, the inner chunks become chunks. The
+        without the checksums, which Icechunk does not give. Of an array whose chunks are shards, the inner chunks become chunks. The
         repository is there when all of it is.
 
         Args:
@@ -217,22 +216,20 @@ class Repository:
             copy: copy the bytes of the source's chunk files. By default virtual references lead to them: then nothing of the source may be
                 collected that this repository shows.
             source_url: where the files of the source are, as ``s3://bucket/repo``, for an ``icechunk.Storage`` that is no local folder.
-            source_options: of a URL, as fsspec has them, to open the source, and for its chunk files, unless ``virtual_options`` has
-                others; by default ``storage_options`` if both are on one protocol. Who opens the repository gives them as
-                ``virtual_options``.
-            progress: called with what is being done, how much of it is done, and how much it is in all; or ``True``: it is shown on
-                stderr.
+            source_options: of a URL, as fsspec has them, to open the source, and for its chunk files, unless ``virtual_options`` says
+                otherwise; by default ``storage_options`` if both are on one protocol. Later opens take them as ``virtual_options``.
+            progress: called with (what, how much is done, how much it is in all); or ``True``: it is shown on stderr.
             options: those of ``create``. The place of the source's chunk files is added to ``virtual_prefixes``; those of its virtual
                 references are to be given. Who opens the repository gives them too.
 
         Raises:
-            InvalidInput: there is a repository already; nobody says where the source's files are; a virtual reference leads below no
+            InvalidInput: there is a repository already; it is not known where the source's files are; a virtual reference leads below no
                 authorised prefix; or a node, or a name of a branch or tag, is none that this can hold.
             NotFound: there is no repository of Icechunk at the source.
             Unsupported: icechunk is not installed, or is version 1, which does not say where chunks lie.
             Corruption: the index of a shard is damaged.
             StorageError: a request failed, or icechunk did. After all errors but the next there is no repository.
-            WriteOutcomeUnknown: an answer was lost, and nobody can tell whether the repository is there: look by ``Repository.exists``.
+            WriteOutcomeUnknown: an answer was lost, so the repository may be there or not: ask ``Repository.exists``.
         """
         from shardstore.adapters.versioned.icechunk_import import chunks_of_source, import_history  # needs what few programs do
 
@@ -242,7 +239,7 @@ class Repository:
         source_options = options_of_another(source, source_options, url, options.get("storage_options"))
         repository, place = chunks_of_source(source, source_options, source_url, copy=copy)
         options["virtual_prefixes"] = _with_place(options.get("virtual_prefixes", ()), place)
-        if place is not None and source_options:  # the same for its chunk files, unless others are given
+        if place is not None and source_options:  # the same for its chunk files, unless options for them are given
             options["virtual_options"] = {place.partition("://")[0]: source_options, **(options.get("virtual_options") or {})}
         made = cls(RepositoryOptions(url, **options))
         with reported(progress, step_of("snapshots")) as say:
@@ -282,9 +279,9 @@ class Repository:
     # -- sessions ------------------------------------------------------------------------------------------------------
 
     def writable_session(self, branch: str = FIRST_BRANCH, *, isolation: Isolation = "snapshot") -> Session:
-        """Return a session on the tip of a branch, whose changes nobody sees before they are committed.
+        """Return a session on the tip of a branch, whose changes no other session sees before they are committed.
 
-        ``isolation`` says what a later rebase compares with what others have committed: ``"snapshot"``: what this session has written;
+        ``isolation`` says what a later rebase compares with newer commits: ``"snapshot"``: what this session has written;
         ``"serializable"``: also what it has read, so that all sessions together do what they would have done one after the other; then
         ``on_chunk_conflict="theirs"`` solves nothing.
 
@@ -446,14 +443,13 @@ class Repository:
         The time counts from the collection that first found that nothing needs a file any more; while a snapshot needed it does not
         count, though an earlier collection may have found it before. So a first collection removes nothing, unless ``grace`` is zero, and
         readers of snapshots that have expired, and sessions that have not committed, are left in peace for so long.
-        Commits may go on meanwhile, whatever their clocks say. A session that was opened before files were removed, and has stored some
+        Commits may run concurrently, whatever their clocks say. A session that was opened before files were removed, and has stored some
         that are among them, cannot be committed any more, and says so. If a collection was interrupted, the next one ends it.
 
         Args:
             grace: seven days by default. Longer than the longest session, and the longest work on a snapshot that may expire.
             dry_run: only return what would be removed.
-            progress: called with what is being done, how much of it is done, and how much it is in all or ``None``; or ``True``: it
-                is shown on stderr.
+            progress: called with (what, how much is done, how much it is in all or ``None``); or ``True``: it is shown on stderr.
 
         Raises:
             InvalidInput: ``grace`` is no time, or is negative.
@@ -477,7 +473,7 @@ class Repository:
 
         Raises:
             NotFound: there is no such branch.
-            ConflictError: the branch was reset meanwhile.
+            ConflictError: the branch was reset since.
         """
         request = CommitRequest(message, merges_all=True, keeps_values=True)
         session = self.writable_session(branch)
@@ -498,15 +494,14 @@ class Repository:
     ) -> tuple[str | None, Repacked]:
         """Put the chunks together that several commits have written into one cell of an array, as a commit by differences.
 
-        Returns the id of the snapshot, ``None`` if there was nothing to do, and how many cells, chunks and bytes were written. With
-        ``dry_run`` nothing is, and they are counted only. The bytes of
-        chunks stay as they are. Virtual chunks are left where they are. Nobody's session is contradicted by it; where somebody else has
-        written a chunk meanwhile, that counts.
+        Returns the id of the snapshot, ``None`` if there was nothing to do, and how many cells, chunks and bytes were written; with
+        ``dry_run`` they are counted only. The bytes of chunks stay unchanged, and virtual chunks where they are. It contradicts no other
+        session, and a chunk that another session commits concurrently counts.
 
         Raises:
             NotFound: there is no such branch.
             Corruption: a chunk cannot be read. Nothing is changed.
-            ConflictError: an array was resized or deleted meanwhile, or the branch was reset: do it again.
+            ConflictError: an array was resized or deleted since, or the branch was reset: do it again.
         """
         request = CommitRequest(message, keeps_values=True)
         session = self.writable_session(branch)
@@ -531,21 +526,20 @@ class Repository:
         """Check that each file that a snapshot needs is there and is what it should be, and that all references lie inside of their files.
 
         Structures, manifests and attributes are read and their checksums compared; chunk files are listed. The bytes of chunks are not
-        read: ``shardstore verify URL@REF --deep`` does that for one snapshot. Nor are files of others looked at, to which virtual
-        references lead: ``shardstore verify URL@REF`` does that.
+        read: ``shardstore verify URL@REF --deep`` does that for one snapshot. Files elsewhere, to which virtual references lead, are not
+        looked at: ``shardstore verify URL@REF`` does that.
         """
         with reported(progress, step_of("files")) as say:
             return run_sync(check(self._store, say))
 
     def pins(self, store: Any, *, storage_options: Mapping[str, Any] | None = None, progress: Progress | bool | None = None) -> list[Pin]:
         """Return the objects of another store to which any snapshot refers by virtual references, for ``compact``, ``repair`` and ``pack``
-        there, which leave these as they are; where the version of an object is known, in that version.
+        there, which leave these unchanged; where the version of an object is known, in that version.
 
         Args:
             store: what ``shardstore.open`` takes, such as the hierarchy that was adopted.
             storage_options: of the store, by default the repository's own, if both are on one protocol.
-            progress: called with what is being done, how much of it is done, and how much it is in all or ``None``; or ``True``: it
-                is shown on stderr.
+            progress: called with (what, how much is done, how much it is in all or ``None``); or ``True``: it is shown on stderr.
 
         Raises:
             InvalidInput: no snapshot refers to anything in the store.
@@ -633,8 +627,7 @@ class Repository:
                 of Icechunk's own.
             target_options: of a URL, as fsspec has them: ``key``, ``secret``, ``endpoint_url``; by default the repository's
                 ``storage_options``, if both are on one protocol.
-            progress: called with what is being done, how much of it is done, and how much it is in all; or ``True``: it is shown on
-                stderr.
+            progress: called with (what, how much is done, how much it is in all); or ``True``: it is shown on stderr.
             dry_run: check what can be checked, and write nothing: the snapshots of what is returned have no ids there.
 
         Raises:

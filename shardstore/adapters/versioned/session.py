@@ -148,16 +148,16 @@ class Session:
     ) -> str:
         """Make what was changed the newest snapshot of the branch, all at once, and return its id. Then nothing more can be written.
 
-        If somebody else has committed to the branch since, that is a conflict; with ``rebase_with``, only if it contradicts what this
-        session has changed (and, with ``isolation="serializable"``, read): otherwise this session is brought onto their snapshot, and
+        If another session has committed to the branch since, that is a conflict; with ``rebase_with``, only if it contradicts what this
+        session has changed (and, with ``isolation="serializable"``, read): otherwise this session is brought onto the newest snapshot, and
         committed, ``rebase_tries`` times at most.
 
         Raises:
             InvalidInput: nothing was changed, and ``allow_empty`` is false; or with ``schema="draft"``, something does not fit the draft.
             ReadOnly: nothing can be changed.
-            ConflictError: somebody else has committed to the branch. Nothing of this is committed; the changes are still there. With
-                ``rebase_with``, the session may stand on some of what the others have committed, as after ``rebase``.
-            WriteOutcomeUnknown: the answer was lost, and nobody can tell whether it is committed. Commit again: it is committed once.
+            ConflictError: another session has committed to the branch. Nothing of this is committed; the changes are still there. With
+                ``rebase_with``, the session may stand on a newer snapshot, as after ``rebase``.
+            WriteOutcomeUnknown: the answer was lost, so it may be committed or not. Commit again: it is committed once.
         """
         core = self._core
         core.check_writable("a commit")
@@ -174,7 +174,7 @@ class Session:
         return run_sync(self._opened.store.commit(core, self._current, request))
 
     def rebase(self, solver: ConflictDetector) -> None:
-        """Bring the session onto what others have committed to the branch since, if ``solver`` solves whatever contradicts that.
+        """Bring the session onto what was committed to the branch since, if ``solver`` solves whatever contradicts that.
 
         Raises:
             ConflictError: it does. The session is as before.
@@ -278,8 +278,7 @@ class Session:
             overwrite: replace nodes at the same paths, with all that is below them.
             storage_options: of the source's filesystem, by default those of the repository if both are on one protocol. For reading later,
                 ``virtual_options`` of the repository count.
-            progress: called with what is being done, how many chunks are referred to, and how many places for chunks there are in all; or
-                ``True``: it is shown on stderr.
+            progress: called with (what, chunks that are referred to, places for chunks in all); or ``True``: it is shown on stderr.
 
         Raises:
             InvalidInput: there are nodes at the same paths, or an object is below no authorised prefix.

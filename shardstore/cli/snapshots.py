@@ -16,7 +16,7 @@ from rich.text import Text
 
 from shardstore._sync import run_sync
 from shardstore.adapters.store_paths import refuse_snapshot, snapshot_in
-from shardstore.adapters.versioned.repository import Repository, SnapshotInfo
+from shardstore.adapters.versioned.repository import Repository
 from shardstore.cli import snapshots_bridges, snapshots_upkeep
 from shardstore.cli.arguments import AsJson, StorageOptions, StoreUrl
 from shardstore.cli.output import print_json, show
@@ -26,8 +26,8 @@ from shardstore.format.snapshots.state import RefType, State
 from shardstore.model.redaction import redacted
 from shardstore.model.words import plural
 from shardstore.snapshots.diffs import Diff
+from shardstore.snapshots.lookup import FIRST_BRANCH, SnapshotInfo, snapshot_of
 from shardstore.snapshots.named import needing_pyarrow, state_at
-from shardstore.snapshots.versioned_store import FIRST_BRANCH, snapshot_of
 
 _CHUNKS_SHOWN = 8  # of each array
 

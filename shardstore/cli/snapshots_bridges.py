@@ -29,9 +29,9 @@ from shardstore.model.redaction import redacted
 from shardstore.model.words import plural
 from shardstore.progress.shown import step_bar
 from shardstore.references.places import JSON_SUFFIXES, open_set
+from shardstore.snapshots.lookup import FIRST_BRANCH
 from shardstore.snapshots.named import needing_pyarrow
 from shardstore.snapshots.reachable import Progress, step_of
-from shardstore.snapshots.versioned_store import FIRST_BRANCH
 
 
 class Form(Enum):

@@ -25,10 +25,10 @@ from shardstore.model.words import plural, size
 from shardstore.progress.shown import step_bar
 from shardstore.snapshots.collect import Expired
 from shardstore.snapshots.inspection import Checked, StoreStats
+from shardstore.snapshots.lookup import FIRST_BRANCH
 from shardstore.snapshots.named import needing_pyarrow
 from shardstore.snapshots.reachable import Progress, step_of
 from shardstore.snapshots.rewriting import Repacked
-from shardstore.snapshots.versioned_store import FIRST_BRANCH
 
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _FOLDERS = {"t/": "states", "s/": "structures", "a/": "attribute files", "m/": "manifests", "c/": "chunk files"}

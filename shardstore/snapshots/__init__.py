@@ -18,11 +18,12 @@ from shardstore.snapshots.catalog import Catalog, Pointer, PointerMoved, Storage
 from shardstore.snapshots.collect import Collected, Expired
 from shardstore.snapshots.conflicts import BasicConflictSolver, ConflictDetector, ConflictError, ConflictType, NodeConflict
 from shardstore.snapshots.diffs import Diff
+from shardstore.snapshots.lookup import SnapshotInfo
 from shardstore.snapshots.sql_catalog import SQLCatalog
 
 if TYPE_CHECKING:
     from shardstore.adapters.versioned.icechunk_export import IcechunkExport
-    from shardstore.adapters.versioned.repository import Repository, SnapshotInfo
+    from shardstore.adapters.versioned.repository import Repository
     from shardstore.adapters.versioned.session import ForkSession, Session
 
 __all__ = [
@@ -51,7 +52,6 @@ _FACES = {
     "IcechunkExport": "icechunk_export",
     "Repository": "repository",
     "Session": "session",
-    "SnapshotInfo": "repository",
 }
 
 

@@ -52,6 +52,11 @@ class ArrayChanges:
     def __bool__(self) -> bool:
         return bool(self.chunks) or self.bulk is not None
 
+    def stored_files(self) -> set[bytes]:
+        """Return the ids of the chunk files to which they refer, of those that are stored."""
+        found = {one.file for one in self.chunks.values() if one is not None and one.file is not None and one.data is None}
+        return found if self.bulk is None else found | {file for file in self.bulk.refs.files if isinstance(file, bytes)}
+
     def refs(self, ndim: int) -> ChunkRefs:
         """Return all of them as references, erased chunks included."""
         recent = refs_of_written(self.chunks, ndim)

@@ -35,8 +35,9 @@ from shardstore.format.snapshots.file_names import (
 from shardstore.format.snapshots.garbage import NO_GARBAGE, Garbage, encode_garbage
 from shardstore.format.snapshots.state import LastCollection, State
 from shardstore.snapshots.fence import garbage_list
+from shardstore.snapshots.lookup import FIRST_BRANCH
 from shardstore.snapshots.reachable import FOLDERS, FolderListing, Progress, Reachable, are_among, list_files
-from shardstore.snapshots.versioned_store import FIRST_BRANCH, CurrentState, VersionedStore
+from shardstore.snapshots.versioned_store import CurrentState, VersionedStore
 
 _REMOVED_AT_ONCE = 10_000
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from shardstore.errors import Corruption
 from shardstore.format.snapshots.file_names import ATTRIBUTES, CHUNKS, MANIFESTS, STRUCTURES, encode_ids
@@ -20,9 +19,10 @@ from shardstore.format.snapshots.state import State
 from shardstore.format.snapshots.structure import ManifestFile, ManifestPart, Structure
 from shardstore.snapshots.files import StoreFiles
 from shardstore.snapshots.levels import levels_of
+from shardstore.snapshots.lookup import FIRST_BRANCH
 from shardstore.snapshots.reachable import FOLDERS, FolderListing, Progress, Reachable, are_among, for_each, list_files
-from shardstore.snapshots.session import ndim_of
-from shardstore.snapshots.versioned_store import FIRST_BRANCH, VersionedStore
+from shardstore.snapshots.session import is_inside, ndim_of
+from shardstore.snapshots.versioned_store import VersionedStore
 
 Kind = Literal["missing", "damaged", "out of bounds"]
 
@@ -240,7 +240,7 @@ class _Checker:
                 )
                 continue
             self._found.references += len(refs)
-            if ndim and not _are_inside(refs.coords, manifest.parts[array]):
+            if ndim and not is_inside(refs.coords, manifest.parts[array]).all():
                 self._note("damaged", key, f"{key} has chunks of the array {array} outside of the box that a structure names", snapshots)
             self._check_chunk_files(key, refs, snapshots)
 
@@ -270,10 +270,3 @@ class _Checker:
                 self._note(
                     "out of bounds", file, f"{file} has {int(there.nbytes[place])} bytes, and {key} refers to {end} of them", snapshots
                 )
-
-
-def _are_inside(coords: npt.NDArray[np.uint64], part: ManifestPart) -> bool:
-    if not part.extent or not len(coords):
-        return True
-    bounds = np.array(part.extent, dtype=np.uint64)
-    return bool(((coords >= bounds[:, 0]) & (coords < bounds[:, 1])).all())

@@ -23,9 +23,10 @@ from shardstore.plan.policy import ShardingPolicy
 from shardstore.snapshots.catalog import DEFAULT_NAME, Pointer, StorageCatalog, pointer_in
 from shardstore.snapshots.conflicts import ConflictDetector
 from shardstore.snapshots.files import StoreFiles
+from shardstore.snapshots.lookup import snapshot_of, still_there
 from shardstore.snapshots.session import WHY_FLAGGED, SessionCore
 from shardstore.snapshots.session_storage import SessionStorage
-from shardstore.snapshots.versioned_store import COMMIT_TRIES, CommitRequest, CurrentState, VersionedStore, snapshot_of, still_there
+from shardstore.snapshots.versioned_store import COMMIT_TRIES, CommitRequest, CurrentState, VersionedStore
 from shardstore.snapshots.virtual_files import VirtualFiles
 from shardstore.storage.base import Found, Storage
 from shardstore.storage.opening.open import open_storage

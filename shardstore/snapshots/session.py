@@ -329,14 +329,12 @@ class SessionCore:
 
     def owner(self, key: str) -> ArrayKeys | None:
         """Return the array that a key may be a chunk of: the outermost one that it lies below."""
-        at = -1
-        while True:
-            at = key.find("/", at + 1)
-            node = self.nodes.get(key[: max(at, 0)]) if at >= 0 else None
-            if at < 0:
-                break
+        at = key.find("/")
+        while at >= 0:
+            node = self.nodes.get(key[:at])
             if node is not None and node.is_array:
                 return self.keys_of(node)
+            at = key.find("/", at + 1)
         root = self.nodes.get("")
         return self.keys_of(root) if root is not None and root.is_array else None
 
@@ -385,7 +383,7 @@ class SessionCore:
             return
         asked: list[tuple[ManifestPart, npt.NDArray[np.intp]]] = []
         for part in node.manifests:
-            inside = left[_inside(coords[left], part)]
+            inside = left[is_inside(coords[left], part)]
             if len(inside):
                 asked.append((part, inside))
         found = await asyncio.gather(*(self.files.find(part.file, node.id, coords[numbers]) for part, numbers in asked))
@@ -466,14 +464,7 @@ class SessionCore:
 
     def stored_files(self) -> set[bytes]:
         """Return the ids of the chunk files to which the session's changes refer, of those that are stored."""
-        found: set[bytes] = set()
-        for changes in self.changes.values():
-            found.update(
-                chunk.file for chunk in changes.chunks.values() if chunk is not None and chunk.file is not None and chunk.data is None
-            )
-            if changes.bulk is not None:
-                found.update(file for file in changes.bulk.refs.files if isinstance(file, bytes))
-        return found
+        return {file for changes in self.changes.values() for file in changes.stored_files()}
 
     def take_over(self, other: SessionCore) -> None:
         """Copy all changes of a fork into this session. The nodes of the fork have already been combined with those of this session."""
@@ -576,7 +567,8 @@ def _ndim(columns: NodeColumns) -> int:
     return -1 if columns.array is None else len(columns.array["shape"])
 
 
-def _inside(coords: npt.NDArray[np.uint64], part: ManifestPart) -> npt.NDArray[np.bool_]:
+def is_inside(coords: npt.NDArray[np.uint64], part: ManifestPart) -> npt.NDArray[np.bool_]:
+    """Return which of ``(n, ndim)`` chunks lie in the box of a manifest."""
     if not part.extent:
         return np.ones(len(coords), dtype=np.bool_)
     bounds = np.array(part.extent, dtype=np.uint64)

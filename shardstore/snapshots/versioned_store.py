@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,13 +16,12 @@ from shardstore.errors import (
     InvalidInput,
     NotFound,
     ShardStoreError,
-    SnapshotExpired,
     StorageError,
     WriteOutcomeUnknown,
 )
 from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_v3 import METADATA_NAME
-from shardstore.format.snapshots.file_names import ATTRIBUTES, CHUNKS, MANIFESTS, STATES, STRUCTURES, is_id, is_own_name, new_state_name
+from shardstore.format.snapshots.file_names import ATTRIBUTES, CHUNKS, MANIFESTS, STATES, STRUCTURES, is_own_name, new_state_name
 from shardstore.format.snapshots.state import MOST_PREVIOUS, Ref, Snapshot, State, check_ref_name, check_said, encode_state
 from shardstore.format.snapshots.structure import Node, encode_structure
 from shardstore.format.v2.keys import ARRAY_NAME, GROUP_NAME
@@ -32,6 +31,7 @@ from shardstore.snapshots.commit import NewFile, plan_commit, properties, store_
 from shardstore.snapshots.conflicts import ConflictDetector, ConflictError
 from shardstore.snapshots.fence import check_not_collected
 from shardstore.snapshots.files import MissingFile, StoreFiles
+from shardstore.snapshots.lookup import FIRST_BRANCH, snapshot_by_id
 from shardstore.snapshots.rebase import conflicts_with, expired, rebase
 from shardstore.snapshots.session import Attempt, SessionCore
 from shardstore.storage.base import ConditionFailed, Found, Read
@@ -43,14 +43,12 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-FIRST_BRANCH = "main"
 FIRST_MESSAGE = "Repository initialized"
 
 _HIERARCHY = (METADATA_NAME, GROUP_NAME, ARRAY_NAME)
 _ROOT: JsonObject = {"zarr_format": 3, "node_type": "group", "attributes": {}}
 _SWAPS = 1000
 _REMOVED_AT_ONCE = 10_000
-_SHOWN_REFS = 10
 
 COMMIT_TRIES = 1000
 """How often a commit that runs unattended is brought onto newer commits of other sessions."""
@@ -369,7 +367,7 @@ class VersionedStore:
         check_ref_name(name)
 
         async def change(state: State) -> State:
-            check_snapshot(state, snapshot)
+            snapshot_by_id(state, snapshot)
             if (there := state.refs.get(name)) is not None:
                 raise InvalidInput(f"there is a {there.type} {name!r} in {self.url} already")
             return state.with_refs({**state.refs, name: Ref(snapshot, type_)})
@@ -396,7 +394,7 @@ class VersionedStore:
         """
 
         async def change(state: State) -> State:
-            check_snapshot(state, snapshot)
+            snapshot_by_id(state, snapshot)
             now = state.ref(name, "branch").snapshot
             if from_ is not None and now != from_:
                 raise Conflict(f"branch {name!r} of {self.url} is at snapshot {now}, and not at {from_}: look at it again")
@@ -573,35 +571,3 @@ def _is_tip(session: SessionCore, state: State) -> bool:
     """Return whether a state has the session's branch where the session stands. A rebase may have moved the session on."""
     there = state.refs.get(session.branch or "")
     return there is not None and there.snapshot == session.snapshot.id
-
-
-def check_snapshot(state: State, snapshot: str) -> None:
-    """Raise ``NotFound`` if there is no such snapshot."""
-    if snapshot not in state.snapshots:
-        raise NotFound(f"there is no snapshot {snapshot!r}: it has expired, or is of another store")
-
-
-def still_there(state: State, snapshot: str, url: str) -> Snapshot:
-    """Return a snapshot of a store that has been open before. Raises ``SnapshotExpired`` if it is no more."""
-    if (found := state.snapshots.get(snapshot)) is None:
-        raise SnapshotExpired(f"snapshot {snapshot} of {url}, which is to be shown again, has expired: open a newer snapshot")
-    return found
-
-
-def snapshot_of(state: State, ref: str) -> Snapshot:
-    """Return the snapshot that a text means: a branch, else a tag, else a snapshot's id. Raises ``NotFound``, which lists what there is."""
-    if (known := state.refs.get(ref)) is not None:
-        return state.snapshots[known.snapshot]
-    if (found := state.snapshots.get(ref)) is not None:
-        return found
-    there = ", ".join(f"{known.type} {name!r}" for name, known in sorted(state.refs.items())[:_SHOWN_REFS])
-    gone = "; a snapshot of that id has expired, or is of another store" if is_id(ref) else ""
-    raise NotFound(f"{ref!r} is no branch, tag or snapshot: there are {there}, and {len(state.snapshots)} snapshots{gone}")
-
-
-def snapshot_at(state: State, ancestry: Iterator[Snapshot], milliseconds: int) -> Snapshot:
-    """Return the newest snapshot that is not later. Raises ``NotFound`` if all are."""
-    for snapshot in ancestry:
-        if snapshot.timestamp_ms <= milliseconds:
-            return snapshot
-    raise NotFound("no snapshot is as old as that")

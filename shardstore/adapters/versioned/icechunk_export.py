@@ -39,9 +39,10 @@ from shardstore.references.icechunk.places import OptionsOf, add_containers, cre
 from shardstore.references.icechunk.writing import SnapshotChanges, rewrite_root, storable, write_changes
 from shardstore.snapshots.diffs import Diff, diff
 from shardstore.snapshots.inspection import virtual_files
+from shardstore.snapshots.lookup import FIRST_BRANCH
 from shardstore.snapshots.reachable import Progress
 from shardstore.snapshots.session import SessionCore
-from shardstore.snapshots.versioned_store import FIRST_BRANCH, CurrentState
+from shardstore.snapshots.versioned_store import CurrentState
 from shardstore.storage.base import Storage
 from shardstore.storage.opening.address import Address
 from shardstore.storage.opening.chains import text_of

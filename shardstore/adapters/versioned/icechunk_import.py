@@ -56,10 +56,10 @@ from shardstore.references.icechunk.inner_chunks import ShownArray, inner_chunks
 from shardstore.references.icechunk.library import translated
 from shardstore.references.icechunk.origins import origin_in, without_origin
 from shardstore.references.icechunk.places import local_path
+from shardstore.snapshots.lookup import FIRST_BRANCH
 from shardstore.snapshots.new_history import NewHistory
 from shardstore.snapshots.reachable import Progress
 from shardstore.snapshots.session import SessionCore
-from shardstore.snapshots.versioned_store import FIRST_BRANCH
 from shardstore.storage.base import LeadsNowhere
 from shardstore.storage.redaction import redacted
 

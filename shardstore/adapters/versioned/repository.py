@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from shardstore._sync import run_sync
@@ -14,23 +14,20 @@ from shardstore.adapters.versioned.session import Session
 from shardstore.adapters.versioned.virtual_hierarchy import adopt_hierarchy, place_of_objects
 from shardstore.engine.options import check_flags
 from shardstore.errors import Corruption, InvalidInput, NotFound
-from shardstore.format.snapshots.state import Snapshot, State, check_said
+from shardstore.format.snapshots.state import check_said
 from shardstore.progress.shown import reported
 from shardstore.references.sets import is_set
 from shardstore.snapshots.collect import Collected, Expired, collect, expire
 from shardstore.snapshots.conflicts import BasicConflictSolver, ConflictDetector
 from shardstore.snapshots.diffs import Diff, diff
 from shardstore.snapshots.inspection import Checked, StoreStats, check, stats, virtual_files
+from shardstore.snapshots.lookup import FIRST_BRANCH, SnapshotInfo, milliseconds, named_snapshot, snapshot_by_id, snapshot_of
 from shardstore.snapshots.reachable import Progress, step_of
 from shardstore.snapshots.rewriting import Repacked, repack
 from shardstore.snapshots.versioned_store import (
     COMMIT_TRIES,
-    FIRST_BRANCH,
     CommitRequest,
     CurrentState,
-    check_snapshot,
-    snapshot_at,
-    snapshot_of,
 )
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.opening.options import options_of_another
@@ -46,29 +43,6 @@ Isolation = Literal["snapshot", "serializable"]
 
 GRACE = timedelta(days=7)
 """How long files that no snapshot needs are left, by default."""
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotInfo:
-    """One snapshot."""
-
-    id: str
-    parent_id: str | None
-    written_at: datetime
-    message: str
-    metadata: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, snapshot: Snapshot) -> SnapshotInfo:
-        said = snapshot.properties
-        metadata = said.get("metadata")
-        return cls(
-            snapshot.id,
-            snapshot.parent,
-            datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC),
-            str(said.get("message", "")),
-            metadata if isinstance(metadata, Mapping) else {},
-        )
 
 
 class Repository:
@@ -309,7 +283,7 @@ class Repository:
             NotFound: there is no such branch, tag or snapshot.
             InvalidInput: more than one is given, or ``as_of`` has no time zone.
         """
-        current, snapshot = run_sync(self._store.opened(lambda state: _named(state, branch, tag, snapshot_id, as_of)))
+        current, snapshot = run_sync(self._store.opened(lambda state: named_snapshot(state, branch, tag, snapshot_id, as_of)))
         return Session(self._opened, current, snapshot)
 
     @contextmanager
@@ -343,13 +317,11 @@ class Repository:
     def ancestry(self, branch: str | None = None, *, tag: str | None = None, snapshot_id: str | None = None) -> Iterator[SnapshotInfo]:
         """Yield a snapshot and its ancestors, the newest first. Raises ``NotFound`` if there is no such branch, tag or snapshot."""
         state = self._now().state
-        return map(SnapshotInfo.of, state.ancestry(_named(state, branch, tag, snapshot_id, None).id))
+        return map(SnapshotInfo.of, state.ancestry(named_snapshot(state, branch, tag, snapshot_id, None).id))
 
     def lookup_snapshot(self, snapshot_id: str) -> SnapshotInfo:
         """Return what is known of a snapshot. Raises ``NotFound``."""
-        state = self._now().state
-        check_snapshot(state, snapshot_id)
-        return SnapshotInfo.of(state.snapshots[snapshot_id])
+        return SnapshotInfo.of(snapshot_by_id(self._now().state, snapshot_id))
 
     def diff(self, from_ref: str, to_ref: str = FIRST_BRANCH) -> Diff:
         """Return what differs between two snapshots, each given by a branch, a tag or its id; see ``lookup``.
@@ -434,7 +406,7 @@ class Repository:
             InvalidInput: ``older_than`` has no time zone.
         """
         check_flags(delete_expired_branches=delete_expired_branches, delete_expired_tags=delete_expired_tags, dry_run=dry_run)
-        before = _milliseconds("older_than", older_than)
+        before = milliseconds("older_than", older_than)
         return run_sync(expire(self._store, before, branches=delete_expired_branches, tags=delete_expired_tags, dry_run=dry_run))
 
     def garbage_collect(self, grace: timedelta = GRACE, *, dry_run: bool = False, progress: Progress | bool | None = None) -> Collected:
@@ -654,27 +626,3 @@ def _with_place(prefixes: Sequence[str], place: str | None) -> Sequence[str]:
     """Return virtual prefixes, and a place behind them if it is not among them. Raises ``InvalidInput`` if they are none."""
     check_prefixes(prefixes)
     return prefixes if place is None or place in prefixes else [*prefixes, place]
-
-
-def _milliseconds(name: str, when: datetime) -> int:
-    """Return a time in milliseconds since the epoch. Raises ``InvalidInput`` if it has no time zone."""
-    given: object = when
-    if not isinstance(given, datetime) or given.tzinfo is None:
-        raise InvalidInput(f"{name}={when!r} is no time with a time zone: give one, such as datetime(2026, 1, 31, tzinfo=UTC)")
-    return int(when.timestamp() * 1000)
-
-
-def _named(state: State, branch: str | None, tag: str | None, snapshot_id: str | None, as_of: datetime | None) -> Snapshot:
-    """Return the snapshot that is meant."""
-    given = [one for one in (branch, tag, snapshot_id) if one is not None]
-    if len(given) > 1 or (as_of is not None and (tag is not None or snapshot_id is not None)):
-        raise InvalidInput("give one of branch, tag and snapshot_id; as_of goes with a branch")
-    if tag is not None:
-        return state.snapshots[state.ref(tag, "tag").snapshot]
-    if snapshot_id is not None:
-        check_snapshot(state, snapshot_id)
-        return state.snapshots[snapshot_id]
-    tip = state.ref(branch or FIRST_BRANCH, "branch").snapshot
-    if as_of is None:
-        return state.snapshots[tip]
-    return snapshot_at(state, state.ancestry(tip), _milliseconds("as_of", as_of))

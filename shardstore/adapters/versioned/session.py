@@ -22,12 +22,13 @@ from shardstore.progress.shown import reported
 from shardstore.snapshots.chunk_places import ArrayChanges
 from shardstore.snapshots.conflicts import BasicConflictSolver, ConflictDetector, Selection
 from shardstore.snapshots.diffs import Diff, status
+from shardstore.snapshots.lookup import still_there
 from shardstore.snapshots.reachable import Progress, step_of
 from shardstore.snapshots.read_set import ReadSet
 from shardstore.snapshots.rebase import merge
 from shardstore.snapshots.session import WHY_FLAGGED, SessionCore, ndim_of
 from shardstore.snapshots.session_storage import SessionStorage
-from shardstore.snapshots.versioned_store import CommitRequest, CurrentState, still_there
+from shardstore.snapshots.versioned_store import CommitRequest, CurrentState
 from shardstore.snapshots.virtual_files import place_of_all, virtual_refs
 
 if TYPE_CHECKING:

@@ -26,10 +26,10 @@ from shardstore.references.known import known_source
 from shardstore.references.opening import open_hierarchy, open_set_source
 from shardstore.references.sets import is_set
 from shardstore.references.stores import store_source
+from shardstore.snapshots.lookup import FIRST_BRANCH
 from shardstore.snapshots.new_history import NewHistory
 from shardstore.snapshots.reachable import Progress
 from shardstore.snapshots.session import SessionCore
-from shardstore.snapshots.versioned_store import FIRST_BRANCH
 from shardstore.snapshots.virtual_files import VirtualFiles, place_of_all
 from shardstore.storage.known_references import KnowsReferences
 from shardstore.storage.opening.location import location_of

@@ -20,7 +20,7 @@ from shardstore.engine.options import EngineOptions, check_flags
 from shardstore.errors import Corruption, InvalidInput, NotFound
 from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.maintenance.cluster import ExecutorLike
-from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY, Execution, Part
+from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY, Execution, Part, SharedStorage
 from shardstore.maintenance.pins import Pin, Pins, is_held
 from shardstore.maintenance.shard_content import Damage, StoredShard, check_layout, current, dead_nbytes, look_at
 from shardstore.maintenance.shard_work import (
@@ -33,7 +33,6 @@ from shardstore.maintenance.shard_work import (
     check_can_swap,
     shard_step,
 )
-from shardstore.maintenance.storages import SharedStorage
 from shardstore.model.showing import ShownInNotebooks
 from shardstore.plan.commits import ChunkOrder, DeleteShard, WriteShard
 from shardstore.plan.rewriting import plan_compaction

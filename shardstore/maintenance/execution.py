@@ -11,17 +11,20 @@ the tasks is done. Shares are disjoint, whatever the driver of each has seen of 
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Generic, TypeVar
 from uuid import uuid4
 
 from shardstore.errors import AccessDenied, Conflict, InvalidInput, ShardStoreError, StorageError
 from shardstore.maintenance.cluster import ClusterExecutor, ExecutorLike, ExecutorLost, executor_of
+from shardstore.storage.base import Storage
 from shardstore.storage.interrupts import leave_to_main_thread
 from shardstore.storage.room import is_full
 
@@ -34,6 +37,7 @@ _DEFAULT_WORKERS = max(4, min(32, 2 * (os.cpu_count() or 1)))
 _UNKNOWN_WORKERS = 32  # of an executor that does not give their number
 _SECONDS_UNTIL_LOOKED_AFTER = 1.0  # a cluster, of which no task has ended for so long
 _LEAST_WINDOW = 2**20
+_MOST_OPEN = 64  # storages in one process
 
 DEFAULT_MAX_MEMORY = 256 * 2**20
 
@@ -77,6 +81,33 @@ class Part:
 
 
 WHOLE = Part()
+
+
+# -- storages of tasks ---------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=_MOST_OPEN)
+def _opened(data: bytes) -> Storage:
+    storage: Storage = pickle.loads(data)
+    return storage
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_opened.cache_clear)
+
+
+@dataclass(frozen=True)
+class SharedStorage:
+    """A storage that can be pickled again and again: all copies unpickled in one process share one storage, with its threads."""
+
+    storage: Storage
+
+    def __reduce__(self) -> tuple[Callable[[bytes], SharedStorage], tuple[bytes]]:
+        return _unpickled, (pickle.dumps(self.storage),)
+
+
+def _unpickled(data: bytes) -> SharedStorage:
+    return SharedStorage(_opened(data))
 
 
 # -- being stopped -----------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from shardstore.format.store_keys import check_key, join
 from shardstore.maintenance.survey.nodes import NodeRecord, SurveyedNodes
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.containers import batched
+from shardstore.model.words import some_of
 from shardstore.storage.base import Storage
 from shardstore.storage.local.versions import may_be_same_bytes
 from shardstore.tasks import gather_all
@@ -82,10 +83,9 @@ class Pins:
                 for one in meant:
                     held[one] |= self.generations[key]
         if refused:
-            shown = ", ".join(refused[:_NAMED]) + (f" and {len(refused) - _NAMED:,} more" if len(refused) > _NAMED else "")
             raise InvalidInput(
-                f"{len(refused):,} of {len(keys):,} pins hold nothing: {shown}: no array in {engine.storage.url} has a chunk or shard of"
-                " such a key. Keys are those of stored objects, from the root of the store, such as 'ct/c/0/1'"
+                f"{len(refused):,} of {len(keys):,} pins hold nothing: {some_of(refused, _NAMED)}: no array in {engine.storage.url} has a "
+                "chunk or shard of such a key. Keys are those of stored objects, from the root of the store, such as 'ct/c/0/1'"
             )
         return Pins(dict(held))
 
@@ -210,7 +210,7 @@ async def check_none_held(storage: Storage, pins: Iterable[Pin]) -> None:
     now = await current_tokens(Engine(storage).storage, [*held.generations])
     named = [key for key, token in sorted(now.items()) if is_held(held.at(key), token)]
     if named:
-        shown = ", ".join(map(repr, named[:_NAMED])) + (f" and {len(named) - _NAMED:,} more" if len(named) > _NAMED else "")
+        shown = some_of([repr(key) for key in named], _NAMED)
         raise Conflict(
             f"{len(named):,} pinned objects are at {storage.url}, which would be replaced: {shown}. Offsets into them are held elsewhere: "
             "write elsewhere, or give up the sets that hold them. Nothing was changed"

@@ -13,10 +13,9 @@ from shardstore.engine.engine import Engine
 from shardstore.engine.metadata.hierarchy import Node
 from shardstore.errors import NotFound, Unsupported
 from shardstore.format.store_keys import check_prefix, join, metadata_path
-from shardstore.maintenance.execution import Execution, Failure
+from shardstore.maintenance.execution import Execution, Failure, SharedStorage
 from shardstore.maintenance.object_tasks import halved, in_windows, one_by_one, pages
 from shardstore.maintenance.shard_content import StoredShard
-from shardstore.maintenance.storages import SharedStorage
 from shardstore.maintenance.survey.nodes import SurveyedNodes
 from shardstore.model.capabilities import Capabilities
 from shardstore.progress.steps import Progress, Step

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -24,6 +26,11 @@ def count(number: float) -> str:
 def plural(number: int, noun: str, nouns: str | None = None) -> str:
     """Return a number with its noun: ``1 object``, ``2 objects``."""
     return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
+
+
+def some_of(names: Sequence[str], most: int = 5) -> str:
+    """Return the first names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
 def is_utf8(text: str) -> bool:

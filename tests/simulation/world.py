@@ -14,8 +14,8 @@ from unittest import mock
 
 from shardstore.engine.engine import Engine
 from shardstore.engine.options import EngineOptions
+from shardstore.maintenance.execution import _opened
 from shardstore.maintenance.packing.record import Record
-from shardstore.maintenance.storages import _opened
 from shardstore.presented.flavours import Presented, presented
 from shardstore.storage.base import Storage
 from shardstore.storage.gcs.probe import forget_facts as forget_gcs_facts

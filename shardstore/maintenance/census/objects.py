@@ -11,9 +11,8 @@ from shardstore._sync import run_sync
 from shardstore.errors import Conflict, Corruption
 from shardstore.maintenance.array_plans import ArrayPlan
 from shardstore.maintenance.census.file import DIGEST_NBYTES
-from shardstore.maintenance.execution import check_running
+from shardstore.maintenance.execution import SharedStorage, check_running
 from shardstore.maintenance.shard_content import slots_inside
-from shardstore.maintenance.storages import SharedStorage
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRange, BytesLike

@@ -13,9 +13,8 @@ from shardstore.errors import NotFound, ShardStoreError
 from shardstore.maintenance.array_plans import ArrayPlan
 from shardstore.maintenance.census.file import DIGEST_NBYTES, ArrayCensus, Census, Unread, bitmap_nbytes
 from shardstore.maintenance.census.objects import CensusTask, Counted, count_objects
-from shardstore.maintenance.execution import Execution, Failure
+from shardstore.maintenance.execution import Execution, Failure, SharedStorage
 from shardstore.maintenance.object_tasks import Ahead, by_halves
-from shardstore.maintenance.storages import SharedStorage
 from shardstore.maintenance.walk import Located, Walk, gathered
 from shardstore.model.coalescing import UPKEEP_LIMITS
 from shardstore.storage.base import in_its_place

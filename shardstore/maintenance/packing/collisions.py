@@ -15,8 +15,8 @@ from shardstore.format.draft2022.keys import data_key, unwritable_name
 from shardstore.format.metadata_v3 import METADATA_NAME, mentions_sharding
 from shardstore.format.store_keys import ancestors, check_key, join, metadata_key
 from shardstore.maintenance.packing.object_table import ObjectLayout
-from shardstore.maintenance.packing.report import some_of
 from shardstore.maintenance.packing.translation import TargetArray, TargetNodes
+from shardstore.model.words import some_of
 from shardstore.storage.local.names import is_reserved
 from shardstore.storage.requests.outcomes import PROBE_PREFIX
 

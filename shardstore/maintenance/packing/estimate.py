@@ -17,7 +17,6 @@ import numpy.typing as npt
 from shardstore.errors import NoSpace
 from shardstore.format.codecs import CRC32C_NBYTES
 from shardstore.maintenance.packing.record import Finished
-from shardstore.maintenance.packing.report import Requests
 from shardstore.maintenance.packing.units import ArrayUnits, CopyUnit, UnitName
 from shardstore.model.words import size
 from shardstore.storage.base import Storage
@@ -29,6 +28,20 @@ _KEYS_A_PAGE = 1000
 _PUT_BYTES = 64 << 20  # objects above this are uploaded in parts
 _PART_BYTES = 8 << 20
 _REQUEST_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """An estimate of the requests of a run that begins from nothing; lists are of pages of 1,000."""
+
+    lists: int
+    gets: int
+    puts: int
+
+    def price(self, per_thousand: Mapping[str, float]) -> float:
+        """Return the price at list prices for 1,000 requests, by ``"list"``, ``"get"`` and ``"put"``; a missing name costs nothing."""
+        counts = {"list": self.lists, "get": self.gets, "put": self.puts}
+        return sum(per_thousand.get(name, 0.0) * number / 1000 for name, number in counts.items())
 
 
 def estimated_objects(units: ArrayUnits) -> int:

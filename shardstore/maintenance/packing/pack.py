@@ -16,8 +16,8 @@ from shardstore.maintenance.cluster import ExecutorLike
 from shardstore.maintenance.execution import WHOLE, Execution, Part
 from shardstore.maintenance.packing.places import open_branch, open_places
 from shardstore.maintenance.packing.plan import look
-from shardstore.maintenance.packing.report import PackReport, packing_step
-from shardstore.maintenance.packing.run import carry_out, raise_if_incomplete, report
+from shardstore.maintenance.packing.report import PackReport, packing_step, raise_if_incomplete, report
+from shardstore.maintenance.packing.run import carry_out
 from shardstore.maintenance.packing.translation import Mode, TargetForm
 from shardstore.maintenance.pins import Pin, check_none_held
 from shardstore.plan.commits import ChunkOrder

@@ -14,8 +14,8 @@ from fsspec.spec import AbstractFileSystem
 from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
 from shardstore.errors import Conflict, InvalidInput
+from shardstore.maintenance.execution import SharedStorage
 from shardstore.maintenance.packing.record import INSIDE, SUFFIX, Record
-from shardstore.maintenance.storages import SharedStorage
 from shardstore.plan.policy import ShardingPolicy
 from shardstore.presented.view import View
 from shardstore.storage.base import ObjectInfo, RestrictsKeys, Storage

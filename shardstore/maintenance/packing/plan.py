@@ -22,12 +22,20 @@ from shardstore.maintenance.execution import WHOLE, Execution
 from shardstore.maintenance.packing.collisions import Names, PlannedKeys, check_for_branch
 from shardstore.maintenance.packing.documents import kept_shards
 from shardstore.maintenance.packing.listing import OtherObject, SourceNodes, list_source
-from shardstore.maintenance.packing.ome import ome_nodes, ome_notice, with_ome_05
 from shardstore.maintenance.packing.places import Places
 from shardstore.maintenance.packing.removal import check_target
-from shardstore.maintenance.packing.report import some_of
-from shardstore.maintenance.packing.translation import KeptShards, TargetForm, TargetNodes, raise_refused, translate
+from shardstore.maintenance.packing.translation import (
+    KeptShards,
+    TargetForm,
+    TargetNodes,
+    ome_nodes,
+    ome_notice,
+    raise_refused,
+    translate,
+    with_ome_05,
+)
 from shardstore.maintenance.packing.units import AnyUnit, ArrayUnits, CopyJob, CopyUnit, Unit, UnitName, copy_units, job_for
+from shardstore.model.words import some_of
 from shardstore.plan.commits import ChunkOrder
 from shardstore.progress.steps import Progress
 from shardstore.storage.local.storage import LocalStorage

@@ -37,7 +37,6 @@ from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.store_keys import ancestors, join
 from shardstore.maintenance.execution import Part
 from shardstore.maintenance.packing.made import Made
-from shardstore.maintenance.packing.report import FailedUnit
 from shardstore.maintenance.packing.units import AnyUnit, CopyUnit, UnitName
 from shardstore.maintenance.packing.writing import UnitDone
 from shardstore.model.chunks import ChunkCoords
@@ -134,6 +133,19 @@ class Announced:
 
 
 # -- the record ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FailedUnit:
+    """A unit that could not be done, and the reason. ``path`` is ``None`` for objects that belong to no array."""
+
+    path: str | None
+    name: str
+    """The key of its shard in the array, or of its first object."""
+    error: str
+
+    def __str__(self) -> str:
+        return f"unit {self.name} of {'the other objects' if self.path is None else self.path or '(root)'}"
 
 
 @dataclass(frozen=True, slots=True)

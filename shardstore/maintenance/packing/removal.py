@@ -31,11 +31,11 @@ from shardstore.format.v2.keys import document_key, is_document
 from shardstore.maintenance.packing.made import Made, MadeObject
 from shardstore.maintenance.packing.places import Places
 from shardstore.maintenance.packing.record import Recorded
-from shardstore.maintenance.packing.report import some_of
 from shardstore.maintenance.packing.translation import TargetArray
 from shardstore.maintenance.packing.units import UnitName
 from shardstore.model.containers import batched
 from shardstore.model.generation import IfGeneration
+from shardstore.model.words import some_of
 from shardstore.storage.base import ConditionFailed, ObjectInfo, Storage
 from shardstore.storage.boundaries import check_no_links, check_no_mounts
 from shardstore.storage.local.storage import LocalStorage

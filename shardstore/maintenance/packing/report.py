@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from shardstore.errors import Incomplete
+from shardstore.format.codecs import codec_configuration
+from shardstore.maintenance.packing.estimate import Requests, estimated_nbytes, estimated_objects, estimated_requests, needed, room_of
+from shardstore.maintenance.packing.plan import Plan
+from shardstore.maintenance.packing.record import FailedUnit
+from shardstore.maintenance.packing.run import Outcome
 from shardstore.maintenance.packing.translation import Mode
+from shardstore.maintenance.packing.units import ArrayUnits
 from shardstore.model.showing import ShownInNotebooks
+from shardstore.model.words import size, some_of
 from shardstore.progress.steps import Progress, Step
 
 _ACTIONS = {"listing": "listing", "checking": "checking what is done", "packing": "copying chunks", "finishing": "writing metadata"}
-
-
-def some_of(names: Sequence[str], most: int = 5) -> str:
-    """Return the first names, and how many more there are."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,33 +39,6 @@ class ArrayReport:
     outside: int
     """The number of objects outside of the array's grid, which no reader sees: they are left out."""
     note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class FailedUnit:
-    """A unit that could not be done, and the reason. ``path`` is ``None`` for objects that belong to no array."""
-
-    path: str | None
-    name: str
-    """The key of its shard in the array, or of its first object."""
-    error: str
-
-    def __str__(self) -> str:
-        return f"unit {self.name} of {'the other objects' if self.path is None else self.path or '(root)'}"
-
-
-@dataclass(frozen=True, slots=True)
-class Requests:
-    """An estimate of the requests of a run that begins from nothing; lists are of pages of 1,000."""
-
-    lists: int
-    gets: int
-    puts: int
-
-    def price(self, per_thousand: Mapping[str, float]) -> float:
-        """Return the price at list prices for 1,000 requests, by ``"list"``, ``"get"`` and ``"put"``; a missing name costs nothing."""
-        counts = {"list": self.lists, "get": self.gets, "put": self.puts}
-        return sum(per_thousand.get(name, 0.0) * number / 1000 for name, number in counts.items())
 
 
 @dataclass(frozen=True)
@@ -125,3 +101,102 @@ class PackReport(ShownInNotebooks):
 def packing_step(progress: Progress, /) -> Step:
     """Return the step that is shown."""
     return progress.step(_ACTIONS)
+
+
+# -- the report ----------------------------------------------------------------------------------------------------------
+
+
+def report(plan: Plan, outcome: Outcome | None, prices: Mapping[str, float] | None) -> PackReport:
+    """Return the report on a plan that was carried out, or, without an outcome, was only made."""
+    places, nodes, target = plan.places, plan.nodes, plan.target
+    done = Outcome(missing=plan.total_units) if outcome is None else outcome
+    arrays = [_array_report(plan, units) for units in plan.arrays]
+    passed = [ArrayReport(path, (), None, 0, 0, 0, 0, 0, 0, reason) for path, reason in target.reasons.items()]
+    others = sum(unit.source_objects for unit in plan.copies)
+    documents = plan.encoded_documents
+    requests = estimated_requests(plan.arrays, others, nodes.objects, nodes.documents, len(documents))
+    return PackReport(
+        mode=plan.wanted.mode,
+        source=places.shown_source,
+        target=places.shown_target,
+        record=places.record.shown if places.hierarchy is None else "",
+        part=str(plan.execution.part),
+        dry_run=outcome is None,
+        arrays=(*arrays, *passed),
+        groups=len(target.groups),
+        other_objects=others,
+        objects_before=nodes.objects,
+        objects_after=sum(array.objects_after for array in arrays) + others + len(documents),
+        nbytes_before=nodes.nbytes,
+        nbytes_after=sum(array.nbytes_after for array in arrays) + sum(unit.nbytes for unit in plan.copies) + sum(map(len, documents)),
+        units=plan.total_units,
+        done=done.done,
+        skipped=done.skipped,
+        written_nbytes=done.written_nbytes,
+        chunks=done.chunks,
+        chunk_nbytes=done.chunk_nbytes,
+        failed=tuple(done.failed),
+        complete=done.is_complete,
+        missing=done.missing,
+        requests=requests,
+        unversioned=plan.unversioned,
+        price=None if prices is None else requests.price(prices),
+        notes=(*plan.notes, *_notes(plan), *(_room_notes(plan) if outcome is None else ())),
+        copied=done.copied,
+    )
+
+
+def _notes(plan: Plan) -> Iterator[str]:
+    for path, reason in plan.target.reasons.items():
+        yield f"{path or '(root)'} is copied unchanged: {reason}"
+    if plan.unversioned:
+        named = some_of(["the other objects" if path is None else path or "(root)" for path in plan.unversioned])
+        yield f"the source gives no versions of what {named} are made from: every run does that again"
+    plain = [array.path or "(root)" for array in plan.target.arrays.values() if array.source.layout.index_format is None]
+    if plan.wanted.mode == "reshard" and plain:
+        yield f"not sharded, and stays so: {some_of(plain)}. To have shards of its chunks, pack it"
+
+
+def _room_notes(plan: Plan) -> Iterator[str]:
+    if (room := room_of(plan.places.stored_target)) is not None:
+        own = {unit.unit_name for unit in plan.own_units()}
+        nbytes = needed(plan.arrays, plan.copies, plan.encoded_documents, own.__contains__, {}).on(room)
+        fits = "" if nbytes <= room.nbytes else ": it does not fit"
+        yield f"about {size(nbytes)} are needed, and {size(room.nbytes)} are free in {room.path}{fits}"
+
+
+def _array_report(plan: Plan, units: ArrayUnits) -> ArrayReport:
+    array = plan.target.arrays[units.job.path]
+    index_format = array.layout.index_format
+    return ArrayReport(
+        path=array.path,
+        chunk_shape=tuple(codec_configuration(array.source.document["chunk_grid"])["chunk_shape"]),
+        chunks_per_shard=None if index_format is None else index_format.chunks_per_shard,
+        units=len(units),
+        objects_before=len(array.source.table),
+        objects_after=estimated_objects(units),
+        nbytes_before=int(array.source.table.rows()["nbytes"].sum()),
+        nbytes_after=estimated_nbytes(units),
+        outside=array.source.outside,
+    )
+
+
+def raise_if_incomplete(plan: Plan, outcome: Outcome, report: PackReport) -> None:
+    """Raise ``Incomplete`` if units failed, or the target was full; its cause is the error of the first."""
+    is_committed = plan.places.hierarchy is not None
+    stays = "Nothing was committed" if is_committed else "What was done stays"
+    again = "the same call starts from the beginning" if is_committed else "the same call goes on from there"
+    if outcome.full is not None:
+        raise Incomplete(
+            f"there is no room left: the run stopped with {report.done + report.skipped:,} of {report.units:,} units done "
+            f"({outcome.full}). {stays}: make room, and {again}",
+            report,
+        ) from outcome.full
+    if not report.failed:
+        return
+    first = report.failed[0]
+    more = f", and {len(report.failed) - 1} more" if len(report.failed) > 1 else ""
+    raise Incomplete(
+        f"{len(report.failed)} of {report.units} units could not be done: {first}: {first.error}{more}. {stays}: {again}",
+        report,
+    ) from outcome.first_error

@@ -18,23 +18,19 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from shardstore._sync import run_sync
-from shardstore.errors import Incomplete, ShardStoreError
-from shardstore.format.codecs import codec_configuration
+from shardstore.errors import ShardStoreError
 from shardstore.maintenance.cluster import ExecutorLost
 from shardstore.maintenance.execution import Failure
 from shardstore.maintenance.packing.documents import in_the_way, write_documents
 from shardstore.maintenance.packing.estimate import (
     check_room,
-    estimated_nbytes,
-    estimated_objects,
-    estimated_requests,
     needed,
     room_of,
 )
 from shardstore.maintenance.packing.finished import TargetObjects, intact_units, list_target
 from shardstore.maintenance.packing.made import NOTHING
 from shardstore.maintenance.packing.plan import Plan, check_settings, has_begun
-from shardstore.maintenance.packing.record import DOCUMENTS, Announced, Finished, Recorded
+from shardstore.maintenance.packing.record import DOCUMENTS, Announced, FailedUnit, Finished, Recorded
 from shardstore.maintenance.packing.removal import (
     Candidates,
     Obstacles,
@@ -47,10 +43,8 @@ from shardstore.maintenance.packing.removal import (
     remove,
     superseded,
 )
-from shardstore.maintenance.packing.report import ArrayReport, FailedUnit, PackReport, some_of
-from shardstore.maintenance.packing.units import AnyUnit, ArrayUnits, Unit, UnitName
+from shardstore.maintenance.packing.units import AnyUnit, Unit, UnitName
 from shardstore.maintenance.packing.writing import UnitDone, can_be_read, do_unit
-from shardstore.model.words import size
 from shardstore.progress.steps import Progress
 from shardstore.storage.base import RestrictsKeys
 from shardstore.storage.requests.outcomes import PROBE_PREFIX
@@ -334,102 +328,3 @@ class _PackingRun:
             made = (entry.made.keys() for name in plan.unit_names if (entry := recorded.units.get(name)) is not None)
             await old.clear_up(stored, {*plan.documents, *chain.from_iterable(made)})
         await record.merge({*plan.unit_names, DOCUMENTS})
-
-
-# -- the report ----------------------------------------------------------------------------------------------------------
-
-
-def report(plan: Plan, outcome: Outcome | None, prices: Mapping[str, float] | None) -> PackReport:
-    """Return the report on a plan that was carried out, or, without an outcome, was only made."""
-    places, nodes, target = plan.places, plan.nodes, plan.target
-    done = Outcome(missing=plan.total_units) if outcome is None else outcome
-    arrays = [_array_report(plan, units) for units in plan.arrays]
-    passed = [ArrayReport(path, (), None, 0, 0, 0, 0, 0, 0, reason) for path, reason in target.reasons.items()]
-    others = sum(unit.source_objects for unit in plan.copies)
-    documents = plan.encoded_documents
-    requests = estimated_requests(plan.arrays, others, nodes.objects, nodes.documents, len(documents))
-    return PackReport(
-        mode=plan.wanted.mode,
-        source=places.shown_source,
-        target=places.shown_target,
-        record=places.record.shown if places.hierarchy is None else "",
-        part=str(plan.execution.part),
-        dry_run=outcome is None,
-        arrays=(*arrays, *passed),
-        groups=len(target.groups),
-        other_objects=others,
-        objects_before=nodes.objects,
-        objects_after=sum(array.objects_after for array in arrays) + others + len(documents),
-        nbytes_before=nodes.nbytes,
-        nbytes_after=sum(array.nbytes_after for array in arrays) + sum(unit.nbytes for unit in plan.copies) + sum(map(len, documents)),
-        units=plan.total_units,
-        done=done.done,
-        skipped=done.skipped,
-        written_nbytes=done.written_nbytes,
-        chunks=done.chunks,
-        chunk_nbytes=done.chunk_nbytes,
-        failed=tuple(done.failed),
-        complete=done.is_complete,
-        missing=done.missing,
-        requests=requests,
-        unversioned=plan.unversioned,
-        price=None if prices is None else requests.price(prices),
-        notes=(*plan.notes, *_notes(plan), *(_room_notes(plan) if outcome is None else ())),
-        copied=done.copied,
-    )
-
-
-def _notes(plan: Plan) -> Iterator[str]:
-    for path, reason in plan.target.reasons.items():
-        yield f"{path or '(root)'} is copied unchanged: {reason}"
-    if plan.unversioned:
-        named = some_of(["the other objects" if path is None else path or "(root)" for path in plan.unversioned])
-        yield f"the source gives no versions of what {named} are made from: every run does that again"
-    plain = [array.path or "(root)" for array in plan.target.arrays.values() if array.source.layout.index_format is None]
-    if plan.wanted.mode == "reshard" and plain:
-        yield f"not sharded, and stays so: {some_of(plain)}. To have shards of its chunks, pack it"
-
-
-def _room_notes(plan: Plan) -> Iterator[str]:
-    if (room := room_of(plan.places.stored_target)) is not None:
-        own = {unit.unit_name for unit in plan.own_units()}
-        nbytes = needed(plan.arrays, plan.copies, plan.encoded_documents, own.__contains__, {}).on(room)
-        fits = "" if nbytes <= room.nbytes else ": it does not fit"
-        yield f"about {size(nbytes)} are needed, and {size(room.nbytes)} are free in {room.path}{fits}"
-
-
-def _array_report(plan: Plan, units: ArrayUnits) -> ArrayReport:
-    array = plan.target.arrays[units.job.path]
-    index_format = array.layout.index_format
-    return ArrayReport(
-        path=array.path,
-        chunk_shape=tuple(codec_configuration(array.source.document["chunk_grid"])["chunk_shape"]),
-        chunks_per_shard=None if index_format is None else index_format.chunks_per_shard,
-        units=len(units),
-        objects_before=len(array.source.table),
-        objects_after=estimated_objects(units),
-        nbytes_before=int(array.source.table.rows()["nbytes"].sum()),
-        nbytes_after=estimated_nbytes(units),
-        outside=array.source.outside,
-    )
-
-
-def raise_if_incomplete(plan: Plan, outcome: Outcome, report: PackReport) -> None:
-    """Raise ``Incomplete`` if units failed, or the target was full; its cause is the error of the first."""
-    is_committed = plan.places.hierarchy is not None
-    stays = "Nothing was committed" if is_committed else "What was done stays"
-    again = "the same call starts from the beginning" if is_committed else "the same call goes on from there"
-    if outcome.full is not None:
-        raise Incomplete(
-            f"there is no room left: the run stopped with {report.done + report.skipped:,} of {report.units:,} units done "
-            f"({outcome.full}). {stays}: make room, and {again}",
-            report,
-        ) from outcome.full
-    if not report.failed:
-        return
-    first = report.failed[0]
-    more = f", and {len(report.failed) - 1} more" if len(report.failed) > 1 else ""
-    raise Incomplete(
-        f"{len(report.failed)} of {report.units} units could not be done: {first}: {first.error}{more}. {stays}: {again}",
-        report,
-    ) from outcome.first_error

@@ -17,10 +17,10 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
+from shardstore.maintenance.execution import SharedStorage
 from shardstore.maintenance.packing.listing import OtherObject
 from shardstore.maintenance.packing.object_table import ObjectLayout, Rows
 from shardstore.maintenance.packing.translation import TargetArray
-from shardstore.maintenance.storages import SharedStorage
 from shardstore.plan.commits import ChunkOrder
 
 _COPIES_A_UNIT = 256

@@ -27,7 +27,7 @@ from shardstore.format.presentation import present_array
 from shardstore.format.shard_index import ShardIndex
 from shardstore.format.store_keys import metadata_key
 from shardstore.maintenance.cluster import ExecutorLike
-from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY, Execution, Part
+from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY, Execution, Part, SharedStorage
 from shardstore.maintenance.pins import Pin, Pins, is_held
 from shardstore.maintenance.repair.quarantine import Leftovers, Quarantine, clear_leftovers, open_quarantine
 from shardstore.maintenance.repair.shard import Diagnosing, Diagnosis, InnerCodecs, Remedy, wrong_entries
@@ -42,7 +42,6 @@ from shardstore.maintenance.shard_work import (
     check_can_swap,
     shard_step,
 )
-from shardstore.maintenance.storages import SharedStorage
 from shardstore.model.showing import ShownInNotebooks
 from shardstore.progress.shown import reported
 from shardstore.progress.steps import Progress, Step

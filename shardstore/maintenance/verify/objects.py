@@ -23,13 +23,20 @@ from shardstore.format.v2.keys import ARRAY_NAME
 from shardstore.maintenance.array_plans import ArrayPlan, plan_array, plan_v2_array
 from shardstore.maintenance.census.file import Unread
 from shardstore.maintenance.census.objects import NO_DIGEST, ObjectEntry, content_digest, digest_of
-from shardstore.maintenance.execution import check_running
+from shardstore.maintenance.execution import SharedStorage, check_running
 from shardstore.maintenance.object_tasks import in_windows
 from shardstore.maintenance.shard_content import dead_nbytes, entry_fault, slots_inside
-from shardstore.maintenance.storages import SharedStorage
 from shardstore.maintenance.v2_nodes import read_v2
-from shardstore.maintenance.verify.chunk_reading import ObjectChanged
-from shardstore.maintenance.verify.chunks import WINDOW_BYTES, ChunkBytes, ChunkLook, Decode, Decoder, look_at_heads, look_into
+from shardstore.maintenance.verify.chunks import (
+    WINDOW_BYTES,
+    ChunkBytes,
+    ChunkLook,
+    Decode,
+    Decoder,
+    ObjectChanged,
+    look_at_heads,
+    look_into,
+)
 from shardstore.maintenance.verify.findings import Fault, Finding
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import Generation

@@ -21,9 +21,8 @@ from shardstore.format.store_keys import ancestors
 from shardstore.maintenance.array_plans import ArrayPlan
 from shardstore.maintenance.census.file import Census, Unread
 from shardstore.maintenance.census.objects import ObjectEntry
-from shardstore.maintenance.execution import WHOLE, Execution, Failure
+from shardstore.maintenance.execution import WHOLE, Execution, Failure, SharedStorage
 from shardstore.maintenance.object_tasks import Ahead, ListedDigests, by_halves
-from shardstore.maintenance.storages import SharedStorage
 from shardstore.maintenance.verify.against import compare_with_copy
 from shardstore.maintenance.verify.census import CensusComparison
 from shardstore.maintenance.verify.chunks import WINDOW_BYTES, Decoder

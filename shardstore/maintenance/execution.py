@@ -245,46 +245,38 @@ class Execution:
             yield executor
 
 
+@dataclass(slots=True, eq=False)
 class _TasksInFlight(Generic[Task, Result]):
     """The state of one run."""
 
-    def __init__(
-        self,
-        execution: Execution,
-        executor: ExecutorLike,
-        function: Callable[[Task], Result],
-        tasks: Iterator[Task],
-        done: Callable[[Task, Result], None],
-        failed: Callable[[Failure[Task]], None],
-        halves: Callable[[Task], Sequence[Task]] | None,
-    ) -> None:
-        self._halves = halves
-        self._execution = execution
-        self._executor = executor
-        self._function = function
-        self._tasks = tasks
-        self._done = done
-        self._failed = failed
-        self._flying: dict[Future[Result], tuple[Task, int]] = {}
-        self._takes_more = True
-        self._lost: ExecutorLost | None = None
+    execution: Execution
+    executor: ExecutorLike
+    function: Callable[[Task], Result]
+    tasks: Iterator[Task]
+    done: Callable[[Task, Result], None]
+    failed: Callable[[Failure[Task]], None]
+    halves: Callable[[Task], Sequence[Task]] | None
+    flying: dict[Future[Result], tuple[Task, int]] = field(default_factory=dict)
+    """The tasks in flight, and how often each was tried before."""
+    takes_more: bool = True
+    lost: ExecutorLost | None = None
 
     def to_the_end(self) -> None:
-        most = _TASKS_A_WORKER * self._execution.worker_count
-        look_after = self._executor.look_after if isinstance(self._executor, ClusterExecutor) else None
+        most = _TASKS_A_WORKER * self.execution.worker_count
+        look_after = self.executor.look_after if isinstance(self.executor, ClusterExecutor) else None
         while True:
-            while self._takes_more and len(self._flying) < most:
+            while self.takes_more and len(self.flying) < most:
                 try:
-                    task = next(self._tasks)
+                    task = next(self.tasks)
                 except StopIteration:
-                    self._takes_more = False
+                    self.takes_more = False
                     break
                 self._submit(task, 0)
-            if not self._flying:
-                if self._lost is not None:
-                    raise self._lost
+            if not self.flying:
+                if self.lost is not None:
+                    raise self.lost
                 return
-            ended, _ = wait(self._flying, _SECONDS_UNTIL_LOOKED_AFTER if look_after else None, FIRST_COMPLETED)
+            ended, _ = wait(self.flying, _SECONDS_UNTIL_LOOKED_AFTER if look_after else None, FIRST_COMPLETED)
             if look_after and not ended:
                 look_after()
             for future in ended:
@@ -292,42 +284,42 @@ class _TasksInFlight(Generic[Task, Result]):
 
     def _submit(self, task: Task, tries: int) -> None:
         try:
-            self._flying[self._executor.submit(self._function, task)] = task, tries
+            self.flying[self.executor.submit(self.function, task)] = task, tries
         except BrokenExecutor as exc:
             self._give_back(task, exc)
 
     def _give_back(self, task: Task, exc: BrokenExecutor) -> None:
         """Report a task as failed that the executor could not do, since it can do no more work."""
         error = exc if isinstance(exc, ExecutorLost) else ExecutorLost(f"{type(exc).__name__}: {exc}")
-        self._lost = self._lost or error
-        self._takes_more = False
-        self._failed(Failure(task, error))
+        self.lost = self.lost or error
+        self.takes_more = False
+        self.failed(Failure(task, error))
 
     def _take(self, future: Future[Result]) -> None:
-        task, tries = self._flying.pop(future)
+        task, tries = self.flying.pop(future)
         error = CancelledError() if future.cancelled() else future.exception()
         if error is None:
-            self._done(task, future.result())
+            self.done(task, future.result())
         elif isinstance(error, BrokenExecutor):
             self._give_back(task, error)
         elif isinstance(error, Interrupted) or not isinstance(error, Exception):
             raise error
-        elif tries < self._execution.retries and _may_help(error):
+        elif tries < self.execution.retries and _may_help(error):
             self._submit(task, tries + 1)
-        elif isinstance(error, ShardStoreError) and self._halves is not None and len(smaller := self._halves(task)) > 1:
+        elif isinstance(error, ShardStoreError) and self.halves is not None and len(smaller := self.halves(task)) > 1:
             for part in smaller:
                 self._submit(part, tries)
         else:
-            self._failed(Failure(task, error))
+            self.failed(Failure(task, error))
 
     def give_up(self) -> None:
         """Start no further task, wait for the running ones, and still report their results."""
-        for future in self._flying:
+        for future in self.flying:
             future.cancel()
-        wait(self._flying)
-        for future, (task, _) in self._flying.items():
+        wait(self.flying)
+        for future, (task, _) in self.flying.items():
             if not future.cancelled() and future.exception() is None:
-                self._done(task, future.result())
+                self.done(task, future.result())
 
 
 def _may_help(exc: Exception) -> bool:

@@ -105,7 +105,7 @@ class Lines:
         self._unsaid = None
         done, total, which = amount_of(step)
         left = f", about {_duration((total - done) / rate[which])} left" if rate and rate[which] and total is not None else ""
-        sys.stderr.write(f"{step.action}: {_said(step, rate)}{left}\n")
+        sys.stderr.write(f"{step.action}: {line_of(parts_of(step, rate))}{left}\n")
         sys.stderr.flush()
 
 
@@ -133,10 +133,6 @@ def parts_of(step: Step, rate: tuple[float, float] | None) -> list[LinePart]:
 def line_of(parts: list[LinePart]) -> str:
     """Return the parts as one line."""
     return ", ".join(part.text for part in parts)
-
-
-def _said(step: Step, rate: tuple[float, float] | None) -> str:
-    return line_of(parts_of(step, rate))
 
 
 def _duration(seconds: float) -> str:

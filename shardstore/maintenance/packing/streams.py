@@ -175,27 +175,27 @@ class Fetching:
         return buffers
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class ChunkStream:
     """The bytes of chunks of ``storage``, window by window; iterated over on the IO loop."""
 
-    def __init__(self, storage: Storage, fetching: Fetching, budget: MemoryBudget, window_bytes: int, run: str) -> None:
-        self._storage = storage
-        self._fetching = fetching
-        self._budget = budget
-        self._window_bytes = window_bytes
-        self._run = run
+    storage: Storage
+    fetching: Fetching
+    budget: MemoryBudget
+    window_bytes: int
+    run: str
 
     async def __aiter__(self) -> AsyncIterator[tuple[ChunkWindow, list[memoryview]]]:
         """Yield each window with the bytes of its chunks; they are released when the next one is asked for."""
         waiting: deque[asyncio.Task[tuple[ChunkWindow, list[memoryview], AsyncExitStack]]] = deque()
-        cut = windows(self._fetching.chunks, self._window_bytes)
+        cut = windows(self.fetching.chunks, self.window_bytes)
         try:
             while True:
                 while len(waiting) < _WINDOWS_AT_ONCE and (window := next(cut, None)) is not None:
                     waiting.append(asyncio.create_task(self._held(window)))
                 if not waiting:
                     return
-                check_running(self._run)
+                check_running(self.run)
                 window, buffers, held = await waiting[0]
                 waiting.popleft()
                 async with held:
@@ -210,9 +210,9 @@ class ChunkStream:
 
     async def _held(self, window: ChunkWindow) -> tuple[ChunkWindow, list[memoryview], AsyncExitStack]:
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self._budget.hold(window.nbytes))
-            fetch = self._fetching.fetch(window)
-            buffers = self._fetching.buffers(fetch, await self._storage.read(fetch.reads))
+            await stack.enter_async_context(self.budget.hold(window.nbytes))
+            fetch = self.fetching.fetch(window)
+            buffers = self.fetching.buffers(fetch, await self.storage.read(fetch.reads))
             return window, buffers, stack.pop_all()
 
 

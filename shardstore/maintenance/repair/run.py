@@ -288,16 +288,9 @@ def repair(
         pins: shards that have to stay unchanged, because offsets into them are held elsewhere. They are left alone, and reported.
         older_than_hours: leftover files and unfinished uploads of writers that died are removed at this age. A writer that lives
             keeps its files, but an upload does not show whether its writer lives.
-        executor: carries out the tasks, of one shard each: a ``concurrent.futures.Executor``, or the ``distributed.Client`` of a dask
-            cluster; threads of this process by default.
-        workers: how many tasks run at once.
         part: ``"I/N"``, the share of the shards that this call is for. Leftovers belong to the first part.
-        retries: how often a task is retried after its storage failed, or its worker was lost.
-        max_memory: bytes of chunks that are held at once in each process.
-        only: keys of shards, such as those that failed in an earlier run: only these are looked at.
-        exclusive: promises that no other program writes; needed if the storage has no compare-and-swap.
+        executor, workers, retries, max_memory, only, exclusive, locks, progress: as ``compact`` has them.
         storage_options: for the filesystem, and for that of the quarantine if it is of the same protocol.
-        progress: called with a ``Progress`` now and then; or ``True``: it is shown on stderr.
         now: the time that ages of uploads are measured at; the present by default.
 
     Raises:

@@ -8,7 +8,7 @@ without checksums.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 from shardstore._sync import run_sync
@@ -97,40 +97,33 @@ def _listed(engine: Engine, path: str) -> Side:
     return Side(engine, walk, frozenset(path[len(walk.prefix) :] for path in nodes))
 
 
+@dataclass(slots=True, eq=False)
 class _Comparison:
     """The state of one comparison."""
 
-    def __init__(
-        self,
-        here: Side,
-        there: Side,
-        execution: Execution,
-        found: Callable[[Finding], None],
-        done: Callable[[int, int], None],
-        failed: Callable[[str, ShardStoreError], None],
-    ) -> None:
-        self._here = here
-        self._there = there
-        self._execution = execution
-        self._found = found
-        self._done = done
-        self._failed = failed
-        self._pairs: dict[str, tuple[ArrayPlan, ArrayPlan, tuple[int, int]]] = {}
+    here: Side
+    there: Side
+    execution: Execution
+    found: Callable[[Finding], None]
+    done: Callable[[int, int], None]
+    failed: Callable[[str, ShardStoreError], None]
+    pairs: dict[str, tuple[ArrayPlan, ArrayPlan, tuple[int, int]]] = field(default_factory=dict)
+    """The arrays that are compared, by relative path, and how many bytes at the end of their chunks are not."""
 
     def run(self) -> None:
         for finding in self._compare_nodes():
-            if self._execution.takes(finding.key):
-                self._found(finding)
-        self._execution.carry_out(compare_objects, self._tasks(), self._take, self._give_up, by_halves)
+            if self.execution.takes(finding.key):
+                self.found(finding)
+        self.execution.carry_out(compare_objects, self._tasks(), self._take, self._give_up, by_halves)
 
     def _compare_nodes(self) -> Iterator[Finding]:
         """Yield what differs in the nodes, and pair the arrays whose chunks can be compared."""
-        paths, paths_there = set(self._here.paths()), set(self._there.paths())
-        mine = run_sync(self._here.documents(sorted(paths)))
-        theirs = run_sync(self._there.documents(sorted(paths_there)))
-        plans, plans_there = self._here.plans(), self._there.plans()
+        paths, paths_there = set(self.here.paths()), set(self.there.paths())
+        mine = run_sync(self.here.documents(sorted(paths)))
+        theirs = run_sync(self.there.documents(sorted(paths_there)))
+        plans, plans_there = self.here.plans(), self.there.plans()
         for relative in sorted(paths | paths_there):
-            path = self._here.below(relative)
+            path = self.here.below(relative)
             one, other = mine.get(relative), theirs.get(relative)
             if relative not in paths:
                 yield Finding("missing", path, metadata_key(path), "the other copy has such a node")
@@ -142,37 +135,37 @@ class _Comparison:
                 continue
             if relative in plans and relative in plans_there:
                 if plans[relative].chunk_shape == plans_there[relative].chunk_shape:  # or else that has been said
-                    self._pairs[relative] = plans[relative], plans_there[relative], _cut(one, other)
+                    self.pairs[relative] = plans[relative], plans_there[relative], _cut(one, other)
             elif is_array(one) and is_array(other):
                 what = "the metadata of one of the copies does not say where its chunks are: they are not compared"
                 yield Finding("not-checked", path, metadata_key(path), what)
 
     def _tasks(self) -> Iterator[CompareTask]:
-        window = min(WINDOW_BYTES, self._execution.window_bytes)
-        for of_copy, side in ((False, self._here), (True, self._there)):
+        window = min(WINDOW_BYTES, self.execution.window_bytes)
+        for of_copy, side in ((False, self.here), (True, self.there)):
             objects = (located for located in Walk(side.engine, side.walk.path).located() if self._is_mine(side, located))
             for plan, some in gathered(objects, reads_all=lambda plan, of_copy=of_copy: not of_copy):  # type: ignore[misc]  # mypy cannot infer a default
-                here, there, cut = self._pairs[side.relative(plan.path)]
+                here, there, cut = self.pairs[side.relative(plan.path)]
                 coords = tuple(located.coords for located in some)
-                places = SharedStorage(self._here.engine.storage), SharedStorage(self._there.engine.storage)
-                yield CompareTask(self._execution.run, places[0], here, places[1], there, coords, of_copy, cut, window)
+                places = SharedStorage(self.here.engine.storage), SharedStorage(self.there.engine.storage)
+                yield CompareTask(self.execution.run, places[0], here, places[1], there, coords, of_copy, cut, window)
 
     def _is_mine(self, side: Side, located: Located) -> bool:
-        if located.plan is None or side.relative(located.plan.path) not in self._pairs or not located.plan.holds(located.coords):
+        if located.plan is None or side.relative(located.plan.path) not in self.pairs or not located.plan.holds(located.coords):
             return False
-        return self._execution.takes(located.info.key, located.plan.path, located.plan.number(located.coords))
+        return self.execution.takes(located.info.key, located.plan.path, located.plan.number(located.coords))
 
     def _take(self, task: CompareTask, compared: Compared) -> None:
         for finding in compared.findings:
-            self._found(finding)
-        self._done(0 if task.of_copy else len(task.objects), compared.nbytes_read)
+            self.found(finding)
+        self.done(0 if task.of_copy else len(task.objects), compared.nbytes_read)
 
     def _give_up(self, failure: Failure[CompareTask]) -> None:
         if not isinstance(failure.error, ShardStoreError):
             raise failure.error
         plan = failure.task.plan_there if failure.task.of_copy else failure.task.plan
         for coords in failure.task.objects:
-            self._failed(plan.key(coords), failure.error)
+            self.failed(plan.key(coords), failure.error)
 
 
 # -- tasks -------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import zarr
 
 import shardstore
 from shardstore.errors import Conflict, Corruption
-from shardstore.maintenance.packing.made import Made
+from shardstore.maintenance.packing.object_table import Made
 from shardstore.maintenance.packing.record import Announced
 from tests.packing.sources import read_by_zarr, stored
 

@@ -16,8 +16,7 @@ from shardstore.format.presentation import present_array
 from shardstore.format.store_keys import metadata_key, metadata_path
 from shardstore.maintenance.packing.collisions import PlannedKeys
 from shardstore.maintenance.packing.listing import SourceArray
-from shardstore.maintenance.packing.made import Made
-from shardstore.maintenance.packing.object_table import version_digest
+from shardstore.maintenance.packing.object_table import Made, version_digest
 from shardstore.maintenance.packing.record import Recorded
 from shardstore.maintenance.packing.removal import Candidates, removable
 from shardstore.maintenance.packing.translation import KeptShards, TargetNodes

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore.maintenance.object_tasks import pages
-from shardstore.maintenance.packing.made import Made, digest_of_contents
-from shardstore.maintenance.packing.object_table import version_digest
+from shardstore.maintenance.packing.object_table import Made, digest_of_contents, version_digest
 from shardstore.maintenance.packing.record import Finished, Recorded
 from shardstore.maintenance.packing.units import AnyUnit, UnitName
 from shardstore.storage.base import Storage

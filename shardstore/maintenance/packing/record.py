@@ -36,7 +36,7 @@ from shardstore.errors import Conflict, Corruption
 from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.store_keys import ancestors, join
 from shardstore.maintenance.execution import Part
-from shardstore.maintenance.packing.made import Made
+from shardstore.maintenance.packing.object_table import Made
 from shardstore.maintenance.packing.units import AnyUnit, CopyUnit, UnitName
 from shardstore.maintenance.packing.writing import UnitDone
 from shardstore.model.chunks import ChunkCoords

@@ -28,7 +28,7 @@ from shardstore.errors import Conflict
 from shardstore.format.draft2022.keys import canonical_key
 from shardstore.format.store_keys import ancestors, metadata_path
 from shardstore.format.v2.keys import document_key, is_document
-from shardstore.maintenance.packing.made import Made, MadeObject
+from shardstore.maintenance.packing.object_table import Made, MadeObject
 from shardstore.maintenance.packing.places import Places
 from shardstore.maintenance.packing.record import Recorded
 from shardstore.maintenance.packing.translation import TargetArray

@@ -22,8 +22,7 @@ from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.format.store_keys import join
 from shardstore.maintenance.execution import check_running
 from shardstore.maintenance.packing.listing import OtherObject
-from shardstore.maintenance.packing.made import NOTHING, Made, digest_of_contents
-from shardstore.maintenance.packing.object_table import Rows, version_digest
+from shardstore.maintenance.packing.object_table import NOTHING, Made, Rows, digest_of_contents, version_digest
 from shardstore.maintenance.packing.streams import Chunks, ChunkStream, ChunkWindow, Fetching, SourceObject, checked, stream_here
 from shardstore.maintenance.packing.units import AnyUnit, ArrayJob, CopyJob, CopyUnit, Unit
 from shardstore.model.chunks import ShardGrid

@@ -6,15 +6,17 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from shardstore._sync import run_sync
+from shardstore.errors import ShardStoreError
+from shardstore.maintenance.execution import Execution, Failure
 from shardstore.storage.base import ObjectInfo, Storage
 from shardstore.storage.inferred_versions import is_unversioned
 
 T = TypeVar("T")
-OfObjects = TypeVar("OfObjects", bound=Any)
-"""The class of a task: a dataclass with ``objects``, a tuple."""
+Task = TypeVar("Task", bound="ObjectTask")
+Result = TypeVar("Result")
 
 _KEYS_A_PAGE = 1000
 
@@ -62,9 +64,42 @@ def halved(items: Sequence[T]) -> list[Sequence[T]]:
     return [items[:middle], items[middle:]] if middle else [items]
 
 
-def by_halves(task: OfObjects) -> list[OfObjects]:
+class ObjectTask(Protocol):
+    """A task that works on some objects of one array: a dataclass that can be cut."""
+
+    @property
+    def objects(self) -> tuple[Any, ...]: ...
+
+    def keys(self) -> Sequence[str]: ...
+
+
+def work_on_objects(
+    execution: Execution,
+    function: Callable[[Task], Result],
+    tasks: Iterable[Task],
+    done: Callable[[Task, Result, int | None], None],
+    failed: Callable[[str, ShardStoreError], None],
+) -> None:
+    """Do tasks of some objects each; one that fails is done again in halves, so that only the objects are given up that fail.
+
+    ``done`` takes a task, its result, and the number of objects of all tasks, ``None`` until all are known; ``failed`` takes the keys of
+    objects that were given up.
+    """
+    ahead = Ahead(tasks, lambda task: len(task.objects))
+
+    def give_up(failure: Failure[Task]) -> None:
+        if not isinstance(failure.error, ShardStoreError):
+            raise failure.error  # a mistake of ours, or of the executor's
+        for key in failure.task.keys():  # noqa: SIM118  # no mapping
+            failed(key, failure.error)
+
+    execution.carry_out(function, ahead, lambda task, result: done(task, result, ahead.total), give_up, _by_halves)
+
+
+def _by_halves(task: Task) -> list[Task]:
     """Return two tasks, each with half of the objects; the task itself if it cannot be cut."""
-    return [replace(task, objects=tuple(some)) for some in halved(task.objects)]
+    cut: Any = task
+    return [replace(cut, objects=tuple(some)) for some in halved(task.objects)]
 
 
 class Ahead(Generic[T]):

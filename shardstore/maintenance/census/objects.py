@@ -43,6 +43,9 @@ class CensusTask:
     of_contents: bool
     window_bytes: int
 
+    def keys(self) -> list[str]:
+        return [self.plan.key(coords) for coords, _ in self.objects]
+
 
 @dataclass(frozen=True, slots=True)
 class Counted:
@@ -74,7 +77,7 @@ def _count_shards(task: CensusTask) -> Counted:
     assert layout is not None
     entries: list[tuple[ChunkCoords, ObjectEntry]] = []
     damaged: list[str] = []
-    keys = [task.plan.key(coords) for coords, _ in task.objects]
+    keys = task.keys()
     outcomes = run_sync(task.place.storage.read([Read(key, (layout.index_format.request(),)) for key in keys]))
     for (coords, _), key, outcome in zip(task.objects, keys, outcomes, strict=True):
         for _ in range(_TRIES):

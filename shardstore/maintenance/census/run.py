@@ -9,12 +9,12 @@ import numpy as np
 
 from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
-from shardstore.errors import NotFound, ShardStoreError
+from shardstore.errors import NotFound
 from shardstore.maintenance.array_plans import ArrayPlan
 from shardstore.maintenance.census.file import DIGEST_NBYTES, ArrayCensus, Census, Unread, bitmap_nbytes
 from shardstore.maintenance.census.objects import CensusTask, Counted, count_objects
-from shardstore.maintenance.execution import Execution, Failure, SharedStorage
-from shardstore.maintenance.object_tasks import Ahead, by_halves
+from shardstore.maintenance.execution import Execution, SharedStorage
+from shardstore.maintenance.object_tasks import work_on_objects
 from shardstore.maintenance.walk import Located, Walk, gathered
 from shardstore.model.coalescing import UPKEEP_LIMITS
 from shardstore.storage.base import in_its_place
@@ -89,8 +89,7 @@ class _Taking:
         self._listed = self._done = self._nbytes = 0
 
     def run(self) -> Census:
-        self._ahead = Ahead(self._tasks(), lambda task: len(task.objects))
-        self._execution.carry_out(count_objects, self._ahead, self._take, self._give_up, by_halves)
+        work_on_objects(self._execution, count_objects, self._tasks(), self._take, lambda *failed: self._failed.append(Unread(*failed)))
         absent = (Unread(key, NotFound(f"there is no object {key!r} of an array")) for key in self._execution.unmet())
         self._failed += absent
         obstacles = run_sync(self._walk.obstacles())
@@ -112,7 +111,7 @@ class _Taking:
             objects = tuple((located.coords, located.info.nbytes) for located in some)
             yield CensusTask(self._execution.run, self._place, plan, objects, self._of_contents, window)
 
-    def _take(self, task: CensusTask, counted: Counted) -> None:
+    def _take(self, task: CensusTask, counted: Counted, total: int | None) -> None:
         rows = self._rows.setdefault(task.plan.path, _Rows())
         for coords, entry in counted.entries:
             rows.coords.append(coords)
@@ -123,9 +122,4 @@ class _Taking:
         self._done += len(task.objects)
         self._nbytes += sum(entry.nbytes for _, entry in counted.entries)
         if self._progress is not None:
-            self._progress(self._done, self._nbytes, self._ahead.total)
-
-    def _give_up(self, failure: Failure[CensusTask]) -> None:
-        if not isinstance(failure.error, ShardStoreError):
-            raise failure.error  # a mistake of ours, or of the executor's
-        self._failed += [Unread(failure.task.plan.key(coords), failure.error) for coords, _ in failure.task.objects]
+            self._progress(self._done, self._nbytes, total)

@@ -24,8 +24,8 @@ from shardstore.format.v2.groups import group_from_v2
 from shardstore.format.v2.kept import hide_kept
 from shardstore.format.v2.keys import ARRAY_NAME, ATTRIBUTES_NAME, GROUP_NAME
 from shardstore.maintenance.array_plans import ArrayPlan
-from shardstore.maintenance.execution import Execution, Failure, SharedStorage, check_running
-from shardstore.maintenance.object_tasks import by_halves, in_windows
+from shardstore.maintenance.execution import Execution, SharedStorage, check_running
+from shardstore.maintenance.object_tasks import in_windows, work_on_objects
 from shardstore.maintenance.v2_nodes import read_v2
 from shardstore.maintenance.verify.chunks import WINDOW_BYTES, ObjectChanged, StoredChunk, object_of, read_chunks, stored_chunks
 from shardstore.maintenance.verify.findings import Fault, Finding
@@ -54,6 +54,10 @@ class CompareTask:
     """Bytes at the end of each chunk that are not compared, here and there."""
     window_bytes: int
     """Bytes of chunks of both copies at once in memory; at least one chunk of each."""
+
+    def keys(self) -> list[str]:
+        plan = self.plan_there if self.of_copy else self.plan
+        return [plan.key(coords) for coords in self.objects]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +118,7 @@ class _Comparison:
         for finding in self._compare_nodes():
             if self.execution.takes(finding.key):
                 self.found(finding)
-        self.execution.carry_out(compare_objects, self._tasks(), self._take, self._give_up, by_halves)
+        work_on_objects(self.execution, compare_objects, self._tasks(), self._take, self.failed)
 
     def _compare_nodes(self) -> Iterator[Finding]:
         """Yield what differs in the nodes, and pair the arrays whose chunks can be compared."""
@@ -155,17 +159,10 @@ class _Comparison:
             return False
         return self.execution.takes(located.info.key, located.plan.path, located.plan.number(located.coords))
 
-    def _take(self, task: CompareTask, compared: Compared) -> None:
+    def _take(self, task: CompareTask, compared: Compared, total: int | None) -> None:
         for finding in compared.findings:
             self.found(finding)
         self.done(0 if task.of_copy else len(task.objects), compared.nbytes_read)
-
-    def _give_up(self, failure: Failure[CompareTask]) -> None:
-        if not isinstance(failure.error, ShardStoreError):
-            raise failure.error
-        plan = failure.task.plan_there if failure.task.of_copy else failure.task.plan
-        for coords in failure.task.objects:
-            self.failed(plan.key(coords), failure.error)
 
 
 # -- tasks -------------------------------------------------------------------------------------------------------------

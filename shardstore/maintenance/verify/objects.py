@@ -70,6 +70,9 @@ class VerifyTask:
     """True if the digests of the census are of whole objects."""
     window_bytes: int = WINDOW_BYTES
 
+    def keys(self) -> list[str]:
+        return [self.plan.key(listed.coords) for listed in self.objects]
+
 
 @dataclass(frozen=True, slots=True)
 class Verified:

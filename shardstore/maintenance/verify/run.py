@@ -21,8 +21,8 @@ from shardstore.format.store_keys import ancestors
 from shardstore.maintenance.array_plans import ArrayPlan
 from shardstore.maintenance.census.file import Census, Unread
 from shardstore.maintenance.census.objects import ObjectEntry
-from shardstore.maintenance.execution import WHOLE, Execution, Failure, SharedStorage
-from shardstore.maintenance.object_tasks import Ahead, ListedDigests, by_halves
+from shardstore.maintenance.execution import WHOLE, Execution, SharedStorage
+from shardstore.maintenance.object_tasks import ListedDigests, work_on_objects
 from shardstore.maintenance.verify.against import compare_with_copy
 from shardstore.maintenance.verify.census import CensusComparison
 from shardstore.maintenance.verify.chunks import WINDOW_BYTES, Decoder
@@ -203,8 +203,7 @@ class _Verification:
 
     def run(self) -> VerifyReport:
         left = run_sync(self._leftovers())
-        self._ahead = Ahead(self._tasks(), lambda task: len(task.objects))
-        self._execution.carry_out(verify_objects, self._ahead, self._take, self._give_up, by_halves)
+        work_on_objects(self._execution, verify_objects, self._tasks(), self._take, self._note_failed)
         self._walk.nodes.check_any(self._walk.path, self._objects, self._shown)
         for finding in run_sync(self._documents.findings(self._walk.nodes, self._walk.path)):
             if self._execution.takes(finding.key):
@@ -262,7 +261,7 @@ class _Verification:
                 self._counts["stray"] += 1
         return False
 
-    def _take(self, task: VerifyTask, verified: Verified) -> None:
+    def _take(self, task: VerifyTask, verified: Verified, total: int | None) -> None:
         sums = self._sums.setdefault(task.plan.path, _Sums())
         sums.objects += verified.objects
         sums.chunks += verified.chunks
@@ -276,12 +275,10 @@ class _Verification:
         self._note_unread(verified.unread)
         self._done_objects += len(task.objects)
         if self._progress is not None:
-            self._progress(self._done_objects, self._nbytes_read, self._ahead.total)
+            self._progress(self._done_objects, self._nbytes_read, total)
 
-    def _give_up(self, failure: Failure[VerifyTask]) -> None:
-        if not isinstance(failure.error, ShardStoreError):
-            raise failure.error  # a mistake of ours, or of the executor's
-        self._note_unread(Unread(failure.task.plan.key(o.coords), failure.error) for o in failure.task.objects)
+    def _note_failed(self, key: str, error: ShardStoreError) -> None:
+        self._note_unread((Unread(key, error),))
 
     def _note_unread(self, unread: Iterable[Unread]) -> None:
         for one in unread:
@@ -308,10 +305,7 @@ class _Verification:
             if self._progress is not None:
                 self._progress(self._done_objects, self._nbytes_read, None)  # of both copies
 
-        def failed(key: str, error: ShardStoreError) -> None:
-            self._note_unread((Unread(key, error),))
-
-        compare_with_copy(self._engine, self._walk.path, copy.engine, copy.path, self._execution, self._add, done, failed)
+        compare_with_copy(self._engine, self._walk.path, copy.engine, copy.path, self._execution, self._add, done, self._note_failed)
 
     async def _check_files(self) -> None:
         """Look at the files of a snapshot, of which no key is an object of its own."""

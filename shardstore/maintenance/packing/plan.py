@@ -34,7 +34,7 @@ from shardstore.maintenance.packing.translation import (
     translate,
     with_ome_05,
 )
-from shardstore.maintenance.packing.units import AnyUnit, ArrayUnits, CopyJob, CopyUnit, Unit, UnitName, copy_units, job_for
+from shardstore.maintenance.packing.units import AnyUnit, ArrayJob, ArrayUnits, CopyUnit, Job, Unit, UnitName, copy_units
 from shardstore.model.words import some_of
 from shardstore.plan.commits import ChunkOrder
 from shardstore.progress.steps import Progress
@@ -161,8 +161,8 @@ def look(
             f"there is no Zarr node at {places.shown_source}"
             + (", of those that include and exclude let through" if found.nodes.arrays or found.nodes.groups else "")
         )
-    run, source, at = execution.run, places.source, places.target
-    jobs = [job_for(a, run=run, source=source, target=at, order=order, max_memory=max_memory) for a in target.arrays.values()]
+    job = Job(execution.run, places.source, places.target, max_memory)
+    jobs = [ArrayJob.of(array, job, order) for array in target.arrays.values()]
     plan = Plan(
         places,
         wanted,
@@ -170,8 +170,8 @@ def look(
         order,
         found.nodes,
         target,
-        arrays=tuple(ArrayUnits(job, found.nodes.arrays[job.path].table.rows()) for job in jobs),
-        copies=tuple(copy_units(CopyJob(run, source, at, max_memory), others)),
+        arrays=tuple(ArrayUnits(one, found.nodes.arrays[one.path].table.rows()) for one in jobs),
+        copies=tuple(copy_units(job, others)),
         notes=(*found.notes, *ome_notes),
     )
     if execution.part != WHOLE and plan.unversioned:

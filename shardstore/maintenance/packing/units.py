@@ -33,19 +33,41 @@ UnitName = tuple[str | None, str]
 
 
 @dataclass(frozen=True)
-class ArrayJob:
-    """The common facts of one array's units; they travel with each unit, so they include no attributes."""
+class Job:
+    """The common facts of all units of a run."""
 
     run: str
     source: SharedStorage
     target: SharedStorage
+    max_memory: int
+
+
+@dataclass(frozen=True)
+class ArrayJob(Job):
+    """The common facts of one array's units; they travel with each unit, so they include no attributes."""
+
     path: str
     source_layout: ObjectLayout
     target_layout: ObjectLayout
     adds_checksums: bool
     order: ChunkOrder
     encoded_chunk_nbytes: int | None
-    max_memory: int
+
+    @classmethod
+    def of(cls, array: TargetArray, job: Job, order: ChunkOrder) -> ArrayJob:
+        """Return the job of one array of the target."""
+        return cls(
+            job.run,
+            job.source,
+            job.target,
+            job.max_memory,
+            array.path,
+            array.source.layout,
+            array.layout,
+            array.adds_checksums,
+            order,
+            array.source.encoded_chunk_nbytes,
+        )
 
     @cached_property
     def unit_chunks(self) -> tuple[int, ...]:
@@ -213,39 +235,14 @@ def _by_unit(job: ArrayJob, rows: Rows) -> tuple[Rows, npt.NDArray[np.int64]]:
     return rows[order], np.asarray(of_unit[order], dtype=np.int64)
 
 
-def job_for(array: TargetArray, *, run: str, source: SharedStorage, target: SharedStorage, order: ChunkOrder, max_memory: int) -> ArrayJob:
-    return ArrayJob(
-        run=run,
-        source=source,
-        target=target,
-        path=array.path,
-        source_layout=array.source.layout,
-        target_layout=array.layout,
-        adds_checksums=array.adds_checksums,
-        order=order,
-        encoded_chunk_nbytes=array.source.encoded_chunk_nbytes,
-        max_memory=max_memory,
-    )
-
-
 # -- objects that are copied unchanged -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class CopyJob:
-    """The common facts of the units that copy objects unchanged."""
-
-    run: str
-    source: SharedStorage
-    target: SharedStorage
-    max_memory: int
 
 
 @dataclass(frozen=True)
 class CopyUnit:
     """A unit that copies some of these objects, in the order of their keys."""
 
-    job: CopyJob
+    job: Job
     number: int
     objects: tuple[OtherObject, ...]
 
@@ -286,7 +283,7 @@ class CopyUnit:
 AnyUnit = Unit | CopyUnit
 
 
-def copy_units(job: CopyJob, objects: Sequence[OtherObject]) -> Iterator[CopyUnit]:
+def copy_units(job: Job, objects: Sequence[OtherObject]) -> Iterator[CopyUnit]:
     """Yield the units of ``objects``, in the order of their keys. Keys alone decide where most units begin, so one object more changes no
     other unit than its own.
     """

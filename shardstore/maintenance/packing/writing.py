@@ -24,7 +24,7 @@ from shardstore.maintenance.execution import check_running
 from shardstore.maintenance.packing.listing import OtherObject
 from shardstore.maintenance.packing.object_table import NOTHING, Made, Rows, digest_of_contents, version_digest
 from shardstore.maintenance.packing.streams import Chunks, ChunkStream, ChunkWindow, Fetching, SourceObject, checked, stream_here
-from shardstore.maintenance.packing.units import AnyUnit, ArrayJob, CopyJob, CopyUnit, Unit
+from shardstore.maintenance.packing.units import AnyUnit, ArrayJob, CopyUnit, Job, Unit
 from shardstore.model.chunks import ShardGrid
 from shardstore.model.containers import batched
 from shardstore.model.generation import UNCONDITIONAL, Generation
@@ -466,7 +466,7 @@ async def _copy_objects(unit: CopyUnit) -> UnitDone:
     return UnitDone(unit.fingerprint, made, 0, unit.nbytes)
 
 
-def _stream_whole(job: CopyJob, found: OtherObject) -> ChunkStream:
+def _stream_whole(job: Job, found: OtherObject) -> ChunkStream:
     """Return the bytes of a whole object."""
     start = np.zeros(1, dtype=np.int64)
     whole = Chunks([SourceObject(found.key, found.nbytes, found.version)], start, start, np.array([found.nbytes]))

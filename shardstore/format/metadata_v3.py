@@ -54,7 +54,7 @@ class ArrayLayout:
         """The size of every encoded chunk, where the codecs give all of them the same."""
         return self.index_format.chunk_nbytes
 
-    def of_any_chunks(self) -> ArrayLayout:
+    def for_any_chunks(self) -> ArrayLayout:
         """Return the same layout for chunks whose codecs may differ from those of the document."""
         return replace(self, index_format=replace(self.index_format, chunk_nbytes=None))
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from shardstore.format.references.documents import DocumentFlavour, NodeDocuments
+from shardstore.errors import Corruption
+from shardstore.format.json_text import JsonObject, loads_object
+from shardstore.format.references.documents import DocumentFlavour, NodeDocuments, node_documents
 from shardstore.format.references.parquet import ReferenceRows
 from shardstore.format.references.pins import PinnedObject, object_url
 from shardstore.format.snapshots.manifest import VirtualCheck
-from shardstore.storage.base import Storage
+from shardstore.model.containers import batched
+from shardstore.storage.base import Found, Storage, document_read, unless_failed
+
+_DOCUMENTS_AT_ONCE = 256
 
 
 class ReferredObject(NamedTuple):
@@ -46,29 +52,23 @@ class Shards(NamedTuple):
     """Returns the URL of a shard from its coordinates as text."""
 
 
-class ReferencedArray(Protocol):
-    """An array of a source."""
+class ReferencedArray(ABC):
+    """An array of a source; ``chunk_grid`` is the number of chunks along each dimension."""
 
-    path: str
+    flavour: DocumentFlavour | None = None
+    """The flavour of its documents, if it has one of its own."""
 
-    @property
-    def node(self) -> NodeDocuments: ...
-
-    @property
-    def flavour(self) -> DocumentFlavour | None:
-        """The flavour of its documents, if it has one of its own."""
-        ...
-
-    @property
-    def chunk_grid(self) -> tuple[int, ...]:
-        """The number of chunks along each dimension."""
-        ...
+    def __init__(self, path: str, node: NodeDocuments, chunk_grid: tuple[int, ...]) -> None:
+        self.path = path
+        self.node = node
+        self.chunk_grid = chunk_grid
 
     @property
     def shards(self) -> Shards | None:
         """Its shards, if its objects are shards whose chunks are no shards themselves."""
-        ...
+        return None
 
+    @abstractmethod
     def batches(self, start: int, stop: int) -> Iterator[ReferenceBatch]:
         """Yield references that include all those of chunks ``start`` (inclusive) to ``stop`` (exclusive), in a fixed order.
 
@@ -76,13 +76,12 @@ class ReferencedArray(Protocol):
             Corruption: a shard is damaged.
             StorageError: a request failed.
         """
-        ...
 
     def window(self, start: int, most: int) -> range:
         """Return the next chunks to look at, from ``start`` on: those before it do not exist. They are at most ``most``, and end where
         another range can begin without reading anything twice, if that is possible; none if no more chunks exist.
         """
-        ...
+        return range(start, min(prod(self.chunk_grid), start + most))
 
 
 @dataclass(slots=True)
@@ -133,6 +132,27 @@ class ReferenceSource:
         """Return the URL of the object at a key of the store."""
         stored = self.stored_key(key)
         return f"{object_url(self.base_url, stored)}{self.suffix_of(stored, token)}"
+
+
+async def read_nodes(storage: Storage, keys: Sequence[str]) -> dict[str, NodeDocuments]:
+    """Return the nodes that the documents at these keys describe, by path.
+
+    Raises:
+        Corruption: one of them cannot be read.
+        StorageError: a request failed.
+    """
+    found: dict[str, dict[str, JsonObject]] = {}
+    for some in batched(keys, _DOCUMENTS_AT_ONCE):
+        for key, outcome in zip(some, await storage.read([document_read(key) for key in some]), strict=True):
+            outcome = unless_failed(outcome)
+            path, _, name = key.rpartition("/")
+            if not isinstance(outcome, Found):
+                continue
+            try:
+                found.setdefault(path, {})[name] = loads_object(outcome.buffers[0])
+            except Corruption as exc:
+                raise Corruption(f"{key!r} in {storage.url} cannot be read: {exc}") from exc
+    return {path: node for path, by_name in found.items() if (node := node_documents(by_name)) is not None}
 
 
 def size_of(array: ReferencedArray) -> int:

@@ -17,9 +17,9 @@ import numpy as np
 from shardstore.engine.options import check_flags
 from shardstore.errors import InvalidInput
 from shardstore.format.json_text import JsonObject, same_text
-from shardstore.format.references.documents import DocumentFlavour, NodeDocuments
+from shardstore.format.references.documents import NodeDocuments
 from shardstore.format.v2.arrays import ARRAY_DIMENSIONS
-from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, size_of, strides
+from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, strides
 from shardstore.references.choices import Choices, Flavour
 from shardstore.references.comparing import Comparison, ComparisonBounds
 from shardstore.references.places import JSON_SUFFIXES, check_apart, open_set, options_for
@@ -30,23 +30,15 @@ from shardstore.references.storing import Form, JSONForm, ParquetForm, Progress,
 _WHO_DOES_IT = "combining by the values of coordinates takes decoding: VirtualiZarr and kerchunk do it"
 
 
-class JoinedArray:
+class JoinedArray(ReferencedArray):
     """Arrays one behind the other along an axis."""
 
-    shards = None
-
     def __init__(self, parts: Sequence[ReferencedArray], axis: int, node: NodeDocuments) -> None:
-        self.path = parts[0].path
-        self.node = node
-        self.flavour: DocumentFlavour | None = None
         self._parts = parts
         self._axis = axis
         self._begins = np.cumsum([0, *(part.chunk_grid[axis] for part in parts)]).tolist()
         grid = parts[0].chunk_grid
-        self.chunk_grid = (*grid[:axis], self._begins[-1], *grid[axis + 1 :])
-
-    def window(self, start: int, most: int) -> range:
-        return range(start, min(size_of(self), start + most))
+        super().__init__(parts[0].path, node, (*grid[:axis], self._begins[-1], *grid[axis + 1 :]))
 
     def batches(self, start: int, stop: int) -> Iterator[ReferenceBatch]:
         inner = prod(self.chunk_grid[self._axis :])

@@ -16,10 +16,10 @@ import numpy.typing as npt
 from shardstore._sync import run_sync
 from shardstore.errors import NotFound
 from shardstore.format.metadata_v3 import is_array, parse_plain
-from shardstore.format.references.documents import DocumentFlavour, NodeDocuments
+from shardstore.format.references.documents import NodeDocuments
 from shardstore.format.references.parquet import MISSING, MOST_CHUNKS, ReferenceRows
 from shardstore.format.references.pins import object_url
-from shardstore.references.batches import ReferenceBatch, ReferenceSource, strides
+from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, strides
 from shardstore.references.sets import PinsByUrl
 from shardstore.storage.known_references import KnownReferences, KnowsReferences
 
@@ -29,18 +29,13 @@ _ONE_VERSION = (
 )
 
 
-class KnownArray:
+class KnownArray(ReferencedArray):
     """An array of a snapshot."""
-
-    shards = None
 
     def __init__(
         self, storage: KnowsReferences, base: str, path: str, node: NodeDocuments, grid: tuple[int, ...], pins: PinsByUrl | None
     ) -> None:
-        self.path = path
-        self.node = node
-        self.flavour: DocumentFlavour | None = None
-        self.chunk_grid = grid
+        super().__init__(path, node, grid)
         self._storage = storage
         self._place = path
         """The path in the snapshot, which stays when the array gets another one."""

@@ -16,18 +16,15 @@ import numpy.typing as npt
 from shardstore._sync import run_sync
 from shardstore.errors import InvalidInput, NotFound, ShardStoreError
 from shardstore.format.chunk_keys import ChunkKeyEncoding
-from shardstore.format.json_text import JsonObject, loads_object
-from shardstore.format.metadata_v3 import METADATA_NAME, is_array, parse_plain
-from shardstore.format.references.documents import DocumentFlavour, NodeDocuments
+from shardstore.format.metadata_v3 import parse_plain
+from shardstore.format.references.documents import NodeDocuments
 from shardstore.format.references.parquet import MISSING, MOST_CHUNKS, ReferenceRows
 from shardstore.format.references.pins import PinnedObject, PinSection
 from shardstore.format.store_keys import join
-from shardstore.format.v2.keys import ARRAY_NAME, ATTRIBUTES_NAME, GROUP_NAME
 from shardstore.maintenance.array_plans import plan_v2_array
-from shardstore.model.containers import batched
-from shardstore.references.batches import ReferenceBatch, ReferenceSource
+from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, read_nodes
 from shardstore.references.places import SetPlace
-from shardstore.storage.base import Found, Storage, document_read, unless_failed
+from shardstore.storage.base import Storage
 from shardstore.storage.opening.address import Address
 from shardstore.storage.opening.chains import is_known, text_of
 from shardstore.storage.opening.open import open_storage
@@ -39,7 +36,6 @@ from shardstore.storage.wrappers import innermost
 
 _CHUNKS_AT_ONCE = 20_000
 _MOST_ASKED_FOR = 4_000_000  # chunks of a range; of more, the keys that exist are listed first
-_DOCUMENTS_AT_ONCE = 256
 
 
 class PinsByUrl(dict[str, PinnedObject]):
@@ -63,10 +59,8 @@ class PinsByUrl(dict[str, PinnedObject]):
             )
 
 
-class SetArray:
+class SetArray(ReferencedArray):
     """An array of a set."""
-
-    shards = None
 
     def __init__(
         self,
@@ -77,10 +71,7 @@ class SetArray:
         grid: tuple[int, ...],
         pins: PinsByUrl,
     ) -> None:
-        self.path = path
-        self.node = node
-        self.flavour: DocumentFlavour | None = None
-        self.chunk_grid = grid
+        super().__init__(path, node, grid)
         self.references = references
         """The set."""
         self._place = path
@@ -97,15 +88,14 @@ class SetArray:
         return self._keys(np.array([chunk], dtype=np.int64))[0]
 
     def window(self, start: int, most: int) -> range:
-        size = prod(self.chunk_grid)
-        if size > _MOST_ASKED_FOR:
-            at = int(np.searchsorted(self._existing, start))
-            if at == len(self._existing):
-                return range(0)
-            start = int(self._existing[at])
-            last = int(np.searchsorted(self._existing, start + most)) - 1
-            return range(start, int(self._existing[last]) + 1)
-        return range(start, min(size, start + most))
+        if prod(self.chunk_grid) <= _MOST_ASKED_FOR:
+            return super().window(start, most)
+        at = int(np.searchsorted(self._existing, start))
+        if at == len(self._existing):
+            return range(0)
+        start = int(self._existing[at])
+        last = int(np.searchsorted(self._existing, start + most)) - 1
+        return range(start, int(self._existing[last]) + 1)
 
     def batches(self, start: int, stop: int) -> Iterator[ReferenceBatch]:
         if stop - start <= _MOST_ASKED_FOR:
@@ -222,7 +212,7 @@ def set_source(references: ReferenceStorage, choose: Callable[[str], bool], pins
     """
     known = PinsByUrl() if pins is None else pins
     source = ReferenceSource(references.url, {}, [], pins=known)
-    nodes = run_sync(_nodes(references))
+    nodes = run_sync(read_nodes(references, run_sync(references.document_keys())))
     if not nodes:
         raise NotFound(f"there is no Zarr hierarchy in {references.url}")
 
@@ -248,23 +238,3 @@ def _grid_of(path: str, node: NodeDocuments) -> tuple[ChunkKeyEncoding, tuple[in
         return plain.key_encoding, tuple(-(-n // c) for n, c in zip(plain.shape, plain.chunk_shape, strict=True))
     plan = None if node.v2 is None else plan_v2_array(path, node.v2)
     return None if plan is None else (plan.key_encoding, plan.chunk_grid)
-
-
-async def _nodes(references: ReferenceStorage) -> dict[str, NodeDocuments]:
-    found: dict[str, dict[str, JsonObject]] = {}
-    keys = await references.document_keys()
-    for some in batched(keys, _DOCUMENTS_AT_ONCE):
-        for key, outcome in zip(some, await references.read([document_read(key) for key in some]), strict=True):
-            outcome = unless_failed(outcome)
-            path, _, name = key.rpartition("/")
-            if isinstance(outcome, Found):
-                found.setdefault(path, {})[name] = loads_object(outcome.buffers[0])
-    nodes: dict[str, NodeDocuments] = {}
-    for path, by_name in found.items():
-        v3 = by_name.get(METADATA_NAME)
-        v2 = by_name.get(ARRAY_NAME) or by_name.get(GROUP_NAME)
-        if v3 is not None:
-            nodes[path] = NodeDocuments(v3, is_array=is_array(v3))
-        elif v2 is not None:
-            nodes[path] = NodeDocuments(None, v2, by_name.get(ATTRIBUTES_NAME), is_array=ARRAY_NAME in by_name)
-    return nodes

@@ -21,7 +21,7 @@ from shardstore.engine.engine import Engine
 from shardstore.engine.metadata.hierarchy import Node
 from shardstore.errors import Conflict, Corruption, NotFound
 from shardstore.format.draft2022.keys import array_document_key, data_key
-from shardstore.format.json_text import JsonObject, loads_object
+from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_v3 import METADATA_NAME, is_array, parse_layout
 from shardstore.format.presentation import levels_of
 from shardstore.format.references.documents import DocumentFlavour, NodeDocuments
@@ -29,14 +29,14 @@ from shardstore.format.references.parquet import MISSING, MOST_CHUNKS, Reference
 from shardstore.format.references.pins import PinnedObject
 from shardstore.format.shard_index import IndexFormat
 from shardstore.format.store_keys import join
-from shardstore.format.v2.keys import ARRAY_NAME, ATTRIBUTES_NAME, GROUP_NAME, document_key
+from shardstore.format.v2.keys import document_key
 from shardstore.maintenance.array_plans import ArrayPlan, plan_v2_array
 from shardstore.maintenance.walk import Walk
 from shardstore.model.coalescing import UPKEEP_LIMITS, coalesce_all
 from shardstore.model.containers import batched
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange
-from shardstore.references.batches import ReferenceBatch, ReferenceSource, ReferredObject, Shards, strides
+from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, ReferredObject, Shards, read_nodes, strides
 from shardstore.storage.base import Found, Read, ReadOutcome, Storage, document_read, read_one, unless_failed
 from shardstore.storage.local.versions import is_unsettled
 from shardstore.stored.detect import is_draft
@@ -97,22 +97,20 @@ class ShardIndices:
 # -- arrays ------------------------------------------------------------------------------------------------------------
 
 
-class StoredArray:
+class StoredArray(ReferencedArray):
     """An array whose objects lie in a store."""
 
     def __init__(self, store: StoreReader, found: _Objects, stored: JsonObject | None, node: NodeDocuments, choice: ArrayChoice) -> None:
         plan = found.plan
-        self.path = plan.path
-        self.node = node
-        self.flavour = choice.flavour
-        self._store = store
-        self._choice = choice
         levels = [] if stored is None or choice.whole_shards else levels_of(stored)[:-1]
         layouts = [layout for level in levels if not isinstance(layout := parse_layout(level), str)]
         self._formats = [layout.index_format for layout in layouts]
         """Of the index of a stored object, then of those of the shards inside."""
         self._per_object = tuple(map(prod, zip(*(f.chunks_per_shard for f in self._formats), strict=True))) or (1,) * len(plan.shape)
-        self.chunk_grid = layouts[-1].chunk_grid_shape if layouts else plan.object_grid
+        super().__init__(plan.path, node, layouts[-1].chunk_grid_shape if layouts else plan.object_grid)
+        self.flavour = choice.flavour
+        self._store = store
+        self._choice = choice
         self._strides = strides(self.chunk_grid)
         inside = [i for i, coords in enumerate(found.coords) if plan.holds(coords)]
         order = np.argsort(self._numbers([found.coords[i] for i in inside]), kind="stable").tolist()
@@ -449,7 +447,7 @@ def store_source(
     reader = StoreReader(engine.storage, source, on_error=on_error, pinned=pinned, reuse=reuse)
     found = _hierarchy(engine)
     nodes = {path: NodeDocuments(levels_of(document)[-1], is_array=is_array(document)) for path, document in found.documents.items()}
-    v2_nodes = run_sync(_v2_nodes(engine.storage, found.v2_keys))
+    v2_nodes = run_sync(read_nodes(engine.storage, [key for key in found.v2_keys if document_key(key) is not None]))
     nodes |= {path: node for path, node in v2_nodes.items() if path not in nodes}  # where there are documents of both, that of v3 counts
     if not nodes:
         raise NotFound(f"there is no Zarr hierarchy at {storage.url}: check the address")
@@ -532,24 +530,3 @@ async def _scalar_places(storage: Storage, paths: Sequence[str]) -> dict[str, st
 async def _is_draft(engine: Engine) -> bool:
     await engine.storage.read([document_read(METADATA_NAME)])  # which finds out
     return is_draft(engine.storage)
-
-
-async def _v2_nodes(storage: Storage, keys: Sequence[str]) -> dict[str, NodeDocuments]:
-    """Return the nodes that the documents of Zarr v2 describe, by path. Raises ``Corruption`` if one cannot be read."""
-    found: dict[str, dict[str, JsonObject]] = {}
-    for some in batched(keys, _SHARDS_AT_ONCE):
-        for key, outcome in zip(some, await storage.read([document_read(key) for key in some]), strict=True):
-            named = document_key(key)
-            outcome = unless_failed(outcome)
-            if named is None or not isinstance(outcome, Found):
-                continue
-            try:
-                found.setdefault(named.path, {})[named.name] = loads_object(outcome.buffers[0])
-            except Corruption as exc:
-                raise Corruption(f"{key!r} in {storage.url} cannot be read: {exc}") from exc
-    nodes: dict[str, NodeDocuments] = {}
-    for path, by_name in found.items():
-        main = by_name.get(ARRAY_NAME) or by_name.get(GROUP_NAME)
-        if main is not None:
-            nodes[path] = NodeDocuments(None, main, by_name.get(ATTRIBUTES_NAME), is_array=ARRAY_NAME in by_name)
-    return nodes

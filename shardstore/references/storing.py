@@ -19,11 +19,10 @@ from shardstore.model.ranges import EVERYTHING, ByteRange
 from shardstore.progress.shown import reported
 from shardstore.references.batches import ReferenceSource
 from shardstore.references.choices import Choices, Described, Flavour, described
-from shardstore.references.fill_chunks import fill_chunk
 from shardstore.references.places import SetPlace, begins_like_set, read_object, write_bytes, write_file
 from shardstore.references.report import SYNCHRONOUS, Format, Opening, ReferenceProgress, ReferenceReport, Tally, how_to_open
 from shardstore.references.writing_json import DigestedFile, compressed, write_lines
-from shardstore.references.writing_parquet import RecordWriter, check_root
+from shardstore.references.writing_parquet import RecordWriter, check_root, fill_chunk
 from shardstore.storage.base import ConditionFailed, Found, Read, ToldByRanges, unless_failed
 from shardstore.storage.wrappers import innermost
 

@@ -7,15 +7,19 @@ the same to readers.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
 
 from shardstore._sync import run_sync
-from shardstore.errors import InvalidInput
+from shardstore.errors import InvalidInput, Unsupported
+from shardstore.extras import how_to_install
+from shardstore.format.json_text import JsonObject, NumberText
 from shardstore.format.references.parquet import MISSING, ReferenceRows, encode_rows, record_name
 from shardstore.format.store_keys import join
 from shardstore.references.batches import ReferenceBatch, ReferencedArray, size_of
@@ -207,3 +211,43 @@ def check_root(array: ReferencedArray, root_as: str | None) -> str:
             "the array at the root cannot be read from Parquet, neither by fsspec nor by GDAL: root_as='data' (--root-as data) names it"
         )
     return root_as
+
+
+def fill_chunk(path: str, zarray: JsonObject) -> bytes:
+    """Return one chunk of a Zarr v2 array, encoded by its own filters and compressor; zeros where the array has no fill value.
+
+    Raises:
+        Unsupported: the fill value or a codec is not known, or numcodecs is not installed.
+    """
+    try:
+        dtype = np.dtype(zarray["dtype"])
+        chunk: Any = np.empty(zarray["chunks"], dtype)
+        chunk[...] = _fill_value(zarray.get("fill_value"), dtype)
+        steps = [*(zarray.get("filters") or ()), *([zarray["compressor"]] if zarray.get("compressor") else ())]
+        if not steps:
+            return bytes(chunk.tobytes())
+        import numcodecs
+
+        for configuration in steps:
+            chunk = numcodecs.get_codec(dict(configuration)).encode(chunk)
+        return bytes(memoryview(chunk).cast("B")) if not isinstance(chunk, np.ndarray) else chunk.tobytes()
+    except ModuleNotFoundError as exc:
+        raise Unsupported(f"missing='fill' needs numcodecs to encode a chunk of array {path!r}: {how_to_install('zarr')}") from exc
+    except (TypeError, ValueError, KeyError) as exc:
+        raise Unsupported(
+            f"missing='fill' cannot make a chunk of array {path!r} from its fill value: {exc}; missing='null' leaves it out"
+        ) from exc
+
+
+def _fill_value(value: Any, dtype: np.dtype[Any]) -> Any:
+    if isinstance(value, NumberText):
+        value = float(value.text)
+    if value is None:
+        return np.zeros((), dtype)
+    if isinstance(value, str) and dtype.kind in "SV":
+        return np.frombuffer(base64.standard_b64decode(value), dtype)[0]
+    if isinstance(value, str) and dtype.kind not in "fUO":
+        raise ValueError(f"fill value {value!r}")
+    if isinstance(value, list):  # of complex numbers
+        return complex(*(float(part) for part in value))
+    return np.array(value, dtype)

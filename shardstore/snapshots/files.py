@@ -183,7 +183,7 @@ class StoreFiles:
             known = [await self._all(file, {array: ndim})]
         else:
             groups = await self._groups(file)
-            known = await self.decoded(file, groups.of_array(array), {array: ndim})
+            known = await self.decoded(file, groups.numbers_for(array), {array: ndim})
         return in_a_row([one[array].refs for one in known if array in one], ndim)
 
     async def chunk_ids_of(self, file: ManifestFile) -> list[bytes]:

@@ -20,7 +20,7 @@ from shardstore.errors import InvalidInput, NotFound, ReadOnly
 from shardstore.format.chunk_keys import ChunkKeyEncoding, parse_chunk_key_encoding
 from shardstore.format.json_text import JsonObject, dumps, loads_object
 from shardstore.format.metadata_v3 import mentions_sharding
-from shardstore.format.snapshots.manifest import GONE, ChunkRefs, check_texts, merged, subset, without_gone
+from shardstore.format.snapshots.manifest import GONE, ChunkRefs, check_settable, merged, subset, without_gone
 from shardstore.format.snapshots.node_columns import NodeColumns, to_columns, to_document
 from shardstore.format.snapshots.state import Snapshot
 from shardstore.format.snapshots.structure import ManifestPart, Node, Structure
@@ -429,7 +429,7 @@ class SessionCore:
     def set_refs(self, node: Node, refs: ChunkRefs) -> None:
         """Let chunks be where these references say. Raises ``InvalidInput`` if they cannot be stored."""
         self.check_writable(f"setting references of {node.path!r}")
-        check_texts(refs)
+        check_settable(refs)
         self._find(node)
         self._put_refs(node, refs)
 

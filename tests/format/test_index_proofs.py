@@ -13,10 +13,10 @@ from shardstore.format.repair.index_proofs import (
     continues,
     corrected,
     erases_only,
+    have_unique_length,
     is_sound,
     last_chunk_end,
     names_missing_bytes,
-    of_their_own_length,
     only,
     without_checksum,
 )
@@ -159,7 +159,7 @@ def test_what_only_erases_takes_no_entry_from_elsewhere() -> None:
 
 
 def own(index_format: IndexFormat, *entries: tuple[int, int]) -> list[bool]:
-    return [bool(is_own) for is_own in of_their_own_length(index_format, index_of(*entries))]
+    return [bool(is_own) for is_own in have_unique_length(index_format, index_of(*entries))]
 
 
 def test_chunks_of_their_own_length_in_a_shard_without_gaps() -> None:

@@ -83,7 +83,7 @@ def test_chunks_are_found_or_are_not_there(array: int, data: st.DataObject) -> N
 def test_pieces_in_a_row_are_the_whole() -> None:
     groups = opened()
     for array, refs in ARRAYS.items():
-        numbers = groups.of_array(array)
+        numbers = groups.numbers_for(array)
         pieces = [groups.decode_group(number, DATA[groups.ranges[number].start : groups.ranges[number].end], NDIMS) for number in numbers]
         whole = in_a_row([piece[array] for piece in pieces if array in piece], NDIMS[array])
         for name in ("coords", "offset", "nbytes"):

@@ -16,7 +16,7 @@ from shardstore.errors import InvalidInput
 from shardstore.format.json_text import dumps, is_encodable, loads_object, same_text
 from shardstore.format.snapshots.attributes import decode_attributes, encode_attributes
 from shardstore.format.snapshots.changes import NodeChanges, parse_changes
-from shardstore.format.snapshots.manifest import GONE, INLINE, ChunkRefs, VirtualCheck, check_texts, decode_table, encode_manifest
+from shardstore.format.snapshots.manifest import GONE, INLINE, ChunkRefs, VirtualCheck, check_settable, decode_table, encode_manifest
 from shardstore.format.snapshots.node_columns import NodeColumns, to_columns, to_document
 from shardstore.format.snapshots.state import Ref, Snapshot, State, check_said, decode_state, encode_state
 from shardstore.format.snapshots.structure import AttributesPlace, ManifestFile, ManifestPart, Node, decode_structure, encode_structure
@@ -379,4 +379,13 @@ def test_references_out_of_order_are_refused(coords: list[int]) -> None:
 def test_references_are_refused_when_they_are_set() -> None:
     for found in (refs_at(0, f"file:///{HALF}"), refs_at(0, "file:///a", checks={0: VirtualCheck(HALF, None)})):
         with pytest.raises(InvalidInput, match="chunks cannot be referred to"):
-            check_texts(found)
+            check_settable(found)
+
+
+@pytest.mark.parametrize(("offset", "nbytes"), [(2**63, 1), (2**63 - 1, 1), (0, 2**63), (2**64 - 1, 2**64 - 1)])
+def test_references_beyond_every_object_are_refused_when_they_are_set(offset: int, nbytes: int) -> None:
+    at = np.zeros((1, 1), dtype=np.uint64), np.zeros(1, dtype=np.int32)
+    found = ChunkRefs(*at, np.array([offset], dtype=np.uint64), np.array([nbytes], dtype=np.uint64), ["file:///a"])
+    with pytest.raises(InvalidInput, match="no object has so many bytes"):
+        check_settable(found)
+    check_settable(replace(found, offset=np.array([2**63 - 2], dtype=np.uint64), nbytes=np.ones(1, dtype=np.uint64)))

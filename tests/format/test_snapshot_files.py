@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardstore.errors import Corruption, InvalidInput, NotFound
-from shardstore.format.snapshots.chunk_coords import decode_coords, encode_coords, encode_one, width_for
-from shardstore.format.snapshots.file_names import decode_id, encode_id, generation_of_state, new_state_name
+from shardstore.format.snapshots.chunk_coords import decode_coords, encode_coords, width_for
+from shardstore.format.snapshots.file_names import encode_id, encode_ids, generation_of_state, is_id, new_state_name
 from shardstore.format.snapshots.manifest import (
     GONE,
     INLINE,
@@ -47,23 +47,26 @@ DRAFT = Path(__file__).parents[1] / "fixtures" / "icechunk_draft"
 # -- names and coordinates ---------------------------------------------------------------------------------------------
 
 
-@given(st.binary(min_size=12, max_size=12))
-def test_ids_are_named_as_released_icechunk_names_its_files(data: bytes) -> None:
+@given(st.lists(st.binary(min_size=12, max_size=12), min_size=1, max_size=3))
+def test_ids_are_named_as_released_icechunk_names_its_files(ids: list[bytes]) -> None:
     """D28"""
-    name = encode_id(data)
-    assert re.fullmatch("[0-9A-HJKMNP-TV-Z]{19}[0G]", name)
-    assert decode_id(name) == data
+    names = [encode_id(data) for data in ids]
+    assert [name.decode() for name in encode_ids(ids).tolist()] == names
+    for data, name in zip(ids, names, strict=True):
+        assert re.fullmatch("[0-9A-HJKMNP-TV-Z]{19}[0G]", name)
+        assert is_id(name)
+        number = sum("0123456789ABCDEFGHJKMNPQRSTVWXYZ".index(digit) << 5 * place for place, digit in enumerate(reversed(name)))
+        assert (number >> 4).to_bytes(12) == data
 
 
 @pytest.mark.parametrize("name", ["1CZ33ZREE1WVR4D62DV0", "GEP1MZD507PA97F64K40", "X640V190QJCA2M9G9X70"])
 def test_names_of_released_icechunk_are_understood(name: str) -> None:
-    assert encode_id(decode_id(name)) == name
+    assert is_id(name)
 
 
 @pytest.mark.parametrize("name", ["", "1CZ33ZREE1WVR4D62DV", "1CZ33ZREE1WVR4D62DV1", "1CZ33ZREE1WVR4D62DVU", "1cz33zree1wvr4d62dv0"])
 def test_other_names_are_refused(name: str) -> None:
-    with pytest.raises(Corruption, match="is no name of a file"):
-        decode_id(name)
+    assert not is_id(name)
 
 
 def test_state_files_are_named_by_their_generation() -> None:
@@ -81,7 +84,6 @@ def test_coordinates_are_those_of_the_draft() -> None:
     known = json.loads((DRAFT / "coords.json").read_text())
     for text, wanted in known["big_endian_uint16_hex"].items():
         coords = json.loads(text)
-        assert encode_one(coords, 2).hex() == wanted
         assert encode_coords(np.array([coords], dtype=np.uint64).reshape(1, -1), 2).tobytes().hex() == wanted
         assert decode_coords(bytes.fromhex(wanted), 1, len(coords)).tolist() == [coords]
     for coords in known["not_representable"]:

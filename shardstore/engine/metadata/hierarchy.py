@@ -358,7 +358,7 @@ class Hierarchy:
             return Node(path, "other", generation, now, reason=f"its metadata has no {', '.join(missing)}", damage="json"), document
         if isinstance(layout, ArrayLayout):
             if path in restored_arrays(self._storage):
-                layout = layout.of_any_chunks()
+                layout = layout.for_any_chunks()
             return Node(path, "sharded", generation, now, layout=layout), document
         plain = parse_plain(document)
         return Node(path, "array", generation, now, plain=plain if isinstance(plain, PlainArray) else None, reason=layout), document

@@ -20,7 +20,7 @@ from typing import Literal
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.format.chunk_keys import ChunkKeyEncoding, parse_chunk_key_encoding
 from shardstore.format.json_text import JsonObject
-from shardstore.format.metadata_v3 import METADATA_NAME, item_nbytes
+from shardstore.format.metadata_v3 import METADATA_NAME, is_array, item_nbytes
 from shardstore.format.v2.arrays import ARRAY_DIMENSIONS, array_from_v2, array_to_v2
 from shardstore.format.v2.groups import group_from_v2, group_to_v2
 from shardstore.format.v2.kept import hide_kept
@@ -78,6 +78,14 @@ class NodeDocuments:
                 raise Unsupported(str(exc)) from exc
         # Consolidated metadata may name arrays that the set leaves out.
         return {name: value for name, value in document.items() if name != "consolidated_metadata"}
+
+
+def node_documents(by_name: Mapping[str, JsonObject]) -> NodeDocuments | None:
+    """Return the documents of a node from those at its path by name, ``None`` if there is none. That of v3 counts."""
+    if (v3 := by_name.get(METADATA_NAME)) is not None:
+        return NodeDocuments(v3, is_array=is_array(v3))
+    v2 = by_name.get(ARRAY_NAME) or by_name.get(GROUP_NAME)
+    return None if v2 is None else NodeDocuments(None, v2, by_name.get(ATTRIBUTES_NAME), is_array=ARRAY_NAME in by_name)
 
 
 def documents(node: NodeDocuments, flavour: DocumentFlavour) -> dict[str, JsonObject]:

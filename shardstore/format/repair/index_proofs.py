@@ -14,7 +14,17 @@ A proved index does not prove that chunks lie where it says: bytes in front of t
 - ``names_missing_bytes``: the object has not all bytes that the index names.
 - ``last_chunk_end``: where the last chunk ends. That is where the bytes of chunks end, in all shards that hold no dead bytes there.
 - ``erases_only``: the index may be that of a commit that only erased chunks, and so left no bytes behind the index before it.
-- ``of_their_own_length``: chunks that nothing else in the shard can be taken for, where their own checksum is right.
+- ``have_unique_length``: chunks that nothing else in the shard can be taken for, where their own checksum is right.
+
+``last_index`` finds an index that is not at the end of its object: behind it lie the bytes of an unfinished append, or anything else.
+
+::
+
+    | chunks ... | index | crc32c |  chunks that were being appended, the beginning of their index ...
+                 ^ found by its checksum, with every entry before it
+
+A window of random bytes passes for an index of ``n`` entries with a probability of about 2**-32 for the checksum, and 2**-64 at most
+for each entry that fits the bytes before it.
 """
 
 from __future__ import annotations
@@ -25,12 +35,15 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
+from shardstore.errors import Corruption
 from shardstore.format.codecs import CRC32C_NBYTES, crc32c
-from shardstore.format.repair.crc_algebra import single_corrections
+from shardstore.format.repair.crc_algebra import single_corrections, window_checksums
 from shardstore.format.shard_index import EMPTY, ENTRY_NBYTES, IndexFormat, ShardIndex
+from shardstore.model.ranges import BytesLike
 
 _MOST_CORRECTED_BYTES = 2**16  # 4,096 entries: the more bytes, the more corrections fit by chance, 255 of 2**32 for each byte
 _MOST_ASSIGNED = 2**24  # entries times chunks that are assigned to them: bytes of memory, and a second or two
+_FEW = 64  # candidates for an index whose checksums are computed one by one
 _ENOUGH_CHECKSUM_BYTES = 3  # that agree: another index has them with a probability of 4 * 2**-24
 
 
@@ -227,7 +240,7 @@ def erases_only(index: ShardIndex, older: ShardIndex) -> bool:
     return bool((same | ~index.present()).all() and not same.all())
 
 
-def of_their_own_length(index_format: IndexFormat, index: ShardIndex) -> npt.NDArray[np.bool_]:
+def have_unique_length(index_format: IndexFormat, index: ShardIndex) -> npt.NDArray[np.bool_]:
     """Return ``(nslots,)``: true for chunks whose length no other chunk has, in a shard that its chunks fill without gaps.
 
     Such bytes at the place of such a chunk, with a right checksum of their own, are that chunk, wherever bytes have gone missing or come:
@@ -258,3 +271,61 @@ def only(index: ShardIndex, slots: npt.NDArray[np.bool_]) -> ShardIndex:
     entries = np.where(slots[:, np.newaxis], index.flat, np.uint64(EMPTY))
     entries.flags.writeable = False
     return ShardIndex(entries.reshape(index.entries.shape), index.chunk_nbytes)
+
+
+# -- finding an index ------------------------------------------------------------------------------------------------------
+
+
+def last_index(index_format: IndexFormat, data: BytesLike, at: int, *, few: int = _FEW) -> tuple[int, ShardIndex] | None:
+    """Return the last index in ``data``, which begins at byte ``at`` of its object: the index's offset in the object, and the index.
+
+    Every entry of it is empty or names bytes before it. The format has a checksum, and the index at the end of a shard.
+    """
+    bytes_ = np.frombuffer(data, dtype=np.uint8)
+    if len(bytes_) < index_format.nbytes:
+        return None
+    starts = _plausible(index_format, bytes_, at)
+    if len(starts) > few:
+        starts = starts[_matching(index_format, bytes_, starts)]
+    for start in starts[::-1].tolist():
+        try:
+            index = index_format.decode(bytes_[start : start + index_format.nbytes].tobytes())
+        except Corruption:
+            continue
+        if not index.invalid(at + start).any():
+            return at + start, index
+    return None
+
+
+def _plausible(index_format: IndexFormat, data: npt.NDArray[np.uint8], at: int) -> npt.NDArray[np.intp]:
+    """Return the positions where an index may begin, judged by its first and its last entry."""
+    starts = np.arange(len(data) - index_format.nbytes + 1)
+    words = _words(data, index_format.codecs.dtype)
+    last = index_format.nbytes - CRC32C_NBYTES - ENTRY_NBYTES
+    for entry in {0, last}:
+        offsets, lengths = words[starts + entry], words[starts + entry + ENTRY_NBYTES // 2]
+        limits = (at + starts).astype(np.uint64)
+        is_empty = (offsets == EMPTY) & (lengths == EMPTY)
+        fits = (offsets <= limits) & (lengths <= limits - np.minimum(offsets, limits))
+        starts = starts[is_empty | fits]
+    return starts
+
+
+def _words(data: npt.NDArray[np.uint8], dtype: np.dtype[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return the uint64 that begins at each byte."""
+    words = np.empty(len(data) - 7, dtype=np.uint64)
+    for first in range(8):
+        some = data[first:]
+        words[first::8] = some[: len(some) // 8 * 8].view(dtype)
+    return words
+
+
+def _matching(index_format: IndexFormat, data: npt.NDArray[np.uint8], starts: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
+    """Return true for those of ``starts`` where the bytes of an index have the checksum that follows them."""
+    covered = index_format.nbytes - CRC32C_NBYTES
+    computed = window_checksums(data[: len(data) - CRC32C_NBYTES], covered)[starts]
+    stored = np.zeros(len(starts), dtype=np.uint32)
+    for byte in range(CRC32C_NBYTES):
+        stored |= data[starts + covered + byte].astype(np.uint32) << np.uint32(8 * byte)
+    matching: npt.NDArray[np.bool_] = computed == stored
+    return matching

@@ -10,7 +10,6 @@ The width is that of a file: the length of a coordinate divided by the number of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -47,11 +46,6 @@ def decode_coords(data: bytes | memoryview, n: int, ndim: int) -> npt.NDArray[np
     if rest or width not in WIDTHS:
         raise Corruption(f"{n} coordinates of {ndim} dimensions have {len(data)} bytes, which is not 2, 4 or 8 an element")
     return np.frombuffer(data, dtype=f">u{width}").reshape(n, ndim).astype(np.uint64)
-
-
-def encode_one(coords: Sequence[int], width: int) -> bytes:
-    """Return the bytes of one chunk's coordinates."""
-    return b"".join(coord.to_bytes(width) for coord in coords)
 
 
 class CoordSearch:

@@ -15,15 +15,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from shardstore.errors import Corruption
-
 STATES, STRUCTURES, ATTRIBUTES, MANIFESTS, CHUNKS = "t/", "s/", "a/", "m/", "c/"
 
 ID_NBYTES = 12
 """The length of an id in bytes."""
 
 _DIGITS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-_VALUES = {digit: value for value, digit in enumerate(_DIGITS)}
 _ID_LENGTH = -(-8 * ID_NBYTES // 5)
 _PADDING_BITS = 5 * _ID_LENGTH - 8 * ID_NBYTES
 _ID = re.compile(rf"[{_DIGITS}]{{{_ID_LENGTH - 1}}}[0G]")
@@ -74,18 +71,6 @@ def is_own_name(folder: str, name: str) -> bool:
     if folder == STATES:
         return generation_of_state(STATES + name) is not None or generation_of_garbage_list(STATES + name) is not None
     return is_id(name)
-
-
-def decode_id(name: str) -> bytes:
-    """Return the id that a name stands for. Raises ``Corruption`` if it is no name of one."""
-    number = 0
-    for digit in name:
-        if (value := _VALUES.get(digit)) is None:
-            raise Corruption(f"{name!r} is no name of a file: {digit!r} is no digit of Crockford's base32")
-        number = number << 5 | value
-    if len(name) != _ID_LENGTH or number & (1 << _PADDING_BITS) - 1:
-        raise Corruption(f"{name!r} is no name of a file: it has {len(name)} digits, or the last is not one of 0 and G")
-    return (number >> _PADDING_BITS).to_bytes(ID_NBYTES)
 
 
 def new_state_name(generation: int, random: RandomBytes) -> str:

@@ -43,6 +43,8 @@ ROWS_A_GROUP = 8192
 _OWN = b"shardstore"
 _CHECK_COLUMNS = "etag", "last_modified"
 _MOST_DRAFT_LENGTH = 2**32 - 1
+_MOST_END = np.uint64(2**63 - 1)
+"""No object is longer: sizes of objects are signed 64-bit integers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,10 +192,18 @@ def decode_table(table: pa.Table, ndims: Mapping[int, int]) -> dict[int, ChunkRe
     }
 
 
-def check_texts(refs: ChunkRefs) -> None:
-    """Raise ``InvalidInput`` if a URI or an ETag is none that a manifest can hold: half of a surrogate pair is no UTF-8."""
-    if (wrong := _wrong_texts(refs)) is not None:
+def check_settable(refs: ChunkRefs) -> None:
+    """Raise ``InvalidInput`` if a manifest cannot hold a URI or an ETag, or if a reference ends behind every possible object."""
+    if (wrong := _wrong_texts(refs) or _wrong_ends(refs)) is not None:
         raise InvalidInput(f"chunks cannot be referred to: {wrong}. Nothing was changed")
+
+
+def _wrong_ends(refs: ChunkRefs) -> str | None:
+    is_wrong = (refs.file >= 0) & (refs.offset > _MOST_END - np.minimum(refs.nbytes, _MOST_END)) | (refs.nbytes > _MOST_END)
+    if not is_wrong.any():
+        return None
+    row = int(np.flatnonzero(is_wrong)[0])
+    return f"one has {refs.nbytes[row]} bytes from byte {refs.offset[row]}, and no object has so many bytes"
 
 
 def _wrong_texts(refs: ChunkRefs) -> str | None:

@@ -136,14 +136,14 @@ class ManifestGroups:
         """About the memory that this takes."""
         return len(self.ranges) * 600
 
-    def of_array(self, array: int) -> list[int]:
+    def numbers_for(self, array: int) -> list[int]:
         """Return the groups that may have rows of an array."""
         found: list[int] = np.flatnonzero((self.arrays[:, 0] <= array) & (array <= self.arrays[:, 1])).tolist()
         return found
 
     def with_chunks(self, array: int, coords: npt.NDArray[np.uint64]) -> dict[int, npt.NDArray[np.intp]]:
         """Return the groups in which some of ``(n, ndim)`` chunks may be, each with the numbers of these chunks."""
-        candidates = self.of_array(array)
+        candidates = self.numbers_for(array)
         if not candidates or not len(coords):
             return {}
         everything = np.arange(len(coords))

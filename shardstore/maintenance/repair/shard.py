@@ -24,15 +24,15 @@ from shardstore.format.repair.index_proofs import (
     continues,
     corrected,
     erases_only,
+    have_unique_length,
     is_sound,
     last_chunk_end,
+    last_index,
     names_missing_bytes,
-    of_their_own_length,
     only,
     restored,
     without_checksum,
 )
-from shardstore.format.repair.index_search import last_index
 from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.maintenance.object_tasks import in_windows
 from shardstore.maintenance.shard_content import LookedAt, slots_inside
@@ -251,7 +251,7 @@ class Diagnosing:
         if not self._codecs.ends_with_checksum:
             return rest, self._nothing()
         rest = self._with_right_checksums(rest)
-        return rest, rest.present() & of_their_own_length(self._format, index)
+        return rest, rest.present() & have_unique_length(self._format, index)
 
     def _behind(self, what: str, damaged: ShardIndex | None, last_at: int, last: ShardIndex) -> Diagnosis:
         """Diagnose a shard with a valid index before its end: a finished append that is damaged, or an unfinished one.

@@ -9,9 +9,8 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
-from shardstore.format.references.documents import DocumentFlavour, NodeDocuments
 from shardstore.format.references.parquet import ReferenceRows
-from shardstore.references.batches import ReferenceBatch, ReferencedArray, Shards, strides
+from shardstore.references.batches import ReferenceBatch, ReferencedArray, strides
 
 Numbers = npt.NDArray[np.int64]
 Coords = npt.NDArray[np.uint64]
@@ -63,29 +62,14 @@ def positions(grid: tuple[int, ...], chunks: Numbers) -> list[list[int]]:
     return found
 
 
-class SomeChunks:
+class SomeChunks(ReferencedArray):
     """An array of which only some chunks are referred to, those at ``coords``."""
 
     def __init__(self, array: ReferencedArray, coords: Coords) -> None:
+        super().__init__(array.path, array.node, array.chunk_grid)
+        self.flavour = array.flavour
         self._array = array
         self._numbers = (coords.astype(np.int64) * strides(array.chunk_grid)).sum(axis=1, dtype=np.int64)
-        self.path = array.path
-
-    @property
-    def node(self) -> NodeDocuments:
-        return self._array.node
-
-    @property
-    def flavour(self) -> DocumentFlavour | None:
-        return self._array.flavour
-
-    @property
-    def chunk_grid(self) -> tuple[int, ...]:
-        return self._array.chunk_grid
-
-    @property
-    def shards(self) -> Shards | None:
-        return None
 
     def window(self, start: int, most: int) -> range:
         return self._array.window(start, most)

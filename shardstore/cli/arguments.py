@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import Field, dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, get_type_hints
@@ -14,6 +15,7 @@ import typer
 from shardstore.adapters.store_paths import StorePath, pair_options, resolve, resolve_pair
 from shardstore.cli.progress import said_if_slow
 from shardstore.errors import InvalidInput
+from shardstore.model.options import KEY, CommandOption, Form
 
 DEBUG = "shardstore.debug"
 _WAITING = "waiting for the storage to answer"
@@ -88,22 +90,32 @@ class PairOptions(StorageOptions):
             return resolve_pair(source, target, *self.parsed_pair(source, target))
 
 
+@dataclass(frozen=True, slots=True)
+class Without:
+    """The fields of a group of options that a command does not have, in ``Annotated``."""
+
+    names: frozenset[str]
+
+
 def with_single_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the function for the program's parser: it takes the fields of each group as options of their own, and ``--debug``."""
+    """Return the function for the program's parser: it takes the fields of each group as options of their own, and ``--debug``.
+
+    A group is a dataclass. Options are its fields with a ``CommandOption`` in their metadata, or with an ``Option`` of the parser in their
+    type; other fields keep their defaults.
+    """
     hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    groups: dict[str, _Group] = {name: group for name, hint in hints.items() if (group := _Group.find(hint)) is not None}
     parameters: list[Parameter] = []
     for name, parameter in signature(command).parameters.items():
-        if name not in groups:
+        if name in groups:
+            parameters += groups[name].parameters
+        else:
             parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[name]))
-            continue
-        types = get_type_hints(groups[name], include_extras=True)
-        parameters += [_option(field.name, field.default, types[field.name]) for field in fields(groups[name])]
-    parameters.append(_option("debug", False, Debug))
+    parameters.append(_parameter("debug", False, Debug))
 
     @wraps(command)
     def run(*, debug: bool, **given: Any) -> None:
-        made = {name: group(**{field.name: given.pop(field.name) for field in fields(group)}) for name, group in groups.items()}
+        made = {name: group.make(given) for name, group in groups.items()}
         command(**given, **made)
 
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # what typer builds the command from
@@ -111,8 +123,128 @@ def with_single_options(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _option(name: str, default: Any, annotation: Any) -> Parameter:
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A group of options of a command."""
+
+    cls: type[Any]
+    parameters: list[Parameter]
+    readers: Mapping[str, Callable[[Any], Any]]
+    """What makes the value of a field from what is given on the command line."""
+
+    @classmethod
+    def find(cls, hint: Any) -> _Group | None:
+        left_out = next((extra.names for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Without)), frozenset[str]())
+        group = getattr(hint, "__origin__", hint) if left_out else hint
+        if not is_dataclass(group) or not isinstance(group, type):
+            return None
+        types = get_type_hints(group, include_extras=True)
+        parameters: list[Parameter] = []
+        readers: dict[str, Callable[[Any], Any]] = {}
+        for each in fields(group):
+            if each.name in left_out:
+                continue
+            if KEY in each.metadata:
+                parameters.append(_parameter_of(each))
+                readers[each.name] = _reader_of(each)
+            elif hasattr(types[each.name], "__metadata__"):
+                parameters.append(_parameter(each.name, each.default, types[each.name]))
+        return cls(group, parameters, readers)
+
+    def make(self, given: dict[str, Any]) -> Any:
+        """Take the group's values out of what is given on the command line, and return the group. Raises ``InvalidInput``."""
+        taken = {parameter.name: given.pop(parameter.name) for parameter in self.parameters}
+        read = {name: self.readers[name](value) if name in self.readers else value for name, value in taken.items()}
+        return self.cls(**{name: value for name, value in read.items() if value is not None or name not in self.readers})
+
+
+def _parameter(name: str, default: Any, annotation: Any) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+_TYPES: Mapping[Form, Any] = {"number": int | None, "texts": list[str] | None, "prices": list[str] | None}
+
+
+def _parameter_of(option: Field[Any]) -> Parameter:
+    """Return the parameter of a command for a field with a ``CommandOption``."""
+    shown: CommandOption = option.metadata[KEY]
+    is_flag = isinstance(option.default, bool)
+    default: Any = None
+    if is_flag:
+        default = False
+    elif shown.form == "bytes" and isinstance(option.default, int):
+        default = f"{option.default >> 20}MiB"
+    elif isinstance(option.default, str | int):
+        default = option.default
+    flags = shown.flags or _flags(option)
+    of_parser = typer.Option(*flags, metavar=shown.metavar, help=shown.help, show_default=default is not None)
+    return _parameter(option.name, default, Annotated[bool if is_flag else _TYPES.get(shown.form, str | None), of_parser])
+
+
+def _flags(option: Field[Any]) -> tuple[str]:
+    return (f"--{'no-' if option.default is True else ''}{option.name.replace('_', '-')}",)
+
+
+def _reader_of(option: Field[Any]) -> Callable[[Any], Any]:
+    """Return the function that makes the value of a field from what is given for it; it returns ``None`` if nothing is."""
+    shown: CommandOption = option.metadata[KEY]
+    if option.default is True:
+        return lambda given: not given
+    (flag, *_) = shown.flags or _flags(option)
+    reader = _READERS.get(shown.form)
+    return lambda given: None if given is None or given == [] else reader(flag, given) if reader else given
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+_BYTES = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?b?)\s*", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_bytes(name: str, text: str) -> int:
+    """Return the bytes of ``512MiB``, ``1.5 GB`` or ``65536``: with ``i`` in powers of 1024, without it in powers of 1000.
+
+    Raises:
+        InvalidInput: the text has another form.
+    """
+    match = _BYTES.fullmatch(text)
+    if match is None:
+        raise InvalidInput(f"{name} {text!r} is not a number of bytes: give one such as 512MiB or 2GB")
+    base = 1024 if match[3].lower().startswith("i") else 1000
+    return int(float(match[1]) * base ** _POWERS[match[2].lower()])
+
+
+def parse_object(name: str, text: str) -> dict[str, Any]:
+    """Return the members of a JSON object. Raises ``InvalidInput``."""
+    try:
+        found = json.loads(text)
+    except ValueError as exc:
+        raise InvalidInput(f"{name} is not JSON ({exc})") from exc
+    if not isinstance(found, dict):
+        raise InvalidInput(f"{name} is a JSON {type(found).__name__}: give an object")
+    return found
+
+
+def _parse_counts(name: str, text: str) -> dict[str, Any]:
+    """Return a JSON object whose lists, which are numbers for each dimension, are tuples."""
+    return {path: tuple(counts) if isinstance(counts, list) else counts for path, counts in parse_object(name, text).items()}
+
+
+def _parse_prices(name: str, pairs: list[str]) -> dict[str, float]:
+    prices: dict[str, float] = {}
+    for pair in pairs:
+        kind, _, price = pair.partition("=")
+        try:
+            prices[kind] = float(price)
+        except ValueError as exc:
+            raise InvalidInput(f"{name} {pair!r} is not of the form put=0.005") from exc
+    return prices
+
+
+_READERS: Mapping[Form, Callable[[str, Any], Any]] = {"bytes": parse_bytes, "counts": _parse_counts, "prices": _parse_prices}
+
+
+# -- options of filesystems --------------------------------------------------------------------------------------------
 
 
 def other_options(text: str | None, name: str) -> dict[str, Any] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import sys
 import threading
@@ -21,56 +20,34 @@ from shardstore.cli.failures import ExitCode, exit_code, message
 from shardstore.cli.output import complain
 from shardstore.errors import InvalidInput, StorageError, Unsupported
 from shardstore.maintenance.cluster import ExecutorLike
-from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY
+from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY, MAX_MEMORY, PART, RETRIES, WORKERS
 from shardstore.maintenance.shard_work import FailedShard, FirstItems
+from shardstore.model.options import option
 from shardstore.model.words import plural
 
-Workers = Annotated[int | None, typer.Option("--workers", metavar="N", help="Tasks at work at once.", show_default=False)]
 Scheduler = Annotated[
     str | None,
     typer.Option("--scheduler", metavar="tcp://HOST:PORT", help="Let the workers of this dask cluster do the work.", show_default=False),
 ]
-PartOption = Annotated[
-    str | None,
-    typer.Option(
-        "--part", metavar="I/N", help="Do the I-th of N disjoint shares only: any number may run at once, anywhere.", show_default=False
-    ),
-]
-Exclusive = Annotated[bool, typer.Option("--exclusive", help="Nobody else writes: needed where the storage has no compare-and-swap.")]
-Retries = Annotated[
-    int, typer.Option("--retries", metavar="N", help="Try a task again whose storage failed or whose worker was lost.", min=0)
+Exclusive = Annotated[
+    bool, typer.Option("--exclusive", help="Confirm that no other program writes: needed if the storage has no compare-and-swap.")
 ]
 Failures = Annotated[
-    Path | None, typer.Option("--failures", metavar="FILE", help="Write what failed there, for --only-failed.", show_default=False)
+    Path | None,
+    typer.Option("--failures", metavar="FILE", help="Write the keys that failed into this file, for --only-failed.", show_default=False),
 ]
 OnlyFailed = Annotated[
     Path | None,
-    typer.Option("--only-failed", metavar="FILE", help="Nothing but what failed, as --failures has written it.", show_default=False),
+    typer.Option("--only-failed", metavar="FILE", help="Do only what failed: a file that --failures has written.", show_default=False),
 ]
 LocksOption = Annotated[
-    str, typer.Option("--locks", metavar="auto|cluster", help="cluster: locks of this file system hold between machines.")
+    str, typer.Option("--locks", metavar="auto|cluster", help="cluster: locks of this file system also hold between machines.")
 ]
-MaxMemory = Annotated[str, typer.Option("--max-memory", metavar="BYTES", help="Held at once in each process, such as 512MiB.")]
 
 CONNECT_SECONDS = 15.0
 """The time for the scheduler of a cluster to answer."""
 
 _MOST_SAID = 10
-_BYTES = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?b?)\s*", re.IGNORECASE)
-_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-
-
-def parse_bytes(name: str, text: str) -> int:
-    """Return the bytes of ``512MiB``, ``1.5 GB`` or ``65536``: with ``i`` in powers of 1024, without it in powers of 1000.
-
-    Raises:
-        InvalidInput: the text has another form.
-    """
-    match = _BYTES.fullmatch(text)
-    if match is None:
-        raise InvalidInput(f"{name} {text!r} is not a number of bytes: give one such as 512MiB or 2GB")
-    base = 1024 if match[3].lower().startswith("i") else 1000
-    return int(float(match[1]) * base ** _POWERS[match[2].lower()])
 
 
 @contextmanager
@@ -100,11 +77,11 @@ def cluster(address: str | None, connect_seconds: float = CONNECT_SECONDS) -> It
 class WorkOptions:
     """The options of work on all objects of a store."""
 
-    part: PartOption = None
-    workers: Workers = None
+    part: str | None = option(None, PART)
+    workers: int | None = option(None, WORKERS)
     scheduler: Scheduler = None
-    retries: Retries = 2
-    max_memory: MaxMemory = f"{DEFAULT_MAX_MEMORY >> 20}MiB"
+    retries: int = option(2, RETRIES)
+    max_memory: int = option(DEFAULT_MAX_MEMORY, MAX_MEMORY)
     failures: Failures = None
     only_failed: OnlyFailed = None
 
@@ -117,11 +94,10 @@ class WorkOptions:
             Unsupported, StorageError: as ``cluster``.
         """
         check_writable("--failures", self.failures)
-        asked = {"part": self.part, "workers": self.workers, "retries": self.retries}
-        asked["max_memory"] = parse_bytes("--max-memory", self.max_memory)
         only = None if self.only_failed is None else read_failures(self.only_failed)
+        given = {"part": self.part, "workers": self.workers, "retries": self.retries, "max_memory": self.max_memory, "only": only}
         with interruptible(advice), cluster(self.scheduler) as executor:
-            yield asked | {"executor": executor, "only": only}
+            yield given | {"executor": executor}
 
     def write_failures(self, failed: Iterable[FailedObject]) -> None:
         """Write the objects that failed into the file of ``--failures``, if one is given. Raises as ``write_failures``."""
@@ -167,7 +143,7 @@ def check_writable(name: str, file: Path | None) -> None:
         InvalidInput: there is no directory for it, or it cannot be written.
     """
     if file is not None and (file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK)):
-        raise InvalidInput(f"{name} {file} cannot be written: it is a directory, or there is none for it, or that is not yours")
+        raise InvalidInput(f"{name} {file} cannot be written: it is a directory, or its directory is missing or not writable")
 
 
 def write_failures(file: Path, failed: Iterable[FailedObject]) -> None:
@@ -226,7 +202,7 @@ def end_with(failed: FirstItems[FailedShard], damaged: int) -> None:
     if failed.count > _MOST_SAID:
         complain("error", f"and {failed.count - _MOST_SAID:,} more: --failures FILE writes their keys")
     if failed.count:
-        complain("error", f"{plural(failed.count, 'shard')} could not be dealt with; the same command tries again")
+        complain("error", f"{plural(failed.count, 'shard')} failed; run the same command again to retry")
         raise typer.Exit(exit_code(failed.first[0].error))
     if damaged:
         raise typer.Exit(ExitCode.CORRUPT)

@@ -11,8 +11,7 @@ from typing import Annotated
 
 import typer
 
-from shardstore.cli.arguments import StorageOptions
-from shardstore.cli.execution import parse_bytes
+from shardstore.cli.arguments import StorageOptions, parse_bytes
 from shardstore.cli.pack import parse_policy
 from shardstore.cli.secrets import ARGUMENTS
 from shardstore.errors import InvalidInput

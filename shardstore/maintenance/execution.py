@@ -24,6 +24,7 @@ from uuid import uuid4
 
 from shardstore.errors import AccessDenied, Conflict, InvalidInput, ShardStoreError, StorageError
 from shardstore.maintenance.cluster import ClusterExecutor, ExecutorLike, ExecutorLost, executor_of
+from shardstore.model.options import CommandOption
 from shardstore.storage.base import Storage
 from shardstore.storage.interrupts import leave_to_main_thread
 from shardstore.storage.room import is_full
@@ -40,6 +41,12 @@ _LEAST_WINDOW = 2**20
 _MOST_OPEN = 64  # storages in one process
 
 DEFAULT_MAX_MEMORY = 256 * 2**20
+
+# Options of every command that carries out tasks.
+WORKERS = CommandOption("The number of concurrent tasks.", "N", "number")
+PART = CommandOption("Do only the I-th of N disjoint shares: any number of shares may run at once, anywhere.", "I/N")
+RETRIES = CommandOption("Retries of a task after its storage failed or its worker was lost.", "N", "number")
+MAX_MEMORY = CommandOption("Bytes that each process holds at once, such as 512MiB.", "BYTES", "bytes")
 
 
 class Interrupted(ShardStoreError):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
 from shardstore.errors import InvalidInput
 
 
@@ -19,3 +22,36 @@ def check_flags(**values: object) -> None:
     """Check several options by name, as ``check_flag`` does."""
     for name, value in values.items():
         check_flag(name, value)
+
+
+Form = Literal["text", "number", "texts", "bytes", "counts", "prices"]
+"""The forms of values on the command line: texts and numbers; several texts, each after its own flag; a number of bytes, such as
+``512MiB``; a JSON object of counts for each dimension; and several ``NAME=NUMBER``. Options that are true or false have no value there.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandOption:
+    """An option on the command line, in the metadata of the field of a dataclass, which has its name, type and default."""
+
+    help: str
+    metavar: str | None = None
+    form: Form = "text"
+    flags: tuple[str, ...] = ()
+    """The flags, where they are not ``--`` and the field's name, with ``no-`` before it if the default is true."""
+
+
+KEY = "command"
+"""The name of a ``CommandOption`` in the metadata of a field."""
+
+
+def option(
+    default: Any, shown: CommandOption | str, metavar: str | None = None, *, form: Form = "text", flags: tuple[str, ...] = ()
+) -> Any:
+    """Return the field of a dataclass for an option that the command line has too; ``shown`` may be its help alone.
+
+    A ``default`` that can be called makes the default.
+    """
+    if isinstance(shown, str):
+        shown = CommandOption(shown, metavar, form, flags)
+    return field(default_factory=default, metadata={KEY: shown}) if callable(default) else field(default=default, metadata={KEY: shown})

@@ -57,7 +57,7 @@ def test_a_damaged_shard_is_named_and_told_by_the_exit_code(place: Place, loose:
     place.objects.put(loose, shard[:-1])
     outcome = run("compact", place.url, *place.options)
     assert outcome.code == 5
-    assert outcome.err.startswith(f"warning: {loose} is damaged and was left as it is")
+    assert outcome.err.startswith(f"warning: {loose} is damaged and was left unchanged")
     assert place.objects.get(loose) == shard[:-1]
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,9 +19,12 @@ import numpy as np
 import pytest
 import zarr
 
-from shardstore.cli.execution import cluster, parse_bytes
+from shardstore.cli.arguments import parse_bytes
+from shardstore.cli.execution import cluster
 from shardstore.errors import InvalidInput
 from shardstore.maintenance.packing import pack as packing
+from shardstore.maintenance.packing.pack import PackOptions
+from shardstore.model.options import KEY
 from shardstore.progress.steps import Lines, Step
 from shardstore.snapshots.named import _BranchHierarchy
 from tests.cli.running import PLAIN, run, succeed
@@ -212,7 +217,7 @@ def test_interrupted_on_the_way_into_a_branch_it_says_what_became_of_the_commit(
     done = run("pack", str(source), f"{tmp_path}/run.ice@main/old")
     assert done.code == 130
     assert ("nothing was committed" in done.err) is (phase == "look")
-    assert ("may have been carried out" in done.err) is (phase == "commit")
+    assert ("may have been stored" in done.err) is (phase == "commit")
 
 
 def test_a_disk_without_room(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,3 +297,45 @@ def test_json_of_what_failed(source: Path, tmp_path: Path) -> None:
     failed = outcome.json["failed"]
     assert failed[0]["path"] == "a"
     assert "its codecs give 32 to each" in failed[0]["error"]
+
+
+def test_the_options_of_pack_are_those_of_the_function() -> None:
+    """Their flags and helps are in the metadata of its fields, and nothing is left out but what other options of the command give."""
+    shown = {field.name for field in fields(PackOptions) if KEY in field.metadata}
+    assert {field.name for field in fields(PackOptions)} - shown == {"pins", "storage_options", "target_options"}
+    flags = {
+        *("--stored", "--chunk-order", "--index-location", "--no-index-checksum", "--chunk-checksums", "--ome", "--include", "--exclude"),
+        *("--dry-run", "--overwrite", "--workers", "--retries", "--part", "--only-failed", "--max-memory", "--record", "--price"),
+        *("--lost-transformers", "--no-space-check", "--no-fsync", "--message"),
+    }
+    of_command = {name: set(re.findall(r"--[a-z][a-z-]+", succeed(name, "--help").out)) for name in ("pack", "reshard", "unpack")}
+    assert flags <= of_command["pack"]
+    assert flags - of_command["reshard"] == {"--message"}
+    assert flags - of_command["unpack"] == {"--message", "--stored", "--chunk-order", "--index-location", "--no-index-checksum"}
+
+
+def test_values_on_the_command_line_become_those_of_the_function(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+
+    def record(source: str, target: str, **options: Any) -> None:
+        given.append(options)
+        raise InvalidInput("only looked at")
+
+    monkeypatch.setattr("shardstore.cli.pack.unpack", record)
+    texts = ["--no-space-check", "--no-fsync", "--include", "a", "--include", "b/*", "--max-memory", "1GiB", "--price", "put=0.5"]
+    for arguments in ([], [*texts, "--lost-transformers", '{"a": [2, 3]}', "--part", "3/16", "--retries", "5"]):
+        assert run("unpack", *arguments, str(source), str(tmp_path / "new.zarr")).code == 2
+    first, second = given
+    defaults = PackOptions()
+    named = {field.name for field in fields(PackOptions)} - {"pins", "target_options"}
+    assert {name: first[name] for name in named} == {name: getattr(defaults, name) for name in named}
+    assert {name: value for name, value in second.items() if name in named and value != first[name]} == {
+        "check_space": False,
+        "fsync": False,
+        "include": ["a", "b/*"],
+        "max_memory": 1 << 30,
+        "prices": {"put": 0.5},
+        "lost_transformers": {"a": (2, 3)},
+        "part": "3/16",
+        "retries": 5,
+    }

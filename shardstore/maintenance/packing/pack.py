@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypedDict, Unpack
 
 from shardstore._sync import run_sync
-from shardstore.engine.options import check_flag
 from shardstore.errors import InvalidInput
 from shardstore.format.shard_index import IndexLocation
 from shardstore.format.snapshots.state import check_said
 from shardstore.maintenance.cluster import ExecutorLike
-from shardstore.maintenance.execution import WHOLE, Execution, Part
+from shardstore.maintenance.execution import MAX_MEMORY, PART, RETRIES, WHOLE, WORKERS, Execution, Part
 from shardstore.maintenance.packing.places import open_branch, open_places
 from shardstore.maintenance.packing.plan import look
 from shardstore.maintenance.packing.report import PackReport, packing_step, raise_if_incomplete, report
 from shardstore.maintenance.packing.run import carry_out
 from shardstore.maintenance.packing.translation import Mode, TargetForm
 from shardstore.maintenance.pins import Pin, check_none_held
+from shardstore.model.options import check_flag, option
 from shardstore.plan.commits import ChunkOrder
 from shardstore.plan.policy import ShardingPolicy
 from shardstore.progress.shown import reported
@@ -38,57 +38,70 @@ _PRICED = ("list", "get", "put")
 class PackOptions:
     """Options of ``pack``, ``reshard`` and ``unpack``. Sizes in bytes."""
 
-    stored: Literal["codec", "transformer"] = "codec"
+    stored: Literal["codec", "transformer"] = option("codec", "Zarr v3, or a hierarchy of the 2022 draft.", "codec|transformer")
     """The format of the target: Zarr v3 with ``sharding_indexed``, or a hierarchy of the 2022 draft."""
-    chunk_order: ChunkOrder = "C"
-    """The order of the chunks in a shard."""
-    index_location: IndexLocation = "end"
-    index_checksum: bool = True
-    chunk_checksums: bool = False
+    chunk_order: ChunkOrder = option("C", "The order of the chunks in a shard.", "C|morton")
+    index_location: IndexLocation = option("end", "The place of the index in a shard.", "end|start")
+    index_checksum: bool = option(True, "Write indices without a checksum.")
+    chunk_checksums: bool = option(False, "Append the codec crc32c, and its four bytes to each chunk: then every reader finds damage.")
     """Append the codec ``crc32c`` to the inner codecs, and its four bytes to each chunk."""
-    ome: bool = False
+    ome: bool = option(False, "Rewrite the metadata of OME-Zarr 0.4 to 0.5, the version for Zarr v3.")
     """Rewrite the metadata of OME-Zarr 0.4 to 0.5, the version for Zarr v3: into the attribute ``ome`` of each group, and
     ``dimension_names`` for the arrays of images.
     """
-    include: str | Sequence[str] = ()
+    include: str | Sequence[str] = option(
+        (), "Only nodes whose paths match, and everything below them; repeatable.", "PATTERN", form="texts"
+    )
     """Patterns (``fnmatch``) of paths of nodes; a pattern also covers everything below a node that it matches. Groups above included nodes
     are included too.
     """
-    exclude: str | Sequence[str] = ()
-    dry_run: bool = False
+    exclude: str | Sequence[str] = option((), "No nodes whose paths match; repeatable.", "PATTERN", form="texts")
+    dry_run: bool = option(False, "Write nothing: show what would be done, and about how many requests it takes.")
     """Write nothing: report what would be done, with an estimate of its requests."""
-    overwrite: bool = False
+    overwrite: bool = option(False, "Replace what is at DST. Objects there that are not replaced are removed at the end.")
     """Replace what is at the target: object by object, and the rest when the new hierarchy is complete next to it. Refused if it cannot
     be known that the target is not the source, and if something is mounted in the target.
     """
     pins: Sequence[Pin] = ()
     """Shards of the target that offsets are held into: ``overwrite`` is refused while they are there."""
-    workers: int | None = None
+    workers: int | None = option(None, WORKERS)
     """The number of concurrent units."""
-    retries: int = 2
+    retries: int = option(2, RETRIES)
     """The number of retries of a unit after its storage failed, or its worker was lost."""
-    part: str | Part = WHOLE
+    part: str | Part = option(WHOLE, PART)
     """``"I/N"``: only the ``I``-th of ``N`` disjoint shares. The part that ends last makes the result visible."""
-    only_failed: bool = False
-    """Do only what failed in the last run."""
-    max_memory: int = DEFAULT_MAX_MEMORY
+    only_failed: bool = option(False, "Do only what failed in the last run.")
+    max_memory: int = option(DEFAULT_MAX_MEMORY, MAX_MEMORY)
     """Bytes that each process holds at once, whatever the size of shards."""
-    record: Any = None
+    record: Any = option(None, "Where to keep the record of finished work; by default next to DST, with .pack after its name.", "URL")
     """The place of the record of finished work: a URL, path or storage. By default next to the target, with ``.pack`` after its name; of a
     store that takes no other objects, in memory, for this run.
     """
-    prices: Mapping[str, float] | None = None
+    prices: Mapping[str, float] | None = option(
+        None,
+        "The price of 1,000 requests of a kind: list, get or put, such as put=0.005; repeatable.",
+        "KIND=PRICE",
+        form="prices",
+        flags=("--price",),
+    )
     """Prices for 1,000 requests, by ``"list"``, ``"get"`` and ``"put"``."""
-    lost_transformers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    lost_transformers: Mapping[str, tuple[int, ...]] = option(
+        dict,
+        "Chunks per shard of arrays of the 2022 draft whose documents have lost them, by path: '{\"a\": [2, 2]}'.",
+        "JSON",
+        form="counts",
+    )
     """The chunks per shard of arrays of the 2022 draft, by path, whose documents have lost their storage transformer."""
     storage_options: dict[str, Any] | None = None
     target_options: dict[str, Any] | None = None
     """Options of the target's filesystem: by default those of the source if both have the same protocol."""
-    check_space: bool = True
+    check_space: bool = option(True, "Begin even if a local disk does not seem to have enough room.", flags=("--no-space-check",))
     """Refuse to begin if a local target does not have enough room. Quotas are not known before they are used up."""
-    fsync: bool = True
+    fsync: bool = option(True, "Do not wait until a local disk has stored the data durably.")
     """True if written data must survive the loss of power; concerns local disks."""
-    message: str | None = None
+    message: str | None = option(
+        None, "The message of the commit, if DST is a branch of a versioned store.", "TEXT", flags=("--message", "-m")
+    )
     """The message of the commit, if the target is a branch of a versioned store; by default it names the source."""
 
     def __post_init__(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
 import typer
@@ -46,7 +47,7 @@ def advise(
     ] = None,
     access: Annotated[
         list[str] | None,
-        typer.Option("--access", "-a", metavar="PATTERN", help="What is read at once; may be repeated, with weights.", show_default=False),
+        typer.Option("--access", "-a", metavar="PATTERN", help="What one read takes; may be repeated, with weights.", show_default=False),
     ] = None,
     objects: Annotated[int | None, typer.Option("--objects", "-n", metavar="N", help="At most this many objects.")] = None,
     array: Annotated[str | None, typer.Option("--array", metavar="PATH", help="The array below URL.")] = None,
@@ -57,16 +58,18 @@ def advise(
         str | None,
         typer.Option("--kind", help="The kind of storage to read from: s3, gcs, http, local.", show_default="that of URL, or s3"),
     ] = None,
-    fast: Annotated[bool, typer.Option("--fast", help="Take chunks for uncompressed, instead of looking at those that exist.")] = False,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Assume uncompressed chunks, instead of reading the sizes of those that exist.")
+    ] = False,
     most: Annotated[int, typer.Option("--show", metavar="N", help="How many candidates to show.", min=1)] = 8,
     as_json: AsJson = False,
     storage: StorageOptions,
 ) -> None:
     """Compare shard shapes by the requests and bytes that an access costs, and recommend one.
 
-    A PATTERN has one part a dimension: `:` for all of it, or a number of consecutive elements at a random place. A weight at
-    its end, as in `"1,:,: x10"`, says how much more often than others it is read. Expected requests are those of a reader
-    that knows the metadata and no index yet, and every chunk is taken to exist.
+    A PATTERN has one part for each dimension: `:` for all of it, or a number of consecutive elements, at a random position. A weight at
+    its end, as in `"1,:,: x10"`, means that this pattern is read ten times as often. The expected requests are those of a reader that has
+    read the metadata and no index yet. Every chunk is assumed to exist.
 
     Examples:
 
@@ -78,14 +81,14 @@ def advise(
     """
     accesses = [parse_access(text) for text in access or ()]
     if not accesses:
-        raise InvalidInput("no --access is given: say what is read at once, such as --access '1,:,:'")
+        raise InvalidInput("no --access is given: give what one read takes, such as --access '1,:,:'")
     present: ChunksPerShard | None = None
     if url is None:
         facts = _facts_without_data(array_shape, chunks, dtype)
         limits = read_limits(kind or _DEFAULT_KIND)
     else:
         if array_shape or chunks or dtype:
-            raise InvalidInput("--shape, --chunks and --dtype are for advice without URL: an array that exists has its own")
+            raise InvalidInput("--shape, --chunks and --dtype are for advice without a URL: an existing array has its own")
         target = storage.resolve(url)
         path = join(target.path, array.strip("/")) if array else target.path
         with progress_bar("looking", "objects") as bar:
@@ -96,7 +99,7 @@ def advise(
         facts, present = facts_of_array(surveyed), surveyed.chunks_per_shard
         limits = target.engine.options.read_limits(kind or target.engine.storage.kind)
     if not facts.shape:
-        accesses = [Access(())]  # whatever was asked for: there is one element, and it is read whole
+        accesses = [Access(())]  # there is one element, so every access reads it
     for wanted in accesses:
         _warn_of_cut(facts, wanted)
     with progress_bar("computing", "candidates") as bar:
@@ -128,11 +131,9 @@ def _only(arrays: tuple[ArraySurvey, ...], path: str) -> ArraySurvey:
 
 def _facts_without_data(array_shape: str | None, chunks: str | None, dtype: str | None) -> ArrayFacts:
     if array_shape is None or chunks is None or dtype is None:
-        raise InvalidInput("give the URL of an array, or --shape, --chunks and --dtype of one that is to be made")
-    item = _item_nbytes(dtype)
-    chunk_shape = _sizes(chunks, "--chunks")
-    facts = ArrayFacts(_sizes(array_shape, "--shape"), chunk_shape, item, 1)
-    return ArrayFacts(facts.shape, chunk_shape, item, facts.decoded_chunk_nbytes)
+        raise InvalidInput("give the URL of an array, or --shape, --chunks and --dtype of a new one")
+    facts = ArrayFacts(_sizes(array_shape, "--shape"), _sizes(chunks, "--chunks"), _item_nbytes(dtype), 1)
+    return replace(facts, chunk_nbytes=facts.decoded_chunk_nbytes)
 
 
 def _sizes(text: str, name: str) -> tuple[int, ...]:
@@ -196,7 +197,7 @@ def _show(facts: ArrayFacts, accesses: list[Access], advice: Advice, most: int) 
             factor, wanted = count(round(found.factor)), Access(access.extents)
             show(
                 Text(
-                    f"every shard shape reads at least {factor} times what '{wanted}' wants: chunks are too long along axis {axes}; rechunk"
+                    f"every shard shape reads at least {factor} times what '{wanted}' needs: chunks are too long along axis {axes}; rechunk"
                 )
             )
     show(Text.assemble(("recommended: ", "bold"), (f"chunks_per_shard={best.chunks_per_shard}", "bold green")))
@@ -221,43 +222,56 @@ class _Column:
 
 
 def _columns(rows: list[Candidate], best: Candidate, accesses: list[Access]) -> list[_Column]:
-    columns = [
-        _Column("", ["*" if c is best else "=" if c.is_present else "" for c in rows], is_number=False),
-        _Column("chunks per shard", [str(c.chunks_per_shard or "unsharded") for c in rows], is_number=False),
-        _Column("shard shape", [shape(c.shard_shape) for c in rows], given_up=4, is_number=False),
-        _Column("decoded", [size(c.decoded_nbytes) for c in rows], given_up=1),
-        _Column("stored", [size(c.stored_nbytes) for c in rows], given_up=3),
-        _Column("objects", [count(c.objects) for c in rows]),
+    def texts(head: str, cell: Callable[[Candidate], str], given_up: int = 0) -> _Column:
+        return _Column(head, [cell(c) for c in rows], given_up, is_number=False)
+
+    def numbers(head: str, cell: Callable[[Candidate], str], given_up: int = 0) -> _Column:
+        return _Column(head, [cell(c) for c in rows], given_up)
+
+    heads = [f"requests {accesses[0]}"] if len(accesses) == 1 else [f"#{number + 1}" for number in range(len(accesses))]
+    requests = [_Column(head, [count(c.predictions[number].requests) for c in rows]) for number, head in enumerate(heads)]
+    return [
+        texts("", lambda c: "*" if c is best else "=" if c.is_present else ""),
+        texts("chunks per shard", lambda c: str(c.chunks_per_shard or "unsharded")),
+        texts("shard shape", lambda c: shape(c.shard_shape), given_up=4),
+        numbers("decoded", lambda c: size(c.decoded_nbytes), given_up=1),
+        numbers("stored", lambda c: size(c.stored_nbytes), given_up=3),
+        numbers("objects", lambda c: count(c.objects)),
+        *requests,
+        *([numbers("mean", lambda c: count(c.requests))] if len(accesses) > 1 else []),
+        numbers("fetched", lambda c: size(c.nbytes)),
+        numbers("one-chunk write", lambda c: f"{count(c.write_amplification)}×", given_up=2),
     ]
-    for number in range(len(accesses)):
-        head = f"#{number + 1}" if len(accesses) > 1 else f"requests {accesses[0]}"
-        columns.append(_Column(head, [count(c.predictions[number].requests) for c in rows]))
-    if len(accesses) > 1:
-        columns.append(_Column("mean", [count(c.requests) for c in rows]))
-    columns.append(_Column("fetched", [size(c.nbytes) for c in rows]))
-    columns.append(_Column("one-chunk write", [f"{count(c.write_amplification)}×" for c in rows], given_up=2))
-    return columns
 
 
 def _show_rows(columns: list[_Column], width: int | None) -> None:
     """Print a table without the columns that do not fit into ``width``, or a block for each row if even that is too wide."""
     kept = list(columns)
-    while width is not None and sum(c.width + _GAP for c in kept) - _GAP > width and any(c.given_up for c in kept):
-        kept.remove(min((c for c in kept if c.given_up), key=lambda c: c.given_up))
-    if width is not None and sum(c.width + _GAP for c in kept) - _GAP > width:
-        _show_blocks(columns)
-        return
-    for number in range(-1, len(columns[0].cells)):
-        line = (" " * _GAP).join(column.padded(column.head if number < 0 else column.cells[number]) for column in kept)
-        is_best = number >= 0 and columns[0].cells[number] == "*"
-        show(Text(line.rstrip(), style="bold" if number < 0 else "bold green" if is_best else ""))
-    if missing := [c.head for c in columns if c not in kept]:
+    while not _fits(kept, width):
+        loose = [column for column in kept if column.given_up]
+        if not loose:
+            _show_blocks(columns)
+            return
+        kept.remove(min(loose, key=lambda column: column.given_up))
+    marks = columns[0].cells
+    show(Text(_line(kept, [column.head for column in kept]), style="bold"))
+    for mark, *cells in zip(marks, *(column.cells for column in kept), strict=True):
+        show(Text(_line(kept, cells), style="bold green" if mark == "*" else ""))
+    if missing := [column.head for column in columns if column not in kept]:
         show(Text(f"no room for: {', '.join(missing)} (--json has all)"))
 
 
+def _fits(columns: list[_Column], width: int | None) -> bool:
+    return width is None or sum(column.width + _GAP for column in columns) - _GAP <= width
+
+
+def _line(columns: list[_Column], cells: list[str]) -> str:
+    return (" " * _GAP).join(column.padded(cell) for column, cell in zip(columns, cells, strict=True)).rstrip()
+
+
 def _show_blocks(columns: list[_Column]) -> None:
-    mark, name, *others = columns
+    mark, name, *values = columns
     for number, title in enumerate(name.cells):
         show(Text(f"{mark.cells[number]:1} {title}", style="bold"))
-        for column in others:
+        for column in values:
             show(Text(f"    {column.head}: {column.cells[number]}"))

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from shardstore.adapters.store_paths import resolve
+from shardstore.adapters.store_paths import StorePath, resolve
 from shardstore.cli.arguments import AsJson, OptionsJson, Url, storage_options
 from shardstore.cli.execution import check_writable
 from shardstore.cli.failures import ExitCode
@@ -26,7 +26,7 @@ _DEFAULT_FILE = "report.html"
 
 @dataclass(frozen=True, slots=True)
 class ReportOptions:
-    """Where the page goes, and options of the filesystem: ``-o`` has both, as people expect of either."""
+    """The file for the page, and options of the filesystem: ``-o`` may be either, since it is common for both."""
 
     output: Annotated[
         str | None,
@@ -94,13 +94,7 @@ def report(
         shardstore report --json data.zarr
     """
     output, options = given.parsed()
-    if as_json and output is not None:
-        raise InvalidInput("--json prints on stdout: give no file with it")
-    file = None if as_json or output == _STDOUT else Path(output or _DEFAULT_FILE)
-    if file is not None:
-        check_writable("--output", file)
-        if file.exists() and not force:
-            raise InvalidInput(f"{file} exists: give another file, or --force to replace it")
+    file = _checked_file(output, as_json, force)
     if not as_json:
         page_module()  # its package may be missing: that is reported before the work
     target = resolve(url, options)
@@ -119,24 +113,47 @@ def report(
                 progress=bar,
             )
         )
-    found = made.facts.survey
-    if found.kind == "directory" and not found.arrays and not found.groups:
-        if target.has_root:
-            raise NotFound(f"there is no node at {target}: shardstore ls and cat show keys")
-        if target.is_versioned_store():
-            raise InvalidInput(f"{target} is a versioned store: name a snapshot, such as {target}@main")
-    if as_json:
-        sys.stdout.write(made.json + "\n")
-    elif file is None:
-        sys.stdout.write(made.html)
+    _check_found(target, made)
+    if as_json or file is None:
+        sys.stdout.write(made.json + "\n" if as_json else made.html)
     else:
         write_whole(file, made.html)
-        arrays, advice = plural(len(found.arrays), "array"), plural(len(made.facts.advice), "piece of advice", "pieces of advice")
+        arrays = plural(len(made.facts.survey.arrays), "array")
+        advice = plural(len(made.facts.advice), "piece of advice", "pieces of advice")
         typer.echo(f"{file}: {arrays}, {made.facts.state}, {advice}")
     if made.facts.state == "damaged":
         sys.stdout.flush()
         complain("error", f"{target} is damaged: {_damage(made)}")
         raise typer.Exit(ExitCode.CORRUPT)
+
+
+def _checked_file(output: str | None, as_json: bool, force: bool) -> Path | None:
+    """Return the file for the page, which can be written; ``None`` for stdout. Raises ``InvalidInput``."""
+    if as_json and output is not None:
+        raise InvalidInput("--json prints on stdout: give no file with it")
+    if as_json or output == _STDOUT:
+        return None
+    file = Path(output or _DEFAULT_FILE)
+    check_writable("--output", file)
+    if file.exists() and not force:
+        raise InvalidInput(f"{file} exists: give another file, or --force to replace it")
+    return file
+
+
+def _check_found(target: StorePath, made: Report) -> None:
+    """Check that there is something to report on.
+
+    Raises:
+        NotFound: there is no node.
+        InvalidInput: the URL is that of a versioned store.
+    """
+    found = made.facts.survey
+    if found.kind != "directory" or found.arrays or found.groups:
+        return
+    if target.has_root:
+        raise NotFound(f"there is no node at {target}: shardstore ls and cat show keys")
+    if target.is_versioned_store():
+        raise InvalidInput(f"{target} is a versioned store: name a snapshot, such as {target}@main")
 
 
 def _damage(made: Report) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import struct
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -13,13 +15,13 @@ from typing import Any
 
 import jinja2
 import numpy as np
+import numpy.typing as npt
 from markupsafe import Markup
 
 from shardstore.maintenance.density import Density
 from shardstore.maintenance.survey.run import ArraySurvey
 from shardstore.model.words import count, is_utf8, plural, shape, size
 from shardstore.reports.facts import Facts, Preview, ReportedArray, SizeBin
-from shardstore.reports.png import encode_png
 from shardstore.reports.words import abilities, array_rows, no_v3, presented_as, stored_as, writers
 
 MOST_PICTURE_NBYTES = 6 * 2**20
@@ -62,13 +64,13 @@ class Serving:
     """What the page shows in addition where a server sends it."""
 
     views: Sequence[tuple[str, str]]
-    """Names and words of the views; each is a directory beside the page."""
+    """Names and words of the views; each is a directory next to the page."""
     absent: Sequence[tuple[str, str]]
     """Names of the views that are not there, and why."""
     snippets: str
     """How programs open it."""
     under_way: str = ""
-    """What is being looked at, while the report is made; then the page comes again by itself."""
+    """What is being examined, while the report is made; the page reloads itself then."""
 
 
 def page(facts: Facts, serving: Serving | None = None) -> str:
@@ -199,25 +201,25 @@ class _Shown:
 
     def array(self, array: ReportedArray) -> _Card:
         usage = array.surveyed.usage
+        return _Card(
+            array=array,
+            rows=self._rows(array),
+            share=usage.chunks / usage.possible_chunks if usage is not None and usage.possible_chunks else None,
+            pictures=[picture for density in array.pictures if (picture := self._picture(array.surveyed, density)) is not None],
+            histograms=_histograms(array),
+            preview=self._preview(array.preview) if isinstance(array.preview, Preview) else None,
+            no_preview="" if isinstance(array.preview, Preview) else array.preview,
+        )
+
+    def _rows(self, array: ReportedArray) -> list[tuple[str, str]]:
+        usage = array.surveyed.usage
         rows = array_rows(array.surveyed, self._kind)
         if array.decoded_nbytes and usage is not None and usage.chunk_nbytes:
             rows.append(("decoded", f"{size(array.decoded_nbytes)}: {array.decoded_nbytes / usage.chunk_nbytes:.2g} × the chunks' bytes"))
         for label, extreme in (("smallest", array.smallest), ("largest", array.largest)):
             if extreme is not None and array.smallest != array.largest:
                 rows.append((label, f"{_cut(extreme.key)}, {size(extreme.nbytes)}"))
-        what = "shards" if array.surveyed.is_sharded else "objects"
-        histograms = [_histogram(what, array.object_sizes)] if array.object_sizes else []
-        if array.surveyed.is_sharded and array.chunk_sizes:
-            histograms.append(_histogram("chunks", array.chunk_sizes))
-        return _Card(
-            array=array,
-            rows=rows,
-            share=usage.chunks / usage.possible_chunks if usage is not None and usage.possible_chunks else None,
-            pictures=[picture for density in array.pictures if (picture := self._picture(array.surveyed, density)) is not None],
-            histograms=histograms,
-            preview=self._preview(array.preview) if isinstance(array.preview, Preview) else None,
-            no_preview="" if isinstance(array.preview, Preview) else array.preview,
-        )
+        return rows
 
     def _picture(self, array: ArraySurvey, density: Density) -> _Picture | None:
         if not density.cells.size:
@@ -267,6 +269,12 @@ def _axis(array: ArraySurvey, axis: int | None) -> str:
     return f"axis {axis}" if not name else f"{_cut(name)} (axis {axis})"
 
 
+def _histograms(array: ReportedArray) -> list[_Histogram]:
+    is_sharded = array.surveyed.is_sharded
+    shown = [("shards" if is_sharded else "objects", array.object_sizes), ("chunks", array.chunk_sizes if is_sharded else ())]
+    return [_histogram(what, bins) for what, bins in shown if bins]
+
+
 def _histogram(what: str, bins: Sequence[SizeBin]) -> _Histogram:
     most = max(one.number for one in bins)
     bars = []
@@ -283,3 +291,28 @@ def _tree(arrays: Sequence[_Card]) -> list[tuple[str, list[_Card]]]:
     for card in arrays:
         groups.setdefault(card.array.path.rpartition("/")[0], []).append(card)
     return list(groups.items())
+
+
+# -- PNG (ISO/IEC 15948): eight bits a pixel, grey or by a palette ------------------------------------------------------
+
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_GREY, _PALETTE = 0, 3  # colour types
+
+
+def encode_png(pixels: npt.NDArray[np.uint8], palette: npt.NDArray[np.uint8] | None = None) -> bytes:
+    """Return a picture of ``pixels``, ``(rows, columns)``: grey values, or numbers of the colours in ``palette``, ``(n, 3)``: red, green,
+    blue.
+    """
+    rows, columns = pixels.shape
+    filtered = np.zeros((rows, columns + 1), dtype=np.uint8)  # each row begins with the number of its filter: none
+    filtered[:, 1:] = pixels
+    header = struct.pack(">IIBBBBB", columns, rows, 8, _GREY if palette is None else _PALETTE, 0, 0, 0)
+    chunks = [(b"IHDR", header)]
+    if palette is not None:
+        chunks.append((b"PLTE", np.ascontiguousarray(palette, dtype=np.uint8).tobytes()))
+    chunks += [(b"IDAT", zlib.compress(filtered.tobytes(), 9)), (b"IEND", b"")]
+    return _SIGNATURE + b"".join(map(_chunk, *zip(*chunks, strict=True)))
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

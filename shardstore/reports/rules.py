@@ -36,7 +36,7 @@ class Advice:
     path: str
     """The path of the array or group."""
     kind: str
-    """A word that programs can tell it by."""
+    """A word by which programs recognise it."""
     what: str
     """What was found, with its number, and why it matters."""
     command: str
@@ -98,30 +98,33 @@ def _on_health(array: ArraySurvey, usage: Usage, kind: str, place: str | None) -
 
 
 def _on_objects(array: ArraySurvey, usage: Usage, place: str | None) -> Iterator[Advice]:
-    if usage.objects < _SEVERAL_OBJECTS or array.shape is None or array.chunk_shape is None:
+    if usage.objects < _SEVERAL_OBJECTS:
         return
     fewer = objects_by_default(array)
-    is_worth_it = fewer is not None and fewer * _FEWER <= usage.objects
-    verb = "reshard" if array.is_sharded else "pack"
-    command = _command(verb, place, _NEW)
-    mean = usage.stored_nbytes / (usage.objects + usage.objects_outside)
+    found = None if fewer is None else _on_sizes(array, usage, fewer)
+    if found is not None:
+        yield Advice(array.path, *found, _command("reshard" if array.is_sharded else "pack", place, _NEW))
+
+
+def _on_sizes(array: ArraySurvey, usage: Usage, fewer: int) -> tuple[str, str] | None:
+    """Return the kind of advice on the size of an array's objects, and what was found; default shards would be ``fewer`` objects."""
+    nbytes = usage.stored_nbytes / (usage.objects + usage.objects_outside)
+    average = f"shards have {size(nbytes)} on average"
+    larger = f"larger ones would be at most {count(fewer)}"
+    if array.is_sharded and nbytes > _LARGE_SHARD_NBYTES and fewer > usage.objects:
+        return "large-shards", f"{average}: a write of one chunk may rewrite one, unless it appends"
+    if fewer * _FEWER > usage.objects:
+        return None  # not worth the work
     if not array.is_sharded:
-        if usage.objects > _MANY_OBJECTS and is_worth_it:
-            what = f"{count(usage.objects)} objects, one a chunk, of {size(mean)} each"
-            yield Advice(array.path, "many-objects", f"{what}: in shards they would be at most {count(fewer or 0)}", command)
-        return
-    if mean > _LARGE_SHARD_NBYTES and fewer is not None and fewer > usage.objects:
-        what = f"shards have {size(mean)} on average: a write of one chunk may rewrite one, unless it appends"
-        yield Advice(array.path, "large-shards", what, command)
-    elif is_worth_it and usage.objects > _MANY_OBJECTS:
-        what = f"{count(usage.objects)} shards of {size(mean)} on average: larger ones would be at most {count(fewer or 0)}"
-        yield Advice(array.path, "many-objects", what, command)
-    elif is_worth_it and mean < _SMALL_SHARD_NBYTES:
-        what = f"shards have {size(mean)} on average: larger ones would be at most {count(fewer or 0)} instead of {count(usage.objects)}"
-        yield Advice(array.path, "small-shards", what, command)
-    elif is_worth_it and array.chunks_per_shard is not None and prod(array.chunks_per_shard) < _FEW_CHUNKS:
-        what = f"a shard holds at most {plural(prod(array.chunks_per_shard), 'chunk')}: larger ones would be at most {count(fewer or 0)}"
-        yield Advice(array.path, "few-chunks", what, command)
+        what = f"{count(usage.objects)} objects, one a chunk, of {size(nbytes)} each: in shards they would be at most {count(fewer)}"
+        return ("many-objects", what) if usage.objects > _MANY_OBJECTS else None
+    if usage.objects > _MANY_OBJECTS:
+        return "many-objects", f"{count(usage.objects)} shards of {size(nbytes)} on average: {larger}"
+    if nbytes < _SMALL_SHARD_NBYTES:
+        return "small-shards", f"{average}: {larger} instead of {count(usage.objects)}"
+    if array.chunks_per_shard is not None and prod(array.chunks_per_shard) < _FEW_CHUNKS:
+        return "few-chunks", f"a shard holds at most {plural(prod(array.chunks_per_shard), 'chunk')}: {larger}"
+    return None
 
 
 def _on_reading(array: ArraySurvey, accesses: Sequence[Access], kind: str, place: str | None) -> Iterator[Advice]:

@@ -106,7 +106,7 @@ def test_an_access_longer_than_the_array_is_warned_of() -> None:
 
 def test_chunks_that_suit_no_shard_are_told() -> None:
     told = succeed(*described("-a", ":,1,1 x2", "-a", "1,:,:", shape="3650,721,1440", chunks="1,721,1440", dtype="f4")).out
-    assert "every shard shape reads at least 1,038,240 times what ':,1,1' wants: chunks are too long along axis 1, 2; rechunk" in told
+    assert "every shard shape reads at least 1,038,240 times what ':,1,1' needs: chunks are too long along axis 1, 2; rechunk" in told
     assert told.count("rechunk") == 1
     assert "rechunk" not in succeed(*described("-a", "32,32,32")).out
 

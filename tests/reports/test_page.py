@@ -19,8 +19,7 @@ from matplotlib.image import imread
 
 import shardstore
 from shardstore.reports.facts import Facts, Preview
-from shardstore.reports.page import MOST_PICTURE_NBYTES, Serving, page, picture_of, policy
-from shardstore.reports.png import encode_png
+from shardstore.reports.page import MOST_PICTURE_NBYTES, Serving, encode_png, page, picture_of, policy
 
 HOSTILE = [
     "<script>alert(1)</script>",

@@ -142,7 +142,7 @@ def open(
             zarr-python, or a ``shardstore.storage.base.Storage``.
         read_only: refuse every write.
         chunks_per_shard: which arrays are sharded when they are created: ``"auto"`` (about 64 MiB decoded a shard, at most
-            1,024 chunks; small coordinates stay as they are), ``None`` (none), one tuple with a number of chunks for each
+            1,024 chunks; small coordinates are not sharded), ``None`` (none), one tuple with a number of chunks for each
             dimension, a mapping from path patterns to those, or a function of ``shardstore.plan.policy.ArrayInfo``. Arrays
             that exist keep the sharding that they have.
         stored: what new hierarchies are on the storage. ``"auto"``: what is there already, and ``"codec"`` where there is nothing;

@@ -1,6 +1,6 @@
 """The bridge to the event loop: every face brings its calls to fsspec's IO loop, on which all engines run.
 
-There the user's own s3fs instance works as it is, and no lock has to cross loops.
+There the user's own s3fs instance works unchanged, and no lock has to cross loops.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ async def run_async(coroutine: Coroutine[object, object, T], loop: asyncio.Abstr
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object) -> None:
-    with suppress(RuntimeError):  # the caller's loop has been closed: nobody waits any more
+    with suppress(RuntimeError):  # the caller's loop has been closed: no caller waits any more
         loop.call_soon_threadsafe(function, *arguments)
 
 
@@ -94,7 +94,7 @@ async def iterate(items: Callable[[], AsyncIterator[T]], most: int = _ITEMS_AT_O
                 break
         return taken
 
-    at_once = 1  # whoever only asks whether there is anything should not wait for more
+    at_once = 1  # a caller that only asks whether there is anything should not wait for more
     try:
         while taken := await run_async(some(at_once)):
             for item in taken:

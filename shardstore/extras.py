@@ -1,6 +1,6 @@
 """The packages of each extra, for errors that say how to install what is missing.
 
-The packages are named, instead of ``shardstore[zarr]``: so the same command works beside a release, a checkout and a copy.
+The packages are named, instead of ``shardstore[zarr]``: so the same command works with a release, a checkout and a copy.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Commands(LazyCommands):
         try:
             with _without_tracebacks_of_gcsfs():
                 outcome = super().invoke(ctx)
-            sys.stdout.flush()  # a reader that has gone away is noticed here, not by the interpreter as it ends
+            sys.stdout.flush()  # if the reader has closed the pipe, the error comes here, not as the interpreter ends
         except (typer.Exit, typer.Abort):
             raise
         except BrokenPipeError:
@@ -87,7 +87,7 @@ def _usage_error(exc: Exception) -> ExitCode:
 
 
 def _show_warnings_in_one_line() -> None:
-    # Not as errors, nor with the line of the source: who called a command has no code to look at.
+    # Not as errors, nor with the line of the source: the user of a command has no code to look at.
     def show(
         message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None, line: str | None = None
     ) -> None:
@@ -98,7 +98,7 @@ def _show_warnings_in_one_line() -> None:
 
 @contextmanager
 def _without_tracebacks_of_gcsfs() -> Iterator[None]:
-    """Hide tracebacks of gcsfs: it logs each request that it gives up, with a traceback, which Python shows where nobody handles logs.
+    """Hide tracebacks of gcsfs: it logs each request that it gives up, with a traceback, which Python shows if the program handles no logs.
 
     With ``--debug`` the traceback of the error is shown in any case, without any secrets.
     """
@@ -136,7 +136,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Zarr stores whose chunks are packed into shards: packed, looked into, verified, mended; whole nodes copied, moved and removed.",
+    help="Work with Zarr stores whose chunks are packed into shards: pack, inspect, verify and repair them; copy, move and remove nodes.",
     epilog=_EXIT_CODES,
 )
 

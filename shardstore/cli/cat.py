@@ -61,7 +61,7 @@ def parse_range(text: str | None) -> slice:
 
 
 async def write_out(target: StorePath, path: str, wanted: slice, piece_nbytes: int = _PIECE_NBYTES) -> None:
-    """Write in pieces of one version, so that an object of any size fits into memory."""
+    """Write a value in pieces, all of one version, so that an object of any size fits into memory."""
     value = await target.engine.pin(path) if path else None
     if value is None:
         raise NotFound(await _why_not(target, path))

@@ -36,10 +36,11 @@ def census(
     *,
     url: Url,
     output: Annotated[
-        Path | None, typer.Option("--output", metavar="FILE", help="Store it, for shardstore verify --census.", show_default=False)
+        Path | None,
+        typer.Option("--output", metavar="FILE", help="Store the census in this file, for shardstore verify --census.", show_default=False),
     ] = None,
     contents: Annotated[
-        bool, typer.Option("--contents", help="Read every object whole and store a digest of it, not only of its index.")
+        bool, typer.Option("--contents", help="Read every object whole and store its digest, not only that of its index.")
     ] = False,
     draw: Annotated[bool, typer.Option("--draw", help="Draw each array in the terminal.")] = False,
     picture: Annotated[
@@ -47,7 +48,7 @@ def census(
     ] = None,
     axes: Annotated[
         str | None,
-        typer.Option("--axes", metavar="I,J", help="The two axes that pictures show; the longest two, if not given.", show_default=False),
+        typer.Option("--axes", metavar="I,J", help="The two axes that pictures show; by default the longest two.", show_default=False),
     ] = None,
     work: WorkOptions,
     as_json: AsJson = False,
@@ -56,7 +57,7 @@ def census(
     """Count which chunks exist, array by array, as a table, a compact file, and a picture.
 
     Makes one listing, and one request for the index of each shard. Shards whose index cannot be read are listed; the exit code is 5 then.
-    Parts store a census each: shardstore verify takes them together.
+    Each part stores a census of its own: give all of them to shardstore verify.
 
     Examples:
 
@@ -74,7 +75,7 @@ def census(
     for name, file in (("--output", output), ("--picture", picture)):
         check_writable(name, file)
     if work.only_failed is not None and output is not None and output.exists():
-        raise InvalidInput(f"--output {output} exists, and would be replaced by a census of what failed alone: give another file")
+        raise InvalidInput(f"--output {output} exists, and a census of only what failed would replace it: give another file")
     with work.arguments("nothing was stored; --part I/N counts in smaller pieces") as arguments, step_bar() as bar:
         taken = take_census(
             target.engine.canonical,
@@ -118,9 +119,9 @@ def _document(taken: Census) -> dict[str, Any]:
 
 
 def _array_document(array: ArrayCensus) -> dict[str, Any]:
-    told = {name: getattr(array, name) for name in ("path", "shape", "chunk_shape", "chunks_per_object", "chunk_grid", "object_grid")}
+    shapes = {name: getattr(array, name) for name in ("path", "shape", "chunk_shape", "chunks_per_object", "chunk_grid", "object_grid")}
     counts = {name: getattr(array, name) for name in ("objects", "possible_objects", "chunks", "possible_chunks", "stored_nbytes")}
-    return told | {"sharded": array.is_sharded} | counts
+    return shapes | {"sharded": array.is_sharded} | counts
 
 
 def _show(taken: Census, draw: bool, axes: tuple[int, int] | None) -> None:

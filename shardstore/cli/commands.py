@@ -70,7 +70,7 @@ COMMANDS: Mapping[str, Command] = {
     "verify": Command(
         "shardstore.cli.verify",
         "verify",
-        "Check metadata, indexes, bounds and checksums, and find objects that belong to nothing. Writes nothing.",
+        "Check metadata, indexes, bounds and checksums, and find objects that belong to no node. Writes nothing.",
     ),
     "census": Command(
         "shardstore.cli.census", "census", "Count which chunks exist, array by array, as a table, a compact file, and a picture."

@@ -20,7 +20,7 @@ from shardstore.adapters.store_paths import StorePath
 from shardstore.adapters.zarr_version import has_zarr2
 from shardstore.cli.arguments import AsJson, StorageOptions
 from shardstore.cli.failures import ExitCode
-from shardstore.cli.output import alike, complain, print_json, show, show_others, wrapped
+from shardstore.cli.output import alike, complain, print_json, show, show_more, wrapped
 from shardstore.cli.progress import progress_bar
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.maintenance.survey.run import ArraySurvey, Survey, survey
@@ -40,15 +40,15 @@ def info(
     url: Annotated[
         str | None, typer.Argument(metavar="URL", help="A path, URL or chain of URLs: of a store, or a node in it.", show_default=False)
     ] = None,
-    fast: Annotated[bool, typer.Option("--fast", help="Metadata only: no shard is counted or looked into.")] = False,
+    fast: Annotated[bool, typer.Option("--fast", help="Metadata only: shards are neither counted nor read.")] = False,
     probe: Annotated[
         bool,
         typer.Option(
-            "--probe", help="Ask the server what it honours. Writes nothing on servers that do; may write and remove an empty object."
+            "--probe", help="Ask the server which conditions it honours. May write and remove an empty object if it honours none."
         ),
     ] = False,
     runtime: Annotated[
-        bool, typer.Option("--runtime", help="Versions of what is installed, and the codec pipeline that zarr would use.")
+        bool, typer.Option("--runtime", help="Versions of installed packages, and the codec pipeline that zarr would use.")
     ] = False,
     as_json: AsJson = False,
     storage: StorageOptions,
@@ -69,7 +69,7 @@ def info(
     """
     document: dict[str, Any] = {}
     if url is None and not runtime:
-        raise InvalidInput("no URL is given: name a store, or ask for --runtime alone")
+        raise InvalidInput("no URL is given: give that of a store, or only --runtime")
     if runtime:
         document["runtime"] = runtime_facts()
     damaged = False
@@ -121,11 +121,11 @@ def _show(where: str, found: Survey, storage: StorageFacts) -> None:
         show(_array(array, storage.kind))
     if found.other_objects:
         show("")
-        show(Text(f"{plural(found.other_objects, 'other object')}, {size(found.other_nbytes or 0)}: stored as they are"))
+        show(Text(f"{plural(found.other_objects, 'other object')}, {size(found.other_nbytes or 0)}: not part of any node"))
     if (nothing := no_v3(found)) is not None:
         show("", Text(nothing))
     elif found.v2_documents:
-        show("", Text(f"{plural(len(found.v2_documents), 'node')} of Zarr v2: passes through as it is; shards are of Zarr v3"))
+        show("", Text(f"{plural(len(found.v2_documents), 'node')} of Zarr v2: shown unchanged; shards are of Zarr v3"))
     for unreadable in found.unreadable:
         show(Text.assemble(("not a node  ", "yellow"), f"{unreadable.path or '/'}: {unreadable.reason}"))
     show("")
@@ -133,9 +133,9 @@ def _show(where: str, found: Survey, storage: StorageFacts) -> None:
         state = ("out of date: renew it by zarr.consolidate_metadata", "yellow") if group.is_stale else ("up to date", "")
         show(Text.assemble(f"consolidated metadata of {group.path or '/'}: {plural(group.arrays, 'array')}, ", state))
     show(*_capabilities(storage))
-    for first, others in alike(found.damage, lambda damage: damage.what):
+    for first, more in alike(found.damage, lambda damage: damage.what):
         show(wrapped("damaged  ", f"{first.key}: {first.what}", "bold red"))
-        show_others([damage.key for damage in others], "         ")
+        show_more([damage.key for damage in more], "         ")
 
 
 def _rows(rows: list[tuple[str, str]]) -> Table:

@@ -23,7 +23,7 @@ _SIZE_COLUMNS = 14
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ListedKey:
     """A key relative to the store's root, or a directory, whose name ends with ``/`` and which has no size."""
 
     key: str
@@ -37,7 +37,7 @@ class Entry:
 class Printer(Protocol):
     """A printer that writes entries as they arrive."""
 
-    def add(self, entry: Entry, name: str) -> None: ...
+    def add(self, entry: ListedKey, name: str) -> None: ...
 
     def end(self) -> None: ...
 
@@ -77,7 +77,7 @@ def ls(
     except Exception as exc:
         if not isinstance(error := first_error(exc), Corruption) or stored:
             raise
-        # What a shard's index does not tell cannot be listed; what is stored can.
+        # Chunks of a damaged index cannot be listed; stored objects can.
         raise Corruption(f"{error}. shardstore ls --stored lists the stored objects, and shardstore info the damaged shards") from exc
     if not found:
         raise NotFound(_nothing(target, path))
@@ -85,7 +85,7 @@ def ls(
 
 
 def _nothing(target: StorePath, path: str) -> str:
-    return f"there is nothing at {target.shown(path)}: list what is above it, or check the address and its spelling"
+    return f"there is nothing at {target.shown(path)}: list the directory above it, or check the spelling"
 
 
 class TextPrinter:
@@ -94,7 +94,7 @@ class TextPrinter:
     def __init__(self, long: bool) -> None:
         self._long = long
 
-    def add(self, entry: Entry, name: str) -> None:
+    def add(self, entry: ListedKey, name: str) -> None:
         size = ""
         if self._long:
             size = f"{'-' if entry.nbytes is None else entry.nbytes:>{_SIZE_COLUMNS}}  "
@@ -110,7 +110,7 @@ class JsonPrinter:
     def __init__(self) -> None:
         self._list = JsonList()
 
-    def add(self, entry: Entry, name: str) -> None:
+    def add(self, entry: ListedKey, name: str) -> None:
         self._list.add({"name": name, "key": entry.key, "type": "directory" if entry.is_directory else "key", "nbytes": entry.nbytes})
 
     def end(self) -> None:
@@ -135,19 +135,19 @@ class _Source:
         self._stored = stored
         self._sizes = sizes
 
-    async def everything(self, path: str) -> AsyncIterator[Entry]:
+    async def everything(self, path: str) -> AsyncIterator[ListedKey]:
         """Yield the key ``path`` itself, and everything below it, in the order of discovery."""
         if (itself := await self._itself(path)) is not None:
             yield itself
         below = join(path, "")
         if self._stored:
             async for info in self._engine.storage.list(below):
-                yield Entry(info.key, info.nbytes)
+                yield ListedKey(info.key, info.nbytes)
             return
         async for value in self._engine.list(below):
-            yield Entry(value.key, await self._nbytes(value.key, value.nbytes))
+            yield ListedKey(value.key, await self._nbytes(value.key, value.nbytes))
 
-    async def level(self, path: str) -> AsyncIterator[Entry]:
+    async def level(self, path: str) -> AsyncIterator[ListedKey]:
         """Yield the key ``path`` itself, and its direct children: directories first, then keys, in order."""
         if (itself := await self._itself(path)) is not None:
             yield itself
@@ -160,18 +160,18 @@ class _Source:
             listed = await self._engine.list_dir(below)
             prefixes, values = listed.prefixes, [(value.key, value.nbytes) for value in listed.values]
         for prefix in sorted(prefixes, key=_in_order):
-            yield Entry(prefix)
+            yield ListedKey(prefix)
         for key, nbytes in sorted(values, key=lambda value: _in_order(value[0])):
-            yield Entry(key, await self._nbytes(key, nbytes))
+            yield ListedKey(key, await self._nbytes(key, nbytes))
 
-    async def _itself(self, path: str) -> Entry | None:
+    async def _itself(self, path: str) -> ListedKey | None:
         if not path:
             return None
         if self._stored:
             info = await self._engine.storage.stat(path)
-            return None if info is None else Entry(path, info.nbytes)
+            return None if info is None else ListedKey(path, info.nbytes)
         nbytes = await self._engine.size(path)
-        return None if nbytes is None else Entry(path, nbytes)
+        return None if nbytes is None else ListedKey(path, nbytes)
 
     async def _nbytes(self, key: str, nbytes: int | None) -> int | None:
         """Return the size of an entry, if sizes are wanted: a document's presented size is known only after reading it."""

@@ -46,29 +46,33 @@ def mount(
         Durability, typer.Option("--durable", help="Store a file when it is closed; or in batches, at fsync or 1 to 5 s after.")
     ] = Durability.CLOSE,
     attr_seconds: Annotated[
-        float, typer.Option("--attr-seconds", metavar="SECONDS", help="Names and sizes are cached for so long.", min=0)
+        float, typer.Option("--attr-seconds", metavar="SECONDS", help="How long names and sizes are cached.", min=0)
     ] = 1.0,
-    read_ahead: Annotated[str, typer.Option("--read-ahead", metavar="BYTES", help="Read ahead of chunks opened in order.")] = "16MiB",
-    write_memory: Annotated[str, typer.Option("--write-memory", metavar="BYTES", help="Held back in memory at most.")] = "256MiB",
+    read_ahead: Annotated[
+        str, typer.Option("--read-ahead", metavar="BYTES", help="Bytes to read ahead when chunks are opened in order.")
+    ] = "16MiB",
+    write_memory: Annotated[
+        str, typer.Option("--write-memory", metavar="BYTES", help="The most bytes of unstored writes in memory.")
+    ] = "256MiB",
     chunks_per_shard: Annotated[
         str, typer.Option("--chunks-per-shard", metavar="auto|none|I,J,K", help="Shards of arrays that are created.")
     ] = "auto",
-    allow_other: Annotated[bool, typer.Option("--allow-other", help="Let other users of this machine in.")] = False,
+    allow_other: Annotated[bool, typer.Option("--allow-other", help="Let other users of this machine read and write.")] = False,
     uid: Annotated[int | None, typer.Option("--uid", help="The user of all files.", min=0, show_default=False)] = None,
     gid: Annotated[int | None, typer.Option("--gid", help="The group of all files.", min=0, show_default=False)] = None,
     umask: Annotated[str, typer.Option("--umask", metavar="MODE", help="Permission bits that no file has, octal.")] = "022",
     non_empty: Annotated[bool, typer.Option("--non-empty", help="Mount over a directory that is not empty.")] = False,
     xattrs: Annotated[
-        bool, typer.Option("--xattrs", help="Tell the place of a chunk by user.shardstore.place; ls -l takes longer.")
+        bool, typer.Option("--xattrs", help="Show where a chunk is stored in the attribute user.shardstore.place; ls -l takes longer.")
     ] = False,
-    background: Annotated[bool, typer.Option("--background", help="Return when it is mounted.")] = False,
+    background: Annotated[bool, typer.Option("--background", help="Return once it is mounted.")] = False,
     log: Annotated[Path | None, typer.Option("--log", metavar="FILE", help="Log errors there.", show_default=False)] = None,
     storage: StorageOptions,
 ) -> None:
     """Mount a store as a tree of plain chunk files, for programs that know neither shards nor object stores.
 
     Chunks are files that can be read, written, renamed and removed; below lie shards. A file is stored whole when it is closed; if that
-    fails, close returns the error. Ctrl-C, or `shardstore unmount DIR`, stores what is held back, and unmounts. Linux only.
+    fails, close returns the error. Ctrl-C, or `shardstore unmount DIR`, stores unstored writes, and unmounts. Linux only.
 
     Examples:
 
@@ -80,7 +84,7 @@ def mount(
     """
     options = storage.parsed()
     if options or redacted(url) != url:
-        ARGUMENTS.hide(["mount", redacted(url), str(directory)])  # lists of processes would show it as long as it is mounted
+        ARGUMENTS.hide(["mount", redacted(url), str(directory)])  # lists of processes would show them as long as the store is mounted
     mounted = mounts.mount(
         url,
         directory,
@@ -114,7 +118,7 @@ def mount(
 def unmount(
     *,
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where a store is mounted.", show_default=False)],
-    force: Annotated[bool, typer.Option("--force", help="Also where files are in use, or cannot be stored: these are lost.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Unmount even if files are in use or cannot be stored: these are lost.")] = False,
 ) -> None:
     """Unmount a store that `shardstore mount` has mounted, after everything written has been stored.
 

@@ -21,10 +21,10 @@ _NO_TERMINAL_WIDTH = 100_000  # columns: into a file or a pipe nothing is wrappe
 _COLUMNS = 80  # of paragraphs if there is no screen
 _LEAST_COLUMNS = 30  # for the text behind a label
 
-_KEYS_SHOWN = 8  # of the others; --json has more
+_KEYS_SHOWN = 8  # of items that are alike; --json has more
 
-# Checksums and numbers are of one finding: what is said around them is the same for all.
-_OF_ONE = re.compile(r"\b[0-9a-f]{8}\b|\d+")
+# Checksums and numbers differ between findings whose words are the same.
+_VARYING = re.compile(r"\b[0-9a-f]{8}\b|\d+")
 
 
 def _console(file: TextIO) -> Console:
@@ -104,18 +104,18 @@ class JsonList:
 
 
 def alike(items: Iterable[T], says: Callable[[T], str], apart: Callable[[T], Hashable] = lambda item: None) -> list[tuple[T, list[T]]]:
-    """Return the first of each group of items that are equal except for numbers and checksums, with the others of the group, in order.
+    """Return the first of each group of items that are equal except for numbers and checksums, with the rest of the group, in order.
 
     Items with different ``apart`` are in different groups.
     """
     groups: dict[Hashable, list[T]] = {}
     for item in items:
-        groups.setdefault((apart(item), _OF_ONE.sub("0", says(item))), []).append(item)
+        groups.setdefault((apart(item), _VARYING.sub("0", says(item))), []).append(item)
     return [(group[0], group[1:]) for group in groups.values()]
 
 
-def show_others(keys: Sequence[str], margin: str) -> None:
-    """Print how many others there are, and the keys of some; nothing if there are none.
+def show_more(keys: Sequence[str], margin: str) -> None:
+    """Print how many more there are, and the keys of some; nothing if there are none.
 
     A repeated key is that of an object with several findings.
     """
@@ -124,5 +124,5 @@ def show_others(keys: Sequence[str], margin: str) -> None:
     objects = list(dict.fromkeys(keys))
     where = f", in {plural(len(objects), 'object')}" if len(objects) < len(keys) else ""
     named = ", ".join(objects[:_KEYS_SHOWN])
-    rest = f" and {count(len(objects) - _KEYS_SHOWN)} others" if len(objects) > _KEYS_SHOWN else ""
+    rest = f" and {count(len(objects) - _KEYS_SHOWN)} more" if len(objects) > _KEYS_SHOWN else ""
     show(wrapped(margin, f"and {plural(len(keys), 'more', 'more')} like this{where}: {named}{rest}"))

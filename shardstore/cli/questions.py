@@ -11,17 +11,17 @@ from shardstore.errors import InvalidInput
 
 
 def is_interactive() -> bool:
-    """Return whether somebody is there to answer a question."""
+    """Return whether a user can answer a question on a terminal."""
     return sys.stdin.isatty()
 
 
 def ask(doing: str, nothing: str) -> None:
-    """Ask whether to go on; end the command with ``nothing``, what was not done, if the answer is no.
+    """Ask whether to go on; if the answer is no, end the command with the message ``nothing``, which says what was not done.
 
     ``doing`` says what would be done: "remove array data.zarr/ct: 9 objects".
 
     Raises:
-        InvalidInput: nobody is there to answer.
+        InvalidInput: there is no terminal to ask on.
     """
     if not is_interactive():
         raise InvalidInput(f"this would {doing}. Give --yes to do it")

@@ -1,4 +1,4 @@
-"""``shardstore refs``: writes sets of references, and keeps them honest."""
+"""``shardstore refs``: writes sets of references, checks them and brings them up to date."""
 
 from __future__ import annotations
 
@@ -66,16 +66,18 @@ def write(
         typer.Option("--whole-shards", metavar="PATTERN", help="Refer to whole shards of these arrays; repeatable.", show_default=False),
     ] = None,
     inline: Annotated[int, typer.Option("--inline", metavar="BYTES", help="Write chunks of up to so many bytes into the set itself.")] = 0,
-    urls: Annotated[
-        str, typer.Option("--urls", metavar="absolute|relative|versioned", help="What the references name objects by.")
-    ] = "absolute",
+    urls: Annotated[str, typer.Option("--urls", metavar="absolute|relative|versioned", help="How references name objects.")] = "absolute",
     base_url: Annotated[
-        str | None, typer.Option("--base-url", metavar="URL", help="In front of keys, instead of the URL of SRC.", show_default=False)
+        str | None,
+        typer.Option("--base-url", metavar="URL", help="Prefix of keys in references, instead of the URL of SRC.", show_default=False),
     ] = None,
     version: Annotated[int, typer.Option("--version", metavar="0|1", help="JSON: the version of the format.")] = 1,
-    templates: Annotated[bool, typer.Option("--templates", help="JSON: write what all URLs begin with once.")] = False,
+    templates: Annotated[bool, typer.Option("--templates", help="JSON: write the common beginning of all URLs only once.")] = False,
     generators: Annotated[
-        bool, typer.Option("--generators", help="JSON: write one rule for an array where there is one. fsspec ignores it by default.")
+        bool,
+        typer.Option(
+            "--generators", help="JSON: write one rule for all references of an array, if there is one. fsspec ignores it by default."
+        ),
     ] = False,
     record_size: Annotated[int, typer.Option("--record-size", metavar="N", help="Parquet: chunks in a file.")] = 100_000,
     missing: Annotated[
@@ -84,19 +86,23 @@ def write(
     root_as: Annotated[
         str | None, typer.Option("--root-as", metavar="NAME", help="Parquet: the name of an array at the root.", show_default=False)
     ] = None,
-    no_pins: Annotated[bool, typer.Option("--no-pins", help="Do not note which versions the references are made of.")] = False,
-    mixed_protocols: Annotated[
-        bool, typer.Option("--mixed-protocols", help="Let URLs of several protocols in, which fsspec cannot read.")
+    no_pins: Annotated[
+        bool, typer.Option("--no-pins", help="Do not record which versions of objects the references were made from.")
     ] = False,
-    skip_damaged: Annotated[bool, typer.Option("--skip-damaged", help="Leave damaged shards out instead of ending.")] = False,
+    mixed_protocols: Annotated[
+        bool, typer.Option("--mixed-protocols", help="Allow URLs of several protocols in one set, which fsspec cannot read.")
+    ] = False,
+    skip_damaged: Annotated[
+        bool, typer.Option("--skip-damaged", help="Leave out damaged shards, instead of stopping with an error.")
+    ] = False,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
     storage: PairOptions,
 ) -> None:
     """Write references to all chunks of a hierarchy: of shards, to the inner chunks, which stay where they are.
 
-    One listing, and one small request for the index of each shard. No data is copied. A shard that is rewritten makes references into it
-    wrong: fsspec, kerchunk and GDAL do not notice; shardstore does, and the set says by shardstore refs check what changed.
+    Makes one listing, and one small request for the index of each shard. No data is copied. When a shard is rewritten, references into it
+    become wrong. fsspec, kerchunk and GDAL do not detect that; shardstore does, and shardstore refs check shows what changed.
 
     Examples:
 
@@ -107,10 +113,10 @@ def write(
         shardstore refs write data.zarr refs.json --exclude 'labels/*' --inline 4096 --urls relative
     """
     kind = _format(form, target)
-    of_others = {"--version": version != 1, "--templates": templates, "--generators": generators}
+    other_format = {"--version": version != 1, "--templates": templates, "--generators": generators}
     if kind == "json":
-        of_others = {"--record-size": record_size != 100_000, "--missing": missing != "null", "--root-as": root_as is not None}
-    if refused := [name for name, is_given in of_others.items() if is_given]:
+        other_format = {"--record-size": record_size != 100_000, "--missing": missing != "null", "--root-as": root_as is not None}
+    if refused := [name for name, is_given in other_format.items() if is_given]:
         raise InvalidInput(f"{refused[0]} means nothing for a set in {'JSON' if kind == 'json' else 'Parquet'}")
     source_options, target_options = pair_options(source, target, storage.parsed(), storage.parsed_target())
     arguments: dict[str, Any] = {
@@ -132,7 +138,7 @@ def write(
     else:
         arguments |= {"record_size": record_size, "missing": missing, "root_as": root_as}
     function: Callable[..., ReferenceReport] = references.write_json if kind == "json" else references.write_parquet
-    with _progress("there is no new set: run the same command again, with --overwrite if a part of it is there") as progress:
+    with _progress("no new set was finished: run the same command again, with --overwrite if a part of it exists") as progress:
         report = function(source, target, progress=progress, **arguments)
     _show_report(report, as_json)
 
@@ -144,9 +150,9 @@ def check(
     as_json: AsJson = False,
     storage: PairOptions,
 ) -> None:
-    """Say which objects have changed since a set was written: references into them mean other bytes. The exit code is 6 then.
+    """Show which objects have changed since a set was written: references into them lead to other bytes. The exit code is 6 then.
 
-    One listing; no data is read. Options are those of the store; --target-options of the set, where they differ.
+    One listing; no data is read. Options are those of the store; give --target-options if the set needs different ones.
 
     Examples:
 
@@ -168,7 +174,8 @@ def update(
     *,
     target: Set,
     source: Annotated[
-        str | None, typer.Option("--source", metavar="URL", help="The store, if it is not where the set says.", show_default=False)
+        str | None,
+        typer.Option("--source", metavar="URL", help="The store, if it has moved since the set was written.", show_default=False),
     ] = None,
     output: Annotated[
         str | None, typer.Option("--output", metavar="SET", help="Another place for the new set.", show_default=False)
@@ -176,9 +183,9 @@ def update(
     as_json: AsJson = False,
     storage: PairOptions,
 ) -> None:
-    """Write a set again as it was written. Only the indices of shards that have changed since are read.
+    """Write a set again with the options of the first time. Only the indices of shards that have changed since are read.
 
-    Options are those of the store; --target-options of the set, where they differ.
+    Options are those of the store; give --target-options if the set needs different ones.
 
     Examples:
 
@@ -210,7 +217,7 @@ def combine(
     form: Format = None,
     flavour: FlavourOption = None,
     mixed_protocols: Annotated[
-        bool, typer.Option("--mixed-protocols", help="Let URLs of several protocols in, which fsspec cannot read.")
+        bool, typer.Option("--mixed-protocols", help="Allow URLs of several protocols in one set, which fsspec cannot read.")
     ] = False,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
@@ -226,7 +233,7 @@ def combine(
 
         shardstore refs combine monday.json tuesday.json --dim time --output week.refs
     """
-    with _progress("there is no new set: run the same command again, with --overwrite if a part of it is there") as progress:
+    with _progress("no new set was finished: run the same command again, with --overwrite if a part of it exists") as progress:
         report = references.combine(
             sets,
             target,
@@ -243,7 +250,7 @@ def combine(
 
 
 def info(*, target: Set, as_json: AsJson = False, storage: StorageOptions) -> None:
-    """Show the arrays of a set, and what it was made of. References are not counted.
+    """Show the arrays of a set, and the store that it was made from. References are not counted.
 
     Examples:
 
@@ -268,7 +275,7 @@ def pins(
     store: Annotated[
         str | None,
         typer.Option(
-            "--store", metavar="URL", help="The store that the keys are of, if it is another than the set was made of.", show_default=False
+            "--store", metavar="URL", help="The store that the keys belong to, if the set was made from another one.", show_default=False
         ),
     ] = None,
     storage: StorageOptions,
@@ -319,7 +326,7 @@ def _paths(include: list[str] | None, exclude: list[str] | None, shards: list[st
     paths: dict[str, Any] = dict.fromkeys(exclude or ())
     if include and "*" not in include:
         if shards and set(include) != set(shards):
-            raise InvalidInput("--whole-shards together with --include are to name the same patterns; use --exclude for the others")
+            raise InvalidInput("--whole-shards together with --include are to name the same patterns; use --exclude to leave arrays out")
         paths |= dict.fromkeys(shards or include, "shards" if shards else "chunks") | {"*": None}
     else:
         paths |= dict.fromkeys(shards or (), "shards")
@@ -341,13 +348,13 @@ def _show_report(report: ReferenceReport, as_json: bool) -> None:
         return
     counts = f"{plural(report.arrays, 'array')}, {plural(report.references, 'reference')} to {plural(report.targets, 'object')}"
     typer.echo(f"{counts}, {size(report.nbytes)}")
-    told = [f"{report.missing:,} chunks are missing in the source"] if report.missing else []
-    told += [f"{report.inlined:,} chunks are in the set itself"] if report.inlined else []
-    told += [f"documents of Zarr {report.flavour}: {report.why}"]
-    told += [f"left out: {path or '(root)'}: {why}" for path, why in list(report.left_out.items())[:_MOST_SHOWN]]
+    lines = [f"{report.missing:,} chunks are missing in the source"] if report.missing else []
+    lines += [f"{report.inlined:,} chunks are in the set itself"] if report.inlined else []
+    lines += [f"documents of Zarr {report.flavour}: {report.why}"]
+    lines += [f"left out: {path or '(root)'}: {why}" for path, why in list(report.left_out.items())[:_MOST_SHOWN]]
     if not report.is_pinned:
-        told.append("not pinned: replaced objects will not be detected")
-    for line in told:
+        lines.append("not pinned: replaced objects will not be detected")
+    for line in lines:
         typer.echo(line)
     typer.echo("")
     typer.echo(report.how_to_open)

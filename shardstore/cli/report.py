@@ -56,7 +56,7 @@ def report(
     given: ReportOptions,
     as_json: AsJson = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the file, if there is one.")] = False,
-    fast: Annotated[bool, typer.Option("--fast", help="Metadata only: no shard is counted or looked into.")] = False,
+    fast: Annotated[bool, typer.Option("--fast", help="Metadata only: shards are neither counted nor read.")] = False,
     no_pictures: Annotated[bool, typer.Option("--no-pictures", help="Do not draw which chunks exist.")] = False,
     preview: Annotated[bool, typer.Option("--preview", help="Show a slice of each array: at most 4 MiB of chunks each.")] = False,
     access: Annotated[

@@ -1,4 +1,4 @@
-"""Credentials on the command line: found, and kept from those who list the processes of the machine."""
+"""Credentials on the command line: found, and hidden from lists of the machine's processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardstore.model.redaction import redacted
 
 _SECRETS = re.compile(r"(.*_)?(key|secret|token|password|username|user|credentials?|connection_string|auth)", re.IGNORECASE)
 _DESCRIPTOR = "SHARDSTORE_ARGUMENTS"
-"""Names, in the environment of a program that was started anew, the descriptor of a file with its arguments."""
+"""The variable that has, in the environment of a restarted program, the descriptor of a file with its arguments."""
 
 
 def secret_in(url: str, options: Mapping[str, Any]) -> str | None:
@@ -28,7 +28,7 @@ def secret_in(url: str, options: Mapping[str, Any]) -> str | None:
 
 
 class HiddenArguments:
-    """The arguments of this program. One that runs for days starts itself anew with them in a file without a name."""
+    """The arguments of this program. A program that runs for days restarts itself, with its arguments in a file without a name."""
 
     def __init__(self) -> None:
         self._given: list[str] | None = None
@@ -44,7 +44,7 @@ class HiddenArguments:
             sys.argv[1:] = json.load(file)
 
     def hide(self, shown: list[str]) -> None:
-        """Start the program anew with the arguments ``shown`` for others to see. Does nothing where it was, or where none are known."""
+        """Restart the program, with the arguments ``shown`` in lists of processes. Does nothing if that was done, or if none are known."""
         if self._given is None or not hasattr(os, "memfd_create"):
             return
         descriptor = os.memfd_create("arguments", 0)  # without a flag it stays open

@@ -28,7 +28,7 @@ def serve(
         str, typer.Argument(metavar="URL", help="A path, URL or chain of URLs: of a store, or a snapshot, URL@REF.", show_default=False)
     ],
     host: Annotated[str, typer.Option("--host", help="The address to listen at. By default only this machine can connect.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="0: any that is free.", min=0, max=65535)] = 8080,
+    port: Annotated[int, typer.Option("--port", help="The port to listen at; 0: any free one.", min=0, max=65535)] = 8080,
     cors: Annotated[
         list[str] | None,
         typer.Option(
@@ -36,39 +36,41 @@ def serve(
         ),
     ] = None,
     token_file: Annotated[
-        Path | None, typer.Option("--token-file", metavar="FILE", help="A file with the token that requests need.", show_default=False)
+        Path | None,
+        typer.Option("--token-file", metavar="FILE", help="A file with the token that requests have to have.", show_default=False),
     ] = None,
     token_env: Annotated[
         str | None, typer.Option("--token-env", metavar="NAME", help="The variable that has the token.", show_default=False)
     ] = None,
     no_token: Annotated[
-        bool, typer.Option("--no-token", help="Let anybody read who reaches --host, though the storage needs credentials.")
+        bool,
+        typer.Option(
+            "--no-token", help="Serve without a token to every client that reaches --host, although the storage needs credentials."
+        ),
     ] = False,
     allow_host: Annotated[
         list[str] | None,
         typer.Option("--allow-host", metavar="NAME", help="Another name of this server; may be repeated.", show_default=False),
     ] = None,
     max_age: Annotated[
-        int, typer.Option("--max-age", metavar="SECONDS", help="Clients may keep a value so long without asking.", min=0)
+        int, typer.Option("--max-age", metavar="SECONDS", help="How long clients may keep a value without asking again.", min=0)
     ] = 0,
-    in_flight: Annotated[int, typer.Option("--in-flight", help="Requests that are carried out at once.", min=1)] = 256,
+    in_flight: Annotated[int, typer.Option("--in-flight", help="The number of concurrent requests.", min=1)] = 256,
     no_stored: Annotated[bool, typer.Option("--no-stored", help="Do not show the stored objects.")] = False,
     no_listing: Annotated[bool, typer.Option("--no-listing", help="Do not list directories and buckets.")] = False,
-    no_report: Annotated[
-        bool, typer.Option("--no-report", help="The page at / is made of metadata alone: no shard is looked into for it.")
-    ] = False,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Make the page at / from metadata only: no shard is read for it.")] = False,
     follow_links: Annotated[
-        bool, typer.Option("--follow-links", help="Serve what links in a local directory lead to, though it lies outside of the directory.")
+        bool, typer.Option("--follow-links", help="Serve targets of links in a local directory, even outside of the directory.")
     ] = False,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the front page in a browser.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Say what goes wrong while values are read.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Print errors that occur while values are read.")] = False,
     storage: StorageOptions,
 ) -> None:
     """Serve a store over HTTP for reading, chunk by chunk, to browsers, viewers and clients of S3.
 
-    / is the report on the store. /zarr3/ shows Zarr v3 and /zarr2/ Zarr v2, both chunk by chunk, and /stored/ the objects as they are
-    stored. The three are buckets of an S3 endpoint too. Nothing can be written. Ctrl-C ends it: what is under way has ten seconds, and a
-    second Ctrl-C breaks it off.
+    / is the report on the store. /zarr3/ shows Zarr v3 and /zarr2/ Zarr v2, both chunk by chunk, and /stored/ the stored
+    objects. The three are buckets of an S3 endpoint too. Nothing can be written. Ctrl-C ends it: requests have ten seconds to finish, and a
+    second Ctrl-C stops them.
 
     Examples:
 
@@ -83,7 +85,7 @@ def serve(
     is_open = not is_loopback(host) and token is None
     if is_open and not no_token and (secret := secret_in(url, options)) is not None:
         raise InvalidInput(
-            f"everybody who reaches {host} could read with your {secret!r}: give --token-file or --token-env, or say --no-token"
+            f"every client that reaches {host} could read with your {secret!r}: give --token-file or --token-env, or --no-token"
         )
     if verbose:
         logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -106,7 +108,7 @@ def serve(
     with serving:
         _stop_on_signals(serving, ended)
         if is_open:
-            complain("warning", f"everybody who reaches {host} can read: --token-file or --token-env asks for a token")
+            complain("warning", f"every client that reaches {host} can read: --token-file or --token-env requires a token")
         typer.echo(f"serving {serving.application.served.url} at {serving.url}")
         sys.stdout.flush()
         if open_browser:

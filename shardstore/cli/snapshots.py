@@ -47,7 +47,7 @@ def snapshots() -> None:
 def init(*, url: StoreUrl, as_json: AsJson = False, storage: StorageOptions) -> None:
     """Make a versioned store, with the branch main and a first snapshot that holds an empty group.
 
-    The pointer to its current state is the object catalog.json beside its files.
+    The pointer to its current state is the object catalog.json next to its files.
 
     Examples:
 
@@ -84,7 +84,7 @@ def log(
     options = storage.parsed()
     place = snapshot_in(url, options)
     if place is not None and place.path:
-        raise InvalidInput(f"{redacted(url)} names {place.path!r} in a snapshot: the log is that of whole snapshots, leave the path out")
+        raise InvalidInput(f"{redacted(url)} names {place.path!r} in a snapshot: the log shows whole snapshots, leave the path out")
     state = _state(url if place is None else place.name.target, options)
     newest = state.ref(FIRST_BRANCH, "branch").snapshot if place is None else place.pinned.snapshot_id
     found = [SnapshotInfo.of(one) for one in islice(state.ancestry(newest), number)]
@@ -135,10 +135,10 @@ def reset(
     as_json: AsJson = False,
     storage: StorageOptions,
 ) -> None:
-    """Let a branch point to another snapshot: what was committed to it since is not part of it any more.
+    """Let a branch point to another snapshot. Later commits are then no longer part of the branch.
 
-    Nothing is removed: those snapshots can be found by their ids, which this prints. If somebody commits to the branch meanwhile, nothing
-    is changed, and the exit code is 6.
+    Nothing is removed: those snapshots can be found by their ids, which this prints. If another client commits to the branch at the same
+    time, nothing is changed, and the exit code is 6.
 
     Examples:
 
@@ -147,16 +147,16 @@ def reset(
     options = storage.parsed()
     state = _state_of_whole(url, options)
     before, after = state.ref(branch, "branch").snapshot, snapshot_of(state, ref).id
-    left = _left_by_reset(state, branch, after)
-    told = f"branch {branch} of {redacted(url)} from snapshot {before} to {after}"
-    if left:
-        told += f", and leave {plural(len(left), 'snapshot')} that no branch or tag leads to: they can be found by their ids only"
+    unreachable = _unreachable_after_reset(state, branch, after)
+    change = f"branch {branch} of {redacted(url)} from snapshot {before} to {after}"
+    if unreachable:
+        change += f", and leave {plural(len(unreachable), 'snapshot')} that no branch or tag leads to: they can be found by their ids only"
     if before != after:
         if not yes:
-            ask(f"reset {told}", "nothing was changed")
+            ask(f"reset {change}", "nothing was changed")
         Repository.open(url, storage_options=options or None).reset_branch(branch, after, from_snapshot_id=before)
     if as_json:
-        print_json({"branch": branch, "before": before, "snapshot": after, "left": left})
+        print_json({"branch": branch, "before": before, "snapshot": after, "left": unreachable})
     elif before == after:
         typer.echo(f"branch {branch} is at snapshot {after} already")
     else:
@@ -233,7 +233,7 @@ def _refs(
     if name is None and (at is not None or delete):
         raise InvalidInput(f"{'--delete' if delete else '--at'} is for one {type_}: name it behind the URL")
     if delete and at is not None:
-        raise InvalidInput(f"--at says where a new {type_} is, and --delete that it goes: give one of them")
+        raise InvalidInput(f"--at is for a new {type_}, and --delete for an existing one: give one of them")
     state = _state_of_whole(url, options)
     if name is None:
         _list(state, type_, as_json)
@@ -262,7 +262,7 @@ def _list(state: State, type_: RefType, as_json: bool) -> None:
         typer.echo(f"there are no {type_}s")
 
 
-def _left_by_reset(state: State, branch: str, after: str) -> list[str]:
+def _unreachable_after_reset(state: State, branch: str, after: str) -> list[str]:
     """Return the snapshots, the newest first, that branches and tags lead to now, and not when a branch points to ``after``."""
     tips = {after, *(ref.snapshot for name, ref in state.refs.items() if name != branch)}
     kept = {snapshot.id for tip in tips for snapshot in state.ancestry(tip)}
@@ -316,14 +316,14 @@ def _show_diff(found: Diff) -> None:
         did, _, kind = name.partition("_")
         lines += [(f"{did} {kind[:-1]}", path or "/") for path in sorted(getattr(found, name))]
     lines += [("moved", f"{before or '/'} to {after or '/'}") for before, after in sorted(found.moved_nodes)]
-    lines += [("chunks", f"{path or '/'}: {_in_words(chunks)}") for path, chunks in sorted(found.updated_chunks.items())]
+    lines += [("chunks", f"{path or '/'}: {_named_chunks(chunks)}") for path, chunks in sorted(found.updated_chunks.items())]
     for label, text in lines:
         typer.echo(f"{label:<15}{text}")
     if not lines:
         typer.echo("nothing differs")
 
 
-def _in_words(chunks: Sequence[Sequence[int]]) -> str:
+def _named_chunks(chunks: Sequence[Sequence[int]]) -> str:
     named = ", ".join("/".join(map(str, coords)) or "the only one" for coords in chunks[:_CHUNKS_SHOWN])
     more = f" and {len(chunks) - _CHUNKS_SHOWN:,} more" if len(chunks) > _CHUNKS_SHOWN else ""
     return f"{plural(len(chunks), 'chunk')}, {named}{more}"

@@ -17,7 +17,7 @@ import typer
 
 from shardstore import references
 from shardstore._sync import run_sync
-from shardstore.adapters.store_paths import pair_options, refuse_snapshot
+from shardstore.adapters.store_paths import refuse_snapshot
 from shardstore.adapters.versioned.repository import Repository
 from shardstore.adapters.versioned.session import Session
 from shardstore.cli.arguments import AsJson, PairOptions
@@ -35,7 +35,7 @@ from shardstore.snapshots.reachable import Progress, step_of
 
 
 class Form(Enum):
-    """What a versioned store can become."""
+    """The formats that a versioned store can be exported to."""
 
     ICECHUNK = "icechunk"
     ZARR = "zarr"
@@ -43,8 +43,8 @@ class Form(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What was asked for besides the format."""
+class ExportRequest:
+    """The options of an export, apart from the format."""
 
     ref: str | None
     chunks_per_shard: Any
@@ -60,7 +60,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What an export did: a line for people, and members of the JSON document."""
+    """The result of an export: a line for people, and members of the JSON document."""
 
     line: str
     document: Mapping[str, Any]
@@ -72,7 +72,7 @@ VirtualPrefix = Annotated[
     typer.Option(
         "--virtual-prefix",
         metavar="URL",
-        help="Below which chunks may be that lie elsewhere, with / at its end; may be repeated.",
+        help="A URL, with / at its end, below which chunks outside of the store may lie; may be repeated.",
         show_default=False,
     ),
 ]
@@ -99,19 +99,19 @@ def export(
     ] = None,
     no_check: Annotated[bool, typer.Option("--no-check", help="zarr: do not compare the result with the snapshot.")] = False,
     prefix: VirtualPrefix = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing: say what would be written.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing: show what would be written.")] = False,
     as_json: AsJson = False,
     storage: PairOptions,
 ) -> None:
     """Write a versioned store in another format: icechunk with its whole history; zarr and references one snapshot.
 
     icechunk: a repository of Icechunk with all snapshots, branches and tags, which xarray and other programs read. No chunk is copied:
-    virtual references lead into the chunk files of SRC, so nothing of SRC may be removed as long as DST is used. Messages and metadata are
+    virtual references lead into the chunk files of SRC, so no file of SRC may be removed as long as DST is used. Messages and metadata are
     kept, and the metadata of each commit has the id and the time of its snapshot. Branches and tags are made last: an export that was
     interrupted shows an empty branch main.
 
-    zarr: an ordinary sharded hierarchy, which needs nothing of SRC. Chunk files that are whole shards are copied by the server, others are
-    packed, and the result is compared with the snapshot. Interrupted, the same command goes on where it was.
+    zarr: an ordinary sharded hierarchy, which does not need SRC. Chunk files that are whole shards are copied by the server, all other
+    chunks are packed, and the result is compared with the snapshot. After an interruption, the same command continues.
 
     references: a set of references into the chunk files of SRC, in JSON if DST ends in .json, else in Parquet. No chunk is copied.
 
@@ -125,20 +125,19 @@ def export(
 
         shardstore snapshots export run.ice run.json --to references
     """
-    of_zarr = {"-s": shards is not None, "--no-check": no_check}
-    refused = [name for name, is_given in of_zarr.items() if is_given and to is not Form.ZARR]
+    for_zarr = {"-s": shards is not None, "--no-check": no_check}
+    refused = [name for name, is_given in for_zarr.items() if is_given and to is not Form.ZARR]
     refused += ["--ref"] if ref is not None and to is Form.ICECHUNK else []
     if refused:
         raise InvalidInput(f"{refused[0]} means nothing with --to {to.value}")
-    given = storage.parsed()
-    refuse_snapshot(url, given)
-    of_source, of_target = (dict(options) for options in pair_options(url, target, given, storage.parsed_target()))
+    refuse_snapshot(url, storage.parsed())
+    source_options, target_options = storage.parsed_pair(url, target)
     with needing_pyarrow("to look into a versioned store"):
-        repository = Repository.open(url, storage_options=of_source or None, virtual_prefixes=prefix or ())
+        repository = Repository.open(url, storage_options=source_options or None, virtual_prefixes=prefix or ())
     with _progress() as say:
         policy = "auto" if shards is None else parse_policy(shards)
-        asked = Asked(ref, policy, check=not no_check, dry_run=dry_run, target_options=of_target)
-        done = _EXPORTS[to](repository, target, asked, say)
+        request = ExportRequest(ref, policy, check=not no_check, dry_run=dry_run, target_options=target_options)
+        done = _EXPORTS[to](repository, target, request, say)
     if done.warning:
         complain("warning", done.warning)
     if as_json:
@@ -153,14 +152,15 @@ def import_(
     url: Annotated[str, typer.Argument(metavar="DST", help="Where the versioned store goes.", show_default=False)],
     copy: Annotated[bool, typer.Option("--copy", help="Copy the chunks of SRC, instead of referring to them.")] = False,
     prefix: VirtualPrefix = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Make nothing: say what would be made.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Make nothing: show what would be made.")] = False,
     as_json: AsJson = False,
     storage: PairOptions,
 ) -> None:
     """Make a versioned store of the whole history of a repository of Icechunk: snapshots, branches, tags, messages, metadata and times.
 
-    Chunks stay where they are, unless --copy is given: then nothing of SRC may be removed as long as DST is used, and who opens DST from
-    Python gives virtual_prefixes. It needs icechunk 2, and reads what icechunk 1 has written too. DST is there when all of it is.
+    Chunks stay in SRC, unless --copy is given. Without --copy no file of SRC may be removed as long as DST is used, and programs that open
+    DST in Python have to give virtual_prefixes. The command needs icechunk 2, and also reads repositories of icechunk 1. DST appears when
+    it is complete.
 
     Examples:
 
@@ -168,48 +168,54 @@ def import_(
 
         shardstore snapshots import s3://bucket/theirs s3://bucket/run.ice
     """
-    given = storage.parsed()
-    of_source, of_target = (dict(options) for options in pair_options(source, url, given, storage.parsed_target()))
+    source_options, target_options = storage.parsed_pair(source, url)
     _silence_icechunk()
-    place, asked_copy = url, copy
-    if dry_run:  # made in memory, by reference
-        if Repository.exists(url, storage_options=of_target or None):
-            raise InvalidInput(f"there is a versioned store at {redacted(url)} already: choose another place. Nothing was changed")
-        place, copy, of_target = f"memory://shardstore-{uuid4().hex}", False, {}
-    with needing_pyarrow("to make a versioned store"), _progress() as say:
+    with needing_pyarrow("to make a versioned store"), _progress() as say, place_for(url, target_options, dry_run) as place:
         made = Repository.import_icechunk(
             source,
             place,
-            copy=copy,
-            source_options=of_source,
-            storage_options=of_target or None,
+            copy=copy and not dry_run,  # in memory by reference
+            source_options=source_options,
+            storage_options=None if dry_run else target_options or None,
             virtual_prefixes=prefix or (),
             progress=say,
         )
-    branches, tags = len(made.list_branches()), len(made.list_tags())
-    tips = [made.lookup(name) for name in (*made.list_branches(), *made.list_tags())]
-    snapshots = len({one.id for tip in tips for one in made.ancestry(snapshot_id=tip)})
-    prefixes, snapshot, shown = list(made.virtual_prefixes), made.lookup_branch(FIRST_BRANCH), made.url
-    if dry_run:
-        made.destroy(yes=True)
-        shown, prefixes = url, list(prefix or ()) if asked_copy else prefixes
+        counts = _counts_of(made)
+        snapshot, prefixes = made.lookup_branch(FIRST_BRANCH), list(made.virtual_prefixes)
+    if dry_run and copy:
+        prefixes = list(prefix or ())
+    shown = url if dry_run else made.url
     if as_json:
-        print_json(
-            {
-                "url": shown,
-                "dry_run": dry_run,
-                "snapshot": snapshot,
-                "snapshots": snapshots,
-                "branches": branches,
-                "tags": tags,
-                "virtual_prefixes": prefixes,
-            }
-        )
+        print_json({"url": shown, "dry_run": dry_run, "snapshot": snapshot, **counts, "virtual_prefixes": prefixes})
         return
-    amounts = f"{plural(snapshots, 'snapshot')}, {_named(branches, tags)}"
+    amounts = f"{plural(counts['snapshots'], 'snapshot')}, {_named(counts['branches'], counts['tags'])}"
     typer.echo(f"{'would make' if dry_run else 'made'} the versioned store {redacted(shown)} of {redacted(source)}, with {amounts}")
     if prefixes and not dry_run:
         typer.echo(f"open it with virtual_prefixes={list(map(redacted, prefixes))}")
+
+
+@contextmanager
+def place_for(url: str, options: dict[str, Any], dry_run: bool) -> Iterator[str]:
+    """Yield the URL at which a versioned store is made: of a dry run a place in memory, which is gone after the block.
+
+    Raises:
+        InvalidInput: there would be a versioned store at the URL already.
+    """
+    if not dry_run:
+        yield url
+        return
+    if Repository.exists(url, storage_options=options or None):
+        raise InvalidInput(f"there is a versioned store at {redacted(url)} already: choose another place. Nothing was changed")
+    place = f"memory://shardstore-{uuid4().hex}"
+    yield place
+    Repository.open(place).destroy(yes=True)
+
+
+def _counts_of(made: Repository) -> dict[str, int]:
+    branches, tags = made.list_branches(), made.list_tags()
+    tips = [made.lookup(name) for name in (*branches, *tags)]
+    snapshots = {one.id for tip in tips for one in made.ancestry(snapshot_id=tip)}
+    return {"snapshots": len(snapshots), "branches": len(branches), "tags": len(tags)}
 
 
 COMMANDS: Mapping[str, Callable[..., None]] = {"export": export, "import": import_}
@@ -219,10 +225,10 @@ COMMANDS: Mapping[str, Callable[..., None]] = {"export": export, "import": impor
 # -- forms -------------------------------------------------------------------------------------------------------------
 
 
-def _to_icechunk(repository: Repository, target: str, asked: Asked, say: Progress) -> Exported:
+def _to_icechunk(repository: Repository, target: str, request: ExportRequest, say: Progress) -> Exported:
     _silence_icechunk()
-    done = repository.export_icechunk(target, target_options=asked.target_options, progress=say, dry_run=asked.dry_run)
-    if asked.dry_run:
+    done = repository.export_icechunk(target, target_options=request.target_options, progress=say, dry_run=request.dry_run)
+    if request.dry_run:
         document = {"snapshots": len(done.snapshots), "branches": done.branches, "tags": done.tags, "dry_run": True}
         named = f"{plural(len(done.snapshots), 'snapshot')}, {_named(done.branches, done.tags)}"
         return Exported(f"would write {named} to {redacted(done.location)}", document)
@@ -248,44 +254,44 @@ def _to_icechunk(repository: Repository, target: str, asked: Asked, say: Progres
     )
 
 
-def _to_zarr(repository: Repository, target: str, asked: Asked, say: Progress) -> Exported:
+def _to_zarr(repository: Repository, target: str, request: ExportRequest, say: Progress) -> Exported:
     done = repository.export_zarr(
         target,
-        asked.snapshot,
-        check=asked.check,
+        request.snapshot,
+        check=request.check,
         checked=lambda objects, _nbytes, total: say("comparing objects", objects, total),
-        chunks_per_shard=asked.chunks_per_shard,
-        dry_run=asked.dry_run,
-        target_options=dict(asked.target_options),
+        chunks_per_shard=request.chunks_per_shard,
+        dry_run=request.dry_run,
+        target_options=dict(request.target_options),
         progress=lambda now: say(now.phase, now.objects, now.total_objects),
     )
-    if asked.dry_run:
-        amount = f"{plural(done.objects_before, 'object')} of {asked.snapshot} would become about {plural(done.objects_after, 'object')}"
+    if request.dry_run:
+        amount = f"{plural(done.objects_before, 'object')} of {request.snapshot} would become about {plural(done.objects_after, 'object')}"
         return Exported("\n".join([f"{amount} at {redacted(done.target)}", *done.notes]), done.to_json())
-    packed = f"{plural(done.chunks, 'chunk')} in {plural(done.done, 'object')}, {done.copied:,} of them copied as they are"
-    compared = "compared with the snapshot" if asked.check else "not compared"
-    return Exported(f"wrote {asked.snapshot} to {redacted(done.target)}: {packed}; {compared}", done.to_json())
+    packed = f"{plural(done.chunks, 'chunk')} in {plural(done.done, 'object')}, {done.copied:,} of them copied unchanged"
+    compared = "compared with the snapshot" if request.check else "not compared"
+    return Exported(f"wrote {request.snapshot} to {redacted(done.target)}: {packed}; {compared}", done.to_json())
 
 
-def _to_references(repository: Repository, target: str, asked: Asked, say: Progress) -> Exported:
-    session = repository.readonly_session(snapshot_id=repository.lookup(asked.snapshot))
-    place = open_set(target, asked.target_options, is_directory=not target.endswith(JSON_SUFFIXES))
+def _to_references(repository: Repository, target: str, request: ExportRequest, say: Progress) -> Exported:
+    session = repository.readonly_session(snapshot_id=repository.lookup(request.snapshot))
+    place = open_set(target, request.target_options, is_directory=not target.endswith(JSON_SUFFIXES))
     if run_sync(place.storage.stat(place.main_key)) is not None:
         raise InvalidInput(
             f"there is something at {place.shown} already: choose another place, or replace a set of references by `shardstore refs write "
             "--overwrite`. Nothing was written"
         )
-    if asked.dry_run:
+    if request.dry_run:
         amount = sum(len(run_sync(session.storage.known_references(path)).coords) for path in _arrays_of(session))
         return Exported(f"would write {plural(amount, 'reference')} to {redacted(target)}", {"references": amount, "dry_run": True})
     write = references.write_json if target.endswith(JSON_SUFFIXES) else references.write_parquet
     done = write(
         session.storage,
         target,
-        target_options=dict(asked.target_options),
+        target_options=dict(request.target_options),
         progress=lambda now: say("writing references", now.references, None),
     )
-    return Exported(f"wrote {plural(done.references, 'reference')} to chunks of {asked.snapshot} to {redacted(target)}", asdict(done))
+    return Exported(f"wrote {plural(done.references, 'reference')} to chunks of {request.snapshot} to {redacted(target)}", asdict(done))
 
 
 def _arrays_of(session: Session) -> list[str]:
@@ -293,7 +299,7 @@ def _arrays_of(session: Session) -> list[str]:
     return [path for path, document in documents.items() if is_array(document)]
 
 
-_EXPORTS: Mapping[Form, Callable[[Repository, str, Asked, Progress], Exported]] = {
+_EXPORTS: Mapping[Form, Callable[[Repository, str, ExportRequest, Progress], Exported]] = {
     Form.ICECHUNK: _to_icechunk,
     Form.ZARR: _to_zarr,
     Form.REFERENCES: _to_references,

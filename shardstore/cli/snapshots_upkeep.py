@@ -1,4 +1,4 @@
-"""The commands of ``shardstore snapshots`` that keep a versioned store well: what expires, is collected, looked at or put together."""
+"""Commands of ``shardstore snapshots`` that maintain a store: ``expire``, ``gc``, ``stats``, ``verify``, ``rewrite`` and ``adopt``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
-from uuid import uuid4
 
 import typer
 
@@ -19,6 +18,7 @@ from shardstore.cli.failures import ExitCode
 from shardstore.cli.output import complain, print_json
 from shardstore.cli.pack import Shards, parse_policy
 from shardstore.cli.questions import ask
+from shardstore.cli.snapshots_bridges import place_for
 from shardstore.errors import InvalidInput
 from shardstore.model.redaction import redacted
 from shardstore.model.words import plural, size
@@ -34,7 +34,7 @@ _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _FOLDERS = {"t/": "states", "s/": "structures", "a/": "attribute files", "m/": "manifests", "c/": "chunk files"}
 _SHOWN_FINDINGS = 20
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing: show what would be done.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Branch = Annotated[str, typer.Option("--branch", metavar="NAME", help="The branch whose tip is rewritten.")]
 
@@ -58,9 +58,9 @@ def expire(
     as_json: AsJson = False,
     storage: StorageOptions,
 ) -> None:
-    """Leave old snapshots out of the history: those to which no branch and no tag points.
+    """Remove old snapshots from the history: those to which no branch and no tag points.
 
-    No file is removed: snapshots gc does that later. What branches and tags show stays as it is.
+    No file is removed: snapshots gc does that later. What branches and tags show stays unchanged.
 
     Examples:
 
@@ -74,14 +74,14 @@ def expire(
     found = repository.expire_snapshots(before, **flags, dry_run=True)
     if not dry_run and _is_any(found):
         if not yes:
-            ask(f"let {_of_expired(found)} of {redacted(url)} expire", "nothing was changed")
+            ask(f"let {_expired_names(found)} of {redacted(url)} expire", "nothing was changed")
         found = repository.expire_snapshots(before, **flags)
     if as_json:
         print_json({name: sorted(getattr(found, name)) for name in ("snapshots", "branches", "tags")} | {"dry_run": dry_run})
     elif not _is_any(found):
         typer.echo("nothing has expired")
     else:
-        typer.echo(f"{_of_expired(found)} {'would expire' if dry_run else 'expired'}")
+        typer.echo(f"{_expired_names(found)} {'would expire' if dry_run else 'expired'}")
 
 
 def gc(
@@ -90,7 +90,9 @@ def gc(
     grace: Annotated[
         str,
         typer.Option(
-            "--grace", metavar="DURATION", help="How long nothing must have needed a file: 7d, 12h, 0. Longer than any session lasts."
+            "--grace",
+            metavar="DURATION",
+            help="Keep files that were unreferenced for less than this (7d, 12h, 0). It has to be longer than any session.",
         ),
     ] = "7d",
     dry_run: DryRun = False,
@@ -99,8 +101,8 @@ def gc(
 ) -> None:
     """Remove the files that no snapshot needs: of snapshots that have expired, and of sessions that were never committed.
 
-    The time counts from the gc that first finds a file: the first one only notes what there is, unless --grace is 0. Commits may go on
-    meanwhile. Run it again if it was interrupted.
+    The time counts from the gc that first finds a file: the first run only records the files, unless --grace is 0. Commits may happen at
+    the same time. If it was interrupted, run it again.
 
     Examples:
 
@@ -118,9 +120,11 @@ def gc(
     verb = "would remove" if dry_run else "removed"
     typer.echo(f"{verb} {removed} of {size(found.removed_nbytes)}" if removed else f"nothing {'would be' if dry_run else 'was'} removed")
     if found.left:
-        typer.echo(f"{plural(found.left, 'file')} of {size(found.left_nbytes)} that nothing needs stay until {grace} after they were found")
+        typer.echo(
+            f"{plural(found.left, 'file')} of {size(found.left_nbytes)} that no snapshot needs stay until {grace} after they were found"
+        )
     if found.unknown:
-        complain("warning", f"{plural(found.unknown, 'file')} whose names are none of this store's were left alone")
+        complain("warning", f"{plural(found.unknown, 'file')} with names that this store does not give were left alone")
 
 
 def stats(*, url: StoreUrl, as_json: AsJson = False, storage: StorageOptions) -> None:
@@ -136,12 +140,12 @@ def stats(*, url: StoreUrl, as_json: AsJson = False, storage: StorageOptions) ->
     if as_json:
         print_json(asdict(found))
         return
-    for label, text in _of_stats(found):
+    for label, text in _stats_rows(found):
         typer.echo(f"{label:<22}{text}")
 
 
 def verify(*, url: StoreUrl, as_json: AsJson = False, storage: StorageOptions) -> None:
-    """Check that every file that a snapshot needs is there and whole, and that all references lie inside of their files.
+    """Check that every file that a snapshot needs exists and is complete, and that all references lie inside of their files.
 
     The bytes of chunks are not read: shardstore verify URL@REF does that for one snapshot. The exit code is 5 if something is wrong.
 
@@ -157,7 +161,7 @@ def verify(*, url: StoreUrl, as_json: AsJson = False, storage: StorageOptions) -
     if as_json:
         print_json(asdict(found) | {"is_sound": found.is_sound})
     else:
-        typer.echo(_of_check(found))
+        typer.echo(_check_line(found))
         for one in found.findings[:_SHOWN_FINDINGS]:
             complain(one.kind, f"{one.message} (needed by {plural(len(one.snapshots), 'snapshot')}, such as {one.snapshots[0]})")
         if len(found.findings) > _SHOWN_FINDINGS:
@@ -169,7 +173,7 @@ def verify(*, url: StoreUrl, as_json: AsJson = False, storage: StorageOptions) -
 def rewrite(
     *,
     url: StoreUrl,
-    chunks: Annotated[bool, typer.Option("--chunks", help="Put together the chunks of one shard that several commits wrote, too.")] = False,
+    chunks: Annotated[bool, typer.Option("--chunks", help="Also combine chunks of one shard that several commits wrote.")] = False,
     shards: Shards = "auto",
     branch: Branch = FIRST_BRANCH,
     message: Annotated[str | None, typer.Option("--message", "-m", metavar="TEXT", help="Of the commit.", show_default=False)] = None,
@@ -177,10 +181,10 @@ def rewrite(
     as_json: AsJson = False,
     storage: StorageOptions,
 ) -> None:
-    """Make the manifests of each array one, as a commit, so that reading is as fast as it can be.
+    """Merge the manifests of each array into one, as a commit, so that reading is as fast as possible.
 
-    When older snapshots have expired, gc can then remove chunks that were overwritten. No chunk gets another value, so nobody's session is
-    contradicted by it.
+    When older snapshots have expired, gc can then remove chunks that were overwritten. No chunk gets another value, so it conflicts with no
+    session.
 
     Examples:
 
@@ -221,7 +225,12 @@ def adopt(
     message: Annotated[str, typer.Option("--message", "-m", metavar="TEXT", help="The message of the commit.")] = "Adopted",
     prefix: Annotated[
         list[str] | None,
-        typer.Option("--virtual-prefix", metavar="URL", help="Below which the objects of a set of references may be.", show_default=False),
+        typer.Option(
+            "--virtual-prefix",
+            metavar="URL",
+            help="A URL, with / at its end, below which the objects of a set of references may lie.",
+            show_default=False,
+        ),
     ] = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
@@ -229,8 +238,8 @@ def adopt(
 ) -> None:
     """Make a versioned store of a hierarchy that exists, without copying a chunk: from then on it has a history.
 
-    Chunks stay in the shards of SRC. Leave SRC as it is: an object that is replaced there is an error when it is read. Who opens the store
-    from Python gives virtual_prefixes=["SRC/"].
+    Chunks stay in the shards of SRC. Do not change SRC: if an object there is replaced, reading it is an error. Programs that open the
+    store in Python have to give virtual_prefixes=["SRC/"].
 
     Examples:
 
@@ -238,30 +247,24 @@ def adopt(
 
         shardstore snapshots adopt s3://bucket/data.zarr s3://bucket/data.ice -m "as of today"
     """
-    of_source, of_target = (dict(options) or None for options in pair_options(source, url, storage.parsed(), None))
-    place, shown = url, redacted(url)
-    with needing_pyarrow("to make a versioned store"), _progress("chunks") as say:
-        if dry_run:  # made in memory
-            if Repository.exists(url, storage_options=of_target):
-                raise InvalidInput(f"there is a versioned store at {shown} already: choose another place. Nothing was changed")
-            place = f"memory://shardstore-{uuid4().hex}"
+    source_options, target_options = map(dict, pair_options(source, url, storage.parsed(), None))
+    with needing_pyarrow("to make a versioned store"), _progress("chunks") as say, place_for(url, target_options, dry_run) as place:
         made = Repository.adopt(
-            *(source, place),
+            source,
+            place,
             message=message,
-            source_options=of_source,
+            source_options=source_options or None,
             progress=say,
-            storage_options=None if dry_run else of_target,
+            storage_options=None if dry_run else target_options or None,
             virtual_prefixes=prefix or (),
         )
-    found = made.stats()
-    if dry_run:
-        made.destroy(yes=True)
+        found = made.stats()
     if as_json:
         snapshot = None if dry_run else made.lookup_branch(FIRST_BRANCH)
         document = {"url": None if dry_run else made.url, "snapshot": snapshot, "references": found.references, "dry_run": dry_run}
         print_json(document | {"virtual_prefixes": list(made.virtual_prefixes)})
         return
-    said = f"would make the versioned store {shown}" if dry_run else f"made the versioned store {redacted(made.url)}"
+    said = f"would make the versioned store {redacted(url)}" if dry_run else f"made the versioned store {redacted(made.url)}"
     typer.echo(f"{said}, with {plural(found.references, 'reference')} to chunks of {redacted(source)}")
     if dry_run:
         return
@@ -329,13 +332,13 @@ def _is_any(found: Expired) -> bool:
     return bool(found.snapshots or found.branches or found.tags)
 
 
-def _of_expired(found: Expired) -> str:
+def _expired_names(found: Expired) -> str:
     parts = [plural(len(found.snapshots), "snapshot")]
     parts += [f"{kind} {name}" for kind, names in (("branch", found.branches), ("tag", found.tags)) for name in sorted(names)]
     return ", ".join(parts)
 
 
-def _of_stats(found: StoreStats) -> Iterator[tuple[str, str]]:
+def _stats_rows(found: StoreStats) -> Iterator[tuple[str, str]]:
     yield "snapshots", f"{found.snapshots:,}"
     yield "branches and tags", f"{found.branches:,} and {found.tags:,}"
     for folder, amount in found.stored.items():
@@ -345,7 +348,7 @@ def _of_stats(found: StoreStats) -> Iterator[tuple[str, str]]:
     yield "references", f"{found.references:,}, in up to {plural(found.most_levels, 'manifest')} for an array"
 
 
-def _of_check(found: Checked) -> str:
+def _check_line(found: Checked) -> str:
     looked = (
         f"{plural(found.snapshots, 'snapshot')}, {plural(found.structures, 'structure')}, {plural(found.manifests, 'manifest')}, "
         f"{plural(found.references, 'reference')}, {plural(found.chunk_files, 'chunk file')}"

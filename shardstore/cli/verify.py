@@ -15,7 +15,7 @@ from shardstore.adapters.tools.verification import decoder, verify_step
 from shardstore.cli.arguments import AgainstOptionsJson, AsJson, StorageOptions, Url, other_options
 from shardstore.cli.execution import WorkOptions
 from shardstore.cli.failures import ExitCode, exit_code
-from shardstore.cli.output import alike, complain, print_json, show, show_others, wrapped
+from shardstore.cli.output import alike, complain, print_json, show, show_more, wrapped
 from shardstore.maintenance.census.file import merged, read_census
 from shardstore.maintenance.execution import Execution
 from shardstore.maintenance.verify.detectable import Detectable
@@ -40,7 +40,7 @@ def verify(
         typer.Option(
             "--census",
             metavar="FILE",
-            help="Find what is gone since a census, or lies elsewhere; repeatable, where parts have taken it.",
+            help="Find what is missing or has moved since a census; repeat it if parts have taken it.",
             show_default=False,
         ),
     ] = None,
@@ -49,10 +49,10 @@ def verify(
     storage: StorageOptions,
     against_options: AgainstOptionsJson = None,
 ) -> None:
-    """Check metadata, indexes, bounds and checksums, and find objects that belong to nothing. Writes nothing.
+    """Check metadata, indexes, bounds and checksums, and find objects that belong to no node. Writes nothing.
 
-    Chunks are read where they have checksums, or with --deep. Says of each array what can be detected in it, and what cannot. Errors are
-    what makes readers fail or see wrong values: the exit code is 5 then. Notes are about what is valid, or harms no reader.
+    Chunks are read if they have checksums, or with --deep. The output says for each array which damage can be detected, and which cannot.
+    Errors make readers fail or see wrong values: the exit code is 5 then. Notes are about valid data, or about what harms no reader.
 
     Examples:
 
@@ -71,10 +71,10 @@ def verify(
     target = storage.resolve(url)
     copy = None
     if against is not None:
-        of_copy = other_options(against_options, "--against-options")
-        there = resolve(against, pair_options(url, against, given, of_copy)[1])
+        copy_options = other_options(against_options, "--against-options")
+        there = resolve(against, pair_options(url, against, given, copy_options)[1])
         copy = Copy(there.engine.canonical, there.path)
-    advice = "nothing was changed, and what has been found so far is not told; --part I/N verifies in smaller pieces"
+    advice = "nothing was changed, and the findings so far are not shown; --part I/N verifies in smaller pieces"
     with work.arguments(advice) as arguments, step_bar() as bar:
         report = verify_engine(
             target.engine.canonical,
@@ -130,9 +130,9 @@ def _show(where: str, report: VerifyReport) -> None:
 
 
 def _show_findings(label: str, style: str, findings: Sequence[Finding], total: int) -> None:
-    for first, others in alike(findings, lambda finding: finding.what, lambda finding: (finding.path, finding.kind)):
+    for first, more in alike(findings, lambda finding: finding.what, lambda finding: (finding.path, finding.kind)):
         show(wrapped(label, _said(first), style))
-        show_others([other.key or other.path or "/" for other in others], " " * len(label))
+        show_more([other.key or other.path or "/" for other in more], " " * len(label))
     if len(findings) < total:
         show(f"{' ' * len(label)}and {count(total - len(findings))} more, which are not listed")
 
@@ -148,7 +148,7 @@ def _named(some: Sequence[ArrayVerified], arrays: Sequence[ArrayVerified]) -> st
     if len(some) == len(arrays) > 1:
         return "all arrays"
     named = [array.path or "/" for array in some[:_ARRAYS_NAMED]]
-    return ", ".join(named) + (f" and {count(len(some) - len(named))} others" if len(some) > len(named) else "")
+    return ", ".join(named) + (f" and {count(len(some) - len(named))} more" if len(some) > len(named) else "")
 
 
 def _array(array: ArrayVerified) -> Text:

@@ -45,7 +45,7 @@ class Verified:
                 errors=int(document["errors"]),
                 notes=int(document["notes"]),
                 unread=len(document["unread"]),
-                findings=tuple({name: str(one[name]) for name in _OF_FINDING} for one in document["findings"]),
+                findings=tuple({name: str(one[name]) for name in _FINDING_MEMBERS} for one in document["findings"]),
                 arrays={str(array["path"]): _checked(array) for array in document["arrays"]},
                 document=document,
             )
@@ -70,7 +70,7 @@ class Verified:
         return replace(self, findings=findings, arrays=arrays, errors=errors, notes=len(findings) - errors)
 
     def state_of(self, path: str, digest: str | None) -> State:
-        """Return the state of an array whose objects, as they are listed now, have this digest (``None``: nobody has looked)."""
+        """Return the state of an array whose objects, as they are listed now, have this digest (``None``: not listed)."""
         array = self.arrays.get(path)
         if array is None:
             return "not looked at"
@@ -85,19 +85,19 @@ def _is_below(path: str, name: str) -> bool:
     return not path or name == path or name.startswith(f"{path}/")
 
 
-_OF_FINDING = ("severity", "kind", "path", "key", "what", "remedy")
+_FINDING_MEMBERS = ("severity", "kind", "path", "key", "what", "remedy")
 
 
 def _checked(array: Mapping[str, Any]) -> Mapping[str, Any]:
-    told = array["detectable"]
+    detectable = array["detectable"]
     return {
         "errors": int(array["errors"]),
         "notes": int(array["notes"]),
         "chunks": int(array["chunks"]),
         "digest": array.get("digest"),
         "detectable": {
-            "found": [str(sentence) for sentence in told["found"]],
-            "missed": [str(sentence) for sentence in told["missed"]],
-            "reads_chunks": told.get("reads_chunks"),
+            "found": [str(sentence) for sentence in detectable["found"]],
+            "missed": [str(sentence) for sentence in detectable["missed"]],
+            "reads_chunks": detectable.get("reads_chunks"),
         },
     }

@@ -49,7 +49,7 @@ def no_v3(found: Survey) -> str | None:
         return None
     if found.v2_documents:
         names = sorted({key.rpartition("/")[2] for key in found.v2_documents}, reverse=True)
-        return f"Zarr v2 ({', '.join(names)}): passes through as it is; shards are of Zarr v3"
+        return f"Zarr v2 ({', '.join(names)}): shown unchanged; shards are of Zarr v3"
     unseen = "" if found.objects is not None else " (without --fast all is looked at)"
     return f"no Zarr here: no zarr.json, .zgroup or .zarray was found{unseen}"
 

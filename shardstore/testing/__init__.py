@@ -1,4 +1,4 @@
-"""Tests for storages that others build: a suite that holds a kind of storage to its contract, and storages that fail, wait or record.
+"""Tests for storages and catalogs of one's own: suites that check the contract, and storages that fail, wait or record.
 
 Nothing in the package imports them. Begin with ``storage_suite.py``.
 """

@@ -53,7 +53,7 @@ class SyncCatalog:
 
 
 async def attempt(call: Coroutine[Any, Any, object]) -> bool:
-    """Return whether a swap or a deletion was carried out: true, or false where somebody else was first."""
+    """Return whether a swap or a deletion was carried out: false if another client was first."""
     try:
         await call
     except PointerMoved:
@@ -143,7 +143,7 @@ class CatalogSuite:
     def test_a_swap_from_what_was_is_refused(self, c: SyncCatalog) -> None:
         first = c.swap("a", None, pointer(0))
         second = c.swap("a", first, pointer(1))
-        # As it was returned, as it was read, and without what the catalog knows of it.
+        # The returned pointer, and such as the catalog has never returned.
         for stale in (first, pointer(0), pointer(0, "y"), pointer(1, "y"), pointer(7)):
             with pytest.raises(PointerMoved, match="generation 1") as caught:
                 c.swap("a", stale, pointer(stale.generation + 1, "z"))
@@ -168,7 +168,7 @@ class CatalogSuite:
         assert c.swap("a", read, pointer(1)) == pointer(1) == c.get("a")
 
     def test_the_same_swap_again_is_the_same_success(self, c: SyncCatalog) -> None:
-        """Whoever lost an answer may ask again: locations are unique, so what is there is this caller's."""
+        """A client that lost an answer may ask again: locations are unique, so what is there is its own."""
         first = c.swap("a", None, pointer(0))
         assert c.swap("a", None, pointer(0)) == first
         second = c.swap("a", first, pointer(1))
@@ -177,7 +177,7 @@ class CatalogSuite:
                 assert client.swap("a", before, pointer(1)) == second == c.get("a")
         third = c.swap("a", c.swap("a", first, pointer(1)), pointer(2))
         with pytest.raises(PointerMoved) as caught:
-            c.swap("a", first, pointer(1))  # was carried out, and others have gone on since: only the state can tell
+            c.swap("a", first, pointer(1))  # was carried out, and other swaps followed: only the state shows it
         assert caught.value.now == third == c.get("a")
 
     def test_the_same_swap_by_several_at_once(self, c: SyncCatalog) -> None:
@@ -226,7 +226,7 @@ class CatalogSuite:
     # -- races ---------------------------------------------------------------------------------------------------------
 
     def test_of_those_who_swap_at_once_one_succeeds(self, c: SyncCatalog, rounds: int) -> None:
-        """They are four clients. A reader, meanwhile, sees nothing but what one of them has written, and never goes back."""
+        """They are four clients. A concurrent reader sees only what one of them has written, and never an older pointer again."""
         catalogs = [c.catalog, *(c.another().catalog for _ in range(3))]
         seen: list[int] = []
 

@@ -283,7 +283,7 @@ class FaultStorage(StorageWrapper):
         struck = self._arrived("rename_prefix", target)
         await self._before(struck)
         renamed = await self.inner.rename_prefix(source, target)
-        if renamed:  # a kind that cannot asks nobody: there is no reply to drop
+        if renamed:  # a kind that cannot rename makes no request: there is no reply to drop
             self._after(struck)
         return renamed
 

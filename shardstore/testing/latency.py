@@ -65,7 +65,7 @@ class LatencyStorage(StorageWrapper):
 
     async def rename_prefix(self, source: str, target: str) -> bool:
         renamed = await self.inner.rename_prefix(source, target)
-        if renamed:  # a kind that cannot asks nobody
+        if renamed:  # a kind that cannot rename makes no request
             await self._request()
         return renamed
 

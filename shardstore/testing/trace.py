@@ -155,7 +155,7 @@ class TraceStorage(StorageWrapper):
 
     async def rename_prefix(self, source: str, target: str) -> bool:
         renamed = await self.inner.rename_prefix(source, target)
-        if renamed:  # a kind that cannot asks nobody
+        if renamed:  # a kind that cannot rename makes no request
             self._record(Event("rename_prefix", target, self._rounds))
         return renamed
 

@@ -112,7 +112,7 @@ def test_why_an_array_passes_through(local: Place) -> None:
 def test_zarr_v2_and_no_zarr_are_told(tmp_path: Path, flags: list[str]) -> None:
     old = tmp_path / "old"
     zarr.create_group(str(old), zarr_format=2).create_array("x", shape=(4,), chunks=(2,), dtype="i4")
-    told = "Zarr v2 (.zgroup, .zarray): passes through as it is; shards are of Zarr v3"
+    told = "Zarr v2 (.zgroup, .zarray): shown unchanged; shards are of Zarr v3"
     assert told in succeed("info", str(old), *flags).lines
     outcome = run("advise", str(old), "-a", "1", *flags)
     assert (outcome.code, outcome.error) == (3, f"{old}: {told}")

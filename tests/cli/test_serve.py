@@ -68,10 +68,10 @@ def test_options_reach_the_server(served: list[Served], tmp_path: Path, monkeypa
 def test_without_a_token_the_network_is_warned_of(served: list[Served]) -> None:
     done = run("serve", "data.zarr", "--host", "0.0.0.0")
     assert done.code == ExitCode.OK
-    assert "everybody who reaches 0.0.0.0 can read" in done.err
+    assert "every client that reaches 0.0.0.0 can read" in done.err
     refused = run("serve", "s3://bucket/data.zarr", "--host", "0.0.0.0", "-o", "secret=x")
     assert refused.code == ExitCode.INVALID
-    assert "--token-file or --token-env, or say --no-token" in refused.error
+    assert "--token-file or --token-env, or --no-token" in refused.error
     assert run("serve", "s3://bucket/data.zarr", "--host", "0.0.0.0", "-o", "secret=x", "--no-token").code == ExitCode.OK
     assert run("serve", "s3://bucket/data.zarr", "-o", "secret=x").err == ""
 
@@ -90,7 +90,7 @@ def test_without_a_token_the_network_is_warned_of(served: list[Served]) -> None:
 def test_credentials_are_found_wherever_they_are(served: list[Served], url: str, options: list[str]) -> None:
     refused = run("serve", url, "--host", "0.0.0.0", *options)
     assert refused.code == ExitCode.INVALID
-    assert "say --no-token" in refused.error
+    assert "or --no-token" in refused.error
     assert "S3CRET" not in refused.error
     assert served == []
 

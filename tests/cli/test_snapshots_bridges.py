@@ -142,7 +142,7 @@ def test_export_to_zarr_copies_shards_and_compares(repo: Repository, tmp_path: P
     assert not (tmp_path / "out.zarr").exists()
     said = succeed(*arguments).lines
     assert said == [
-        f"wrote main to file://{tmp_path}/out.zarr: 16 chunks in 4 objects, 3 of them copied as they are; compared with the snapshot"
+        f"wrote main to file://{tmp_path}/out.zarr: 16 chunks in 4 objects, 3 of them copied unchanged; compared with the snapshot"
     ]
     wanted = DATA.copy()
     wanted[:20, :20] = -1

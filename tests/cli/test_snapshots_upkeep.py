@@ -54,7 +54,7 @@ def test_what_expired_is_removed(store: Repository, tmp_path: Path) -> None:
     assert re.fullmatch(r"would remove 4 structures, 3 manifests, 8 chunk files of 1\d\d\.\d KiB", planned)
     first = snapshots(store, "gc")
     assert first[0] == "nothing was removed"
-    assert first[1].endswith("that nothing needs stay until 7d after they were found")
+    assert first[1].endswith("that no snapshot needs stay until 7d after they were found")
     found = succeed("snapshots", "stats", store.url, "--json").json
     assert (found["snapshots"], found["unneeded"]["files"], found["stored"]["c/"]["files"]) == (1, 15, 12)
     removed = succeed("snapshots", "gc", store.url, "--grace", "0", "--json").json

@@ -16,7 +16,7 @@ import zarr
 import shardstore
 from shardstore.cli import census
 from shardstore.cli.execution import write_failures
-from shardstore.cli.output import show_others, wrapped
+from shardstore.cli.output import show_more, wrapped
 from shardstore.errors import StorageError
 from shardstore.maintenance.census.file import Unread
 from shardstore.storage.base import Failed
@@ -84,7 +84,7 @@ def test_what_is_found_many_times_is_said_once(local: Place) -> None:
 
 
 def test_several_findings_in_one_object_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    show_others(["a/c/0", "a/c/0", "a/c/1"], "   ")
+    show_more(["a/c/0", "a/c/0", "a/c/1"], "   ")
     assert capsys.readouterr().out == "   and 3 more like this, in 2 objects: a/c/0, a/c/1\n"
 
 

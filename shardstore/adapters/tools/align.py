@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
-from shardstore.adapters.tools.align_target import Target, TargetArray, array_of_zarr, is_zarr, open_target
+from shardstore.adapters.tools.align_target import AlignTarget, TargetArray, array_of_zarr, is_zarr, open_target
 from shardstore.errors import InvalidInput
 from shardstore.format.json_text import JsonObject
 from shardstore.format.store_keys import join
@@ -49,14 +49,14 @@ def align(
     """Return the same data in dask chunks of which no two write to one shard. Nothing is computed and nothing is stored.
 
     Chunks whose borders fit are left alone. Other borders move to the nearest border of shards, so chunks keep about their
-    size, but hold one shard at least. Data that is not in dask chunks is returned as it is: it is written in one piece.
+    size, but hold one shard at least. Data that is not in dask chunks is returned unchanged: it is written in one piece.
 
     Args:
         data: an xarray Dataset or DataArray, or a dask array.
         store: where it will be written: what ``shardstore.open`` gave, a URL or path with or without ``sharded::``, or a group or
             array of zarr's. ``None``: a new store.
-        group, mode, region, append_dim: what ``to_zarr`` will be told. Chunks are counted from where the data will lie in the stored
-            array. For a dask array, ``region`` is a slice for each dimension and ``append_dim`` the number of one.
+        group, mode, region, append_dim: as ``to_zarr`` will get them. Chunks are counted from where the data will lie in the stored array.
+            For a dask array, ``region`` is a slice for each dimension and ``append_dim`` the number of one.
         name: of the array in ``group``; needed for a dask array unless ``store`` is an array. The default for a DataArray is its name.
         chunks_per_shard: of arrays that do not exist yet; the default is what ``store`` would do. They get
             ``encoding["chunks"]`` of their present chunks: otherwise xarray would take the aligned ones for the stored chunks.
@@ -65,7 +65,7 @@ def align(
         storage_options: for the filesystem that a URL names.
 
     Raises:
-        InvalidInput: an argument does not fit the others, the data or what is stored.
+        InvalidInput: an argument does not fit the data, what is stored, or another argument.
         Unsupported: an array that exists has chunks of several shapes.
     """
     if mode is not None and mode not in _MODES:
@@ -102,18 +102,18 @@ class _Plan:
     chunks_per_shard: ShardingPolicy
     chunk_bytes: int | str | None
 
-    def target(self) -> Target | None:
+    def target(self) -> AlignTarget | None:
         return None if self.store is None else open_target(self.store, self.storage_options)
 
-    def path(self, target: Target | None, name: str) -> str:
+    def path(self, target: AlignTarget | None, name: str) -> str:
         below = "/".join(part.strip("/") for part in (target.path if target else "", self.group or "") if part.strip("/"))
         return join(below, name).rstrip("/")
 
-    def existing(self, target: Target | None, paths: Sequence[str]) -> dict[str, TargetArray]:
-        """Return the arrays that will be written to and exist; none if the mode creates all anew."""
+    def existing(self, target: AlignTarget | None, paths: Sequence[str]) -> dict[str, TargetArray]:
+        """Return the arrays that will be written to and exist; none if the mode replaces all."""
         return {} if target is None or self.mode in _CREATING else target.arrays(paths)
 
-    def policy(self, target: Target | None) -> ShardingPolicy:
+    def policy(self, target: AlignTarget | None) -> ShardingPolicy:
         if self.chunks_per_shard is not None:
             return self.chunks_per_shard
         return "auto" if target is None else target.policy
@@ -127,7 +127,7 @@ class _Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _BlockPosition:
     """The place of a block in an array: ``start`` in elements of the array."""
 
     shard_shape: tuple[int, ...]
@@ -162,20 +162,22 @@ def _data_array(data: xarray.DataArray, plan: _Plan, name: str | None) -> xarray
     return aligned[stored_name].rename(data.name)
 
 
-def _new_place(variable: xarray.Variable, path: str, chunk_shape: tuple[int, ...], plan: _Plan, target: Target | None) -> _Place:
+def _new_place(
+    variable: xarray.Variable, path: str, chunk_shape: tuple[int, ...], plan: _Plan, target: AlignTarget | None
+) -> _BlockPosition:
     """Return where a variable goes that will be created."""
     if plan.region is not None:
         raise InvalidInput(
             f"array {path!r} does not exist, so there is no region of it: create it first, with to_zarr(compute=False) of the whole"
         )
-    if asked := variable.encoding.get("shards"):  # these are what is stored, whatever the store's options say
-        return _Place(tuple(asked), (0,) * variable.ndim)
+    if shards := variable.encoding.get("shards"):  # these are what is stored, whatever the store's options say
+        return _BlockPosition(tuple(shards), (0,) * variable.ndim)
     dtype = np.dtype(variable.encoding.get("dtype", variable.dtype))
-    return _Place(_new_shard_shape(plan, target, path, variable.shape, chunk_shape, dtype), (0,) * variable.ndim)
+    return _BlockPosition(_new_shard_shape(plan, target, path, variable.shape, chunk_shape, dtype), (0,) * variable.ndim)
 
 
 def _new_shard_shape(
-    plan: _Plan, target: Target | None, path: str, shape: tuple[int, ...], chunk_shape: tuple[int, ...], dtype: np.dtype[Any]
+    plan: _Plan, target: AlignTarget | None, path: str, shape: tuple[int, ...], chunk_shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> tuple[int, ...]:
     per_shard = decide(plan.policy(target), path, _document(shape, chunk_shape, dtype)) or (1,) * len(shape)
     return tuple(c * n for c, n in zip(chunk_shape, per_shard, strict=True))
@@ -222,7 +224,7 @@ def _document(shape: tuple[int, ...], chunk_shape: tuple[int, ...], dtype: np.dt
 
 def _existing_place(
     array: TargetArray, variable: xarray.Variable, append_dim: Hashable | None, region: Mapping[Hashable, slice] | None
-) -> _Place:
+) -> _BlockPosition:
     """Return where a variable goes in an array that exists, in the order of the variable's dimensions."""
     order = list(array.dimension_names or variable.dims)
     if sorted(map(str, order)) != sorted(map(str, variable.dims)):
@@ -237,7 +239,7 @@ def _existing_place(
             start.append(_start_of(region[dim], stored, length, f"dimension {dim!r} of array {array.path!r}"))
         else:
             start.append(0)
-    return _Place(tuple(array.shard_shape[axis] for axis in axes), tuple(start))
+    return _BlockPosition(tuple(array.shard_shape[axis] for axis in axes), tuple(start))
 
 
 def _start_of(wanted: slice, stored: int, length: int, where: str) -> int:
@@ -310,7 +312,7 @@ def _dask_array(data: Any, plan: _Plan, name: str | None) -> Any:
     if array is None:
         if region is not None or append_dim is not None:
             raise InvalidInput("region and append_dim go with an array that exists")
-        return _rechunked(data, _Place(new_shard_shape, tuple(start)), plan)
+        return _rechunked(data, _BlockPosition(new_shard_shape, tuple(start)), plan)
     if len(array.shape) != data.ndim:
         raise InvalidInput(f"array {array.path!r} has {len(array.shape)} dimensions, the data {data.ndim}")
     if region is not None:
@@ -322,7 +324,7 @@ def _dask_array(data: Any, plan: _Plan, name: str | None) -> Any:
         if not isinstance(append_dim, int) or not 0 <= append_dim < data.ndim or region is not None:
             raise InvalidInput(f"append_dim {append_dim!r} of a dask array has to be the number of a dimension, without a region")
         start[append_dim] = array.shape[append_dim]
-    return _rechunked(data, _Place(array.shard_shape, tuple(start)), plan)
+    return _rechunked(data, _BlockPosition(array.shard_shape, tuple(start)), plan)
 
 
 def _dask_target(data: Any, plan: _Plan, name: str | None) -> tuple[TargetArray | None, tuple[int, ...]]:
@@ -340,7 +342,7 @@ def _dask_target(data: Any, plan: _Plan, name: str | None) -> tuple[TargetArray 
     return None, _new_shard_shape(plan, target, path, data.shape, chunk_shape, data.dtype)
 
 
-def _rechunked(data: Any, place: _Place, plan: _Plan) -> Any:
+def _rechunked(data: Any, place: _BlockPosition, plan: _Plan) -> Any:
     """Return a dask array in chunks that fit its place; the same array if its chunks fit already."""
     if any(math.isnan(length) for lengths in data.chunks for length in lengths):
         raise InvalidInput("the sizes of some dask chunks are not known: call compute_chunk_sizes() on the dask array first")

@@ -1,6 +1,6 @@
 """The arrays that data is going to be written to: how they are cut, and along which dimensions.
 
-A target is the ``store`` that ``align`` is given: a store, a URL, or a node of zarr. Stores of others need no import.
+A target is the ``store`` that ``align`` is given: a store, a URL, or a node of zarr. Other stores need no import.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TargetArray:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class AlignTarget:
     """A store, and the node of it that was named."""
 
     engine: Presented
@@ -53,7 +53,7 @@ class Target:
         return self.engine.options.chunks_per_shard
 
     def arrays(self, paths: Sequence[str]) -> dict[str, TargetArray]:
-        """Return the arrays at ``paths``, as they are now, in two rounds of requests; other paths are left out.
+        """Return the present arrays at ``paths``, in two rounds of requests; other paths are left out.
 
         Raises:
             Unsupported: the chunks of one are not of one shape.
@@ -67,14 +67,14 @@ class Target:
             if document is not None and is_array(document):
                 v3[path] = document
             elif document is None and v2 is not None:
-                found[path] = _of_v2(path, v2, v2_attributes or {})
+                found[path] = _v2_array(path, v2, v2_attributes or {})
         nodes = run_sync(self.engine.hierarchy.load(v3))
         for path, document in v3.items():
             node = nodes[path]
-            found[path] = self._of_v3(path, document, None if node is None else node.layout)
+            found[path] = self._v3_array(path, document, None if node is None else node.layout)
         return found
 
-    def _of_v3(self, path: str, presented: JsonObject, layout: ArrayLayout | None) -> TargetArray:
+    def _v3_array(self, path: str, presented: JsonObject, layout: ArrayLayout | None) -> TargetArray:
         plain = parse_plain(presented)
         if isinstance(plain, str):
             raise Unsupported(f"array {path!r} in {self.engine.storage.url} has no shards to align with: {plain}")
@@ -84,13 +84,13 @@ class Target:
         return TargetArray(path, plain.shape, shard_shape, tuple(names) if isinstance(names, list) else None)
 
 
-def _of_v2(path: str, document: JsonObject, attributes: JsonObject) -> TargetArray:
+def _v2_array(path: str, document: JsonObject, attributes: JsonObject) -> TargetArray:
     """Return an array of Zarr v2, which has no shards; xarray keeps the names of its dimensions in an attribute."""
     names = attributes.get("_ARRAY_DIMENSIONS")
     return TargetArray(path, tuple(document["shape"]), tuple(document["chunks"]), tuple(names) if isinstance(names, list) else None)
 
 
-def open_target(store: Any, storage_options: Mapping[str, Any] | None) -> Target:
+def open_target(store: Any, storage_options: Mapping[str, Any] | None) -> AlignTarget:
     """Open the target that ``store`` names.
 
     Args:
@@ -103,19 +103,19 @@ def open_target(store: Any, storage_options: Mapping[str, Any] | None) -> Target
     if isinstance(store, os.PathLike):
         store = text_of(store)
     if isinstance(store, str) and store.startswith(_CHAIN):
-        return _of_filesystem(*url_to_fs(store, **(storage_options or {})))
+        return _filesystem_target(*url_to_fs(store, **(storage_options or {})))
     if isinstance(store, str):
-        return Target(Handle.make(store, dict(storage_options) if storage_options else None, {}).engine, "")
+        return AlignTarget(Handle.make(store, dict(storage_options) if storage_options else None, {}).engine, "")
     if storage_options:
         raise InvalidInput(f"storage_options go with a URL, not with {store!r}")
     node_path = ""
     if is_zarr(store) and hasattr(store, "store_path"):
         store, node_path = store.store, store.path
     if isinstance(engine := getattr(store, "engine", None), Presented):
-        return Target(engine, node_path)
+        return AlignTarget(engine, node_path)
     if isinstance(filesystem := getattr(store, "fs", None), ShardedFileSystem):  # zarr's FsspecStore
-        below = _of_filesystem(filesystem, store.path)
-        return Target(below.engine, join(below.path, node_path).strip("/"))
+        below = _filesystem_target(filesystem, store.path)
+        return AlignTarget(below.engine, join(below.path, node_path).strip("/"))
     raise InvalidInput(
         f"{type(store).__name__} is not a store of shardstore's: give what shardstore.open returned, its URL, or sharded:: and its URL. "
         "For zarr's own stores xarray does it: to_zarr(align_chunks=True)"
@@ -123,7 +123,7 @@ def open_target(store: Any, storage_options: Mapping[str, Any] | None) -> Target
 
 
 def array_of_zarr(store: Any) -> TargetArray | None:
-    """Return what an array of zarr's on a store that is not shardstore's tells of itself; ``None`` if ``store`` is something else."""
+    """Return the shapes of an array of zarr's on a store that is not shardstore's; ``None`` if ``store`` is something else."""
     zarr = imported_zarr()
     if zarr is None or not isinstance(store, zarr.Array) or _is_ours(store.store):
         return None
@@ -140,7 +140,7 @@ def is_zarr(store: Any) -> bool:
     return zarr is not None and isinstance(store, zarr.Array | zarr.Group | zarr.abc.store.Store)
 
 
-def _of_filesystem(filesystem: Any, path: str) -> Target:
+def _filesystem_target(filesystem: Any, path: str) -> AlignTarget:
     if not isinstance(filesystem, ShardedFileSystem):
         raise InvalidInput(f"{type(filesystem).__name__} is not the filesystem of a store of shardstore's: write sharded:: before the URL")
-    return Target(filesystem.engine, filesystem.key_of(path))
+    return AlignTarget(filesystem.engine, filesystem.key_of(path))

@@ -55,7 +55,7 @@ def verify(
         part: ``"3/16"``, or a ``Part``: look at this share of the objects only.
         retries: how often a task is tried again whose storage failed, or whose worker was lost.
         max_memory: bytes of chunks that are held at once in each process; one chunk a task at least.
-        only: keys of objects, such as those that could not be read in an earlier run: look at no others.
+        only: keys of objects, such as those that could not be read in an earlier run: only these are examined.
         storage_options: for the filesystem: credentials, endpoint, retries.
         against_options: likewise, of ``against``.
         progress: called with the number of objects and of bytes that have been looked at, and of how many objects (``None`` while these

@@ -3,7 +3,7 @@ for (const hidden of document.querySelectorAll(".controls, .zoom")) hidden.hidde
 
 for (const figure of document.querySelectorAll(".picture")) {
   const { rows, columns, down, across, nameDown, nameAcross } = figure.dataset;
-  const frame = figure.querySelector(".frame"), picture = frame.querySelector("img"), told = figure.querySelector("output");
+  const frame = figure.querySelector(".frame"), picture = frame.querySelector("img"), shown = figure.querySelector("output");
   // A picture of few cells begins as large as one can see them.
   let scale = Math.max(1, Math.min(32, Math.floor(256 / Math.max(rows, columns))));
   function zoom(by, x, y) {
@@ -31,9 +31,9 @@ for (const figure of document.querySelectorAll(".picture")) {
   picture.addEventListener("mousemove", (event) => {
     const x = event.offsetX / picture.clientWidth, y = event.offsetY / picture.clientHeight;
     const parts = [[nameDown, y, rows, down], [nameAcross, x, columns, across]].filter(([name]) => name);
-    told.textContent = parts.map(([name, place, cells, chunks]) => `${name}: chunk ${range(place, Number(cells), Number(chunks))}`).join(", ");
+    shown.textContent = parts.map(([name, place, cells, chunks]) => `${name}: chunk ${range(place, Number(cells), Number(chunks))}`).join(", ");
   });
-  picture.addEventListener("mouseleave", () => { told.textContent = ""; });
+  picture.addEventListener("mouseleave", () => { shown.textContent = ""; });
 }
 
 document.getElementById("filter")?.addEventListener("input", (event) => {

@@ -1,6 +1,6 @@
 """Files over a store: what opening, writing and closing mean.
 
-A chunk is stored whole when its file is closed, or at ``fsync``; nobody sees half of it. Files with the names that programs use for a
+A chunk is stored whole when its file is closed, or at ``fsync``; no program sees half of it. Files with the names that programs use for a
 moment are kept here. Paths are presented keys; ``""`` is the root. No FUSE here.
 
 What is opened or changed is given as a ``Place``, whose path is looked up once no directory above it can be renamed.
@@ -12,24 +12,27 @@ import errno
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
-from shardstore.engine.actions import Action
+from shardstore.adapters.file_access import Change, FileAccess
 from shardstore.errors import AccessDenied, Conflict, InvalidInput, NotFound, ReadOnly, ShardStoreError
-from shardstore.format.store_keys import check_key, possible_owners
+from shardstore.format.chunk_keys import looks_like_chunk_key
+from shardstore.format.metadata_v3 import METADATA_NAME
+from shardstore.format.store_keys import check_key, join, possible_owners
+from shardstore.format.v2.keys import ARRAY_NAME
+from shardstore.model.containers import Lru
 from shardstore.model.ranges import BytesLike
-from shardstore.mounting.early import Early
 from shardstore.mounting.errnos import ErrorLog, Refused
 from shardstore.mounting.held_back import HeldBack, Limits
 from shardstore.mounting.inodes import Place, path_of
 from shardstore.mounting.messages import Durable
 from shardstore.mounting.moves import Moves
-from shardstore.mounting.names import DIRECTORY, is_document, is_scratch, name_of, parent_of
+from shardstore.mounting.names import DIRECTORY, is_array_document, is_document, is_scratch, name_of, parent_of
 from shardstore.mounting.namespace import Namespace
-from shardstore.mounting.open_files import Entry, Pinned, Reader, Whole, Writer
+from shardstore.mounting.open_files import DirEntry, Pinned, Reader, Whole, Writer
 from shardstore.mounting.reading import Values
 from shardstore.mounting.tree import Tree
-from shardstore.mounting.writing import Buffer, storing
-from shardstore.presented.flavours import Presented
+from shardstore.mounting.writing import Buffer
 
 WHOLE_NBYTES = 16 * 2**20
 """Larger values are not read whole when they are opened, but piece by piece, of one version."""
@@ -37,13 +40,15 @@ WHOLE_NBYTES = 16 * 2**20
 _FINAL = (AccessDenied, Conflict, InvalidInput, ReadOnly, Refused)
 """Errors that a retry cannot mend."""
 
+_MOST_KNOWN = 100_000  # directories
+
 
 class Contents:
     """The files of one mount, and what is in them. All methods run on the IO loop."""
 
     def __init__(
         self,
-        store: Presented,
+        store: FileAccess,
         *,
         read_only: bool = False,
         durable: Durable = "close",
@@ -64,7 +69,7 @@ class Contents:
         self.held = HeldBack(store, write_memory, self._stored, self.log, limits or Limits(), clock)
         self.names = Namespace(self.tree, self.held, attr_seconds, clock)
         self._buffers = self.names.buffers
-        self._early = Early(store.options.present, self.names.find, self.tree, self.values, self.held, attr_seconds, clock)
+        self._early = EarlyChunks(self.names, self.tree, self.values, attr_seconds, clock)
         self._moves = Moves()
 
     # -- names -----------------------------------------------------------------------------------------------------------
@@ -77,7 +82,7 @@ class Contents:
         """Return the path of a place, and what ``find`` returns for it."""
         return await self._moves.ask(place, self.names.find)
 
-    async def entries(self, place: Place) -> tuple[str, list[Entry]]:
+    async def entries(self, place: Place) -> tuple[str, list[DirEntry]]:
         """Return the path of a directory, and what is in it. Raises as ``find``."""
         return await self._moves.ask(place, self.names.entries)
 
@@ -99,7 +104,7 @@ class Contents:
 
     def _check_writable(self) -> None:
         if self.read_only:
-            raise ReadOnly(f"{self.store.storage.url} is mounted for reading only")
+            raise ReadOnly(f"{self.store.url} is mounted for reading only")
 
     # -- reading ---------------------------------------------------------------------------------------------------------
 
@@ -136,7 +141,7 @@ class Contents:
         if value is None:
             self.tree.remove(path)
             raise NotFound(f"there is no {path!r} any more")
-        if value.nbytes != nbytes == self.tree.nbytes(path):  # not if it was written here meanwhile
+        if value.nbytes != nbytes == self.tree.nbytes(path):  # not if it was written here in between
             self.tree.put(path, value.nbytes)
         return Whole(value.data)
 
@@ -164,16 +169,16 @@ class Contents:
             return await self._edit(path, truncates=truncates, appends=appends)
         is_scratch = await self._is_scratch(path)
         await self.held.make_way(path, is_directory=False)
-        must_be_new = exclusive and await self._is_free(path)
+        must_be_new = exclusive and await self._free_name(path)
         may_be_empty = self._may_be_empty(path)
         hidden = await self.names.hidden_above(path)
         is_lock = must_be_new and may_be_empty and not is_scratch
-        if is_lock:  # others rely on it at once
-            await self._save(path, b"", *storing(path, no_replace=True), at_once=True)
-        if (others := self._buffers.get(path)) is not None:  # who were faster, while the storage was asked
+        if is_lock:  # other programs rely on it at once
+            await self._save(path, b"", partial(Change, creates=True), at_once=True)
+        if (opened := self._buffers.get(path)) is not None:  # by another program, while the storage was asked
             if exclusive and not is_lock:
                 raise Refused(errno.EEXIST)
-            return self._opened(path, others, appends)
+            return self._opened(path, opened, appends)
         buffer = Buffer(path, is_scratch=is_scratch, creates=must_be_new and not is_lock, may_be_empty=may_be_empty)
         if is_lock:
             buffer.fill(b"", replaces=True)
@@ -182,7 +187,7 @@ class Contents:
         self.names.directories.show(*hidden)
         return self._opened(path, buffer, appends)
 
-    async def _is_free(self, path: str) -> bool:
+    async def _free_name(self, path: str) -> bool:
         """Carry out an erasure of ``path`` that is held back, and return whether nothing is stored there then. Something still is where the
         file was renamed to a scratch name: it keeps its old name on the storage.
         """
@@ -203,7 +208,7 @@ class Contents:
         return self._opened(path, buffer, appends)
 
     async def _buffer_of(self, path: str, truncates: bool) -> Buffer:
-        """Return the buffer of a file that is there: that of who has it open, or a new one; with its value, unless ``truncates``."""
+        """Return the buffer of a file that is there, which a program has open, or a new one; with its value, unless ``truncates``."""
         if (buffer := self._buffers.get(path)) is not None:
             return buffer
         may_be_empty = self._may_be_empty(check_key(path))
@@ -217,10 +222,10 @@ class Contents:
                 self.values.forget(path)  # the current one: another could not be replaced
                 value = await self.values.read(path)
                 data = None if value is None else value.data
-            if (others := self._buffers.get(path)) is not None:
-                return others
+            if (opened := self._buffers.get(path)) is not None:
+                return opened
             if self.held.pending.get(path) is not held:
-                continue  # it was changed meanwhile
+                continue  # it was changed since then
             if data is None:
                 raise NotFound(f"there is no {path!r} any more")
             buffer = Buffer(path, may_be_empty=may_be_empty)
@@ -235,7 +240,7 @@ class Contents:
 
     def _may_be_empty(self, path: str) -> bool:
         """Return whether a file can be meant to be empty: no document is, and no chunk."""
-        return not is_document(path) and not possible_owners(path) and not self.store.options.present.shows_draft
+        return not is_document(path) and not possible_owners(path) and not self.store.shows_draft
 
     def _opened(self, path: str, buffer: Buffer, appends: bool) -> Writer:
         buffer.handles += 1
@@ -248,7 +253,7 @@ class Contents:
             return True
         if is_document(path):
             return False
-        # A name among chunks that is none. (A name beside a document may be somebody's notes.)
+        # A name among chunks that is none. (A name next to a document may be a user's notes.)
         return await self.tree.chunk_area(path) and not await self.tree.is_chunk(path)
 
     async def flush(self, file: Reader) -> None:
@@ -284,7 +289,7 @@ class Contents:
         return [buffer for buffer in closed if buffer.is_dirty and not buffer.has_bytes]
 
     async def release(self, file: Reader) -> None:
-        """Let go of a file that nobody has open any more through this descriptor."""
+        """Let go of a file whose descriptor was closed by all programs that had it."""
         if isinstance(file, Writer):
             file.buffer.handles -= 1  # before any wait, so that ``sync`` knows of it
             async with self._moves.change():
@@ -306,10 +311,10 @@ class Contents:
                     await self._store(buffer)
             except ShardStoreError as exc:
                 self.log.note(f"{path!r} was emptied, and that could not be stored", exc)
-                if not isinstance(exc, _FINAL):  # nobody can be told any more: it is tried again, and fails whoever syncs
-                    await self.held.put(path, b"", buffer.action, buffer.check_stored, lambda: buffer.path == path)
+                if not isinstance(exc, _FINAL):  # no program waits for it: it is tried again, and each sync fails
+                    await self.held.put(path, b"", buffer.change, buffer.note_stored, lambda: buffer.path == path)
             if buffer.handles or buffer.path is None:
-                return  # opened again meanwhile, or removed
+                return  # opened again since then, or removed
             if self._buffers.get(buffer.path) is buffer:
                 self._buffers.remove(buffer.path)
         elif path is not None:
@@ -323,7 +328,7 @@ class Contents:
                 return
             changes = buffer.changes
             data = buffer.content()
-            await self._save(path, data, buffer.action, buffer.check_stored, still=lambda: buffer.path == path)
+            await self._save(path, data, buffer.change, buffer.note_stored, still=lambda: buffer.path == path)
             if buffer.changes == changes:
                 buffer.is_dirty = False
 
@@ -331,22 +336,22 @@ class Contents:
         self,
         path: str,
         data: bytes | memoryview,
-        action: Callable[[BytesLike], Action],
-        check: Callable[[Action], None],
+        change: Callable[[BytesLike], Change],
+        note_stored: Callable[[Change], None] = lambda _: None,
         *,
         at_once: bool = False,
         still: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Store a value, or hold it back: an early chunk in any case, others unless ``at_once``. Nothing is stored that is not ``still`` to
-        be stored when its turn comes.
+        """Store a value, or hold it back: an early chunk in any case, another value unless ``at_once``. Nothing is stored that is not
+        ``still`` to be stored when its turn comes. ``note_stored`` is called with the change once that has been carried out.
         """
         waits = not is_document(path) and await self._early.is_early(path)
         if waits or (self.durable == "fsync" and not at_once):
-            await self.held.put(path, data, action, check, still, waits=waits)
+            await self.held.put(path, data, change, note_stored, still, waits=waits)
             if is_document(path):
                 self._early.forget()
         else:
-            await self.held.commit(path, data, action(data), check, still)
+            await self.held.commit(path, data, change(data), note_stored, still)
         self.names.set_mtime(path, time.time_ns())
 
     async def truncate(self, place: Place, nbytes: int) -> None:
@@ -360,3 +365,55 @@ class Contents:
                 await self._store(writer.buffer)
             finally:
                 await self._release(writer.buffer)
+
+
+class EarlyChunks:
+    """Files that come before the document of their array, as copies of directories send them: they look like chunks, and no array has them
+    yet.
+    """
+
+    def __init__(self, names: Namespace, tree: Tree, values: Values, attr_seconds: float, clock: Callable[[], float]) -> None:
+        self._names = names
+        self._tree = tree
+        self._values = values
+        self._attr_seconds = attr_seconds
+        self._clock = clock
+        self._known: Lru[str, tuple[bool, float]] = Lru(_MOST_KNOWN)  # by directory, and when it was looked up
+        self._epoch = 0
+
+    def forget(self) -> None:
+        """Look again: a document has been stored or held back, or a directory has been renamed."""
+        self._known.clear()
+        self._epoch += 1
+
+    async def is_early(self, path: str) -> bool:
+        """Return whether a file looks like a chunk of an array that has no document yet."""
+        is_like_chunk = looks_like_chunk_key(name_of(path))
+        known = self._known.peek(parent_of(path)) if is_like_chunk else None
+        if known is not None and self._clock() - known[1] < self._attr_seconds:
+            return known[0]
+        at, epoch = self._clock(), -1
+        while epoch != self._epoch:  # its document may be stored while this looks
+            epoch = self._epoch
+            is_early = await self._find_early(path)
+        if is_like_chunk:
+            self._known.put(parent_of(path), (is_early, at))
+        return is_early
+
+    async def _find_early(self, path: str) -> bool:
+        owners = [owner for owner, _ in possible_owners(path)]
+        store, held = self._tree.store, self._names.held
+        if not owners or store.shows_draft or await self._tree.is_chunk(path):
+            return False
+        for owner in owners:
+            document = join(owner, METADATA_NAME if store.is_canonical else ARRAY_NAME)
+            if (pending := held.pending.get(document)) is not None and pending.data is not None:
+                if is_array_document(document, bytes(held.read(document) or b"")):
+                    return True  # it is stored before its chunks
+                continue
+            if await self._names.find(document) is None:
+                continue
+            value = await self._values.read(document)
+            if value is not None and is_array_document(document, bytes(value.data)):
+                return False
+        return True

@@ -6,9 +6,9 @@ import asyncio
 import errno
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 
+from shardstore.adapters.file_access import AlreadyExists
 from shardstore.errors import (
     AccessDenied,
     InvalidInput,
@@ -18,7 +18,8 @@ from shardstore.errors import (
     ShardStoreError,
     Unsupported,
 )
-from shardstore.storage.redaction import redacted
+from shardstore.model.containers import Lru
+from shardstore.model.redaction import redacted
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class Refused(ShardStoreError):
 
 _BY_CLASS: tuple[tuple[type[BaseException], int], ...] = (
     (NotFound, errno.ENOENT),
+    (AlreadyExists, errno.EEXIST),
     (ReadOnly, errno.EROFS),
     (InvalidInput, errno.EINVAL),
     (AccessDenied, errno.EACCES),
@@ -49,7 +51,7 @@ _BY_CLASS: tuple[tuple[type[BaseException], int], ...] = (
 
 
 def error_number(exc: BaseException) -> int:
-    """Return the number that the program is told."""
+    """Return the number that the program gets."""
     if isinstance(exc, Refused):
         return exc.number
     for kind, number in _BY_CLASS:
@@ -64,20 +66,15 @@ class ErrorLog:
     """Logs each error in one line, and the same one not again for a while."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._said: OrderedDict[str, float] = OrderedDict()
+        self._said: Lru[str, bool] = Lru(_MOST_REMEMBERED, seconds=REPEAT_SECONDS, clock=clock)
 
     def note(self, what: str, exc: BaseException) -> None:
-        """Log that something failed. What the storage is not to blame for is logged with a traceback."""
+        """Log that something failed. An error that is not the storage's is logged with a traceback."""
         if isinstance(exc, Refused) and not str(exc):
             return
         text = redacted(" ".join(f"{what}: {str(exc) or type(exc).__name__}".split()))
-        now = self._clock()
-        if now - self._said.get(text, -REPEAT_SECONDS) < REPEAT_SECONDS:
+        if text in self._said:
             return
-        self._said[text] = now
-        self._said.move_to_end(text)
-        if len(self._said) > _MOST_REMEMBERED:
-            self._said.popitem(last=False)
+        self._said.put(text, True)
         expected = isinstance(exc, ShardStoreError | OSError | MemoryError | asyncio.CancelledError)
         logger.error(text, exc_info=None if expected else exc)

@@ -6,15 +6,16 @@ Renaming a file with one of the names that programs use for a moment to a key is
 from __future__ import annotations
 
 import errno
+from functools import partial
 
-from shardstore.engine.actions import ERASE, Action
+from shardstore.adapters.file_access import ERASE, Change
 from shardstore.errors import InvalidInput, NotFound, ReadOnly, ShardStoreError, Unsupported
 from shardstore.format.store_keys import check_key
 from shardstore.mounting.contents import Contents
 from shardstore.mounting.errnos import Refused
 from shardstore.mounting.inodes import Place, path_of
 from shardstore.mounting.names import DIRECTORY, is_document, moved_path, name_of
-from shardstore.mounting.writing import Buffer, erasing_these, storing
+from shardstore.mounting.writing import Buffer, erasing
 
 
 class Files(Contents):
@@ -36,7 +37,7 @@ class Files(Contents):
         if buffer is None:
             await self._erase(path)
         else:
-            async with buffer.lock:  # a close that comes meanwhile waits for what becomes of it
+            async with buffer.lock:  # a close that comes now waits for what becomes of it
                 if buffer.path != path:
                     raise NotFound(f"there is no {path!r} any more")
                 if not buffer.is_scratch:
@@ -147,7 +148,7 @@ class Files(Contents):
         if buffer is None:
             await self._rename_to(source, target, None, no_replace)
             return
-        buffer.handles += 1  # so that it is not closed meanwhile, nor stored under its old name
+        buffer.handles += 1  # so that it is not closed while this waits, nor stored under its old name
         try:
             async with buffer.lock:
                 if buffer.path != source:
@@ -159,40 +160,25 @@ class Files(Contents):
     async def _rename_to(self, source: str, target: str, buffer: Buffer | None, no_replace: bool) -> None:
         was_stored = buffer is None or not buffer.is_scratch
         becomes_scratch = await self._is_scratch(target)
-        if is_document(source) and was_stored and not becomes_scratch:
-            raise Refused(errno.EXDEV)  # so that mv copies it, and is told if it may not be removed
-        if was_stored and not becomes_scratch and not is_document(target) and await self._early.is_early(target):
-            raise Refused(errno.EXDEV)  # as above: it would wait for a document, and the old one is not to be erased before it is stored
+        if was_stored and not becomes_scratch and await self._must_be_copied(source, target):
+            raise Refused(errno.EXDEV)
         if becomes_scratch and was_stored:
             await self.held.settle([source])  # it has to be stored as long as its only name is one of this mount
         await self.held.make_way(target, is_directory=False)
-        must_be_new = no_replace and await self._is_free(target)
+        must_be_new = no_replace and await self._free_name(target)
         hidden = await self.names.hidden_above(target)
-        erasing: Action = ERASE  # where the bytes that are stored are not known
-        data: bytes | memoryview
-        if buffer is not None:
-            data = buffer.content()
-        elif source in self.held.pending:
-            data = self.held.read(source) or b""
-        else:
-            value = await self.values.read(source)
-            if value is None:
-                raise NotFound(f"there is no {source!r} any more")
-            data = bytes(value.data)
-            erasing = erasing_these(data)
+        data, erasure = await self._value_to_rename(source, buffer)
         changes = 0 if buffer is None else buffer.changes
         is_stored = False
-        if not becomes_scratch:
-            action, check = storing(target, must_be_new)
 
-            def checked(made: Action) -> None:
-                nonlocal is_stored
-                check(made)
-                is_stored = True
-                if buffer is not None and buffer.path == target:
-                    buffer.replaces(data)
+        def note_stored(_change: Change) -> None:
+            nonlocal is_stored
+            is_stored = True
+            if buffer is not None and buffer.path == target:
+                buffer.replaces(data)
 
-            await self._save(target, data, action, checked, at_once=was_stored)  # the source is erased only after that
+        if not becomes_scratch:  # the source is erased only after that
+            await self._save(target, data, partial(Change, creates=must_be_new), note_stored, at_once=was_stored)
         # No other task has its turn from here on.
         self.names.directories.show(*hidden)
         self._drop(target, keeps_origin=source)
@@ -200,27 +186,43 @@ class Files(Contents):
             buffer = Buffer(target, is_scratch=True)
             buffer.fill(data)
         if buffer is not None:
-            self._buffers.remove(source)
-            buffer.path = target
-            self._buffers[target] = buffer
+            self._move_buffer(buffer, source, target)
             buffer.is_scratch = becomes_scratch
             if not becomes_scratch:
-                if is_stored:
-                    buffer.replaces(data)
-                else:
-                    buffer.overwrites(creates=must_be_new)
                 self._without_origin(buffer)
-                if buffer.changes == changes:
-                    buffer.is_dirty = False
+                buffer.committed(data if is_stored else None, changes, creates=must_be_new)
             elif was_stored:
                 buffer.moved_from = source
         if becomes_scratch and target in self.held.pending:
             self.held.erase_later(target, ERASE, has_backup=False)
         if was_stored:
             # What has only a scratch name now stays stored until that is removed too. An editor puts a new one in its place at once.
-            self.held.erase_later(source, erasing, has_backup=becomes_scratch)
+            self.held.erase_later(source, erasure, has_backup=becomes_scratch)
             self.names.directories.show_above(source)
         self.names.moved(source, target, is_directory=False)
+
+    async def _must_be_copied(self, source: str, target: str) -> bool:
+        """Return whether ``mv`` has to copy a stored file and remove the old one: a document, so that ``mv`` fails if it may not be
+        removed; and what would become a chunk without an array, which waits for a document: the old one is erased only after it is stored.
+        """
+        return is_document(source) or (not is_document(target) and await self._early.is_early(target))
+
+    async def _value_to_rename(self, source: str, buffer: Buffer | None) -> tuple[bytes | memoryview, Change]:
+        """Return the bytes of a file, and the change that erases it under its old name. Raises ``NotFound``."""
+        if buffer is not None:
+            return buffer.content(), ERASE
+        if source in self.held.pending:
+            return self.held.read(source) or b"", ERASE
+        value = await self.values.read(source)
+        if value is None:
+            raise NotFound(f"there is no {source!r} any more")
+        data = bytes(value.data)
+        return data, erasing(data)
+
+    def _move_buffer(self, buffer: Buffer, source: str, target: str) -> None:
+        self._buffers.remove(source)
+        buffer.path = target
+        self._buffers[target] = buffer
 
     async def link(self, source: Place, target: Place) -> None:
         """Give a scratch file, as it is now, a second name that must be new: so zarr-python stores a value only where none is.
@@ -240,8 +242,8 @@ class Files(Contents):
         if await self.find(target) is not None:
             raise Refused(errno.EEXIST)
         await self.held.make_way(target, is_directory=False)
-        must_be_new, hidden = await self._is_free(target), await self.names.hidden_above(target)
-        await self._save(target, buffer.content(), *storing(target, must_be_new))
+        must_be_new, hidden = await self._free_name(target), await self.names.hidden_above(target)
+        await self._save(target, buffer.content(), partial(Change, creates=must_be_new))
         self.names.directories.show(*hidden)
         self.names.inodes.detach(target)
 
@@ -257,17 +259,8 @@ class Files(Contents):
         await self.held.make_way(target, is_directory=True)
         await self.held.settle(self.held.pending.below(target))
         await self.held.settle([key for key in self.held.pending.below(source) if not self.held.pending[key].waits])
-        has_moved = False
         self._moves.renames(source, target)
-        if source not in self.names.directories or await self.names.is_stored(source):
-            try:
-                await self.store.move_prefix(source, target)
-                has_moved = True
-            except NotFound:
-                if source not in self.names.directories:
-                    raise
-            except (Unsupported, InvalidInput) as exc:  # the latter for a directory of chunks
-                raise Refused(errno.EXDEV) from exc  # so that mv copies file by file
+        has_moved = await self._move_stored(source, target)
         self.held.drop_below(target)
         self.held.moved(source, target)
         self.names.directories.moved(source, target)
@@ -276,16 +269,28 @@ class Files(Contents):
             if other.moved_from is not None and other.moved_from.startswith(f"{source}/"):
                 other.moved_from = moved_path(other.moved_from, source, target)
         for path in self._buffers.below(source):
-            buffer = self._buffers.remove(path)
-            assert buffer is not None
-            buffer.path = moved_path(path, source, target)
-            self._buffers[buffer.path] = buffer
+            self._move_buffer(self._buffers[path], path, moved_path(path, source, target))
         self.names.moved(source, target, is_directory=True)
         self._early.forget()
         self.tree.moved(source, target)
         if has_moved:
             self.tree.put(target, DIRECTORY)
         self.values.forget_all()
+
+    async def _move_stored(self, source: str, target: str) -> bool:
+        """Rename a directory on the storage; return ``False`` if only this mount has it."""
+        is_shown = source in self.names.directories
+        if is_shown and not await self.names.is_stored(source):
+            return False
+        try:
+            await self.store.move_prefix(source, target)
+        except NotFound:
+            if not is_shown:
+                raise
+            return False
+        except (Unsupported, InvalidInput) as exc:  # the latter for a directory of chunks
+            raise Refused(errno.EXDEV) from exc  # so that mv copies file by file
+        return True
 
     # -- the end ---------------------------------------------------------------------------------------------------------
 

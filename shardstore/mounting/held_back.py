@@ -11,13 +11,14 @@ import asyncio
 import math
 import tempfile
 import time
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from shardstore.engine.actions import ERASE, Action
-from shardstore.engine.values import KeyUpdate
+from shardstore.adapters.file_access import ERASE, Change, FileAccess, KeyChange
 from shardstore.errors import InvalidInput, ShardStoreError, StorageError
 from shardstore.format.metadata_v3 import METADATA_NAME
 from shardstore.format.store_keys import join, possible_owners
@@ -25,7 +26,6 @@ from shardstore.format.v2.keys import ARRAY_NAME
 from shardstore.model.ranges import BytesLike
 from shardstore.mounting.errnos import ErrorLog
 from shardstore.mounting.names import ByPath, document_rank, is_array_document, is_document, moved_path
-from shardstore.presented.flavours import Presented
 from shardstore.tasks import TickBatch
 
 IDLE_SECONDS = 1.0
@@ -50,7 +50,7 @@ class Limits:
 
 
 class _Spill:
-    """A temporary file, which goes when nothing in it is referred to any more."""
+    """A temporary file of values. It is deleted when no value in it is referred to any more."""
 
     def __init__(self) -> None:
         # Without a buffer, whose bytes might find no room later. Closed by __del__.
@@ -58,6 +58,18 @@ class _Spill:
 
     def __del__(self) -> None:
         self.file.close()
+
+    def add(self, data: bytes) -> _Spilled:
+        """Write a value behind the rest. Raises ``OSError`` if there is no room for it."""
+        offset = self.file.seek(0, 2)
+        left = memoryview(data)
+        try:
+            while left:
+                left = left[self.file.write(left) :]
+        except OSError:
+            self.file.truncate(offset)
+            raise
+        return _Spilled(self, offset, len(data))
 
 
 class _Spilled(NamedTuple):
@@ -67,18 +79,6 @@ class _Spilled(NamedTuple):
     offset: int
     nbytes: int
 
-    @classmethod
-    def of(cls, spill: _Spill, data: bytes) -> _Spilled:
-        offset = spill.file.seek(0, 2)
-        left = memoryview(data)
-        try:
-            while left:
-                left = left[spill.file.write(left) :]
-        except OSError:
-            spill.file.truncate(offset)
-            raise
-        return cls(spill, offset, len(data))
-
     def read(self) -> bytes:
         self.spill.file.seek(self.offset)
         return self.spill.file.read(self.nbytes)
@@ -86,12 +86,12 @@ class _Spilled(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """A value that is not stored yet. ``action`` without its bytes; ``check`` raises an error if the action changed nothing."""
+    """A value that is not stored yet. ``change`` makes the change that stores it; ``note_stored`` is called once that was carried out."""
 
     data: bytes | memoryview | _Spilled | None
     """A ``memoryview`` is of a temporary file of its own, and takes no memory. ``None``: it is erased."""
-    action: Callable[[BytesLike], Action]
-    check: Callable[[Action], None]
+    change: Callable[[BytesLike], Change]
+    note_stored: Callable[[Change], None]
     waits: bool = False
     """True of a chunk whose array has no document yet."""
     has_backup: bool = False
@@ -103,10 +103,10 @@ class Held:
         return None if self.data is None else self.data.nbytes if isinstance(self.data, _Spilled) else len(self.data)
 
 
-class GroupCommit(TickBatch[KeyUpdate, None]):
-    """Updates that arrive while others are being carried out are carried out together, after those."""
+class GroupCommit(TickBatch[KeyChange, None]):
+    """Changes that arrive while earlier ones are being carried out are carried out together, after those."""
 
-    def __init__(self, run: Callable[[Sequence[KeyUpdate]], Awaitable[Sequence[Exception | None]]]) -> None:
+    def __init__(self, run: Callable[[Sequence[KeyChange]], Awaitable[Sequence[Exception | None]]]) -> None:
         super().__init__(self._one_at_a_time)
         self._carries_out = run
         self._is_busy = False
@@ -116,9 +116,9 @@ class GroupCommit(TickBatch[KeyUpdate, None]):
             self._is_busy = True
             super()._begin(loop)
 
-    async def _one_at_a_time(self, updates: Sequence[KeyUpdate]) -> Sequence[Exception | None]:
+    async def _one_at_a_time(self, changes: Sequence[KeyChange]) -> Sequence[Exception | None]:
         try:
-            return await self._carries_out(updates)
+            return await self._carries_out(changes)
         finally:
             self._is_busy = False
             if self._waiting:
@@ -133,7 +133,7 @@ class HeldBack:
     be stored stays pending, is tried again, and fails each ``sync`` until it is stored.
     """
 
-    store: Presented
+    store: FileAccess
     write_memory: int
     """Bytes that are held in memory; more go to a temporary file, or are stored at once."""
     stored: Callable[[str, int | None], None]
@@ -151,19 +151,17 @@ class HeldBack:
     _drains: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._commits = GroupCommit(self._update)
+        self._commits = GroupCommit(lambda changes: self.store.change(changes))
         self._draining = asyncio.Lock()
-        self._spill: _Spill | None = None
-        self._spilled_values = 0
+        self._spill: Callable[[], _Spill | None] = lambda: None  # a weak reference: the values in it hold it
         self._changing: dict[str, asyncio.Future[None]] = {}
         self._erasures: set[str] = set()  # the keys of ``pending`` that are erased
 
-    async def _update(self, updates: Sequence[KeyUpdate]) -> Sequence[Exception | None]:
-        return await self.store.update_many(updates)
-
     # -- at once -------------------------------------------------------------------------------------------------------
 
-    async def commit(self, key: str, data: BytesLike, action: Action, check: Callable[[Action], None], still: Callable[[], bool]) -> None:
+    async def commit(
+        self, key: str, data: BytesLike, change: Change, note_stored: Callable[[Change], None], still: Callable[[], bool]
+    ) -> None:
         """Store a value now, if it is ``still`` to be when its turn comes; a document together with the chunks that wait for it, whose
         errors are raised then.
 
@@ -174,9 +172,9 @@ class HeldBack:
         async with self._under_way([key]):
             if not still():
                 return
-            await self._commits.submit((key, action))
-        check(action)
-        if (after := self.pending.get(key)) is None or after is before:  # what was held back meanwhile comes later
+            await self._commits.submit((key, change))
+        note_stored(change)
+        if (after := self.pending.get(key)) is None or after is before:  # what was held back since then comes later
             self._forget(key)
             self.stored(key, len(data))
         if is_document(key) and is_array_document(key, bytes(data)):
@@ -197,11 +195,11 @@ class HeldBack:
 
     @asynccontextmanager
     async def _under_way(self, keys: Sequence[str]) -> AsyncIterator[None]:
-        """Wait until none of these keys is being changed, and let others wait until this change has ended: changes of one key are carried
-        out one after the other, in the order in which they were made.
+        """Wait until none of these keys is being changed, and let later changes of them wait until this one has ended: those of one key
+        are carried out one after the other, in the order in which they were made.
         """
-        while others := {self._changing[key] for key in keys if key in self._changing}:
-            await asyncio.wait(others)
+        while earlier := {self._changing[key] for key in keys if key in self._changing}:
+            await asyncio.wait(earlier)
         ended = asyncio.get_running_loop().create_future()
         for key in keys:
             self._changing[key] = ended
@@ -218,8 +216,8 @@ class HeldBack:
         self,
         key: str,
         data: bytes | memoryview,
-        action: Callable[[BytesLike], Action],
-        check: Callable[[Action], None],
+        change: Callable[[BytesLike], Change],
+        note_stored: Callable[[Change], None],
         still: Callable[[], bool],
         *,
         waits: bool = False,
@@ -232,14 +230,13 @@ class HeldBack:
             return
         place: bytes | memoryview | _Spilled = data
         if isinstance(data, bytes) and self._nbytes + len(data) > self.write_memory:
-            self._spill = self._spill or _Spill()
-            place = _Spilled.of(self._spill, data)
+            spill = self._spill() or _Spill()
+            self._spill = weakref.ref(spill)
+            place = spill.add(data)
         self._forget(key)
-        self.pending[key] = Held(place, action, check, waits)
+        self.pending[key] = Held(place, change, note_stored, waits)
         if isinstance(place, bytes):
             self._nbytes += len(place)
-        elif isinstance(place, _Spilled):
-            self._spilled_values += 1
         self._noted()
 
     async def erase(self, key: str) -> None:
@@ -264,7 +261,11 @@ class HeldBack:
         self._erased = self.clock()
 
     async def carry_out_erasure(self, key: str) -> None:
-        """Carry out the erasure of a key, if one is held back, and the others with it. Raises ``ShardStoreError`` if that one fails."""
+        """Carry out the erasure of a key, if one is held back, and all other erasures with it.
+
+        Raises:
+            ShardStoreError: that of the key fails.
+        """
         if (held := self.pending.get(key)) is not None and held.data is None:
             await self._drain([other for other, held in self.pending.items() if held.data is None])
             self._raise_first([key])
@@ -281,15 +282,15 @@ class HeldBack:
             self.pending[key].has_backup = False
         await self.settle(keys)
 
-    def erase_later(self, key: str, action: Action, *, has_backup: bool) -> None:
+    def erase_later(self, key: str, change: Change, *, has_backup: bool) -> None:
         """Hold an erasure back; with ``has_backup``, until ``without_backup`` is called."""
-        self._hold_erasure(key, action, has_backup=has_backup)
+        self._hold_erasure(key, change, has_backup=has_backup)
         if not has_backup:
             self._erase_soon()
 
-    def _hold_erasure(self, key: str, action: Action, *, has_backup: bool = False) -> Held:
+    def _hold_erasure(self, key: str, change: Change, *, has_backup: bool = False) -> Held:
         self._forget(key)
-        held = self.pending[key] = Held(None, lambda _: action, lambda _: None, has_backup=has_backup)
+        held = self.pending[key] = Held(None, lambda _: change, lambda _: None, has_backup=has_backup)
         self._erasures.add(key)
         return held
 
@@ -322,8 +323,8 @@ class HeldBack:
 
     async def wait_below(self, directory: str) -> None:
         """Wait until no commit of anything below a directory is under way."""
-        while others := {ended for key, ended in self._changing.items() if key.startswith(f"{directory}/")}:
-            await asyncio.wait(others)
+        while changes := {ended for key, ended in self._changing.items() if key.startswith(f"{directory}/")}:
+            await asyncio.wait(changes)
 
     def drop_below(self, directory: str) -> None:
         """Forget what is held back below a directory that has been replaced."""
@@ -352,10 +353,6 @@ class HeldBack:
         self._erasures.discard(key)
         if held is not None and isinstance(held.data, bytes):
             self._nbytes -= len(held.data)
-        elif held is not None and isinstance(held.data, _Spilled):
-            self._spilled_values -= 1
-            if self._spilled_values == 0:
-                self._spill = None
 
     @staticmethod
     def _bytes(place: bytes | memoryview | _Spilled | None) -> bytes | memoryview | None:
@@ -397,7 +394,7 @@ class HeldBack:
             self._eraser = asyncio.get_running_loop().call_later(self.limits.erase_seconds, self._begin, self._drain_erasures)
 
     async def _drain_erasures(self) -> None:
-        """Carry out the erasures that are held back, and look again soon if there are others by then. Those that fail are retried later."""
+        """Carry out the erasures that are held back, and look again soon if there are more by then. Those that fail are retried later."""
         try:
             await self._drain([key for key, held in self.pending.items() if held.data is None])
         finally:
@@ -427,24 +424,32 @@ class HeldBack:
             documents = sorted((key for key, held in mine.items() if held.data is not None and is_document(key)), key=document_rank)
             arrays = {key for key in documents if is_array_document(key, bytes(self._bytes(mine[key].data) or b""))}
             stored: set[str] = set()
-            while documents:
-                rank = document_rank(documents[0])
-                level = [key for key in documents if document_rank(key) == rank]
-                documents = documents[len(level) :]
-                stored.update(await self._store(level, mine))
-            refused = {key for key, held in mine.items() if is_document(key) and held.data is not None} - stored
-            for key, held in self.pending.items():
-                if held.waits and not (arrays & stored).isdisjoint(_documents_of(key)):
-                    held.waits = False
-                    mine[key] = held
-            others = [key for key, held in mine.items() if not is_document(key)]
-            kept_back = [key for key in others if mine[key].waits and not refused.isdisjoint(_documents_of(key))]
-            for key in kept_back:
-                mine[key].error = StorageError(f"{key!r} waits for the document of its array, which could not be stored")
-            await self._store_by_shard([key for key in others if key not in set(kept_back)], mine)
+            for _, level in groupby(documents, document_rank):
+                stored.update(await self._store(list(level), mine))
+            self._add_waiting(arrays & stored, mine)
+            await self._store_by_shard(self._with_document(mine, set(documents) - stored), mine)
             erased = sorted((key for key, held in mine.items() if held.data is None and is_document(key)), key=document_rank, reverse=True)
             for key in erased:
                 await self._store([key], mine)
+
+    def _add_waiting(self, arrays: set[str], mine: dict[str, Held]) -> None:
+        """Add to ``mine`` the chunks that waited for the documents of these arrays, which are stored now."""
+        for key, held in self.pending.items():
+            if held.waits and not arrays.isdisjoint(_documents_of(key)):
+                held.waits = False
+                mine[key] = held
+
+    def _with_document(self, mine: dict[str, Held], refused: set[str]) -> list[str]:
+        """Return the keys that are no documents, without those whose array's document was refused."""
+        keys: list[str] = []
+        for key, held in mine.items():
+            if is_document(key):
+                continue
+            if held.waits and not refused.isdisjoint(_documents_of(key)):
+                held.error = StorageError(f"{key!r} waits for the document of its array, which could not be stored")
+            else:
+                keys.append(key)
+        return keys
 
     async def _store_by_shard(self, keys: list[str], mine: dict[str, Held]) -> None:
         if not keys:
@@ -461,10 +466,10 @@ class HeldBack:
         await self._store(piece, mine)
 
     async def _store(self, keys: Sequence[str], mine: dict[str, Held]) -> list[str]:
-        """Carry out the actions of these keys together; return the keys of those that succeeded."""
+        """Carry out the changes of these keys together; return the keys of those that succeeded."""
         if not keys:
             return []
-        keys = [key for key in keys if self.pending.get(key) is mine[key]]  # others have been written again meanwhile
+        keys = [key for key in keys if self.pending.get(key) is mine[key]]  # the rest has been written again since then
         if not keys:
             return []
         async with self._under_way(keys):
@@ -474,38 +479,35 @@ class HeldBack:
     async def _groups(self, keys: list[str]) -> Sequence[Sequence[int]]:
         try:
             return await self.store.shard_groups(keys)
-        except ShardStoreError:  # storing them will tell
+        except ShardStoreError:  # storing them will raise it again
             return [range(len(keys))]
 
     async def _store_now(self, keys: Sequence[str], mine: dict[str, Held]) -> list[str]:
         if not keys:
             return []
-        updates: list[KeyUpdate] = []
-        outcomes: list[tuple[str, Action, Exception | None]] = []
+        changes: list[KeyChange] = []
+        outcomes: list[tuple[str, Change, Exception | None]] = []
         for key in keys:
             try:
-                updates.append((key, mine[key].action(self._bytes(mine[key].data) or b"")))
+                changes.append((key, mine[key].change(self._bytes(mine[key].data) or b"")))
             except OSError as exc:  # of a temporary file
                 outcomes.append((key, ERASE, exc))
         errors: Sequence[Exception | None]
         try:
-            errors = await self.store.update_many(updates)
+            errors = await self.store.change(changes)
         except ShardStoreError as exc:
-            errors = [exc] * len(updates)
-        outcomes += [(key, action, error) for (key, action), error in zip(updates, errors, strict=True)]
+            errors = [exc] * len(changes)
+        outcomes += [(key, change, error) for (key, change), error in zip(changes, errors, strict=True)]
         done: list[str] = []
-        for key, action, error in outcomes:
+        for key, change, error in outcomes:
             held = mine[key]
-            try:
-                if error is not None:
-                    raise error
-                held.check(action)
-            except Exception as exc:  # noqa: BLE001  # kept, and raised by the next sync
-                held.error = exc
-                self.log.note(f"{key!r} could not be {'erased' if held.data is None else 'stored'}", exc)
-                if held.data is None and isinstance(exc, InvalidInput) and self.pending.get(key) is held:
+            if error is not None:
+                held.error = error  # which the next sync raises
+                self.log.note(f"{key!r} could not be {'erased' if held.data is None else 'stored'}", error)
+                if held.data is None and isinstance(error, InvalidInput) and self.pending.get(key) is held:
                     self._forget(key)  # it never will be: it is there again
                 continue
+            held.note_stored(change)
             done.append(key)
             if self.pending.get(key) is held:
                 self._forget(key)
@@ -519,7 +521,7 @@ class HeldBack:
                 timer.cancel()
         self._timer = self._eraser = None
         for key in [key for key, held in self.pending.items() if held.has_backup]:
-            self._forget(key)  # it keeps its old name: the other one was of this mount alone
+            self._forget(key)  # it keeps its old name: the new one was of this mount alone
         await self._drain(list(self.pending))
         return sorted(self.pending)
 

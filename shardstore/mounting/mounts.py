@@ -14,16 +14,14 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Unpack, cast
 
-from shardstore.engine.options import Flavour, Present, check_flag
+from shardstore.adapters.file_access import mounted_kind, portable_target
+from shardstore.adapters.options import StoreOptions
 from shardstore.errors import Conflict, InvalidInput, StorageError, Unsupported
 from shardstore.extras import how_to_install
+from shardstore.model.redaction import redacted
 from shardstore.mounting.messages import Durable, Ended, Failed, Ready, Report, Task
-from shardstore.plan.policy import ShardingPolicy
-from shardstore.storage.local.mounts import mount_of
-from shardstore.storage.opening.chains import scheme_of, text_of
-from shardstore.storage.redaction import redacted
 
 READY_SECONDS = 120.0
 """The time that a storage has to answer before mounting is given up."""
@@ -120,7 +118,7 @@ class Mount:
     def end(self) -> None:
         """Ask the process to store what is held back, and to unmount. Does not wait. Raises ``InvalidInput`` as ``unmount``."""
         self._check_owner()
-        self._process.terminate()  # to close its input is not enough: a child that was forked meanwhile has it too
+        self._process.terminate()  # to close its input is not enough: a child that was forked since then has it too
         if self._process.stdin is not None:
             self._process.stdin.close()
 
@@ -130,12 +128,10 @@ def mount(
     directory: str | os.PathLike[str],
     *,
     read_only: bool = False,
-    present: Present | Flavour = "v3",
     durable: Durable = "close",
     attr_seconds: float = 1.0,
     read_ahead: int = 16 * 2**20,
     write_memory: int = 256 * 2**20,
-    chunks_per_shard: ShardingPolicy = "auto",
     allow_other: bool = False,
     uid: int | None = None,
     gid: int | None = None,
@@ -145,7 +141,7 @@ def mount(
     outlives: bool = False,
     log_file: str | os.PathLike[str] | None = None,
     storage_options: dict[str, Any] | None = None,
-    **options: Any,
+    **options: Unpack[StoreOptions],
 ) -> Mount:
     """Mount a store, as a tree of plain chunk files, and return when it is there. Linux only.
 
@@ -153,29 +149,30 @@ def mount(
         url: a path, any fsspec URL or chain, or a snapshot, ``URL@ref``, which is mounted for reading only.
         directory: an empty directory.
         read_only: refuse every write.
-        present: what is shown; see ``shardstore.open``.
         durable: when a file is stored: ``"close"``, when it is closed; or ``"fsync"``, in batches, at ``fsync`` of any file or directory,
             soon after the last file was closed, and when it is unmounted.
-        attr_seconds: names and sizes are believed for so long: what others change may be seen as late as that.
+        attr_seconds: names and sizes are believed for so long: changes by other programs may be seen as late as that.
         read_ahead: bytes that are read ahead of chunks that are opened in order.
         write_memory: bytes that are held back in memory; more go to a temporary file, or are stored at once.
-        chunks_per_shard: of arrays that are created; see ``shardstore.open``.
         allow_other: let other users of the machine in too.
         uid, gid, umask: user, group and missing mode bits of all files.
         non_empty: mount over a directory that is not empty.
-        xattrs: tell where a file lies, as ``KEY offset nbytes`` in the stored object, by the extended attribute ``user.shardstore.place``,
+        xattrs: show where a file lies, as ``KEY offset nbytes`` in the stored object, by the extended attribute ``user.shardstore.place``,
             and its version by ``user.shardstore.version``. ``ls -l`` asks for attributes of each file, and takes longer then.
         outlives: let it go on when this process has ended.
         log_file: where errors are logged; by default on standard error, and with ``outlives`` in the system's log.
         storage_options: for the filesystem: credentials, endpoint, retries.
-        options: further ones of ``shardstore.open``.
+        options: those of ``shardstore.open``: ``present`` for the keys and documents that are shown, ``chunks_per_shard`` for arrays that
+            are created.
 
     Raises:
         InvalidInput: an argument cannot be right: the directory is none, is not empty, or has a mount on it.
         Unsupported: pyfuse3 or FUSE is missing.
         NotFound, StorageError: the store cannot be opened, or the system refuses.
     """
-    check_flag("read_only", read_only)
+    flag: object = read_only
+    if not isinstance(flag, bool):
+        raise InvalidInput(f"read_only {read_only!r} is neither True nor False")
     if durable not in ("close", "fsync"):
         raise InvalidInput(f"durable {durable!r} is neither 'close' nor 'fsync'")
     seconds: Any = attr_seconds
@@ -191,11 +188,11 @@ def mount(
     target = _checked(directory, non_empty)
     reading, writing = os.pipe()
     task = Task(
-        url=_absolute(url),
+        url=portable_target(url),
         directory=target,
         ready=writing,
         storage_options=storage_options or {},
-        options={"present": present, "chunks_per_shard": chunks_per_shard, **options},
+        options=options,
         read_only=read_only,
         durable=durable,
         attr_seconds=attr_seconds,
@@ -300,12 +297,6 @@ def _is_stale(directory: str) -> bool:
     return False
 
 
-def _absolute(url: str | os.PathLike[str]) -> str | Path:
-    """Return a URL as text, and a path object as an absolute one."""
-    text = text_of(url)
-    return text if isinstance(url, str) or scheme_of(text) else Path(text)
-
-
 def _checked(directory: str | os.PathLike[str], non_empty: bool) -> str:
     shown = os.path.abspath(os.path.expanduser(os.fspath(directory)))
     if _is_stale(shown):
@@ -313,8 +304,7 @@ def _checked(directory: str | os.PathLike[str], non_empty: bool) -> str:
     if not os.path.isdir(shown):
         raise InvalidInput(f"{shown} is not a directory: make it first")
     path = os.path.realpath(shown)
-    there = mount_of(path)
-    if there is not None and there.point == path and there.kind == _KIND:
+    if mounted_kind(path) == _KIND:
         raise InvalidInput(f"something is mounted at {path} already: shardstore unmount {path}")
     if not non_empty and os.listdir(path):
         raise InvalidInput(f"{path} is not empty: its files would be hidden. Give an empty directory, or --non-empty")
@@ -353,24 +343,28 @@ def unmount(directory: str | os.PathLike[str], *, force: bool = False) -> None:
     shown = os.path.abspath(os.path.expanduser(os.fspath(directory)))
     is_stale = _is_stale(shown)
     path = shown if is_stale else os.path.realpath(shown)
-    there = mount_of(path)
-    if there is None or there.point != path or there.kind != _KIND:
+    if mounted_kind(path) != _KIND:
         raise InvalidInput(f"nothing of shardstore is mounted at {shown}")
     pid = None if is_stale else _pid(path)
     if not is_stale and not force:
         _sync(path)
-    lazily = ["-z"] if force or is_stale else []
-    program = ["fusermount3", "-u", *lazily] if shutil.which("fusermount3") else ["umount", *(["-l"] if lazily else [])]
-    done = subprocess.run(
-        [*program, "--", path] if program[0] == "umount" else [*program, path], capture_output=True, text=True, check=False
-    )
+    _end_mount(path, lazily=force or is_stale)
+    if pid is not None:
+        _wait_for(pid, path)
+
+
+def _end_mount(path: str, *, lazily: bool) -> None:
+    """Take a mount off its directory; ``lazily``, also while files are in use. Raises ``Conflict`` or ``StorageError``."""
+    if shutil.which("fusermount3"):
+        command = ["fusermount3", "-u", *(["-z"] if lazily else []), path]
+    else:
+        command = ["umount", *(["-l"] if lazily else []), "--", path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         said = " ".join(done.stderr.split())
         if "busy" in said.lower():
             raise Conflict(f"files in {path} are in use: close them, leave the directory, or give --force")
         raise StorageError(f"{path} could not be unmounted: {said}")
-    if pid is not None:
-        _wait_for(pid, path)
 
 
 def _pid(path: str) -> int | None:

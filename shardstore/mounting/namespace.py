@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 
 from shardstore.errors import InvalidInput
 from shardstore.format.store_keys import check_key, join
+from shardstore.model.containers import Lru
 from shardstore.mounting.held_back import HeldBack
 from shardstore.mounting.inodes import Inodes
 from shardstore.mounting.names import DIRECTORY, ByPath, moved_path, name_of, parent_of, shown_order
-from shardstore.mounting.open_files import Entry
+from shardstore.mounting.open_files import DirEntry
 from shardstore.mounting.tree import Tree
 from shardstore.mounting.writing import Buffer
 
@@ -26,7 +26,7 @@ class Directories:
         self._seconds = seconds
         self._clock = clock
         self._shown: ByPath[bool] = ByPath()  # True if it was made here
-        self._removed: OrderedDict[str, float] = OrderedDict()  # and when
+        self._removed: Lru[str, float] = Lru(_MOST_REMOVED)  # and when
 
     def __contains__(self, path: str) -> bool:
         return path in self._shown
@@ -40,8 +40,8 @@ class Directories:
         return self._shown.get(path, False)
 
     def was_removed(self, path: str) -> bool:
-        """Return whether it was removed so lately that a listing may show it still."""
-        removed = self._removed.get(path)
+        """Return whether it was removed so recently that a listing may show it still."""
+        removed = self._removed.peek(path)
         return removed is not None and self._clock() - removed < self._seconds
 
     def was_once_removed(self, path: str) -> bool:
@@ -49,7 +49,7 @@ class Directories:
         return path in self._removed
 
     def make(self, path: str) -> None:
-        self._removed.pop(path, None)
+        self._removed.pop(path)
         self._shown[path] = True
 
     def show(self, *paths: str) -> None:
@@ -63,24 +63,24 @@ class Directories:
 
     def remove(self, path: str) -> None:
         self._shown.remove(path)
-        self._removed[path] = self._clock()
-        if len(self._removed) > _MOST_REMOVED:
-            self._removed.popitem(last=False)
+        self._removed.put(path, self._clock())
 
     def filled(self, path: str) -> None:
         """Note that there is a file at ``path``, so that no directory above it is removed."""
         while self._removed and (path := parent_of(path)):
-            self._removed.pop(path, None)
+            self._removed.pop(path)
 
     def moved(self, source: str, target: str) -> None:
         """Note that a directory, with those in it, has another name."""
         for path in [source, *self._shown.below(source)]:
             if (was_made := self._shown.remove(path)) is not None:
                 self._shown[moved_path(path, source, target)] = was_made
-        for path in [path for path in self._removed if path == target or path.startswith(f"{target}/")]:
-            del self._removed[path]
-        for path in [path for path in self._removed if path.startswith(f"{source}/")]:
-            self._removed[moved_path(path, source, target)] = self._removed.pop(path)
+        for path in self._removed:
+            if path == target or path.startswith(f"{target}/"):
+                self._removed.pop(path)
+        for path in self._removed:
+            if path.startswith(f"{source}/") and (at := self._removed.pop(path)) is not None:
+                self._removed.put(moved_path(path, source, target), at)
 
 
 class Namespace:
@@ -93,8 +93,8 @@ class Namespace:
         self.inodes = Inodes()
         self.began_ns = time.time_ns()
         self._tree = tree
-        self._held = held
-        self._mtimes: OrderedDict[str, int] = OrderedDict()
+        self.held = held
+        self._mtimes: Lru[str, int] = Lru(_MOST_MTIMES)
 
     async def find(self, path: str) -> int | None:
         """Return the size of a file in bytes, ``DIRECTORY`` for a directory, ``None`` if there is nothing.
@@ -106,7 +106,7 @@ class Namespace:
             return buffer.nbytes
         if path in self.directories:
             return DIRECTORY
-        if (held := self._held.pending.get(path)) is not None:
+        if (held := self.held.pending.get(path)) is not None:
             return held.nbytes
         try:
             check_key(path or "x")
@@ -126,7 +126,7 @@ class Namespace:
     async def _has_nothing_left(self, path: str) -> bool:
         for name, nbytes in list((await self._tree.names(path)).names.items()):
             inside = join(path, name)
-            held = self._held.pending.get(inside)
+            held = self.held.pending.get(inside)
             if (held is None or held.data is not None) and not (nbytes == DIRECTORY and await self._has_nothing_left(inside)):
                 return False
         return True
@@ -138,7 +138,7 @@ class Namespace:
             above = parent_of(above)
         return await self._tree.find(above) == DIRECTORY
 
-    async def entries(self, path: str) -> list[Entry]:
+    async def entries(self, path: str) -> list[DirEntry]:
         """Return what is in a directory: directories first, documents last. Raises as ``find``."""
         names: dict[str, int] = {}
         if path not in self.directories or await self.is_stored(path):
@@ -153,14 +153,14 @@ class Namespace:
         if own:
             names = {name: names[name] for name in shown_order(path, names)}
         return [
-            Entry(name, nbytes, self.mtime_ns(join(path, name)))
+            DirEntry(name, nbytes, self.mtime_ns(join(path, name)))
             for name, nbytes in names.items()
             if nbytes != DIRECTORY or not await self._is_removed(join(path, name))
         ]
 
     def _own(self, path: str) -> dict[str, int | None]:
         """Return the names in a directory that this mount knows better than the storage."""
-        own: dict[str, int | None] = {name: self._held.pending[join(path, name)].nbytes for name in self._held.pending.names(path)}
+        own: dict[str, int | None] = {name: self.held.pending[join(path, name)].nbytes for name in self.held.pending.names(path)}
         own |= dict.fromkeys(self.directories.names(path), DIRECTORY)
         own |= {name: self.buffers[join(path, name)].nbytes for name in self.buffers.names(path)}
         return own
@@ -171,7 +171,7 @@ class Namespace:
             return buffer.nbytes
         if path in self.directories:
             return DIRECTORY
-        if (held := self._held.pending.get(path)) is not None:
+        if (held := self.held.pending.get(path)) is not None:
             return held.nbytes
         if self.directories.was_removed(path):
             return None
@@ -190,21 +190,20 @@ class Namespace:
     def moved(self, source: str, target: str, *, is_directory: bool) -> None:
         """Note that a file or directory has another name."""
         self.inodes.moved(source, target, is_directory=is_directory)
-        below = f"{source}/"
-        for path in [path for path in self._mtimes if path.startswith(below)] if is_directory else []:
-            self._mtimes[moved_path(path, source, target)] = self._mtimes.pop(path)
+        for path in self._mtimes if is_directory else ():
+            if path.startswith(f"{source}/"):
+                self.set_mtime(moved_path(path, source, target), self._mtimes.pop(path))
         self.set_mtime(target, self.mtime_ns(source))
         self.set_mtime(source, None)
 
     def mtime_ns(self, path: str) -> int:
         """Return when a file was written, if it was written here; else when the store was mounted."""
-        return self._mtimes.get(path, self.began_ns)
+        mtime_ns = self._mtimes.peek(path)
+        return self.began_ns if mtime_ns is None else mtime_ns
 
     def set_mtime(self, path: str, mtime_ns: int | None) -> None:
-        """Note when a file was written; ``None``: it is there no more."""
+        """Note when a file was written; ``None``: it is gone."""
         if mtime_ns is None:
-            self._mtimes.pop(path, None)
-            return
-        self._mtimes[path] = mtime_ns
-        if len(self._mtimes) > _MOST_MTIMES:
-            self._mtimes.popitem(last=False)
+            self._mtimes.pop(path)
+        else:
+            self._mtimes.put(path, mtime_ns)

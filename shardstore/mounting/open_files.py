@@ -7,7 +7,7 @@ import tempfile
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Protocol, cast
 
-from shardstore.engine.pinned import OpenValue, PinnedValue
+from shardstore.adapters.file_access import PinnedVersion, shares_object
 from shardstore.errors import Conflict
 from shardstore.mounting.reading import Values
 from shardstore.mounting.writing import Buffer, hasher
@@ -57,7 +57,7 @@ class Pinned:
     """
 
     key: str
-    value: OpenValue
+    value: PinnedVersion
     values: Values
     _pieces: list[_ReadPiece] = field(default_factory=list)
     _whole: BinaryIO | None = None
@@ -76,19 +76,15 @@ class Pinned:
         try:
             data = await self.value.read(offset, offset + nbytes)
         except Conflict:
-            if not self._has_neighbours:
+            if not shares_object(self.value):
                 raise  # all of the object is this value
             return _piece(await self._read_whole(), offset, nbytes)
-        whole = self._whole  # somebody else may have read it meanwhile
+        whole = self._whole  # another task may have read it since then
         if whole is not None and data != _piece(whole, offset, nbytes):
             raise self._replaced()
-        if self._has_neighbours:
+        if shares_object(self.value):
             self._note(offset, data)
         return data
-
-    @property
-    def _has_neighbours(self) -> bool:
-        return isinstance(self.value, PinnedValue) and self.value.is_chunk
 
     def _note(self, offset: int, data: bytes | memoryview) -> None:
         if not self._pieces or self._pieces[-1].end != offset:
@@ -133,7 +129,7 @@ def _piece(file: BinaryIO, offset: int, nbytes: int) -> bytes:
 
 @dataclass(slots=True)
 class Writer:
-    """A file that is open for writing, and for reading what is written; or, unless ``writes``, for reading what others here write."""
+    """A file that is open for writing and reading; or, unless ``writes``, for reading what other programs write by this mount."""
 
     buffer: Buffer
     appends: bool = False
@@ -152,7 +148,7 @@ class Writer:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DirEntry:
     """A name in a directory; ``nbytes`` is ``DIRECTORY`` for a directory."""
 
     name: str

@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 import pyfuse3
 import pyfuse3.asyncio
 
-from shardstore.engine.pinned import PinnedValue
+from shardstore.adapters.file_access import place_of
 from shardstore.errors import NotFound
 from shardstore.mounting.errnos import Refused, error_number
 from shardstore.mounting.files import Files
 from shardstore.mounting.inodes import Child, Inode, Place
 from shardstore.mounting.names import DIRECTORY
-from shardstore.mounting.open_files import Entry, Reader, Writer
+from shardstore.mounting.open_files import DirEntry, Reader, Writer
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class _Opened:
 @dataclass(slots=True, eq=False)
 class _OpenedDirectory:
     inode: Inode
-    entries: Sequence[Entry] = field(default_factory=tuple)
+    entries: Sequence[DirEntry] = field(default_factory=tuple)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
     def _fill(self, entry: Any, inode: Inode, nbytes: int, mtime_ns: int) -> None:
         inode.reported_nbytes = nbytes
         entry.st_ino = inode.number
-        entry.st_nlink = 1  # of a directory: how many are in it is not told
+        entry.st_nlink = 1  # of a directory: how many are in it is not shown
         entry.st_uid, entry.st_gid = self._ownership.uid, self._ownership.gid
         entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = mtime_ns
         if nbytes == DIRECTORY:
@@ -162,7 +162,7 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
         except Refused:
             if self._inodes.get(inode).path is not None:
                 raise
-            return self._attributes_of_removed(known)  # meanwhile
+            return self._attributes_of_removed(known)  # since then
         if nbytes is None:
             raise NotFound(path)
         return self._attributes(known, nbytes, self.files.names.mtime_ns(path))
@@ -270,7 +270,7 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
         else:
             file = await self.files.edit(known, truncates=bool(flags & os.O_TRUNC), appends=bool(flags & os.O_APPEND))
         if known.reported_nbytes != file.nbytes:
-            self._invalidate(inode)  # a program that asks for the size of what it has opened is told the size of that
+            self._invalidate(inode)  # a program that asks for the size of what it has opened gets the size of that
         return self._info(file, known)
 
     @staticmethod
@@ -360,11 +360,10 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
             raise Refused(errno.ENODATA)
         path, nbytes = await self.files.look(self._inodes.get(inode))
         pinned = None if nbytes in (None, DIRECTORY) else await self.files.store.pin(path)
-        if name == _XATTR + b"version" and pinned is not None:
-            return pinned.version.encode(errors="surrogatepass")
-        if name == _XATTR + b"place" and isinstance(pinned, PinnedValue):
-            return f"{pinned.stored_key} {pinned.offset} {pinned.nbytes}".encode(errors="surrogatepass")
-        raise Refused(errno.ENODATA)
+        value = {b"version": pinned.version, b"place": place_of(pinned)}.get(name.removeprefix(_XATTR)) if pinned is not None else None
+        if value is None:
+            raise Refused(errno.ENODATA)
+        return value.encode(errors="surrogatepass")
 
     def _check_xattrs(self) -> None:
         if not self._has_xattrs:

@@ -1,8 +1,7 @@
-"""The process of one mount: opens the store, mounts it, and stores what is left when it is told to end.
+"""The process of one mount: opens the store, mounts it, and stores what is left when it is to end.
 
 It gets its ``Task`` on standard input, so that no credential is in its command line. Unless it ``outlives`` the program that started it, it
-ends when that input is closed. It tells by another pipe
-when it is ready, or why it will not be.
+ends when that input is closed. By another pipe it reports when it is ready, or why it will not be.
 """
 
 from __future__ import annotations
@@ -24,31 +23,26 @@ from typing import Any, BinaryIO
 from fsspec.asyn import get_loop
 
 from shardstore._sync import run_sync
-from shardstore.adapters.handle import Handle
+from shardstore.adapters.file_access import FileAccess
 from shardstore.errors import InvalidInput, NotFound, ShardStoreError, StorageError
 from shardstore.mounting.errnos import ErrorLog
 from shardstore.mounting.files import Files
 from shardstore.mounting.messages import Ended, Failed, Ready, Report, Task
 from shardstore.mounting.operations import Operations, Ownership, attach, detach, run, stop
-from shardstore.presented.flavours import Presented
-from shardstore.storage.local.storage import LocalStorage
-from shardstore.storage.redaction import redacted
-from shardstore.storage.wrappers import innermost
 
 _SYSTEM_LOG = "/dev/log"
 _STATIC_SECONDS = 3600.0
 """Names and sizes of a snapshot, which never change, are believed for so long."""
 
 
-def _open(task: Task) -> Presented:
-    handle = Handle.find(task.url, dict(task.storage_options) or None, dict(task.options))
-    storage = innermost(handle.engine.canonical.storage)
-    if isinstance(storage, LocalStorage):
-        _check_apart(storage.root, task.directory)
-    listed = run_sync(handle.engine.list_dir("", approximate=True))  # a bucket that cannot be reached is an error now
+def _open(task: Task) -> FileAccess:
+    store = FileAccess.open(task.url, task.storage_options, task.options)
+    if store.local_directory is not None:
+        _check_apart(store.local_directory, task.directory)
+    listed = run_sync(store.list_dir("", approximate=True))  # a bucket that cannot be reached is an error now
     if task.read_only and not listed.values and not listed.prefixes:
-        raise NotFound(f"there is nothing at {redacted(handle.url)}: check the address")
-    return handle.engine
+        raise NotFound(f"there is nothing at {store.url}: check the address")
+    return store
 
 
 def _check_apart(root: str, directory: str) -> None:
@@ -60,7 +54,7 @@ def _check_apart(root: str, directory: str) -> None:
 
 def _fsname(url: str) -> str:
     """Return the name of the file system in the list of mounts: ASCII, in which libfuse wants ``,`` and ``\\`` escaped."""
-    text = redacted(url).encode("ascii", "backslashreplace").decode()
+    text = url.encode("ascii", "backslashreplace").decode()
     return f"shardstore:{text}".replace("\\", "\\\\").replace(",", "\\,")
 
 
@@ -70,7 +64,7 @@ class _Pipe:
     def __init__(self, descriptor: int) -> None:
         self._file: BinaryIO = os.fdopen(descriptor, "wb")
 
-    def tell(self, report: Report) -> None:
+    def send(self, report: Report) -> None:
         with contextlib.suppress(BrokenPipeError):
             try:
                 data = pickle.dumps(report)
@@ -102,22 +96,21 @@ def main() -> int:
     _log_to(task.log_file, outlives=task.outlives)
     try:
         return _mount(task, pipe)
-    except Exception as exc:  # noqa: BLE001  # told to who waits for it
-        pipe.tell(Failed(exc if isinstance(exc, ShardStoreError) else StorageError(f"mounting failed: {type(exc).__name__}: {exc}")))
+    except Exception as exc:  # noqa: BLE001  # sent to the process that waits for it
+        pipe.send(Failed(exc if isinstance(exc, ShardStoreError) else StorageError(f"mounting failed: {type(exc).__name__}: {exc}")))
         return 2
 
 
 def _mount(task: Task, pipe: _Pipe) -> int:
     store = _open(task)
     gc.freeze()  # what has been imported is not looked through again and again
-    is_static = store.storage.capabilities.static
-    read_only = task.read_only or is_static
+    read_only = task.read_only or store.is_static
     log = ErrorLog()
     files = Files(
         store,
         read_only=read_only,
         durable=task.durable,
-        attr_seconds=_STATIC_SECONDS if is_static else task.attr_seconds,
+        attr_seconds=_STATIC_SECONDS if store.is_static else task.attr_seconds,
         read_ahead=task.read_ahead,
         write_memory=task.write_memory,
         log=log,
@@ -126,13 +119,13 @@ def _mount(task: Task, pipe: _Pipe) -> int:
     ended = threading.Event()
 
     def started() -> None:
-        if task.outlives:  # who waits for the end of our output is not to wait as long as it is mounted
+        if task.outlives:  # a program that waits for the end of our output is not to wait as long as it is mounted
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-        pipe.tell(Ready(redacted(store.storage.url), read_only))
+        pipe.send(Ready(store.url, read_only))
 
     operations = Operations(files, ownership, started, xattrs=task.xattrs)
     _end_on_signals(ended)
-    options = ["nosuid", "nodev", "noexec", "default_permissions", "subtype=shardstore", f"fsname={_fsname(store.storage.url)}"]
+    options = ["nosuid", "nodev", "noexec", "default_permissions", "subtype=shardstore", f"fsname={_fsname(store.url)}"]
     options += ["ro"] if read_only else []
     options += ["allow_other"] if task.allow_other else []
     try:
@@ -163,7 +156,7 @@ def _end_when_closed(ended: threading.Event) -> None:
 
 
 def _end(task: Task, pipe: _Pipe, files: Files, serving: Any) -> int:
-    """Store what is held back while files can still be read, unmount, and store what has come meanwhile."""
+    """Store what is held back while files can still be read, unmount, and store what has come since then."""
     error: BaseException | None = None
     try:
         run_sync(files.held.end())
@@ -178,7 +171,7 @@ def _end(task: Task, pipe: _Pipe, files: Files, serving: Any) -> int:
         detach()
     for key in unstored:
         logging.getLogger(__name__).error("%s could not be stored and is lost: %s", key, task.directory)
-    pipe.tell(Ended(tuple(unstored)))
+    pipe.send(Ended(tuple(unstored)))
     if error is not None:
         logging.getLogger(__name__).error("%s was not unmounted as it should be", task.directory, exc_info=error)
     return 1 if unstored or error is not None else 0

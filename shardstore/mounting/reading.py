@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 
-from shardstore.errors import Conflict
+from shardstore.adapters.file_access import FileAccess
+from shardstore.adapters.value_reads import ValueRead, VersionedValue, VersionGone
+from shardstore.errors import Conflict, ShardStoreError
+from shardstore.model.containers import Lru
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING
 from shardstore.mounting.names import is_document
-from shardstore.presented.flavours import Presented
-from shardstore.storage.base import Changed, Failed, Found, GuardChanged, Read
 
-_KEPT = 8  # times the bytes that are read ahead at once
+_KEPT = 8  # times the bytes that are read ahead at once, or 1 MiB
 _DISTANCE = 64  # names between two files that are opened in order
 _RECENT = 256
 _CANDIDATES = 4096
@@ -27,7 +27,7 @@ class Value:
     """One version of a value, whole. ``shared`` are the keys that were read together with it."""
 
     data: memoryview
-    generation: Generation
+    version: Generation
     at: float
     shared: tuple[str, ...] = ()
 
@@ -44,15 +44,16 @@ class Values:
     together by one request.
     """
 
-    store: Presented
+    store: FileAccess
     attr_seconds: float
     read_ahead: int
     """Bytes that are read ahead at once; 0: none."""
     clock: Callable[[], float] = time.monotonic
-    _kept: OrderedDict[str, Value] = field(default_factory=OrderedDict)
-    _kept_nbytes: int = 0
-    _recent: OrderedDict[str, None] = field(default_factory=OrderedDict)
-    _changed: dict[int, set[str]] = field(default_factory=dict)  # of each read that is under way: what was changed here meanwhile
+    _changed: dict[int, set[str]] = field(default_factory=dict)  # of each read that is under way: what was changed here since it began
+
+    def __post_init__(self) -> None:
+        self._kept: Lru[str, Value] = Lru(_KEPT * max(self.read_ahead, 2**20), lambda value: value.nbytes)
+        self._recent: Lru[str, bool] = Lru(_RECENT)
 
     async def read(self, key: str) -> Value | None:
         """Return the value of a key, ``None`` if there is none.
@@ -66,24 +67,21 @@ class Values:
         return value
 
     async def open(self, key: str, preceding: Iterable[str], following: Iterable[str], nbytes: Callable[[str], int | None]) -> Value | None:
-        """Return the value of a file that is opened, and read ahead if files before it, in the order of listings, were opened lately.
+        """Return the value of a file that is opened, and read ahead if files before it, in the order of listings, were opened recently.
 
-        ``nbytes`` tells the sizes of the values that follow, as far as they are known. Raises as ``read``.
+        ``nbytes`` returns the sizes of the values that follow, as far as they are known. Raises as ``read``.
         """
         value = await self._known(key)
         if value is None:
-            others: list[str] = []
+            ahead: list[str] = []
             if self.read_ahead and any(other in self._recent for other in islice(preceding, _DISTANCE)):
-                others = await self._next(key, following, nbytes)
-            value = (await self._read_and_keep([key, *others], keep=bool(others)))[0]
-        self._recent[key] = None
-        self._recent.move_to_end(key)
-        if len(self._recent) > _RECENT:
-            self._recent.popitem(last=False)
+                ahead = await self._next(key, following, nbytes)
+            value = (await self._read_and_keep([key, *ahead], keep=bool(ahead)))[0]
+        self._recent.put(key, True)
         return value
 
     async def _read_and_keep(self, keys: list[str], *, keep: bool = True) -> list[Value | None]:
-        """Read values as ``_read`` does, and keep those that have not been changed here meanwhile; the first one is read again then."""
+        """Read values as ``_read`` does, and keep those that have not been changed here since; the first one is read again if it has."""
         for _ in range(_TRIES):
             changed: set[str] = set()
             self._changed[id(changed)] = changed
@@ -95,7 +93,7 @@ class Values:
             for key, found in zip(keys, values, strict=True):
                 if keep and found is not None and key not in changed:
                     found.shared = shared
-                    self._keep(key, found)
+                    self._kept.put(key, found)
             if keys[0] not in changed:
                 return values
         return values
@@ -121,62 +119,48 @@ class Values:
 
     async def _known(self, key: str) -> Value | None:
         """Return the value of a key if it is in memory and still the current one."""
-        value = self._kept.get(key)
+        value = self._kept.peek(key)
         if value is None:
             return None
         if self.clock() - value.at < self.attr_seconds:
-            self._kept.move_to_end(key)
-            return value
-        keys = [other for other in value.shared if other in self._kept]
+            return self._kept.get(key)
+        before = {other: kept for other in value.shared if (kept := self._kept.peek(other)) is not None}
         at = self.clock()
-        before = {id(self._kept[other]) for other in keys}
-        for other, outcome in zip(keys, await self.store.read_versions([Read(other, ()) for other in keys]), strict=True):
-            kept = self._kept.get(other)
-            if kept is None or id(kept) not in before:
-                continue  # read again meanwhile
-            if isinstance(outcome, Found) and outcome.generation == kept.generation:
+        for (other, kept), result in zip(before.items(), await self.store.read([ValueRead(other) for other in before]), strict=True):
+            if self._kept.peek(other) is not kept:
+                continue  # read again since then
+            if isinstance(result, VersionedValue) and result.version == kept.version:
                 kept.at = at
             else:
-                self._drop(other)
-        return self._kept.get(key)
+                self._kept.pop(other)
+        return self._kept.peek(key)
 
     async def _read(self, keys: list[str]) -> list[Value | None]:
-        """Read the first key, and the others as far as they can be read."""
+        """Read the first key, and the rest as far as they can be read."""
         values: list[Value | None] = [None] * len(keys)
         pending = list(range(len(keys)))
         for _ in range(_TRIES):
             at = self.clock()
             again: list[int] = []
-            for i, outcome in zip(pending, await self.store.read_versions([Read(keys[i], (EVERYTHING,)) for i in pending]), strict=True):
-                match outcome:
-                    case Found(generation, _, (data,)):
-                        values[i] = Value(data, generation, at)
-                    case Failed(error) if i == 0:
-                        raise error
-                    case Changed() | GuardChanged() if i == 0:
+            for i, result in zip(pending, await self.store.read([ValueRead(keys[i], (EVERYTHING,)) for i in pending]), strict=True):
+                match result:
+                    case VersionedValue(version, _, (data,)):
+                        values[i] = Value(data, version, at)
+                    case VersionGone() if i == 0:
                         again.append(i)
+                    case ShardStoreError() if i == 0:
+                        raise result
             if not again:
                 return values
             pending = again
         raise Conflict(f"{keys[0]!r} was replaced again and again while it was read; try again")
 
-    def _keep(self, key: str, value: Value) -> None:
-        self._drop(key)
-        self._kept[key] = value
-        self._kept_nbytes += value.nbytes
-        while self._kept_nbytes > _KEPT * max(self.read_ahead, 2**20):
-            self._drop(next(iter(self._kept)))
-
     def forget(self, key: str) -> None:
-        """Read a value anew when it is asked for next: it has been changed here."""
+        """Read a value again when it is asked for next: it has been changed here."""
         for changed in self._changed.values():
             changed.add(key)
-        self._drop(key)
-
-    def _drop(self, key: str) -> None:
-        if (value := self._kept.pop(key, None)) is not None:
-            self._kept_nbytes -= value.nbytes
+        self._kept.pop(key)
 
     def forget_all(self) -> None:
-        for key in list(self._kept):
+        for key in self._kept:
             self.forget(key)

@@ -13,15 +13,14 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
-from shardstore.engine.engine import Engine
+from shardstore.adapters.file_access import FileAccess
+from shardstore.adapters.value_reads import ValueRead, VersionedValue, VersionGone
 from shardstore.errors import Corruption
 from shardstore.format.chunk_keys import looks_like_chunk_prefix
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.format.store_keys import ancestors, join
 from shardstore.mounting.names import DIRECTORY, is_scratch, moved_path, name_of, parent_of, shown_order
 from shardstore.mounting.reading import Values
-from shardstore.presented.flavours import Presented
-from shardstore.storage.base import Absent, Failed, Found, Read
 
 _UNKNOWN = -2  # the size of a document that has not been read yet
 
@@ -40,7 +39,7 @@ _MISSES = 2
 
 
 @dataclass(slots=True)
-class Listed:
+class DirectoryNames:
     """The names of one directory with their sizes in bytes; ``at`` is when the listing began."""
 
     names: dict[str, int]
@@ -56,9 +55,12 @@ class Listed:
         return self.order
 
 
+_Listings = dict[str, DirectoryNames]  # by directory
+
+
 @dataclass(slots=True)
-class _Array:
-    """An array that lies at a directory, if one does."""
+class _FoundLayout:
+    """The layout of the array that lies at a directory, if one does."""
 
     layout: ArrayLayout | None
     at: float
@@ -76,7 +78,7 @@ class _Misses:
 class Tree:
     """The tree of one store. Paths are presented keys, and those of directories; ``""`` is the root."""
 
-    store: Presented
+    store: FileAccess
     values: Values
     attr_seconds: float
     clock: Callable[[], float] = time.monotonic
@@ -85,11 +87,11 @@ class Tree:
     made_here: set[str] = field(default_factory=set)
     """Arrays that this mount has made. Their directories of chunks are there only once there is something in them: ``cp -r`` does not
     look before it makes a directory in one that it has made, and would fail."""
-    _listed: dict[str, Listed] = field(default_factory=dict)  # the oldest first
+    _listed: dict[str, DirectoryNames] = field(default_factory=dict)  # the oldest first
     _names: int = 0  # in listings, and in some that have been forgotten
-    _arrays: dict[str, _Array] = field(default_factory=dict)
+    _arrays: dict[str, _FoundLayout] = field(default_factory=dict)
     _misses: dict[str, _Misses] = field(default_factory=dict)
-    _under_way: dict[tuple[str, bool], asyncio.Future[dict[str, Listed]]] = field(default_factory=dict)  # by directory; whole or one level
+    _under_way: dict[tuple[str, bool], asyncio.Future[_Listings]] = field(default_factory=dict)  # by directory; whole or one level
     _spaces: dict[str, tuple[_Space | None, float]] = field(default_factory=dict)
     _epoch: int = 0
     """Increased when the document of an array has been changed here."""
@@ -129,7 +131,7 @@ class Tree:
         return await self.store.size(path)
 
     @staticmethod
-    async def _found_in(listing: Awaitable[dict[str, Listed]], path: str) -> int | None:
+    async def _found_in(listing: Awaitable[_Listings], path: str) -> int | None:
         """Return the size of a file, or ``DIRECTORY``, as a listing has it."""
         listed = (await listing).get(parent_of(path))
         return None if listed is None else listed.names.get(name_of(path))
@@ -141,7 +143,7 @@ class Tree:
         space = await self._space(parent_of(path))
         return space is not None and space.path not in self.made_here and space.has_directory(path)
 
-    async def names(self, path: str) -> Listed:
+    async def names(self, path: str) -> DirectoryNames:
         """Return all names in a directory, with their sizes. Raises as ``find``."""
         listed = self._fresh(path)
         if listed is None:
@@ -149,7 +151,7 @@ class Tree:
         for name in [name for name, nbytes in listed.names.items() if nbytes == _UNKNOWN]:
             nbytes = await self._document_size(join(path, name))
             if listed.names.get(name) != _UNKNOWN:
-                continue  # it has been stored or removed meanwhile
+                continue  # it has been stored or removed since then
             if nbytes is None:
                 del listed.names[name]
                 listed.order = None
@@ -278,7 +280,7 @@ class Tree:
 
     # -- listings --------------------------------------------------------------------------------------------------------
 
-    def _fresh(self, path: str) -> Listed | None:
+    def _fresh(self, path: str) -> DirectoryNames | None:
         listed = self._listed.get(path)
         return listed if listed is not None and self.clock() - listed.at < self.attr_seconds else None
 
@@ -289,7 +291,7 @@ class Tree:
             self.put(path, value.nbytes)
         return None if value is None else value.nbytes
 
-    async def _once(self, path: str, work: Callable[[float], Awaitable[dict[str, Listed]]], *, whole: bool) -> dict[str, Listed]:
+    async def _once(self, path: str, work: Callable[[float], Awaitable[_Listings]], *, whole: bool) -> _Listings:
         """Return the listings that the work makes, or those of a task that does it already. They may be forgotten by then: a directory that
         was listed may be removed or renamed before who has asked goes on.
         """
@@ -297,7 +299,7 @@ class Tree:
             task = self._under_way[path, whole] = asyncio.ensure_future(self._work(path, work, whole=whole))
         return await asyncio.shield(task)
 
-    async def _work(self, path: str, work: Callable[[float], Awaitable[dict[str, Listed]]], *, whole: bool) -> dict[str, Listed]:
+    async def _work(self, path: str, work: Callable[[float], Awaitable[_Listings]], *, whole: bool) -> _Listings:
         try:
             moves = -1
             while moves != self._moves:  # what was listed before may have another name
@@ -310,40 +312,40 @@ class Tree:
                 self._changes.clear()
         return listed
 
-    async def _list_level(self, path: str) -> dict[str, Listed]:
-        async def work(at: float) -> dict[str, Listed]:
+    async def _list_level(self, path: str) -> _Listings:
+        async def work(at: float) -> _Listings:
             listed = await self.store.list_dir(join(path, "") if path else "")
             names: dict[str, int] = {name_of(prefix.rstrip("/")): DIRECTORY for prefix in listed.prefixes}
             for value in listed.values:
                 names[name_of(value.key)] = _UNKNOWN if value.nbytes is None else value.nbytes
-            return {path: Listed(names, at, path)}
+            return {path: DirectoryNames(names, at, path)}
 
         return await self._once(path, work, whole=False)
 
-    async def _list(self, path: str) -> dict[str, Listed]:
+    async def _list(self, path: str) -> _Listings:
         """List a directory, and all below it if it belongs to an array and that is not too much."""
         space = await self._space(path)
         if space is None or space.chunks_below(path) > self.whole_names:
             return await self._list_level(path)
         return await self._list_below(path)
 
-    async def _list_below(self, path: str) -> dict[str, Listed]:
-        async def work(at: float) -> dict[str, Listed]:
-            below: dict[str, Listed] = {path: Listed({}, at, path)}
+    async def _list_below(self, path: str) -> _Listings:
+        async def work(at: float) -> _Listings:
+            below: _Listings = {path: DirectoryNames({}, at, path)}
             prefix = join(path, "") if path else ""
             async for batch in self.store.list_batches(prefix):
                 for key, nbytes in zip(batch.keys, batch.nbytes, strict=True):
                     parent, _, name = key.rpartition("/")
                     listed = below.get(parent)
                     if listed is None:
-                        listed = below[parent] = Listed({}, at, path)
+                        listed = below[parent] = DirectoryNames({}, at, path)
                         self._link(below, path, parent, at)
                     listed.names[name] = _UNKNOWN if nbytes is None else nbytes
             return below
 
         return await self._once(path, work, whole=True)
 
-    def _keep(self, top: str, listed: dict[str, Listed], *, whole: bool) -> None:
+    def _keep(self, top: str, listed: _Listings, *, whole: bool) -> None:
         """Keep new listings, with what was changed while they were made and may not be in them, and forget the oldest ones where that makes
         too many names.
         """
@@ -354,31 +356,34 @@ class Tree:
             self._listed[path] = one
             self._names += len(one.names)
         for changed, nbytes in list(self._changes.items()):
-            if nbytes is None:
-                self.remove(changed)
-                continue
-            parent = parent_of(changed)
-            if whole and nbytes != DIRECTORY and parent not in listed and parent.startswith(f"{top}/"):  # it is the first one there
-                at = listed[top].at
-                self._listed[parent] = listed[parent] = Listed({}, at, top)
-                self._link(listed, top, parent, at)
-            self.put(changed, nbytes)
-        if self._names <= self.most_names:
+            self._keep_change(changed, nbytes, top, listed, whole=whole)
+        if self._names > self.most_names:
+            self._names = sum(len(one.names) for one in self._listed.values())
+            for path in list(self._listed):
+                if self._names <= self.most_names // 2:
+                    break
+                if self._fresh(path) is None and path not in listed:
+                    self._names -= len(self._listed.pop(path).names)
+
+    def _keep_change(self, path: str, nbytes: int | None, top: str, listed: _Listings, *, whole: bool) -> None:
+        """Note in new listings what was changed while they were made."""
+        if nbytes is None:
+            self.remove(path)
             return
-        self._names = sum(len(one.names) for one in self._listed.values())
-        for path in list(self._listed):
-            if self._names <= self.most_names // 2:
-                break
-            if self._fresh(path) is None and path not in listed:
-                self._names -= len(self._listed.pop(path).names)
+        parent = parent_of(path)
+        if whole and nbytes != DIRECTORY and parent not in listed and parent.startswith(f"{top}/"):  # it is the first one there
+            at = listed[top].at
+            self._listed[parent] = listed[parent] = DirectoryNames({}, at, top)
+            self._link(listed, top, parent, at)
+        self.put(path, nbytes)
 
     @staticmethod
-    def _link(below: dict[str, Listed], top: str, path: str, at: float) -> None:
+    def _link(below: _Listings, top: str, path: str, at: float) -> None:
         """Note a directory in those above it, up to ``top``."""
         while path != top:
             above = parent_of(path)
             known = above in below
-            below.setdefault(above, Listed({}, at, top)).names[name_of(path)] = DIRECTORY
+            below.setdefault(above, DirectoryNames({}, at, top)).names[name_of(path)] = DIRECTORY
             if known:
                 return
             path = above
@@ -387,13 +392,13 @@ class Tree:
 
     async def _space(self, path: str) -> _Space | None:
         """Return the sharded array that the directory ``path`` is, or is inside of; ``None`` if it is another one."""
-        if not isinstance(self.store, Engine):
-            return None  # of other flavours only the listing tells
+        if not self.store.is_canonical:
+            return None  # of other flavours only the listing is known
         kept = self._spaces.get(path)
         if kept is not None and self.clock() - kept[1] < self.attr_seconds:
             return kept[0]
         at, epoch = self.clock(), -1
-        while epoch != self._epoch:  # a document may be stored meanwhile
+        while epoch != self._epoch:  # a document may be stored in between
             epoch = self._epoch
             space = await self._find_space(path)
         if len(self._spaces) > _MOST_REMEMBERED:
@@ -417,33 +422,31 @@ class Tree:
         try:
             layout = await self.store.layout(path)
         except Corruption:
-            layout = None  # whoever reads the document is told
+            layout = None  # a program that reads the document gets the error
         if len(self._arrays) > _MOST_REMEMBERED:
             self._arrays.clear()
         if epoch == self._epoch:
-            self._arrays[path] = _Array(layout, at)
+            self._arrays[path] = _FoundLayout(layout, at)
         return layout
 
     async def _find_chunk(self, path: str, parent: str, space: _Space) -> int | None:
         """Look a chunk up of which no listing knows. The second in one directory lists it; the second such directory lists all of them."""
         if self._missed(parent) >= _MISSES:
             return await self._found_in(self._list(self._top_for(parent, space)), path)
-        (outcome,) = await self.store.read_versions([Read(path, ())])
-        match outcome:
-            case Found():
-                return outcome.nbytes
-            case Absent():
-                return None
-            case Failed(error):
-                raise error
-            case _:
+        (found,) = await self.store.read([ValueRead(path)])
+        match found:
+            case VersionedValue() | None:
+                return None if found is None else found.nbytes
+            case VersionGone():
                 return await self.store.size(path)
+            case _:
+                raise found
 
     def _top_for(self, path: str, space: _Space) -> str:
         """Return the directory to be listed, with all below it, because names in ``path`` are asked for."""
         known = self._listed.get(path)
         if known is not None and known.top != path and space.chunks_below(known.top) <= _SMALL_NAMES:
-            return known.top  # a small listing that has expired is made anew as a whole
+            return known.top  # a small listing that has expired is made again as a whole
         while path != space.path:
             above = parent_of(path)
             if space.chunks_below(above) > self.whole_names or self._missed(above) < _MISSES:
@@ -452,7 +455,7 @@ class Tree:
         return path
 
     def _missed(self, path: str) -> int:
-        """Note a miss below a directory; return how many there were lately."""
+        """Note a miss below a directory; return how many there were recently."""
         now = self.clock()
         misses = self._misses.setdefault(path, _Misses())
         if now - misses.at > _MISS_SECONDS:

@@ -1,4 +1,4 @@
-"""The bytes of files that are being written, until they are stored whole, and the actions that store and erase them."""
+"""The bytes of files that are being written, until they are stored whole, and the changes that store and erase them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import mmap
 import os
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-from shardstore.engine.actions import Action, Creation, Revise, SetIfMissing, SetValue
+from shardstore.adapters.file_access import Change
 from shardstore.errors import Conflict, NoSpace
 from shardstore.model.ranges import BytesLike
 from shardstore.mounting.errnos import Refused
@@ -48,10 +48,10 @@ class Buffer:
         self.nbytes = 0
         self.lock = asyncio.Lock()
         self._digest: bytes | None = None  # of the value that it began with, or that was stored last
-        self._attempts: list[tuple[Action, bytes]] = []  # to replace that value since, with the digests of what they store
+        self._attempts: list[tuple[Change, bytes]] = []  # to replace that value since, with the digests of what they store
         self._is_cut = False
         self._mapped: list[weakref.ref[mmap.mmap]] = []  # what ``content`` has returned
-        self._file = tempfile.SpooledTemporaryFile(MEMORY_NBYTES)  # noqa: SIM115  # closed when nobody has it open
+        self._file = tempfile.SpooledTemporaryFile(MEMORY_NBYTES)  # noqa: SIM115  # closed when no program has it open
 
     def read(self, offset: int, nbytes: int) -> bytes:
         if offset >= self.nbytes:
@@ -88,17 +88,24 @@ class Buffer:
         self.has_bytes = True
         self._digest = _digest(data) if replaces else None
 
+    def committed(self, data: BytesLike | None, changes: int, *, creates: bool) -> None:
+        """Note that its content when it had so many ``changes`` was committed under its name: these bytes are stored, or (``None``) will be
+        stored whatever is there, or with ``creates``, where there is nothing.
+        """
+        if data is not None:
+            self.replaces(data)
+        else:
+            self._digest = None
+            self._attempts.clear()
+            self.creates = creates
+        if self.changes == changes:
+            self.is_dirty = False
+
     def replaces(self, data: BytesLike) -> None:
         """Note that these bytes are stored under its name."""
         self._digest = _digest(data)
         self._attempts.clear()
         self.creates = False
-
-    def overwrites(self, *, creates: bool) -> None:
-        """Note that it is to be stored whatever is there; or, with ``creates``, where there is nothing."""
-        self._digest = None
-        self._attempts.clear()
-        self.creates = creates
 
     def write(self, offset: int, data: bytes) -> None:
         if offset + len(data) > MOST_NBYTES:
@@ -162,32 +169,29 @@ class Buffer:
         self.is_dirty = True
         self.changes += 1
 
-    def action(self, data: BytesLike) -> Action:
-        """Return the action that stores it."""
-        if self.creates:
-            return SetIfMissing(data, Creation())
-        if self._digest is None:
-            return SetValue(data)
+    def change(self, data: BytesLike) -> Change:
+        """Return the change that stores it."""
+        if self.creates or self._digest is None:
+            return Change(data, creates=self.creates)
         # Not by versions: they change with any chunk of the shard.
         allowed = {self._digest, _digest(data), *(digest for _, digest in self._attempts)}  # the latter where an answer was lost
         path = self.path
 
-        def compute(old: bytes | None) -> bytes:
+        def revise(old: bytes | None) -> bytes:
             if old is None or _digest(old) not in allowed:
-                raise Conflict(f"{path!r} was replaced by others while it was open here: what was written here is not stored")
+                raise Conflict(f"{path!r} was replaced by another program while it was open here: what was written here is not stored")
             return bytes(data)
 
-        action = Revise(compute)
-        self._attempts.append((action, _digest(data)))
-        return action
+        change = Change(revise=revise)
+        self._attempts.append((change, _digest(data)))
+        return change
 
-    def check_stored(self, action: Action) -> None:
-        """Note that the action was carried out. Raises ``Refused`` if the file was to be created, and was there."""
-        if isinstance(action, SetIfMissing):
-            _check_created(self.path, action)
+    def note_stored(self, change: Change) -> None:
+        """Note that a change was carried out."""
+        if change.creates:
             self.creates = False
         for attempt, digest in self._attempts:
-            if attempt is action:
+            if attempt is change:
                 self._digest = digest
                 self._attempts.clear()
                 break
@@ -224,28 +228,10 @@ def _copy_of(file: tempfile.SpooledTemporaryFile[bytes], nbytes: int) -> tempfil
     return copy
 
 
-def erasing_these(data: BytesLike) -> Action:
-    """Return the erasure of a value, unless others have replaced it."""
+def erasing(data: BytesLike) -> Change:
+    """Return the erasure of a value, unless another program has replaced these bytes."""
     mine = _digest(data)
-    return Revise(lambda old: old if old is not None and _digest(old) != mine else None)
-
-
-def storing(key: str, no_replace: bool) -> tuple[Callable[[BytesLike], Action], Callable[[Action], None]]:
-    """Return how a value is stored whatever is there, or only where nothing is, and how its outcome is checked."""
-
-    def action(data: BytesLike) -> Action:
-        return SetIfMissing(data, Creation()) if no_replace else SetValue(data)
-
-    def check(action: Action) -> None:
-        if isinstance(action, SetIfMissing):
-            _check_created(key, action)
-
-    return action, check
-
-
-def _check_created(key: str | None, action: SetIfMissing) -> None:
-    if action.creation is not None and not action.creation.happened:
-        raise Refused(errno.EEXIST, f"{key!r} has been created by others meanwhile")
+    return Change(revise=lambda old: old if old is not None and _digest(old) != mine else None)
 
 
 def hasher(data: BytesLike = b"") -> hashlib.blake2b:

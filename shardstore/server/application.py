@@ -38,6 +38,7 @@ from shardstore.errors import (
 )
 from shardstore.format.store_keys import check_directory, check_key
 from shardstore.format.v2.keys import is_document
+from shardstore.model.redaction import redacted
 from shardstore.model.words import printable
 from shardstore.server import s3_answers
 from shardstore.server.access import Access
@@ -47,7 +48,6 @@ from shardstore.server.http_rules import parse_entity_tags
 from shardstore.server.listings import LISTING_HEADERS, Listings, as_html, as_html_pieces, as_json, page_of, relative_link
 from shardstore.server.load import MOST_IN_FLIGHT, Busy, Load
 from shardstore.server.values import PIECE_NBYTES, Answer, Asked, Headers, Refusal, answer, shown
-from shardstore.storage.redaction import redacted
 
 logger = logging.getLogger(__name__)
 

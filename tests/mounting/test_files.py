@@ -16,6 +16,7 @@ import zarr
 
 import shardstore
 from shardstore._sync import run_sync
+from shardstore.adapters.file_access import AlreadyExists, FileAccess
 from shardstore.adapters.handle import Handle
 from shardstore.engine.actions import SetValue
 from shardstore.errors import Conflict, ReadOnly, ShardStoreError, StorageError
@@ -42,7 +43,7 @@ class Clock:
 
 
 def files_of(url: str | Storage, *, present: str = "v3", **options: Any) -> Files:
-    return Files(Handle.make(url, None, {"chunks_per_shard": (4, 4, 4), "present": present}).engine, **({"limits": NEVER} | options))
+    return Files(FileAccess.open(url, {}, {"chunks_per_shard": (4, 4, 4), "present": present}), **({"limits": NEVER} | options))
 
 
 def put(files: Files, path: str, data: bytes, *, exclusive: bool = False) -> None:
@@ -242,27 +243,27 @@ def test_documents_are_listed_last_and_directories_first(counted: tuple[Files, F
 def test_a_copy_with_held_back_files_commits_each_shard_once(counted: tuple[Files, FaultStorage, Clock], tmp_path: Path) -> None:
     whole, _, _ = counted
     files = files_of(str(tmp_path / "data.zarr"), durable="fsync")
-    commits = files.store.counters.commits
+    commits = files.store.presented.counters.commits
     for directory in ("new", "new/c", *(f"new/c/{i}" for i in range(8)), *(f"new/c/{i}/{j}" for i in range(8) for j in range(8))):
         run_sync(files.mkdir(directory))
     for path in everything(whole, "ct"):  # directories first: chunks come before their document
         put(files, path.replace("ct/", "new/", 1), get(whole, path))
     assert native(str(tmp_path / "data.zarr"), "new/zarr.json") is None
     run_sync(files.sync())
-    assert files.store.counters.commits - commits == 8
+    assert files.store.presented.counters.commits - commits == 8
     stored: Any = zarr.open_group(shardstore.open(str(tmp_path / "data.zarr")), mode="r")["new"]
     np.testing.assert_array_equal(stored[:], DATA)
 
 
 def test_removing_an_array_commits_each_shard_once(counted: tuple[Files, FaultStorage, Clock], tmp_path: Path) -> None:
     files, _, _ = counted
-    commits = files.store.counters.commits
+    commits = files.store.presented.counters.commits
     paths = everything(files, "ct")
     for path in paths:
         if path != "ct/zarr.json":
             run_sync(files.unlink(path))
     run_sync(files.unlink("ct/zarr.json"))
-    assert files.store.counters.commits - commits <= 9  # the first one is erased at once
+    assert files.store.presented.counters.commits - commits <= 9  # the first one is erased at once
     assert not [path for path in (tmp_path / "data.zarr/ct").rglob("*") if path.is_file()]
 
 
@@ -474,9 +475,9 @@ def test_who_creates_a_file_that_others_have_created_is_told_at_close(tmp_path: 
         finally:
             await files.release(file)
 
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(AlreadyExists) as caught:
         run_sync(run())
-    assert caught.value.number == errno.EEXIST
+    assert error_number(caught.value) == errno.EEXIST
     assert native(url, "ct/c/0/0/0") == b"theirs"
 
 
@@ -487,9 +488,9 @@ def test_of_two_mounts_one_creates_an_empty_file_that_must_be_new(tmp_path: Path
     for files in (one, other):
         assert run_sync(files.find("ct/lock")) is None  # and is believed for a while
     held = run_sync(one.create("ct/lock", exclusive=True))
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(AlreadyExists) as caught:
         run_sync(other.create("ct/lock", exclusive=True))
-    assert caught.value.number == errno.EEXIST
+    assert error_number(caught.value) == errno.EEXIST
     held.write(0, b"by one")
     run_sync(one.flush(held))
     run_sync(one.release(held))
@@ -538,7 +539,7 @@ def test_a_file_that_cannot_be_erased_is_still_there(tmp_path: Path, monkeypatch
         return [error] * len(updates)
 
     with monkeypatch.context() as patched:
-        patched.setattr(files.store, "update_many", refuse)
+        patched.setattr(files.store, "change", refuse)
         with pytest.raises(type(error)):
             run_sync(files.unlink("ct/c/0/0/0"))
     assert get(files, "ct/c/0/0/0") == old

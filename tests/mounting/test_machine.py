@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import shardstore
 from shardstore._sync import run_sync
+from shardstore.adapters.file_access import FileAccess
 from shardstore.adapters.handle import Handle
 from shardstore.errors import NotFound
 from shardstore.model.ranges import EVERYTHING
@@ -46,7 +47,7 @@ class FilesMachine(RuleBasedStateMachine):
         array = group.create_array("ct", shape=(8, 8), chunks=(2, 2), dtype="u1")
         array[:4] = 1
         self.files = Files(
-            Handle.make(self.url, None, {}).engine,
+            FileAccess.open(self.url, {}, {}),
             durable=durable,
             attr_seconds=attr_seconds,
             read_ahead=read_ahead,

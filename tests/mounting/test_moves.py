@@ -165,8 +165,8 @@ def test_a_file_that_is_renamed_while_it_is_opened_is_the_one_that_was_opened(ur
     async def run() -> None:
         await write(files, "notes/a", b"first")
         await write(files, "notes/b", b"second")
-        gate = Gate(files.store.read_versions, before=False)
-        monkeypatch.setattr(files.store, "read_versions", gate)
+        gate = Gate(files.store.read, before=False)
+        monkeypatch.setattr(files.store, "read", gate)
         opening = asyncio.create_task(files.edit(place_of(files, "notes/a"), truncates=False, appends=True))
         await gate.begun.wait()
         await files.rename("notes/a", "notes/last")

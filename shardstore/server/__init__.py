@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardstore import optional  # by its own name: ``load`` is a module of this room
+from shardstore import optional
 
 if TYPE_CHECKING:
     from shardstore.server.application import Application, application

@@ -2,7 +2,7 @@
 
 A page of any web site can send requests to a server on the same machine. It cannot read the answers, unless CORS allows its origin; and
 unless its own name has been made to lead here (DNS rebinding), which the check of ``Host`` finds. Browsers ask before a page of the public
-web reaches a server on a private address; they are told that allowed origins may.
+web reaches a server on a private address; the answer is that allowed origins may.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Access:
         text = headers.get(b"host", b"").decode("latin-1")
         found = _HOST.fullmatch(text)
         if found is None or found[1].lower().rstrip(".") not in self.hosts:
-            raise Refusal(421, f"this server is not called {shown(text)}: --allow-host gives it another name")
+            raise Refusal(421, f"Host {shown(text)} is not allowed; add it with --allow-host")
 
     def check_token(self, headers: Mapping[bytes, bytes], query: bytes) -> None:
         """Raise ``Refusal`` unless the request has the token: in ``Authorization``, also as the key id of a client of S3, or as

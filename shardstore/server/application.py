@@ -6,7 +6,7 @@
     /healthz    "ok"
 
 Requests for values go by a plain ASGI callable, since routing costs more than reading a small chunk. Everything else is Starlette's, and
-others can mount the application like any of its kind. All work is done on fsspec's IO loop, on whatever loop the server runs.
+other programs can mount the application like any of its kind. All work is done on fsspec's IO loop, on whatever loop the server runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import asyncio
 import json
 import logging
 import traceback
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -46,8 +48,7 @@ from shardstore.server.buckets import Bucket, Moved, Served, open_served
 from shardstore.server.front_page import FrontPage
 from shardstore.server.http_rules import parse_entity_tags
 from shardstore.server.listings import LISTING_HEADERS, Listings, as_html, as_html_pieces, as_json, page_of, relative_link
-from shardstore.server.load import MOST_IN_FLIGHT, Busy, Load
-from shardstore.server.values import PIECE_NBYTES, Answer, Asked, Headers, Refusal, answer, shown
+from shardstore.server.values import PIECE_NBYTES, Headers, ReadRequest, Refusal, Reply, answer, shown
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,8 @@ T = TypeVar("T")
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+MOST_IN_FLIGHT = 256
 
 CROWDED = 32
 """While more values than these are under way, they go in smaller pieces."""
@@ -67,9 +70,30 @@ MOST_KEY_NBYTES = 1024
 MOST_SEGMENTS = 100
 _MOST_SHOWN = 200  # characters of what a client asks for, in messages
 _PATIENCE_SECONDS = 1.0
-"""Until then nobody looks whether the client is still there."""
+"""Until then it is not checked whether the client is still there."""
 
 _NOSNIFF: Headers = [(b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer")]
+
+
+@dataclass(frozen=True, slots=True)
+class _BucketRequest:
+    """A request for a key or a directory of a bucket, or for the bucket."""
+
+    key: str
+    has_slash: bool
+    """True if there is a slash behind the name of the bucket."""
+    query: bytes
+    parameters: Mapping[str, str]
+    headers: Mapping[bytes, bytes]
+    is_head: bool
+    is_s3: bool
+    """True if a client of S3 asks."""
+
+    @classmethod
+    def of(cls, key: str, has_slash: bool, query: bytes, headers: Mapping[bytes, bytes], *, is_head: bool) -> _BucketRequest:
+        parameters = s3_answers.parameters_of(query) if query else {}
+        is_s3 = _is_from_sdk(headers) or s3_answers.is_presigned(parameters)
+        return cls(key, has_slash, query, parameters, headers, is_head, is_s3)
 
 
 class Application(Starlette):
@@ -103,10 +127,11 @@ class Application(Starlette):
         always = [*_NOSNIFF, *self._access.headers(headers.get(b"origin"))]
         if headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers:
             always.append((b"connection", b"close"))  # whatever the body is, it is not read
+        is_head = scope["method"] == "HEAD"
         try:
             self._access.check_host(headers)
             if scope["method"] == "OPTIONS":
-                await _send(send, Answer(204, [*_NOSNIFF, *self._access.preflight(headers)]))
+                await _send(send, Reply(204, [*_NOSNIFF, *self._access.preflight(headers)]))
                 return
             if scope["method"] not in ("GET", "HEAD"):
                 raise Refusal(405, "this server is for reading", [(b"allow", b"GET, HEAD, OPTIONS")])
@@ -117,76 +142,81 @@ class Application(Starlette):
                 await (self.load.enter() if self.load.has_room else _until_gone(self.load.enter(), receive))
                 try:
                     try:
-                        found = await _until_gone(run_async(self._of_bucket(bucket, rest, bool(slash), scope, headers)), receive)
+                        request = _BucketRequest.of(rest, bool(slash), scope["query_string"], headers, is_head=is_head)
+                        found = await _until_gone(run_async(self._from_bucket(bucket, request)), receive)
                     except Exception as exc:  # noqa: BLE001  # every error has an answer
                         found = self._refused(exc, path, headers)
                     found.headers.extend(always)
-                    await _send_answer(send, receive, found, path, is_head=scope["method"] == "HEAD")
+                    await _send_answer(send, receive, found, path, is_head=is_head)
                 finally:
                     self.load.leave()  # not before all is sent: until then it is in memory
                 return
-            if name in self.served.store.absent:
-                raise Refusal(404, f"there is no /{name}/: {self.served.store.absent[name]}")
-            if name in ("", "healthz") and not rest:
-                if name == "" and _is_of_s3(headers, scope["query_string"]):
-                    found = Answer(200, [(b"content-type", b"application/xml")], s3_answers.buckets(self.served.buckets))
-                else:
-                    await super().__call__(scope, receive, _adding(send, always))
-                    return
-            else:
-                there = ", ".join(f"/{one}/" for one in self.served.buckets)
-                code = "NoSuchBucket" if _is_of_sdk(headers) else ""
-                raise Refusal(404, f"there is nothing at {shown(path)}: there are {there}", code=code)
+            if rest or name not in ("", "healthz"):
+                raise self._nothing_at(name, path, headers)
+            if name == "healthz" or not _asks_for_buckets(headers, scope["query_string"]):
+                await super().__call__(scope, receive, _adding(send, always))
+                return
+            found = Reply(200, [(b"content-type", b"application/xml")], s3_answers.buckets(self.served.buckets))
         except (Refusal, Busy) as exc:
             found = self._refused(exc, path, headers)
         found.headers.extend(always)
-        await _send_answer(send, receive, found, path, is_head=scope["method"] == "HEAD")
+        await _send_answer(send, receive, found, path, is_head=is_head)
+
+    def _nothing_at(self, name: str, path: str, headers: Mapping[bytes, bytes]) -> Refusal:
+        if name in self.served.store.absent:
+            return Refusal(404, f"there is no /{name}/: {self.served.store.absent[name]}")
+        there = ", ".join(f"/{one}/" for one in self.served.buckets)
+        code = "NoSuchBucket" if _is_from_sdk(headers) else ""
+        return Refusal(404, f"there is nothing at {shown(path)}: there are {there}", code=code)
 
     # -- buckets ---------------------------------------------------------------------------------------------------------
 
-    async def _of_bucket(self, bucket: Bucket, rest: str, slash: bool, scope: Scope, headers: Mapping[bytes, bytes]) -> Answer:
-        query: bytes = scope["query_string"]
-        parameters = s3_answers.parameters_of(query) if query else {}
-        is_head = scope["method"] == "HEAD"
-        is_of_s3 = _is_of_sdk(headers) or s3_answers.is_presigned(parameters)
-        _check_length(rest)
-        if rest.endswith("/") and is_of_s3:
-            raise NotFound(f"there is no {rest!r}")  # a client of S3 asks for an object of that name, not for a directory
-        if rest and not rest.endswith("/"):
-            if parameters:
-                s3_answers.check_object(parameters)
-            asked = Asked(
-                is_head,
-                _text(headers, b"if-match"),
-                _text(headers, b"if-none-match"),
-                _text(headers, b"if-range"),
-                _text(headers, b"range"),
-            )
-            piece = self._piece_nbytes if self.load.running <= CROWDED else min(self._piece_nbytes, CROWDED_PIECE_NBYTES)
-            try:
-                return await answer(bucket, check_key(rest), asked, self._cache_control, piece)
-            except NotFound:
-                if asked.range is None and not is_of_s3 and await self._is_directory(bucket, rest):
-                    return _to_directory(rest, query)
-                raise
-        if not rest and (is_of_s3 or s3_answers.is_of_bucket(parameters)):
-            if is_head:
-                return Answer(200, [(b"content-length", b"0")])
-            if self._listings is None:
-                raise Refusal(403, "this server does not list")
-            body = await s3_answers.bucket_answer(bucket, self._listings, parameters)
-            return Answer(200, [(b"content-type", b"application/xml"), (b"content-length", b"%d" % len(body))], body)
-        if not rest and not slash:
-            if is_head:
-                return Answer(200, [(b"content-length", b"0")])  # clients of S3 ask so for a bucket, and follow no redirection
-            return _to_directory(bucket.name, query)
-        return await self._directory(bucket, rest, parameters, headers)
+    async def _from_bucket(self, bucket: Bucket, request: _BucketRequest) -> Reply:
+        key = request.key
+        _check_length(key)
+        if key and not key.endswith("/"):
+            return await self._value(bucket, request)
+        if key and request.is_s3:
+            raise NotFound(f"there is no {key!r}")  # a client of S3 asks for an object of that name, not for a directory
+        if not key and (request.is_s3 or s3_answers.names_operation(request.parameters)):
+            return await self._s3_listing(bucket, request)
+        if not key and not request.has_slash:
+            # Clients of S3 ask for a bucket by HEAD, and follow no redirection.
+            return Reply(200, [(b"content-length", b"0")]) if request.is_head else _to_directory(bucket.name, request.query)
+        return await self._directory(bucket, key, request.parameters, request.headers)
+
+    async def _value(self, bucket: Bucket, request: _BucketRequest) -> Reply:
+        if request.parameters:
+            s3_answers.check_object(request.parameters)
+        headers = request.headers
+        asked = ReadRequest(
+            request.is_head,
+            _text(headers, b"if-match"),
+            _text(headers, b"if-none-match"),
+            _text(headers, b"if-range"),
+            _text(headers, b"range"),
+        )
+        piece = self._piece_nbytes if self.load.running <= CROWDED else min(self._piece_nbytes, CROWDED_PIECE_NBYTES)
+        try:
+            return await answer(bucket, check_key(request.key), asked, self._cache_control, piece)
+        except NotFound:
+            if asked.range is None and not request.is_s3 and await self._is_directory(bucket, request.key):
+                return _to_directory(request.key, request.query)
+            raise
+
+    async def _s3_listing(self, bucket: Bucket, request: _BucketRequest) -> Reply:
+        if request.is_head:
+            return Reply(200, [(b"content-length", b"0")])
+        if self._listings is None:
+            raise Refusal(403, "this server does not list")
+        body = await s3_answers.bucket_answer(bucket, self._listings, request.parameters)
+        return Reply(200, [(b"content-type", b"application/xml"), (b"content-length", b"%d" % len(body))], body)
 
     async def _is_directory(self, bucket: Bucket, key: str) -> bool:
         """Return whether a request for a key without a value is one for a directory, whose last slash is missing."""
         return self._listings is not None and not is_document(key) and await bucket.view.is_directory(key, looks=True)
 
-    async def _directory(self, bucket: Bucket, prefix: str, parameters: Mapping[str, str], headers: Mapping[bytes, bytes]) -> Answer:
+    async def _directory(self, bucket: Bucket, prefix: str, parameters: Mapping[str, str], headers: Mapping[bytes, bytes]) -> Reply:
         if self._listings is None:
             raise NotFound("this server does not list")
         if "//" in f"/{prefix}":
@@ -204,8 +234,8 @@ class Application(Starlette):
             body, kind = as_html(page, title), b"text/html; charset=utf-8"
         else:  # no browser
             pieces = as_html_pieces(self._listings, bucket, page, title)
-            return Answer(200, [*always, (b"content-type", b"text/html; charset=utf-8")], rest=pieces)
-        return Answer(200, [*always, (b"content-type", kind), (b"content-length", b"%d" % len(body))], body)
+            return Reply(200, [*always, (b"content-type", b"text/html; charset=utf-8")], rest=pieces)
+        return Reply(200, [*always, (b"content-type", kind), (b"content-length", b"%d" % len(body))], body)
 
     # -- the page --------------------------------------------------------------------------------------------------------
 
@@ -228,7 +258,7 @@ class Application(Starlette):
 
     # -- errors ----------------------------------------------------------------------------------------------------------
 
-    def _refused(self, exc: Exception, path: str, headers: Mapping[bytes, bytes]) -> Answer:
+    def _refused(self, exc: Exception, path: str, headers: Mapping[bytes, bytes]) -> Reply:
         path = path[:_MOST_SHOWN]
         status, more = _status_of(exc)
         message = redacted(str(exc))
@@ -246,7 +276,7 @@ class Application(Starlette):
             code = exc.code if isinstance(exc, Refusal) else ""
             body, kind = s3_answers.error(status, message, path, code), b"application/xml"
         lines = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), (b"cache-control", b"no-cache")]
-        return Answer(status, [*lines, *more], body)
+        return Reply(status, [*lines, *more], body)
 
 
 def _log(path: str, exc: Exception) -> None:
@@ -261,10 +291,10 @@ def _log(path: str, exc: Exception) -> None:
     logger.warning("%s", "\n".join(lines))
 
 
-def _to_directory(name: str, query: bytes) -> Answer:
+def _to_directory(name: str, query: bytes) -> Reply:
     """Return the redirection to a directory from its name without the slash, relative to it: a proxy may show it elsewhere."""
     where = relative_link(name.rpartition("/")[2]).encode() + b"/" + (b"?" + query if query else b"")
-    return Answer(307, [(b"location", where), (b"content-length", b"0"), (b"cache-control", b"no-cache")])
+    return Reply(307, [(b"location", where), (b"content-length", b"0"), (b"cache-control", b"no-cache")])
 
 
 def as_json_error(status: int, message: str, path: str) -> bytes:
@@ -304,6 +334,58 @@ def _timed_out(exc: BaseException | None) -> bool:
     return False
 
 
+# -- load ----------------------------------------------------------------------------------------------------------------
+
+
+class Busy(Exception):
+    """There are as many requests as are carried out at once, and as many again that wait."""
+
+
+class Load:
+    """The requests in flight of one server."""
+
+    def __init__(self, most: int = MOST_IN_FLIGHT) -> None:
+        self.most = most
+        self.running = 0
+        """How many are being carried out."""
+        self.refused = 0
+        """How many were refused so far."""
+        self._queue: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def has_room(self) -> bool:
+        """True if a request would not have to wait."""
+        return self.running < self.most and not self._queue
+
+    async def enter(self) -> None:
+        """Begin one request, when there is room; ``leave`` ends it. Raises ``Busy``."""
+        if self.has_room:
+            self.running += 1
+            return
+        if len(self._queue) >= self.most:
+            self.refused += 1
+            raise Busy
+        turn = asyncio.get_running_loop().create_future()
+        self._queue.append(turn)
+        try:
+            await turn  # the request that leaves hands its place over
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.leave()
+            else:
+                self._queue.remove(turn)
+            raise
+
+    def leave(self) -> None:
+        """End one request."""
+        while self._queue:
+            turn = self._queue.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self.running -= 1
+
+
 # -- sending -------------------------------------------------------------------------------------------------------------
 
 
@@ -312,7 +394,7 @@ class BrokenOff(Exception):
 
 
 class _Gone(BaseException):
-    """The client has gone away: nobody is to be answered."""
+    """The client has gone away: no answer is sent."""
 
 
 async def _until_gone(work: Coroutine[object, object, T], receive: Receive) -> T:
@@ -359,12 +441,12 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def _send(send: Send, found: Answer) -> None:
+async def _send(send: Send, found: Reply) -> None:
     await send({"type": "http.response.start", "status": found.status, "headers": found.headers})
     await send({"type": "http.response.body", "body": bytes(found.body)})
 
 
-async def _send_answer(send: Send, receive: Receive, found: Answer, path: str, *, is_head: bool) -> None:
+async def _send_answer(send: Send, receive: Receive, found: Reply, path: str, *, is_head: bool) -> None:
     """Send a response.
 
     Raises:
@@ -434,14 +516,14 @@ def _check_length(key: str) -> None:
         raise Refusal(400, f"keys have at most {MOST_KEY_NBYTES} bytes and {MOST_SEGMENTS} segments", code="KeyTooLongError")
 
 
-def _is_of_sdk(headers: Mapping[bytes, bytes]) -> bool:
-    """Return whether a client of S3 asks: it signs, or is one of Amazon's that was told not to."""
+def _is_from_sdk(headers: Mapping[bytes, bytes]) -> bool:
+    """Return whether a client of S3 asks: it signs, or is one of Amazon's that was configured not to."""
     is_signed = headers.get(b"authorization", b"").startswith(b"AWS4-") or b"x-amz-content-sha256" in headers
     return is_signed or b"amz-sdk-invocation-id" in headers
 
 
-def _is_of_s3(headers: Mapping[bytes, bytes], query: bytes) -> bool:
-    return _is_of_sdk(headers) or b"x-id=ListBuckets" in query or s3_answers.is_presigned(s3_answers.parameters_of(query))
+def _asks_for_buckets(headers: Mapping[bytes, bytes], query: bytes) -> bool:
+    return _is_from_sdk(headers) or b"x-id=ListBuckets" in query or s3_answers.is_presigned(s3_answers.parameters_of(query))
 
 
 async def _healthy(_request: Request) -> Response:
@@ -471,7 +553,7 @@ def application(
         cors: origins of web pages that may read, as ``https://viewer.example``; ``"*"`` for all.
         token: what a request has to have: in ``Authorization: Bearer``, as ``?token=``, or as the access key id of a client of S3.
         hosts: names that ``Host`` may have; ``None``: any.
-        max_age: seconds for which clients may keep a value without asking; 0: they ask each time, and are told if it has not changed.
+        max_age: seconds for which clients may keep a value without asking; 0: they ask each time, and get 304 if it has not changed.
         in_flight: requests that are carried out at once; as many more wait, and the rest are answered 503.
         stored: show the stored objects too, below ``/stored/``.
         listing: list directories and buckets.

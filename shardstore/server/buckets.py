@@ -27,7 +27,7 @@ _ATTEMPTS = 10
 _CONTENTS = {
     "zarr3": "Zarr v3, chunk by chunk",
     "zarr2": "Zarr v2, chunk by chunk",
-    "stored": "the objects as they are stored: shards are shards",
+    "stored": "the stored objects, unchanged: shards are shards",
 }
 """What each view shows, for people."""
 
@@ -116,7 +116,7 @@ class Bucket:
 
     def etag(self, generation: Generation) -> str | None:
         """Return the strong entity tag of a version of a value: equal in every process, and it reveals nothing of the storage. ``None`` if
-        equal versions do not promise equal bytes. It has the form of an upload in one part: s3cmd takes others for MD5 sums.
+        equal versions do not promise equal bytes. It has the form of an upload in one part: s3cmd takes any other for an MD5 sum.
         """
         if not self.view.identifies(generation):
             return None
@@ -139,7 +139,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A store as it is served."""
+    """A store with its buckets."""
 
     store: ReadViews
     buckets: Mapping[str, Bucket]

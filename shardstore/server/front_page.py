@@ -23,7 +23,7 @@ _AGAIN_SECONDS = 2
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page as it is sent."""
+    """A page, ready to be sent."""
 
     body: bytes
     headers: Headers
@@ -76,7 +76,7 @@ class FrontPage:
 
     def _end(self, made: asyncio.Task[Facts]) -> None:
         self._making = None
-        if not made.cancelled() and made.exception() is None:  # who waits is told of an error; who comes later tries again
+        if not made.cancelled() and made.exception() is None:  # requests that wait get the error; a later one tries again
             self._facts = made.result()
 
     async def _report(self) -> Facts:

@@ -77,12 +77,12 @@ class _Connection(HttpToolsProtocol):
         self._application, self.app = self.app, self._carry_out
 
     async def _carry_out(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request. A response that cannot be completed ends with the connection, and its reason has been logged."""
+        """Reply a request. A response that cannot be completed ends with the connection, and its reason has been logged."""
         try:
             await self._application(scope, receive, send)
         except BrokenOff:
             self.transport.abort()
-            cycle: Any = getattr(send, "__self__", None)  # that of this request: others may wait behind it
+            cycle: Any = getattr(send, "__self__", None)  # that of this request: later ones may wait behind it
             cycle.disconnected = True
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -99,9 +99,9 @@ class _Connection(HttpToolsProtocol):
         """
         if len(self.connections) <= self._most_connections:
             return
-        others = [one for one in self.connections if isinstance(one, _Connection) and one is not self and one._is_held]
-        idle = [one for one in others if one._is_idle and not one.transport.get_write_buffer_size()]  # what is there is still being sent
-        if len(others) >= self._most_connections and idle:
+        held = [one for one in self.connections if isinstance(one, _Connection) and one is not self and one._is_held]
+        idle = [one for one in held if one._is_idle and not one.transport.get_write_buffer_size()]  # what is there is still being sent
+        if len(held) >= self._most_connections and idle:
             min(idle, key=lambda one: (one._has_asked, one._idle_since)).transport.abort()
 
     @property

@@ -43,12 +43,12 @@ _CODES = {
 }
 _LISTS = frozenset({"list-type", "prefix", "delimiter", "marker", "max-keys", "continuation-token", "start-after", "encoding-type"})
 _MEANINGLESS = frozenset({"x-id", "fetch-owner", "token", "allow-unordered"})
-_OF_SIGNATURE_2 = frozenset({"AWSAccessKeyId", "Signature", "Expires"})
+_SIGNATURE_2 = frozenset({"AWSAccessKeyId", "Signature", "Expires"})
 _SIGNING = "x-amz-"
 _MOST_DIGITS = 10  # as many as 2**31 has
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
-_OF_OBJECTS = frozenset({"partNumber"})
-_OF_ANSWERS = "response-"  # headers that an answer is to have
+_OBJECT_PARAMETERS = frozenset({"partNumber"})
+_REPLY_HEADERS = "response-"  # headers that an answer is to have
 
 
 def parameters_of(query: bytes) -> dict[str, str]:
@@ -59,7 +59,7 @@ def parameters_of(query: bytes) -> dict[str, str]:
         raise Refusal(400, "the query is not UTF-8, or has too many parameters") from exc
 
 
-def is_of_bucket(parameters: Mapping[str, str]) -> bool:
+def names_operation(parameters: Mapping[str, str]) -> bool:
     """Return whether a request for a bucket is an operation of S3 on it, by its query."""
     return any(name not in _MEANINGLESS and name != "after" and name != "format" for name in parameters)
 
@@ -70,13 +70,13 @@ def is_presigned(parameters: Iterable[str]) -> bool:
 
 
 def _means_nothing(name: str) -> bool:
-    return name in _MEANINGLESS or name in _OF_SIGNATURE_2 or name.lower().startswith(_SIGNING)
+    return name in _MEANINGLESS or name in _SIGNATURE_2 or name.lower().startswith(_SIGNING)
 
 
 def check_object(parameters: Mapping[str, str]) -> None:
     """Raise ``Refusal`` if a request for an object asks for more than its bytes: for its tags, an older version and so on."""
     for name in parameters:
-        if not _means_nothing(name) and name not in _OF_OBJECTS and not name.startswith(_OF_ANSWERS):
+        if not _means_nothing(name) and name not in _OBJECT_PARAMETERS and not name.startswith(_REPLY_HEADERS):
             raise _no_operation(name)
     if parameters.get("partNumber", "1") != "1":
         raise Refusal(416, "objects have one part here")
@@ -94,13 +94,13 @@ def error(status: int, message: str, resource: str, code: str = "") -> bytes:
 
 
 def buckets(names: Iterable[str]) -> bytes:
-    """Answer ``ListBuckets``."""
+    """Reply ``ListBuckets``."""
     listed = "".join(f"<Bucket><Name>{name}</Name><CreationDate>1970-01-01T00:00:00.000Z</CreationDate></Bucket>" for name in names)
     return f'{_HEAD}<ListAllMyBucketsResult xmlns="{_XMLNS}"><Buckets>{listed}</Buckets></ListAllMyBucketsResult>'.encode()
 
 
 @dataclass(slots=True)
-class _Asked:
+class _ListingRequest:
     """What a listing asks for."""
 
     prefix: str
@@ -112,7 +112,7 @@ class _Asked:
     is_v2: bool
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> _Asked:
+    def of(cls, given: Mapping[str, str]) -> _ListingRequest:
         is_v2 = given.get("list-type") == "2"
         if not is_v2 and "list-type" in given:
             raise Refusal(400, "list-type is '2', or not given")
@@ -143,7 +143,7 @@ def _decoded(token: str) -> str:
 
 
 async def bucket_answer(bucket: Bucket, listings: Listings, parameters: Mapping[str, str]) -> bytes:
-    """Answer an operation on a bucket.
+    """Reply an operation on a bucket.
 
     Raises:
         Refusal: it is none that reads, or has a parameter that cannot be right.
@@ -154,14 +154,14 @@ async def bucket_answer(bucket: Bucket, listings: Listings, parameters: Mapping[
     unknown = [name for name in parameters if name not in _LISTS and not _means_nothing(name)]
     if unknown:
         raise _no_operation(unknown[0])
-    asked = _Asked.of(parameters)
+    asked = _ListingRequest.of(parameters)
     found, is_truncated = await _entries(bucket, listings, asked)
     unsized = [entry.name for entry in found if not entry.is_prefix and entry.nbytes is None]
     looked_at = await bucket.look_at_each(unsized) if unsized else {}
     return _listing(bucket, asked, found, looked_at, is_truncated)
 
 
-async def _entries(bucket: Bucket, listings: Listings, asked: _Asked) -> tuple[list[ListedName], bool]:
+async def _entries(bucket: Bucket, listings: Listings, asked: _ListingRequest) -> tuple[list[ListedName], bool]:
     goes_on = asked.token is not None
     if not asked.most:
         return [], False
@@ -178,7 +178,9 @@ async def _entries(bucket: Bucket, listings: Listings, asked: _Asked) -> tuple[l
     return entries, False
 
 
-def _listing(bucket: Bucket, asked: _Asked, found: list[ListedName], looked_at: Mapping[str, VersionedValue], is_truncated: bool) -> bytes:
+def _listing(
+    bucket: Bucket, asked: _ListingRequest, found: list[ListedName], looked_at: Mapping[str, VersionedValue], is_truncated: bool
+) -> bytes:
     def text(value: str) -> str:
         return escape(quote(value, safe="/~") if asked.encodes else _printable(value), {"\r": "&#13;"})
 

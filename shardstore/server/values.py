@@ -53,7 +53,7 @@ def shown(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReadRequest:
     """What a request asks for: the texts of its headers, ``None`` where there is none."""
 
     is_head: bool = False
@@ -64,7 +64,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Reply:
     """A response: all of its body, or the first piece of several."""
 
     status: int
@@ -77,8 +77,8 @@ class _Again(Exception):
     """The version that was looked at is gone: decide again what is to be sent."""
 
 
-async def answer(bucket: Bucket, key: str, asked: Asked, cache_control: bytes, piece_nbytes: int = PIECE_NBYTES) -> Answer:
-    """Answer GET, or HEAD, of a key that has been checked.
+async def answer(bucket: Bucket, key: str, asked: ReadRequest, cache_control: bytes, piece_nbytes: int = PIECE_NBYTES) -> Reply:
+    """Reply GET, or HEAD, of a key that has been checked.
 
     Raises:
         NotFound: there is no such value.
@@ -100,13 +100,13 @@ class _Attempt:
 
     bucket: Bucket
     key: str
-    asked: Asked
+    asked: ReadRequest
     cache_control: bytes
     piece_nbytes: int
     pinned: Generation | None = None
     is_asked_for: bool = False
 
-    async def answer(self) -> Answer:
+    async def answer(self) -> Reply:
         asked = self.asked
         if asked.if_match is not None:
             await self._match(asked.if_match)
@@ -117,7 +117,7 @@ class _Attempt:
             request = None
         if asked.is_head:
             found = await self._found(())
-            return Answer(200, self._headers(found.version, found.nbytes))
+            return Reply(200, self._headers(found.version, found.nbytes))
         return await self._send(request)
 
     # -- preconditions -------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class _Attempt:
             raise self._failed()
         self.pinned = found.version
 
-    async def _not_modified(self, text: str) -> Answer | None:
+    async def _not_modified(self, text: str) -> Reply | None:
         found = await self.bucket.look(self.key)
         if found is None:
             raise self._absent()
@@ -146,7 +146,7 @@ class _Attempt:
             raise self._failed()
         etag = self.bucket.etag(found.version)
         if parse_entity_tags(text).match_weakly(etag):
-            return Answer(304, [*self._etag(found.version), (b"cache-control", self.cache_control)])
+            return Reply(304, [*self._etag(found.version), (b"cache-control", self.cache_control)])
         self.pinned = found.version
         return None
 
@@ -181,7 +181,7 @@ class _Attempt:
             raise self._absent()
         return found
 
-    async def _send(self, request: ByteRequest | None) -> Answer:
+    async def _send(self, request: ByteRequest | None) -> Reply:
         if isinstance(request, ByteSuffix) and request.nbytes > self.piece_nbytes:
             found = await self._found(())
             self.pinned = found.version
@@ -203,7 +203,7 @@ class _Attempt:
             rest = self._pieces(found.version, inside.start + len(piece), inside.end)
         return self._answer(request, found, inside, piece, rest)
 
-    async def _at_once(self, request: ByteRequest | None, inside: ByteRange) -> Answer:
+    async def _at_once(self, request: ByteRequest | None, inside: ByteRange) -> Reply:
         """Return a long part of a value by one read: where the storage gives no versions, a second one could be of another version."""
         nbytes = inside.end - inside.start
         if nbytes > MOST_AT_ONCE_NBYTES:
@@ -237,7 +237,7 @@ class _Attempt:
             raise Refusal(416, message, [(b"content-range", b"bytes */%d" % nbytes)])
         return inside
 
-    def _whole_in_memory(self, request: ByteRequest | None, found: VersionedValue) -> Answer:
+    def _whole_in_memory(self, request: ByteRequest | None, found: VersionedValue) -> Reply:
         inside = self._inside(request, found.nbytes)
         return self._answer(request, found, inside, found.buffers[0][inside.start : inside.end], None)
 
@@ -248,12 +248,12 @@ class _Attempt:
         inside: ByteRange,
         piece: memoryview,
         rest: AsyncGenerator[BytesLike, None] | None,
-    ) -> Answer:
+    ) -> Reply:
         headers = self._headers(found.version, inside.end - inside.start)
         if request is None or _is_of_nothing(request, found.nbytes):
-            return Answer(200, headers, piece, rest)
+            return Reply(200, headers, piece, rest)
         headers.append((b"content-range", b"bytes %d-%d/%d" % (inside.start, inside.end - 1, found.nbytes)))
-        return Answer(206, headers, piece, rest)
+        return Reply(206, headers, piece, rest)
 
     async def _pieces(self, generation: Generation, start: int, end: int) -> AsyncGenerator[BytesLike, None]:
         """Yield the rest of one version, the next piece being read while one is sent. Raises ``Moved`` if it is gone."""

@@ -51,5 +51,5 @@ def raise_failed(errors: Sequence[Exception | None]) -> None:
     if not failed:
         return
     if len(errors) > 1:
-        failed[0].add_note(f"{len(failed)} of {len(errors)} keys of this batch failed, the others are stored")
+        failed[0].add_note(f"{len(failed)} of {len(errors)} keys of this batch failed, the rest are stored")
     raise failed[0]

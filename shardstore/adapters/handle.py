@@ -1,7 +1,7 @@
 """The handle that each face holds: the recipe of an engine, and the engine of this process. And the bases of the faces.
 
 Faces on the same target with the same options share one engine, and so see each other's writes and caches. A handle
-travels by its recipe: pickled, or into a forked child, it makes an engine anew.
+travels by its recipe: pickled, or into a forked child, it makes an engine again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _engines: WeakValueDictionary[str, Presented] = WeakValueDictionary()
 _siblings: dict[str, HierarchyRegistry] = {}  # by kind of storage
 _fork_count = 0
 
-_OF_THE_FILES = ("fsync", "locks", "transport")  # options that concern no snapshot, but the storage that it is in
+_FILE_OPTIONS = ("fsync", "locks", "transport")  # options that concern no snapshot, but the storage that it is in
 
 _LOOPS = ("asynchronous", "loop")  # of a filesystem: every engine runs on fsspec's IO loop
 
@@ -89,7 +89,7 @@ class Recipe:
             name = self.target.name
             of_files = replace(self, target=name.target, storage_options=name.storage_options, transport=name.transport)
             return f"{self.target.url} {self.target.pinned} {of_files.identity(getattr(storage, 'stored_in', storage))}"
-        options: object = _canonical(_of_one_link(self.storage_options or {}))
+        options: object = _canonical(_flattened(self.storage_options or {}))
         if isinstance(self.target, tuple):
             options = type(self.target[0]), _canonical({k: v for k, v in self.target[0].storage_options.items() if k not in _LOOPS})
         elif not isinstance(self.target, str):
@@ -99,7 +99,7 @@ class Recipe:
         return repr((*place, self.options, self.fsync, self.locks, self.transport, self.static))
 
 
-def _of_one_link(options: dict[str, Any]) -> dict[str, Any]:
+def _flattened(options: dict[str, Any]) -> dict[str, Any]:
     """Return options without nesting: fsspec also takes the options of a link by its protocol, with the same meaning."""
     flat = {name: value for name, value in options.items() if not (name in known_implementations and isinstance(value, dict))}
     for name in options.keys() - flat.keys():
@@ -191,7 +191,7 @@ class Handle:
     @classmethod
     def of_snapshot(cls, place: SnapshotPlace, given: Mapping[str, Any]) -> Handle:
         """Return the handle of a snapshot, with options that ``make`` has checked. Makes no request."""
-        return cls.make(place, None, {name: value for name, value in given.items() if name not in _OF_THE_FILES})
+        return cls.make(place, None, {name: value for name, value in given.items() if name not in _FILE_OPTIONS})
 
     @property
     def snapshot(self) -> SnapshotPlace | None:
@@ -357,7 +357,7 @@ class StoreFace(ShownInNotebooks, Face):
     def transaction(self) -> AbstractContextManager[None]:
         """Hold back writes until the block ends, then commit them: one commit a shard, chunks before metadata.
 
-        They can be read in this process meanwhile. An exception discards what was not committed.
+        They can be read in this process until then. An exception discards what was not committed.
         """
         self._check_writable()
         return self._handle.transaction()

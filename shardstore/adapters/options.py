@@ -18,7 +18,7 @@ from shardstore.storage.opening.transports import Transport
 
 
 class FurtherOptions(TypedDict, total=False):
-    """Options of a store beside those that ``shardstore.open`` names itself. Sizes in bytes, times in seconds."""
+    """Options of a store in addition to those that ``shardstore.open`` names itself. Sizes in bytes, times in seconds."""
 
     lost_transformers: Mapping[str, tuple[int, ...]]
     present_level: PresentLevel

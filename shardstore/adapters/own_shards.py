@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from typing import Protocol
 from weakref import WeakSet
 
@@ -72,21 +73,27 @@ async def set_value(engine: Presented, key: str, data: BytesLike) -> None:
     Runs on the IO loop. Raises as ``engine.update`` does.
     """
     path = metadata_path(key)
-    views = [] if path is None or b"sharding_indexed" not in (data := bytes(data)) else _views_at(engine, path)
-    document = _array(data) if views else {}
+    if path is None or b"sharding_indexed" not in (data := bytes(data)) or not (views := _views_at(engine, path)):
+        await engine.update((key, SetValue(data)))
+        return
+    document = _array(data)
     layout = parse_layout(document)
     views = [view for view in views if mentions_sharding(document.get("codecs")) and _is_of(document, layout, view)]
-    own_shards = OwnShards.REFUSED
-    if views:
-        # An array that cannot be shown by chunks is the same for every client, however it changes.
-        may_create = isinstance(layout, str) or any(view.is_new for view in views)
-        own_shards = OwnShards.NEW if may_create else OwnShards.SAME
-    await engine.update((key, SetValue(data, own_shards)))
-    node = None if path is None or not views or engine.in_transaction else engine.hierarchy.known(path)
+    await engine.update((key, SetValue(data, _permission(views, layout))))
+    node = None if not views or engine.in_transaction else engine.hierarchy.known(path)
     for view in views:
         view.is_new = False
         if node is not None and node.layout == (None if isinstance(layout, str) else layout):
             view.sight = ClientView(node.generation, by_shards=node.layout is not None)
+
+
+def _permission(views: Sequence[ShardView], layout: ArrayLayout | str) -> OwnShards:
+    """Return what a client may store that has these views of an array. One that cannot be shown by chunks (``layout`` says why) is the same
+    for every client, however it changes.
+    """
+    if not views:
+        return OwnShards.REFUSED
+    return OwnShards.NEW if isinstance(layout, str) or any(view.is_new for view in views) else OwnShards.SAME
 
 
 def _is_of(document: JsonObject, layout: ArrayLayout | str, view: ShardView) -> bool:

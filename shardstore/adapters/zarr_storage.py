@@ -1,12 +1,12 @@
 """Any store of zarr-python as underlying storage: zarr's own stores, those of icechunk's sessions, and wrappers of them.
 
-Such a store has keys, values and sizes, and nothing else: no versions, no conditions, and no promise of what a reader sees meanwhile. So
-no capability is claimed but one: nothing changes in a read-only session of icechunk, which shows one snapshot for ever.
+Such a store has keys, values and sizes, and nothing else: no versions, no conditions, and no promise of what a reader sees during a write.
+So no capability is claimed but one: nothing changes in a read-only session of icechunk, which shows one snapshot for ever.
 
 ::
 
-    an object of up to 64 KiB    read whole, by one ``get``; its version is told by all its bytes
-    a larger one                 read in ranges; its version is told by a range, which is read again behind them (``witnesses``)
+    an object of up to 64 KiB    read whole, by one ``get``; its version is made of all its bytes
+    a larger one                 read in ranges; its version is made of a range, which is read again behind them (``witnesses``)
     in a snapshot of icechunk    the version is that of the snapshot
 
 What the classes of stores do differently is asked for, or gone around, here:
@@ -34,6 +34,10 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, StorePath
 
 from shardstore._sync import run_async
 from shardstore.adapters.zarr_store_classes import (
+    ABSENT_ERRORS,
+    REQUESTS_AT_ONCE,
+    StoredKeys,
+    bounded,
     check_usable,
     described_store,
     is_icechunk,
@@ -42,16 +46,15 @@ from shardstore.adapters.zarr_store_classes import (
     snapshot_of,
     unwrapped,
 )
-from shardstore.adapters.zarr_store_keys import ABSENT_ERRORS, REQUESTS_AT_ONCE, StoredKeys, bounded
 from shardstore.errors import AccessDenied, InvalidInput, ReadOnly, ShardStoreError, StorageError, Unsupported
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfAbsent, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, BytesLike, resolve
+from shardstore.model.redaction import redacted
 from shardstore.storage.base import ABSENT, CHANGED, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome
 from shardstore.storage.fallbacks import ReadsAndWrites, check_directory
 from shardstore.storage.inferred_versions import agrees, unversioned
 from shardstore.storage.opening.location import Location
-from shardstore.storage.redaction import redacted
 from shardstore.storage.requests.body import joined
 from shardstore.storage.requests.conditions import check_deletion, failed
 from shardstore.storage.requests.ranged_reads import check_most
@@ -135,7 +138,7 @@ class ZarrStorage(ReadsAndWrites):
         if isinstance(self._inner, FsspecStore):
             fs = getattr(self._inner.fs, "sync_fs", self._inner.fs)  # zarr wraps those that are not asynchronous
             if isinstance(getattr(fs, "fs", None), AbstractFileSystem):
-                return None  # a link of a chain, such as a cache: what a path means there nobody else knows
+                return None  # a link of a chain, such as a cache: what a path means is known there only
             options = {name: value for name, value in fs.storage_options.items() if name not in ("asynchronous", "loop")}
             return type(fs)(*fs.storage_args, **options), "/".join(filter(None, (self._inner.path, self.path)))
         return None
@@ -249,7 +252,7 @@ class ZarrStorage(ReadsAndWrites):
         return witnessed(witness, whole[wanted.start : wanted.end]) == asked
 
     async def _read_ranges(self, read: Read, nbytes: int) -> ReadOutcome:
-        """Read ranges one beside the other, then the witness of the version once more."""
+        """Read ranges concurrently, then the witness of the version once more."""
         wanted = [resolve(request, nbytes) for request in read.ranges]
         found = await asyncio.gather(*(self._piece(read.key, each) for each in wanted))
         pieces = [piece for piece in found if piece is not None]
@@ -257,22 +260,28 @@ class ZarrStorage(ReadsAndWrites):
             return ABSENT if not any(pieces) else CHANGED
         if [len(piece) for piece in pieces] != [each.end - each.start for each in wanted]:
             return CHANGED  # it was replaced by a shorter one
-        generation = self._snapshot or self._told_by(read, pieces) or unversioned(nbytes)
+        generation = self._snapshot or self._version_of(read, pieces) or unversioned(nbytes)
         if read.generation is not None and read.generation != generation and not agrees(read.generation, generation):
             return CHANGED
-        witness = witness_of(generation) if self._snapshot is None else None
-        if witness is not None and (read.generation is not None or len(pieces) > 1):
-            again = await self._get(read.key, resolve(witness, nbytes))
-            if again is None or witnessed(witness, again) != generation:
-                return CHANGED
+        is_one_read = read.generation is None and len(pieces) <= 1
+        if not is_one_read and not await self._is_still(generation, read.key, nbytes):
+            return CHANGED
         return Found(generation, nbytes, tuple(pieces))
 
-    def _told_by(self, read: Read, pieces: Sequence[memoryview]) -> Generation | None:
-        """Return the version that is to be checked by its witness, or that the first range tells."""
+    async def _is_still(self, generation: Generation, key: str, nbytes: int) -> bool:
+        """Return whether an object has this version, by reading its witness again; true of versions without one."""
+        witness = witness_of(generation) if self._snapshot is None else None
+        if witness is None:
+            return True
+        again = await self._get(key, resolve(witness, nbytes))
+        return again is not None and witnessed(witness, again) == generation
+
+    def _version_of(self, read: Read, pieces: Sequence[memoryview]) -> Generation | None:
+        """Return the version that is to be checked by its witness, or that is made of the first range."""
         if read.generation is not None and witness_of(read.generation) is not None:
             return read.generation
-        told = ((request, witnessed(request, piece)) for request, piece in zip(read.ranges, pieces, strict=True) if piece)
-        return next((generation for request, generation in told if request == EVERYTHING or witness_of(generation)), None)
+        versions = ((request, witnessed(request, piece)) for request, piece in zip(read.ranges, pieces, strict=True) if piece)
+        return next((generation for request, generation in versions if request == EVERYTHING or witness_of(generation)), None)
 
     async def _piece(self, key: str, wanted: ByteRange) -> memoryview | None:
         return await self._get(key, wanted) if wanted.end > wanted.start else memoryview(b"")

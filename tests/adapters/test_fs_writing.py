@@ -82,7 +82,7 @@ def test_files_of_a_batch_fail_by_themselves(fs: ShardedFileSystem) -> None:
     sharded = {"name": "sharding_indexed", "configuration": {"chunk_shape": [1], "codecs": [], "index_codecs": []}}
     with pytest.raises(InvalidInput) as caught:
         fs.pipe({"a/zarr.json": array_document((32,), (2,), codecs=[sharded]), "b/zarr.json": ARRAY, "b/c/0": b"12", "notes": b"n"})
-    assert caught.value.__notes__ == ["1 of 4 keys of this batch failed, the others are stored"]
+    assert caught.value.__notes__ == ["1 of 4 keys of this batch failed, the rest are stored"]
     assert fs.cat_file("b/c/0") == b"12"
     assert fs.cat_file("notes") == b"n"
     with pytest.raises(ValueError, match="dictionary"):

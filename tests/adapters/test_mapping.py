@@ -156,7 +156,7 @@ def test_errors_of_a_batch_say_how_many(mapping: ShardedMap) -> None:
     sharded = {"name": "sharding_indexed", "configuration": {"chunk_shape": [1], "codecs": [], "index_codecs": []}}
     with pytest.raises(InvalidInput) as caught:
         mapping.setitems({"new/zarr.json": array_document((32,), (2,), codecs=[sharded]), "fine": b"1"})
-    assert caught.value.__notes__ == ["1 of 2 keys of this batch failed, the others are stored"]
+    assert caught.value.__notes__ == ["1 of 2 keys of this batch failed, the rest are stored"]
     assert mapping["fine"] == b"1"
 
 

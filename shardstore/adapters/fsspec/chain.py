@@ -13,13 +13,13 @@ from fsspec.spec import AbstractFileSystem
 
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import InvalidInput
+from shardstore.model.redaction import redacted
 from shardstore.storage.base import Storage
 from shardstore.storage.opening.chains import LOCAL_PROTOCOLS, reads_through_another, scheme_of
 from shardstore.storage.opening.kinds import kind_of_protocol
 from shardstore.storage.opening.open import chained_target
-from shardstore.storage.redaction import redacted
 
-_OF_A_CHAIN = frozenset({"fo", "fs", "target_protocol"})
+_CHAIN_OPTIONS = frozenset({"fo", "fs", "target_protocol"})
 _OWN_OPTIONS = sorted(
     {field.name for field in fields(EngineOptions)}
     | {"fsync", "locks", "pipeline", "present", "read_only", "snapshot", "static", "stored", "transport"}
@@ -71,12 +71,7 @@ def link_below(fo: object, target_protocol: object, target_options: Mapping[str,
     if isinstance(fs, Storage):
         return ChainLink(fs, None, fo.strip("/"))
     if fs is not None:
-        if not isinstance(fs, AbstractFileSystem):
-            raise InvalidInput(f"fs={fs!r} is not an fsspec filesystem")
-        if target_protocol is not None or target_options:
-            raise InvalidInput("give either fs, or target_protocol with target_options")
-        root = str(fs._strip_protocol(fo))
-        return ChainLink((fs, root), None, root.rstrip("/"))
+        return _link_in_filesystem(fs, fo, is_alone=target_protocol is None and not target_options)
     options = dict(target_options or {})
     if target_protocol is None:
         if not fo:
@@ -84,10 +79,23 @@ def link_below(fo: object, target_protocol: object, target_options: Mapping[str,
         return ChainLink(fo, options or None, str(strip_protocol(fo)).rstrip("/"))
     if not isinstance(target_protocol, str):
         raise InvalidInput(f"target_protocol={target_protocol!r} is not the name of a protocol")
+    return _link_by_protocol(target_protocol, fo, options)
+
+
+def _link_in_filesystem(fs: object, fo: str, *, is_alone: bool) -> ChainLink:
+    if not isinstance(fs, AbstractFileSystem):
+        raise InvalidInput(f"fs={fs!r} is not an fsspec filesystem")
+    if not is_alone:
+        raise InvalidInput("give either fs, or target_protocol with target_options")
+    root = str(fs._strip_protocol(fo))
+    return ChainLink((fs, root), None, root.rstrip("/"))
+
+
+def _link_by_protocol(target_protocol: str, fo: str, options: dict[str, Any]) -> ChainLink:
     _check_links(target_protocol, options, fo)
     cls = get_filesystem_class(target_protocol)
     root = str(cls._strip_protocol(fo))
-    if not _OF_A_CHAIN.isdisjoint(options):  # a chain goes on below
+    if not _CHAIN_OPTIONS.isdisjoint(options):  # a chain goes on below
         # fsspec gives the path below a bare "dir::" twice: as the directory, and as the path in it.
         path = "" if target_protocol == "dir" and fo == options.get("fo") else root
         return ChainLink(chained_target(target_protocol, options, path), None, root.rstrip("/"))

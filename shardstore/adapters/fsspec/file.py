@@ -1,4 +1,4 @@
-"""Files of the fsspec filesystem: read by ranges of one version, written whole when they are closed."""
+"""Files of the fsspec filesystem: read by ranges of one version, written whole when they are closed; and its transactions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from fsspec.spec import AbstractBufferedFile
+from fsspec.transaction import Transaction
 
 from shardstore._sync import run_sync
 from shardstore.engine.actions import Patch, SetValue
@@ -176,3 +177,36 @@ def _reopened(version: str, reopen: Callable[..., ShardedFile], arguments: tuple
 
 def _exists(key: str, engine: Presented) -> FileExistsError:
     return FileExistsError(f"{key!r} exists in {engine.storage.url} already")
+
+
+class ShardedTransaction(Transaction):  # type: ignore[misc]  # fsspec has no types
+    """A transaction that holds back all writes to the place, by files, by ``pipe`` or by zarr, until the block ends.
+
+    Each shard is committed once, chunks before metadata. An exception inside the block discards everything.
+    """
+
+    def start(self) -> None:
+        self.fs.check_writable()
+        self.fs.settle()  # on the engine that the writes will go to
+        self.fs.handle.begin()
+        super().start()
+
+    def complete(self, commit: bool = True) -> None:
+        handle = self.fs.handle
+        try:
+            super().complete(commit)  # files that were closed are held back already
+        except BaseException:
+            handle.rollback()
+            raise
+        if commit:
+            handle.commit()
+        else:
+            self._discarded = handle.rollback()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> Any:
+        if error is None:
+            return super().__exit__(kind, error, traceback)
+        url = self.fs.handle.url
+        super().__exit__(kind, error, traceback)
+        error.add_note(f"the transaction on {url} was rolled back: {self._discarded} held-back keys were discarded, nothing was stored")
+        return None

@@ -16,10 +16,9 @@ from fsspec.spec import make_instance
 from shardstore._sync import on_io_loop, run_async
 from shardstore.adapters.batch_values import given_bytes, raise_failed, raise_first
 from shardstore.adapters.fsspec.chain import check_options, link_below
-from shardstore.adapters.fsspec.file import PackedFile, ShardedFile, TextFile
+from shardstore.adapters.fsspec.file import PackedFile, ShardedFile, ShardedTransaction, TextFile
 from shardstore.adapters.fsspec.lookups import FileLookups
 from shardstore.adapters.fsspec.root import Root, without_protocol
-from shardstore.adapters.fsspec.transaction import ShardedTransaction
 from shardstore.adapters.fsspec.transfers import FileTransfers
 from shardstore.adapters.handle import FilesystemFace, Handle
 from shardstore.adapters.own_shards import set_value
@@ -34,7 +33,7 @@ from shardstore.storage.generic.errors import ABSENT_ERRORS
 from shardstore.storage.opening.snapshot_place import Pinned
 from shardstore.storage.wrappers import Counters
 
-_OF_FSSPEC = ("use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache")
+_FSSPEC_OPTIONS = ("use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache")
 
 
 class ShardedFileSystem(FilesystemFace, FileLookups, FileTransfers, ChainedFileSystem):  # type: ignore[misc]  # fsspec has no types
@@ -78,8 +77,8 @@ class ShardedFileSystem(FilesystemFace, FileLookups, FileTransfers, ChainedFileS
         batch_size: int | None = None,
         **options: Any,
     ) -> None:
-        of_fsspec = {name: options.pop(name) for name in _OF_FSSPEC if name in options}
-        super().__init__(asynchronous=asynchronous, loop=loop, batch_size=batch_size, **of_fsspec)
+        fsspec_options = {name: options.pop(name) for name in _FSSPEC_OPTIONS if name in options}
+        super().__init__(asynchronous=asynchronous, loop=loop, batch_size=batch_size, **fsspec_options)
         check_flags(read_only=read_only, pipeline=pipeline)
         check_options(options, target_protocol)
         pinned = None if snapshot is None else Pinned.parse(snapshot)
@@ -131,7 +130,7 @@ class ShardedFileSystem(FilesystemFace, FileLookups, FileTransfers, ChainedFileS
             await self._root.settle(to_create=True)
             key = self._root.key_of(path)
         if not key and not await self._has_any(""):
-            await self._root.settle(again=True)  # a hierarchy may have been made around it meanwhile
+            await self._root.settle(again=True)  # a hierarchy may have been made around it since then
             key = self._root.key_of(path)
             if not key:
                 raise NotFound(f"there is nothing at {self.handle.url}")
@@ -198,7 +197,7 @@ class ShardedFileSystem(FilesystemFace, FileLookups, FileTransfers, ChainedFileS
             self.storage_options = {**self.storage_options, "snapshot": str(self._root.pinned)}
 
     def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
-        """Return what JSON makes this instance anew from; as fsspec's, which knows no options that are ``None``."""
+        """Return what JSON makes this instance again from; as fsspec's, which knows no options that are ``None``."""
         options = {k: v for k, v in self._pinned_options().items() if include_password or k != "password"}
         encoder = _JSONEncoder()
         return {
@@ -268,21 +267,25 @@ class ShardedFileSystem(FilesystemFace, FileLookups, FileTransfers, ChainedFileS
                 wanted.append((i, self._root.key_of(path) or await self._file_key(path), *_byte_request(start, end)))
             except (NotFound, IsADirectoryError) as exc:  # of the root, which has no value
                 out[i] = exc
-        values = await run_async(self.engine.get_many([(key, request) for _, key, request, _ in wanted]))
-        absent: list[tuple[int, str]] = []
-        for (i, key, _, part), value in zip(wanted, values, strict=True):
-            if isinstance(value, SnapshotExpired):
-                raise value  # of all files, and not of this one: a caller that leaves out what is returned would take it for absent
-            if value is None:
-                absent.append((i, key))
-            else:
-                out[i] = value if isinstance(value, Exception) else bytes(value[part])
-        for (i, _), error in zip(absent, await self._absences([key for _, key in absent]), strict=True):
-            out[i] = error
+        results = await self._parts_of([(key, request, part) for _, key, request, part in wanted])
+        for (i, *_), result in zip(wanted, results, strict=True):
+            out[i] = result
         found = [value for value in out if value is not None]
         if on_error != "return":
             raise_first(found)
         return found
+
+    async def _parts_of(self, wanted: Sequence[tuple[str, ByteRequest, slice]]) -> list[bytes | Exception]:
+        """Return the part of each value that the slice of a request's answer gives, or the error."""
+        values = await run_async(self.engine.get_many([(key, request) for key, request, _ in wanted]))
+        for value in values:
+            if isinstance(value, SnapshotExpired):
+                raise value  # of all files, and not of this one: a caller that leaves out what is returned would take it for absent
+        absences = iter(await self._absences([key for (key, *_), value in zip(wanted, values, strict=True) if value is None]))
+        return [
+            next(absences) if value is None else value if isinstance(value, Exception) else bytes(value[part])
+            for (_, _, part), value in zip(wanted, values, strict=True)
+        ]
 
     async def _cat(
         self, path: Any, recursive: bool = False, on_error: str = "raise", batch_size: int | None = None, **kwargs: Any
@@ -306,7 +309,7 @@ class ShardedFileSystem(FilesystemFace, FileLookups, FileTransfers, ChainedFileS
         return {p: v for p, v in zip(paths, values, strict=True) if on_error != "omit" or not isinstance(v, Exception)}
 
     async def _files_of(self, paths: Sequence[str]) -> list[str]:
-        """Return the paths that are files; the others are directories of these."""
+        """Return the paths that are files; the rest are directories of these."""
         parents = {p.rpartition("/")[0] for p in paths}
         return [p for p in paths if p not in parents]
 
@@ -414,16 +417,16 @@ class ShardedFileSystem(FilesystemFace, FileLookups, FileTransfers, ChainedFileS
             NotFound: none of them is there.
         """
         directories: dict[str, None] = {}
-        others: list[str] = []
+        candidates: list[str] = []
         for key in sorted(set(keys)):  # a directory comes before what is in it
             if key and any(above in directories for above, _ in ancestors(key)):
                 continue
             if await self._is_directory(key):
                 directories[key] = None
             if key:
-                others.append(key)
-        are_files = await asyncio.gather(*(run_async(self.engine.exists(key)) for key in others))
-        files = [key for key, is_file in zip(others, are_files, strict=True) if is_file]
+                candidates.append(key)
+        are_files = await asyncio.gather(*(run_async(self.engine.exists(key)) for key in candidates))
+        files = [key for key, is_file in zip(candidates, are_files, strict=True) if is_file]
         if not files and not directories:
             raise self._missing(keys[0]) if len(keys) == 1 else NotFound(f"none of {len(keys)} paths exists in {self.handle.url}")
         await self._update([(key, ERASE) for key in files])
@@ -489,7 +492,7 @@ def _byte_request(start: int | None, end: int | None) -> tuple[ByteRequest, slic
     """
     start = start or 0
     if end is not None and end >= 0:
-        if start < 0:  # only the whole value tells both
+        if start < 0:  # only the whole value gives both
             return EVERYTHING, slice(start, end)
         return ByteRange(start, max(start, end)), slice(None)
     request: ByteRequest = EVERYTHING if start == 0 else ByteOffset(start) if start > 0 else ByteSuffix(-start)

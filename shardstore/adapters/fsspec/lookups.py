@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fsspec.asyn import AsyncFileSystem, sync
@@ -138,21 +138,10 @@ class FileLookups(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no types
         start = join(key, "")
         if maxdepth is not None and maxdepth < 1:
             raise ValueError("maxdepth must be at least 1")
-        found: dict[str, Info] = {}
         if maxdepth == 1 and not prefix:  # deeper levels need not be listed
-            listed = await run_async(self.engine.list_dir(start))
-            found = {value.key: self._info_of(value) for value in listed.values}
-            if withdirs:
-                found.update((p.rstrip("/"), self._directory(p.rstrip("/"))) for p in listed.prefixes)
+            found = await self._children(start, withdirs)
         else:
-            async for value in iterate(lambda: self.engine.list(start + prefix)):
-                parts = value.key[len(start) :].split("/")
-                if withdirs:
-                    for depth in range(1, min(len(parts), (maxdepth or len(parts)) + 1)):
-                        directory = start + "/".join(parts[:depth])
-                        found.setdefault(directory, self._directory(directory))
-                if maxdepth is None or len(parts) <= maxdepth:
-                    found[value.key] = self._info_of(value)
+            found = await self._below(start, prefix, maxdepth, withdirs)
         if not found and key and not prefix:
             nbytes = await run_async(self.engine.size(key))
             if nbytes is not None:
@@ -165,6 +154,27 @@ class FileLookups(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no types
         if with_sizes:
             await self._add_sizes(infos.values())
         return infos
+
+    async def _children(self, start: str, withdirs: bool) -> dict[str, Info]:
+        """Return the files directly below a directory, and with ``withdirs`` the directories, by key."""
+        listed = await run_async(self.engine.list_dir(start))
+        found = {value.key: self._info_of(value) for value in listed.values}
+        if withdirs:
+            found.update((p.rstrip("/"), self._directory(p.rstrip("/"))) for p in listed.prefixes)
+        return found
+
+    async def _below(self, start: str, prefix: str, maxdepth: int | None, withdirs: bool) -> dict[str, Info]:
+        """Return the files below a directory whose names there start with ``prefix``, as ``_children`` does."""
+        found: dict[str, Info] = {}
+        async for value in iterate(lambda: self.engine.list(start + prefix)):
+            parts = value.key[len(start) :].split("/")
+            if withdirs:
+                for depth in range(1, min(len(parts), (maxdepth or len(parts)) + 1)):
+                    directory = start + "/".join(parts[:depth])
+                    found.setdefault(directory, self._directory(directory))
+            if maxdepth is None or len(parts) <= maxdepth:
+                found[value.key] = self._info_of(value)
+        return found
 
     async def _glob(self, path: str, maxdepth: int | None = None, **kwargs: Any) -> Any:
         await self._root.settle()
@@ -194,29 +204,8 @@ class FileLookups(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no types
                 on_error(exc)
             yield (top, {}, {}) if detail else (top, [], [])
             return
-        levels: dict[str, tuple[dict[str, Info], dict[str, Info]]] = {top: ({}, {})}
-        for name, info in found.items():
-            if name == top:
-                if info["type"] == "file":
-                    levels[top][1][""] = info
-                continue
-            parent, _, last = name.rpartition("/")
-            levels.setdefault(parent, ({}, {}))[0 if info["type"] == "directory" else 1][last] = info
-        pending = [top]
-        visited: list[str] = []
-        while pending:
-            here = pending.pop()
-            directories, files = levels.get(here, ({}, {}))
-            level = (here, directories, files) if detail else (here, list(directories), list(files))
-            if topdown:
-                yield level
-                pending += [f"{here}/{name}" for name in reversed(list(level[1]))]  # the caller may have removed some
-            else:
-                visited.append(here)
-                pending += [f"{here}/{name}" for name in directories]
-        for here in reversed(visited):
-            directories, files = levels.get(here, ({}, {}))
-            yield (here, directories, files) if detail else (here, list(directories), list(files))
+        for level in _levels(top, found, topdown, detail):
+            yield level
 
     async def _du(self, path: str, total: bool = True, maxdepth: int | None = None, withdirs: bool = False, **kwargs: Any) -> Any:
         """Return the bytes of all files below a path: chunks as encoded, documents as presented."""
@@ -238,3 +227,36 @@ class FileLookups(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no types
 
     def checksum(self, path: str) -> int:
         return int(self.ukey(path), 16)
+
+
+Level = tuple[str, Any, Any]
+"""A directory, with its directories and its files."""
+
+
+def _levels(top: str, found: Mapping[str, Info], topdown: bool, detail: bool) -> Iterator[Level]:
+    """Yield each directory at and below ``top``, as ``os.walk`` does, by the infos of all that is found there."""
+    levels: dict[str, tuple[dict[str, Info], dict[str, Info]]] = {top: ({}, {})}
+    for name, info in found.items():
+        if name == top:
+            if info["type"] == "file":
+                levels[top][1][""] = info
+            continue
+        parent, _, last = name.rpartition("/")
+        levels.setdefault(parent, ({}, {}))[0 if info["type"] == "directory" else 1][last] = info
+    pending = [top]
+    visited: list[str] = []
+
+    def level(here: str) -> Level:
+        directories, files = levels.get(here, ({}, {}))
+        return (here, directories, files) if detail else (here, list(directories), list(files))
+
+    while pending:
+        here = pending.pop()
+        if topdown:
+            shown = level(here)
+            yield shown
+            pending += [f"{here}/{name}" for name in reversed(list(shown[1]))]  # the caller may have removed some
+        else:
+            visited.append(here)
+            pending += [f"{here}/{name}" for name in levels.get(here, ({}, {}))[0]]
+    yield from map(level, reversed(visited))

@@ -6,7 +6,7 @@ They go in batches of bounded memory, metadata first.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from shardstore.adapters.batch_values import raise_failed
 from shardstore.engine.actions import ERASE, Action, SetValue
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.format.v2.keys import is_document
+from shardstore.model.containers import batched
 from shardstore.model.ranges import EVERYTHING
 from shardstore.presented.flavours import Presented
 
@@ -49,7 +50,7 @@ class FileTransfers(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no typ
         batch_size: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Copy files in batches; whole nodes as they are stored, if there is nothing at the target."""
+        """Copy files in batches; whole nodes by their stored objects, if there is nothing at the target."""
         self.check_writable()
         if recursive and maxdepth is None and (ends := await self._whole(path1, path2)) is not None:
             await run_async(self.engine.copy_prefix(*ends))
@@ -81,9 +82,7 @@ class FileTransfers(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no typ
         into = path2.endswith("/") or await self._isdir(path2)
         if into and not path1.endswith("/"):
             target = f"{target}/{source.rpartition('/')[2]}".lstrip("/")
-        if not source or not target or target == source or f"{target}/".startswith(f"{source}/") or f"{source}/".startswith(f"{target}/"):
-            return None
-        if not await self._has_any(source + "/") or await self._exists(target):
+        if not source or not target or _overlap(source, target) or not await self._has_any(source + "/") or await self._exists(target):
             return None
         engine = self.engine
         if engine.in_transaction:  # a transaction holds back values, and knows nothing of objects
@@ -92,7 +91,7 @@ class FileTransfers(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no typ
         return None if any(inside) else (source, target)
 
     async def _mv(self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any) -> None:
-        """Move files; whole nodes as they are stored, if there is nothing at the target: a rename if the storage has one.
+        """Move files; whole nodes by their stored objects, if there is nothing at the target: a rename if the storage has one.
 
         Raises:
             InvalidInput: something would be moved into or onto itself. Nothing was changed.
@@ -103,10 +102,7 @@ class FileTransfers(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no typ
             return
         files = await self._files_to_copy(path1, path2, recursive, maxdepth)
         if not files:
-            if isinstance(path1, str) and not has_magic(path1):
-                await self._info(path1)
-                raise IsADirectoryError(f"{self.key_of(path1)!r} is a directory: mv(…, recursive=True) moves it with what is in it")
-            raise NotFound(f"no file of {self.handle.url} is meant by {path1!r}")
+            raise await self._no_files(path1)
         sources, targets = {source for source, _ in files}, {target for _, target in files}
         moved = ([path1] if isinstance(path1, str) else path1) if recursive else ()
         directories = tuple([f"{await self._key(p)}/" for p in moved])
@@ -120,8 +116,15 @@ class FileTransfers(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no typ
                 if directory != "/" and not has_magic(directory):
                     await run_async(self.engine.erase_prefix(directory))
 
+    async def _no_files(self, path: Any) -> Exception:
+        """Return the error of a path, pattern or list that means no file."""
+        if not isinstance(path, str) or has_magic(path):
+            return NotFound(f"no file of {self.handle.url} is meant by {path!r}")
+        await self._info(path)
+        return IsADirectoryError(f"{self.key_of(path)!r} is a directory: mv(…, recursive=True) moves it with what is in it")
+
     def mv(self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any) -> None:
-        """Move files or directories; nodes are moved as they are stored."""
+        """Move files or directories; nodes are moved by their stored objects."""
         sync(self.loop, self._mv, path1, path2, recursive=recursive, maxdepth=maxdepth, **kwargs)
 
     # -- to and from local files -----------------------------------------------------------------------------------
@@ -190,6 +193,11 @@ def _refuse_collisions(targets: Sequence[str]) -> None:
         seen.add(target)
 
 
+def _overlap(one: str, other: str) -> bool:
+    """Return whether one of two directories is the other, or in it."""
+    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
+
+
 def has_magic(path: Any) -> bool:
     return any(character in path for character in "*?[")
 
@@ -204,7 +212,7 @@ async def copied_in_batches(engine: Presented, pairs: Sequence[Pair], *, missing
         NotFound: a key has no value, unless ``missing_ok``; those before it may be copied.
     """
     batch = _Batch(engine)
-    for part in _parts(sorted(pairs, key=lambda pair: not is_document(pair[1]))):
+    for part in batched(sorted(pairs, key=lambda pair: not is_document(pair[1])), _READ_AT_ONCE):
         values = await engine.get_many([(source, EVERYTHING) for source, _ in part])
         for (source, target), value in zip(part, values, strict=True):
             if isinstance(value, Exception):
@@ -236,7 +244,7 @@ async def downloaded_in_batches(engine: Presented, pairs: Sequence[Pair], callba
     """
     if callback is not None:
         callback.set_size(len(pairs))
-    for part in _parts(pairs):
+    for part in batched(pairs, _READ_AT_ONCE):
         values = await engine.get_many([(key, EVERYTHING) for key, _ in part])
         for (key, path), value in zip(part, values, strict=True):
             if isinstance(value, Exception):
@@ -246,11 +254,6 @@ async def downloaded_in_batches(engine: Presented, pairs: Sequence[Pair], callba
             await asyncio.to_thread(Path(path).write_bytes, value)
         if callback is not None:
             callback.relative_update(len(part))
-
-
-def _parts(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
-    pairs = list(pairs)
-    return (pairs[start : start + _READ_AT_ONCE] for start in range(0, len(pairs), _READ_AT_ONCE))
 
 
 class _Batch:

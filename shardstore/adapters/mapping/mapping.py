@@ -77,8 +77,8 @@ class ShardedMap(SynchronousFace, MutableMapping[str, bytes]):
         """Store the values of many keys in one batch; durable on return. One commit a shard, metadata first.
 
         Raises:
-            InvalidInput: a key or a document is refused; the others may be stored, a note says how many.
-            Conflict: others kept changing a shard.
+            InvalidInput: a key or a document is refused; the rest may be stored, a note says how many.
+            Conflict: other processes kept changing a shard.
         """
         self._update([(key, SetValue(given_bytes(value, key))) for key, value in values.items()])
 
@@ -138,7 +138,7 @@ class ShardedMap(SynchronousFace, MutableMapping[str, bytes]):
         return sorted({key[len(prefix) :].rstrip("/") for key in (*listed.keys, *listed.prefixes)})
 
     def rename(self, src_path: str, dst_path: str) -> None:
-        """Move a node, or everything below a path, as it is stored.
+        """Move a node, or everything below a path, by its stored objects.
 
         Raises:
             InvalidInput: there is something at ``dst_path`` already, or nothing at ``src_path``.

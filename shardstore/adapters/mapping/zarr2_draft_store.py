@@ -33,7 +33,7 @@ class Zarr2DraftStore(Zarr2Map, ShardingTransformer, StoreV3):  # type: ignore[m
         self.erase_values([array_document_key(path), group_document_key(path)])
 
     def rename(self, src_path: str, dst_path: str) -> None:
-        """Move a node as it is stored, shards and all.
+        """Move a node by its stored objects, shards and all.
 
         Raises:
             InvalidInput: there is something at ``dst_path`` already, or nothing at ``src_path``.

@@ -14,7 +14,7 @@ from shardstore.adapters.mapping.mapping import ShardedMap
 
 
 class Zarr2Map(ShardedMap):
-    """``ShardedMap`` with what zarr-python 2 asks of its stores beside a mapping."""
+    """``ShardedMap`` with what zarr-python 2 asks of its stores in addition to a mapping."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

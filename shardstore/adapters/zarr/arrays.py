@@ -35,7 +35,7 @@ from zarr.storage import MemoryStore, StorePath
 from zarr.storage._common import make_store_path
 
 from shardstore._sync import run_async, run_sync
-from shardstore.adapters.zarr.chunk_pipeline import ChunkPipeline, Place, has_place_behind, place_behind, place_of
+from shardstore.adapters.zarr.chunk_pipeline import ChunkPipeline, EnginePlace, has_place_behind, place_behind, place_of
 from shardstore.adapters.zarr.copying import COPYING_PARAMETERS, copying_by_shards
 from shardstore.engine.actions import OwnShards
 from shardstore.engine.metadata.translation import refusal_of_shards
@@ -69,7 +69,7 @@ class ArrayPipeline(CodecPipeline):
 
 
 _CREATE_ONE = ((zarr.core.array, "init_array"), (AsyncArray, "_create_v2"), (AsyncArray, "_create_v3"), (AsyncGroup, "from_store"))
-"""The functions of zarr that create one node, which all others call."""
+"""The functions of zarr that create one node, which all other functions call."""
 _WHERE = ("store_path", "store")
 """The parameters of zarr's functions that say where a node is to be created."""
 _is_replaced = False
@@ -266,7 +266,7 @@ def removed_chunks(
     return RemovedChunks(before, after)
 
 
-async def erase_removed(place: Place, path: str, chunk_shape: tuple[int, ...], removed: RemovedChunks) -> bool:
+async def erase_removed(place: EnginePlace, path: str, chunk_shape: tuple[int, ...], removed: RemovedChunks) -> bool:
     """Erase the chunks that an array at a path in the store loses; return ``False`` if zarr has to do it."""
     if removed.is_empty:
         return True

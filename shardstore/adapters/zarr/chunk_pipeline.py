@@ -1,6 +1,6 @@
 """A codec pipeline for zarr-python that hands whole selections and assignments to the engine.
 
-zarr's own pipelines ask the store for one chunk after the other, ten at a time; nobody below can tell where an
+zarr's own pipelines ask the store for one chunk after the other, ten at a time; nothing below it knows where an
 assignment ends. Here one selection is one batch of reads, and one assignment is one batch of writes and deletes: one
 commit a shard. Arrays of other stores go to the pipeline that was configured before; arrays that are sharded for zarr too, to
 ``own_shards``.
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from zarr.abc.codec import CodecPipeline
@@ -33,6 +34,7 @@ from shardstore.engine.actions import ERASE, Action, SetValue
 from shardstore.engine.metadata.hierarchy import LocatedChunks
 from shardstore.engine.reading.chunk_parts import ChunkParts, ShardPart
 from shardstore.errors import ShardStoreError
+from shardstore.model.containers import batched
 from shardstore.model.ranges import EVERYTHING
 from shardstore.tasks import gather_all
 
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     from shardstore.presented.flavours import Presented
 
 
-_OF_ONE_KEY = ("get", "set", "delete")
+_SINGLE_KEY_METHODS = ("get", "set", "delete")
 
 _WAVES_AT_ONCE = 2  # at least, however large: one is decoded while the next one is being fetched
 
@@ -67,7 +69,7 @@ class PipelineLimits:
     write_bytes: int = 2**25
     """The waves of an assignment that are under way together: their encoded chunks are all held until they are stored."""
     announced_bytes: int = 2**26
-    """The stored bytes of local files that the system is told to fetch before they are waited for: it has to hold them until then."""
+    """The stored bytes of local files that the system is asked to fetch before they are waited for: it has to hold them until then."""
     inline_bytes: int = INLINE_BYTES
     """A batch of at most this size is decoded in the thread in which it arrives."""
     destination_bytes: int = DESTINATION_NBYTES
@@ -75,7 +77,7 @@ class PipelineLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EnginePlace:
     """The engine behind a zarr store, and the prefix of the store's keys in it: ``""``, or one that ends with ``/``."""
 
     store: Store
@@ -97,7 +99,7 @@ class Place:
             self.store.fs.check_writable()
 
 
-def place_of(store: object) -> Place | None:
+def place_of(store: object) -> EnginePlace | None:
     """Return the place of a ``ShardedStore``, or of zarr's own store over a ``ShardedFileSystem``; ``None`` for any other.
 
     A subclass that handles keys in its own way has no place.
@@ -105,31 +107,31 @@ def place_of(store: object) -> Place | None:
     if not isinstance(store, Store) or not issubclass(type(store), Store):
         return None  # or it only says that it is one, as mocks do
     if isinstance(store, Face) and store.uses_pipeline:
-        return Place(store, store.engine, "")
+        return EnginePlace(store, store.engine, "")
     if not isinstance(store, FsspecStore) or not handles_keys_as(store, FsspecStore):
         return None
     if isinstance(store.fs, FilesystemFace) and store.fs.uses_pipeline:
         prefix = store.fs.key_of(store.path)
-        return Place(store, store.fs.engine, prefix + "/" if prefix else "")
+        return EnginePlace(store, store.fs.engine, prefix + "/" if prefix else "")
     return None
 
 
 def has_place_behind(store: Store) -> bool:
-    """Return whether the keys of a store end up in an engine, whoever handles them on the way: zarr's wrappers, or a subclass."""
+    """Return whether the keys of a store end up in an engine, also where zarr's wrappers, or a subclass, handle them on the way."""
     innermost: object = _without_wrappers(store)
     return isinstance(innermost, Face) or (isinstance(innermost, FsspecStore) and isinstance(innermost.fs, FilesystemFace))
 
 
-async def place_behind(store: Store) -> Place | None:
+async def place_behind(store: Store) -> EnginePlace | None:
     """Return where the keys of a store end up; see ``has_place_behind``."""
     innermost: object = _without_wrappers(store)
     if isinstance(innermost, Face):
-        return Place(store, innermost.engine, "")
+        return EnginePlace(store, innermost.engine, "")
     if not isinstance(innermost, FsspecStore) or not isinstance(innermost.fs, FilesystemFace):
         return None
     await innermost.fs.find_root()
     prefix = innermost.fs.key_of(innermost.path)
-    return Place(store, innermost.fs.engine, prefix + "/" if prefix else "")
+    return EnginePlace(store, innermost.fs.engine, prefix + "/" if prefix else "")
 
 
 def _without_wrappers(store: Store) -> Store | None:
@@ -142,7 +144,7 @@ def _without_wrappers(store: Store) -> Store | None:
 
 def handles_keys_as(store: Store, base: type[Store]) -> bool:
     """Return whether ``store`` gets, sets and deletes one key as ``base`` does: a method that a subclass changed must not be bypassed."""
-    return all(getattr(type(store), name) is getattr(base, name) for name in _OF_ONE_KEY)
+    return all(getattr(type(store), name) is getattr(base, name) for name in _SINGLE_KEY_METHODS)
 
 
 _previous_path = "zarr.core.codec_pipeline.BatchedCodecPipeline"
@@ -211,23 +213,20 @@ class ChunkPipeline(CodecPipeline):
         present, missing = status(True), status(False)
         found = [present] * len(infos)
 
-        def scatter(numbers: Sequence[int], values: Sequence[memoryview | None]) -> None:
+        def note(numbers: Sequence[int], values: Sequence[memoryview | None]) -> None:
             for i, value in zip(numbers, values, strict=True):
                 found[i] = missing if value is None else present
+
+        def scatter(numbers: Sequence[int], values: Sequence[memoryview | None]) -> None:
+            note(numbers, values)
             scatter_chunks(codec, [infos[i] for i in numbers], values, out, drop_axes)
 
         rest: Sequence[int] = range(len(infos))
-        threads = threads_at_once()
-        if is_sync and place.engine.reads_parts and max(sizes) * threads <= limits.wave_bytes:
-            await place.ensure_open()
-            mine = [place.key(key) for key in keys]
-            parts = place.engine.known_parts(mine, threads)
-            if not isinstance(parts, ChunkParts):
-                parts = await run_async(place.engine.chunk_parts(mine, threads, parts))
-            if parts is not None:
-                rest = await _scatter_parts(parts, sum(sizes), scatter, limits)
-                if not rest:
-                    return tuple(found)
+        parts = await _parts(place, keys, max(sizes), limits) if is_sync else None
+        if parts is not None:
+            rest = await _scatter_parts(parts, sum(sizes), scatter, limits)
+            if not rest:
+                return tuple(found)
 
         async def wave(within: Sequence[int]) -> None:
             numbers = [rest[i] for i in within]
@@ -236,8 +235,7 @@ class ChunkPipeline(CodecPipeline):
                 nbytes = sum(sizes[i] for i in numbers)
                 await in_threads(len(numbers), nbytes, lambda a, b: scatter(numbers[a:b], values[a:b]), limits.inline_bytes)
                 return
-            for i, value in zip(numbers, values, strict=True):
-                found[i] = missing if value is None else present
+            note(numbers, values)
             fetched = [(MemoryGetter(keys[i], value), *infos[i][1:]) for i, value in zip(numbers, values, strict=True)]
             await codec.pipeline.read(fetched, out, drop_axes)
 
@@ -274,11 +272,9 @@ class ChunkPipeline(CodecPipeline):
                 parts = await in_threads(
                     len(mine), nbytes, lambda a, b: gather_chunks(codec, mine[a:b], old[a:b], value, drop_axes), limits.inline_bytes
                 )
-                new = [data for part in parts for data in part]
+                new = list(chain.from_iterable(parts))
             else:
-                setters = [MemorySetter(keys[i], data) for i, data in zip(numbers, old, strict=True)]
-                await codec.pipeline.write([(setter, *info[1:]) for setter, info in zip(setters, mine, strict=True)], value, drop_axes)
-                new = [setter.result() for setter in setters]
+                new = await _encoded_elsewhere(codec, mine, old, value, drop_axes)
             updates: list[tuple[str, Action]] = [
                 (place.key(keys[i]), ERASE if data is None else SetValue(data)) for i, data in zip(numbers, new, strict=True)
             ]
@@ -335,7 +331,7 @@ class ChunkPipeline(CodecPipeline):
         ChunkPipeline.__init__(self, state["codecs"])
 
 
-def place_of_all(infos: Sequence[Info]) -> Place | None:
+def place_of_all(infos: Sequence[Info]) -> EnginePlace | None:
     """Return the place that all chunks belong to; ``None`` if there is no common one."""
     getter = infos[0][0]
     if not isinstance(getter, StorePath):
@@ -360,7 +356,7 @@ def _sizes(infos: Sequence[Info]) -> list[int]:
     return sizes
 
 
-async def _fetch(place: Place, keys: Sequence[str], located: LocatedChunks | None = None) -> list[memoryview | None]:
+async def _fetch(place: EnginePlace, keys: Sequence[str], located: LocatedChunks | None = None) -> list[memoryview | None]:
     if not keys:
         return []
     await place.ensure_open()
@@ -370,6 +366,26 @@ async def _fetch(place: Place, keys: Sequence[str], located: LocatedChunks | Non
             raise value
         values.append(value)
     return values
+
+
+async def _parts(place: EnginePlace, keys: Sequence[str], most_nbytes: int, limits: PipelineLimits) -> ChunkParts | None:
+    """Return the parts in which threads of this process read chunks of at most so many decoded bytes; ``None`` if they cannot."""
+    threads = threads_at_once()
+    if not place.engine.reads_parts or most_nbytes * threads > limits.wave_bytes:
+        return None
+    await place.ensure_open()
+    mine = [place.key(key) for key in keys]
+    parts = place.engine.known_parts(mine, threads)
+    return parts if isinstance(parts, ChunkParts) else await run_async(place.engine.chunk_parts(mine, threads, parts))
+
+
+async def _encoded_elsewhere(
+    codec: ChunkCodec, infos: Sequence[Info], old: Sequence[memoryview | None], value: NDBuffer, drop_axes: tuple[int, ...]
+) -> list[memoryview | None]:
+    """Return what ``gather_chunks`` does, by zarr's own pipeline: codecs that cannot be called without a loop, or arrays on a GPU."""
+    setters = [MemorySetter(info[0].path, data) for info, data in zip(infos, old, strict=True)]
+    await codec.pipeline.write([(setter, *info[1:]) for setter, info in zip(setters, infos, strict=True)], value, drop_axes)
+    return [setter.result() for setter in setters]
 
 
 Scatter = Callable[[Sequence[int], Sequence[memoryview | None]], None]
@@ -395,7 +411,7 @@ class _PartsWork:
         self.waiting: deque[ShardPart | Sequence[int]] = deque(parts.parts)
         """Parts, and the numbers of chunks that are missing."""
         self.waiting.extend(parts.missing[start:end] for start, end in pieces(len(parts.missing)))
-        self._late: deque[ShardPart] = deque()  # the system was told to fetch them
+        self._late: deque[ShardPart] = deque()  # the system was asked to fetch them
         self._most_late = max(1, announced_bytes // max([1, *(part.nbytes for part in parts.parts)]))
         self.failed: set[int] = set()
         """The shards of which nothing counts."""
@@ -438,7 +454,7 @@ class _PartsWork:
 
 
 async def _waves(
-    place: Place, keys: Sequence[str], sizes: Sequence[int], limits: PipelineLimits, *, split_shards: bool
+    place: EnginePlace, keys: Sequence[str], sizes: Sequence[int], limits: PipelineLimits, *, split_shards: bool
 ) -> tuple[list[Sequence[int]], LocatedChunks | None]:
     """Return the numbers of chunks that are handled together: whole shards, as many as make a wave full; and where the chunks are.
 
@@ -450,19 +466,14 @@ async def _waves(
         full = large
     if sum(sizes) <= full:
         return [range(len(keys))], None
-    mine = [place.key(key) for key in keys]
-    located = await run_async(place.engine.locate_chunks(mine))
-    if located is None:
-        groups = await run_async(place.engine.shard_groups(mine))
-    else:
-        groups = [numbers.tolist() for numbers in located.numbers()]
+    groups, located = await _shards(place, keys)
     waves: list[list[int]] = [[]]
     held = shards = 0
     for group in groups:
         nbytes = sum(sizes[i] for i in group)
         if split_shards and nbytes > most:
             at_once = max(1, most // max(sizes[i] for i in group))
-            waves[-1:-1] = [list(group[start : start + at_once]) for start in range(0, len(group), at_once)]
+            waves[-1:-1] = map(list, batched(group, at_once))
             continue
         if waves[-1] and held + nbytes > (full if shards >= limits.shards_per_wave else large):
             waves.append([])
@@ -471,6 +482,15 @@ async def _waves(
         held += nbytes
         shards += 1
     return [wave for wave in waves if wave], located
+
+
+async def _shards(place: EnginePlace, keys: Sequence[str]) -> tuple[Sequence[Sequence[int]], LocatedChunks | None]:
+    """Return the numbers of the chunks of each shard; and where the chunks are, if that is known."""
+    mine = [place.key(key) for key in keys]
+    located = await run_async(place.engine.locate_chunks(mine))
+    if located is None:
+        return await run_async(place.engine.shard_groups(mine)), None
+    return [numbers.tolist() for numbers in located.numbers()], located
 
 
 async def in_waves(waves: Sequence[Sequence[int]], sizes: Sequence[int], at_once_bytes: int, run: Any) -> None:

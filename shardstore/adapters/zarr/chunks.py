@@ -62,7 +62,7 @@ class ChunkCodec:
         self._chains: dict[Any, DirectChain | SyncChain] = {}
 
     def is_sync(self, spec: ArraySpec) -> bool:
-        """Return whether there is a chain for chunks of this spec. Others go through zarr's own pipeline, in memory."""
+        """Return whether there is a chain for chunks of this spec. Any other chunk goes through zarr's own pipeline, in memory."""
         return self._have_sync and issubclass(spec.prototype.nd_buffer, cpu.NDBuffer)
 
     def chain(self, spec: ArraySpec) -> DirectChain | SyncChain:
@@ -154,15 +154,9 @@ def gather_chunks(
         if is_complete and not is_scalar and part.shape == spec.shape:
             chunk = part
         else:
-            if was is None:
-                chunk = spec.prototype.nd_buffer.create(
-                    shape=spec.shape, dtype=spec.dtype.to_native_dtype(), order=spec.order, fill_value=fill_value(spec)
-                ).as_numpy_array()
-            else:
-                chunk = decode_chunk(chain, getter, was).copy()
+            chunk = _filled(spec) if was is None else decode_chunk(chain, getter, was).copy()
             if drop_axes and not is_scalar:
-                # Axes that an integer selected are gone from the value; put them back with length one.
-                part = part[tuple(None if axis in drop_axes else slice(None) for axis in range(len(spec.shape)))]
+                part = part[_with_axes(drop_axes, len(spec.shape))]
             chunk[chunk_selection] = part
         if not spec.config.write_empty_chunks and _equals(spec, chunk, fill_value(spec)):
             new.append(None)
@@ -171,6 +165,19 @@ def gather_chunks(
             scratch = np.empty(chain.nbytes, "B")
         new.append(chain.encode(chunk, scratch if chain.takes_scratch else None))
     return new
+
+
+def _filled(spec: ArraySpec) -> AnyArray:
+    """Return a chunk of fill values, which may be written to."""
+    shape, dtype = spec.shape, spec.dtype.to_native_dtype()
+    create = spec.prototype.nd_buffer.create
+    filled: AnyArray = create(shape=shape, dtype=dtype, order=spec.order, fill_value=fill_value(spec)).as_numpy_array()
+    return filled
+
+
+def _with_axes(drop_axes: tuple[int, ...], ndim: int) -> tuple[slice | None, ...]:
+    """Return the index that puts axes back, with length one, which are gone from a value because an integer selected them."""
+    return tuple(None if axis in drop_axes else slice(None) for axis in range(ndim))
 
 
 def decode_chunk(chain: DirectChain | SyncChain, getter: Any, data: memoryview, destination: AnyArray | None = None) -> AnyArray:

@@ -66,7 +66,7 @@ async def run_in_threads(
 ) -> None:
     """Call ``run()`` in each of at most ``most`` threads, for so many decoded bytes; ``stop`` makes all of them end soon.
 
-    If one fails, the others are stopped, and its error is raised when all have ended. A cancelled call waits for the threads too: they
+    If one fails, the rest are stopped, and its error is raised when all have ended. A cancelled call waits for the threads too: they
     use memory of the caller.
     """
     if nbytes <= inline_bytes:

@@ -34,7 +34,7 @@ def zarr_decoder(document: bytes) -> Decode:
     parsed.pop("storage_transformers", None)
     try:
         with _making, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # zarr warns of what may be slow, or not be read by others: nobody asked that here
+            warnings.simplefilter("ignore")  # zarr warns of what may be slow, or not be read by other programs: here only decoding matters
             spec, codec = _made(parsed)
     except Exception as exc:
         raise Unsupported(f"zarr cannot make its codecs ({type(exc).__name__}: {exc})") from exc

@@ -1,7 +1,7 @@
 """Expand selections of shards to selections of the chunks in them.
 
 The tuples are zarr's: ``(getter, spec, chunk_selection, out_selection, is_complete)``. zarr's indexers make three kinds of selections of
-one chunk: slices and integers; arrays that select along one dimension each, as ``numpy.ix_`` makes them, or one array beside slices; and
+one chunk: slices and integers; arrays that select along one dimension each, as ``numpy.ix_`` makes them, or one array with slices; and
 arrays of the coordinates of points. Each is cut where chunks end, and the part of the output that belongs to each piece is found.
 """
 
@@ -99,13 +99,10 @@ class Expansion:
             return
         shape = self._layout.shard_shape
         axes = [_cut(a, n, c) for a, n, c in zip(selection, shape, self._layout.chunk_shape, strict=True)]
-        out = iter(_tuple(out_selection))
-        # Where a dimension is gone from the output, there is nothing of it in the selection of that either.
-        gone = [axis in drop_axes or not isinstance(a, slice | np.ndarray) for axis, a in enumerate(selection)]
-        outs = [None if is_gone else next(out) for is_gone in gone]
+        outs = _outs(selection, out_selection, drop_axes)
         for pieces in product(*axes):
             chosen = tuple(piece.selection for piece in pieces)
-            places = tuple(_of(o, p.places) for o, p in zip(outs, pieces, strict=True) if o is not None)
+            places = tuple(_places_in(o, p.places) for o, p in zip(outs, pieces, strict=True) if o is not None)
             if arrays:
                 chosen, places = _orthogonal(chosen), _orthogonal(places)
             yield tuple(piece.number for piece in pieces), chosen, places, all(piece.is_whole for piece in pieces)
@@ -118,11 +115,17 @@ class Expansion:
             first = places.start if isinstance(places, slice) else places[0]
             within = tuple(int(along[first]) for along in numbers)
             chosen = tuple(a[places] - w * n for a, w, n in zip(arrays, within, self._layout.chunk_shape, strict=True))
-            yield within, chosen, _of(out, places), False
+            yield within, chosen, _places_in(out, places), False
 
 
 def _tuple(selection: Any) -> tuple[Any, ...]:
     return selection if isinstance(selection, tuple) else (selection,)
+
+
+def _outs(selection: tuple[Any, ...], out_selection: Any, drop_axes: tuple[int, ...]) -> list[Any]:
+    """Return the place in the output along each dimension; ``None`` where it is gone from the output, whose selection has nothing of it."""
+    out = iter(_tuple(out_selection))
+    return [None if axis in drop_axes or not isinstance(a, slice | np.ndarray) else next(out) for axis, a in enumerate(selection)]
 
 
 def _cut(along: Any, shard_length: int, length: int) -> list[Piece]:
@@ -166,7 +169,7 @@ def _groups(numbers: Positions) -> Iterator[slice | Positions]:
             yield slice(start, end) if order is None else order[start:end]
 
 
-def _of(out: Any, places: Any) -> slice | Positions:
+def _places_in(out: Any, places: Any) -> slice | Positions:
     """Return where in the output these places are of a selection that belongs at ``out``."""
     if isinstance(out, np.ndarray):
         chosen: Positions = out.reshape(-1)[places]

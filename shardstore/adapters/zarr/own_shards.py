@@ -2,7 +2,7 @@
 
 For zarr such an array has chunks as large as shards; everybody else sees the chunks in them. So that both write the same shards safely,
 whatever is read or assigned here is expanded to chunks, and no key of a shard reaches the store: what a key means there does not depend on
-who asks. Arrays that are shown as zarr has them (no client sees what is in their shards) go to zarr's own pipeline, as they are.
+who asks. Arrays that are shown as zarr has them (no client sees what is in their shards) go to zarr's own pipeline, unchanged.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from zarr.core.buffer import Buffer, NDBuffer
     from zarr.storage import StorePath
 
-    from shardstore.adapters.zarr.chunk_pipeline import Place
+    from shardstore.adapters.zarr.chunk_pipeline import EnginePlace
     from shardstore.adapters.zarr.chunks import Info
     from shardstore.engine.own_shards import ClientView
     from shardstore.model.chunks import ChunkCoords
@@ -109,7 +109,7 @@ class ShardPipeline(ArrayPipeline):
         layout = parse_layout(self.view.document)
         return layout if isinstance(layout, ArrayLayout) else None
 
-    async def _place_by_shards(self, place: Place | None, path: str, *, for_write: bool) -> Place | None:
+    async def _place_by_shards(self, place: EnginePlace | None, path: str, *, for_write: bool) -> EnginePlace | None:
         """Return the place, if its engine reads and writes the array by chunks; ``None`` if zarr's own pipeline does."""
         if place is None or not place.engine.options.present.is_canonical:
             return None
@@ -118,11 +118,11 @@ class ShardPipeline(ArrayPipeline):
         sight = self.view.sight = await run_async(look)
         return place if sight.by_shards and self.layout is not None else None
 
-    async def place_by_shards(self, store_path: StorePath, *, for_write: bool) -> Place | None:
+    async def place_by_shards(self, store_path: StorePath, *, for_write: bool) -> EnginePlace | None:
         """Return the place of the array at this path, if its engine shows it by chunks; otherwise ``None``."""
         return await self._place_by_shards(place_of(store_path.store), store_path.path, for_write=for_write)
 
-    async def _expander(self, infos: Sequence[Info], *, for_write: bool) -> tuple[Place, Expansion, CodecPipeline] | None:
+    async def _expander(self, infos: Sequence[Info], *, for_write: bool) -> tuple[EnginePlace, Expansion, CodecPipeline] | None:
         """Return where the chunks of these shards are, how they are expanded, and what reads and writes the chunks."""
         place = place_of_all(infos)
         if place is None:
@@ -175,7 +175,7 @@ class ShardPipeline(ArrayPipeline):
         chunks: Any = pipeline  # what newer versions of zarr return
         found = await chunks.read(expanded.infos, out, drop_axes)
         if getattr(infos[0][1].config, "read_missing_chunks", True):
-            return (status(True),) * len(infos)  # nobody wants to know
+            return (status(True),) * len(infos)  # the caller does not use it
         present = {number for number, of_chunk in zip(expanded.of_shard, found, strict=True) if of_chunk["status"] == "present"}
         for number in set(range(len(infos))) - present:
             if await _is_any_there(place, expansion.chunk_keys(infos[number][0].path)):
@@ -262,6 +262,6 @@ class ShardPipeline(ArrayPipeline):
         replace_methods()
 
 
-async def _is_any_there(place: Place, keys: Sequence[str]) -> bool:
+async def _is_any_there(place: EnginePlace, keys: Sequence[str]) -> bool:
     values = await run_async(place.engine.get_many([(place.key(key), _NOTHING) for key in keys]))
     return any(value is not None for value in values_of(values))

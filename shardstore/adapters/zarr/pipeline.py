@@ -1,7 +1,7 @@
 """The pipeline that zarr-python is configured with: it chooses, for each array, which pipeline reads and writes it.
 
-Arrays behind which there is an engine get the ``ChunkPipeline``; those that are sharded for zarr too, the ``ShardPipeline``; all others
-the pipeline that was configured before.
+Arrays behind which there is an engine get the ``ChunkPipeline``; those that are sharded for zarr too, the ``ShardPipeline``; all other
+arrays the pipeline that was configured before.
 """
 
 from __future__ import annotations

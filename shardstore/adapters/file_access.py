@@ -17,10 +17,9 @@ from shardstore.errors import Conflict
 from shardstore.model.ranges import BytesLike
 from shardstore.model.redaction import redacted
 from shardstore.presented.flavours import Presented
+from shardstore.storage.local.directory import LocalFiles
 from shardstore.storage.local.mounts import mount_of
-from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.opening.chains import scheme_of, text_of
-from shardstore.storage.wrappers import innermost
 
 
 class AlreadyExists(Conflict):
@@ -107,8 +106,8 @@ class FileAccess:
     @property
     def local_directory(self) -> str | None:
         """The directory that the store is, if it is one of this machine."""
-        storage = innermost(self.presented.storage)
-        return storage.root if isinstance(storage, LocalStorage) else None
+        local = self.presented.storage.ability(LocalFiles)
+        return None if local is None else local.root
 
     async def read(self, reads: Sequence[ValueRead]) -> Sequence[ReadResult]:
         """Read values, all in one round."""

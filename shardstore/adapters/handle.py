@@ -28,8 +28,10 @@ from shardstore.errors import InvalidInput, NotFound, ReadOnly, Unsupported
 from shardstore.model.showing import ShownInNotebooks
 from shardstore.presented.engine_storage import EngineStorage
 from shardstore.presented.flavours import Presented, flavour_of, presented
+from shardstore.storage.abilities import HasIdentity
 from shardstore.storage.base import Storage
 from shardstore.storage.draft_store import WITHOUT_VERSIONS, underlying_storage
+from shardstore.storage.known_references import KnowsReferences
 from shardstore.storage.local.rules import Locks
 from shardstore.storage.opening.chains import links_of_url, protocols_of_links, text_of
 from shardstore.storage.opening.open import open_storage
@@ -88,15 +90,17 @@ class Recipe:
         if isinstance(self.target, SnapshotPlace):
             name = self.target.name
             of_files = replace(self, target=name.target, storage_options=name.storage_options, transport=name.transport)
-            return f"{self.target.url} {self.target.pinned} {of_files.identity(getattr(storage, 'stored_in', storage))}"
+            snapshot = storage.ability(KnowsReferences)
+            return f"{self.target.url} {self.target.pinned} {of_files.identity(storage if snapshot is None else snapshot.stored_in)}"
         options: object = _canonical(_flattened(self.storage_options or {}))
         if isinstance(self.target, tuple):
             options = type(self.target[0]), _canonical({k: v for k, v in self.target[0].storage_options.items() if k not in _LOOPS})
         elif not isinstance(self.target, str):
             return None
         # Two roots can look alike without their credentials, queries and the like.
-        place = storage.kind, getattr(storage, "identity", storage.url), getattr(storage, "content", ""), options
-        return repr((*place, self.options, self.fsync, self.locks, self.transport, self.static))
+        known = storage.ability(HasIdentity)
+        place = (storage.url, "") if known is None else (known.identity, known.content)
+        return repr((storage.kind, *place, options, self.options, self.fsync, self.locks, self.transport, self.static))
 
 
 def _flattened(options: dict[str, Any]) -> dict[str, Any]:

@@ -23,10 +23,9 @@ from shardstore.presented.flavours import Presented, flavour_of
 from shardstore.presented.view import Canonical, PresentedFlavour, View
 from shardstore.storage.base import UNKNOWN_NBYTES, ObjectInfo, Storage
 from shardstore.storage.inferred_versions import is_unversioned
-from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.local.directory import LocalFiles
 from shardstore.storage.opening.snapshot_place import SnapshotPlace
 from shardstore.storage.read_ahead import ReadAhead
-from shardstore.storage.wrappers import innermost
 from shardstore.stored.detect import DetectedStorage
 
 _LIKE_V2_CHUNK = re.compile(r"[0-9]+(\.[0-9]+)+", re.ASCII)
@@ -251,7 +250,7 @@ def _reading_ahead(handle: Handle, max_age: float) -> Handle:
     """Return a handle on the same store that reads shards ahead, if values may be kept so many seconds, or for ever."""
     storage = handle.engine.canonical.storage
     keep_seconds = math.inf if storage.capabilities.static else max_age
-    if not keep_seconds or isinstance(innermost(storage), LocalStorage):
+    if not keep_seconds or storage.ability(LocalFiles) is not None:
         return handle
     inner = storage.inner if isinstance(storage, DetectedStorage) else storage
     return Handle.make(ReadAhead(inner, keep_seconds), None, {})

@@ -51,10 +51,11 @@ from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfAbsent, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, BytesLike, resolve
 from shardstore.model.redaction import redacted
+from shardstore.storage.abilities import NamesLocation, RestrictsKeys, VersionedByRange
 from shardstore.storage.base import ABSENT, CHANGED, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome
 from shardstore.storage.fallbacks import ReadsAndWrites, check_directory
 from shardstore.storage.inferred_versions import agrees, unversioned
-from shardstore.storage.opening.location import Location
+from shardstore.storage.opening.location import HasPhysicalLocation, Location
 from shardstore.storage.requests.body import joined
 from shardstore.storage.requests.conditions import check_deletion, failed
 from shardstore.storage.requests.ranged_reads import check_most
@@ -75,7 +76,7 @@ def storage_of(target: Store | StorePath) -> ZarrStorage:
     return ZarrStorage(target.store, target.path) if isinstance(target, StorePath) else ZarrStorage(target)
 
 
-class ZarrStorage(ReadsAndWrites):
+class ZarrStorage(ReadsAndWrites, HasPhysicalLocation, NamesLocation, RestrictsKeys, VersionedByRange):
     """The values of ``store`` below ``path``. Its coroutines run on zarr's event loop, as they do below zarr's own functions.
 
     Writes replace the whole value by ``set``, which holds it in memory; whether readers can see a part of it is the store's affair.
@@ -119,11 +120,9 @@ class ZarrStorage(ReadsAndWrites):
 
     @property
     def keeps_records(self) -> bool:
-        """True if objects of any name can be stored here, replaced and removed."""
         return not self._is_icechunk and bool(self.store.supports_deletes)
 
     def beside(self, suffix: str) -> ZarrStorage | None:
-        """Return the place with this name and ``suffix`` behind it; ``None`` if this place has no name."""
         if self.path:
             return ZarrStorage(self.store, self.path + suffix)
         if not isinstance(self.store, LocalStore):
@@ -132,11 +131,11 @@ class ZarrStorage(ReadsAndWrites):
 
     @property
     def place(self) -> object | None:
-        """The same place as a target of ``open_storage`` that has a URL; ``None`` if there is none."""
         if isinstance(self._inner, LocalStore):
             return os.path.join(self._inner.root, self.path) if self.path else str(self._inner.root)
         if isinstance(self._inner, FsspecStore):
-            fs = getattr(self._inner.fs, "sync_fs", self._inner.fs)  # zarr wraps those that are not asynchronous
+            fs = self._inner.fs
+            fs = getattr(fs, "sync_fs", fs)  # zarr wraps those that are not asynchronous
             if isinstance(getattr(fs, "fs", None), AbstractFileSystem):
                 return None  # a link of a chain, such as a cache: what a path means is known there only
             options = {name: value for name, value in fs.storage_options.items() if name not in ("asynchronous", "loop")}
@@ -145,15 +144,12 @@ class ZarrStorage(ReadsAndWrites):
 
     @property
     def chunks_need_documents(self) -> bool:
-        """True if a chunk can be stored only where the document of its array is."""
         return self._is_icechunk
 
     def lies_in(self, path: str, *, links: bool) -> Location:
-        """Return the location of ``path``, as ``location_of`` does."""
         return location_in(self._inner, f"{self._base}{path}".strip("/"), links=links)
 
     def version_by(self, request: ByteRequest, data: BytesLike) -> Generation | None:
-        """Return the version in which a range has these bytes, as ``ToldByRanges`` says."""
         if self._snapshot is not None:
             return self._snapshot
         generation = witnessed(request, data)

@@ -26,9 +26,9 @@ from shardstore.engine.moving import NodeAccess, copy_nodes, move_between
 from shardstore.engine.options import V3, EngineOptions
 from shardstore.engine.own_shards import ClientView, client_view
 from shardstore.engine.pinned import OpenValue
-from shardstore.engine.reading.chunk_parts import ChunkParts, KeepsChunks, PartReads, ReadsInThreads
+from shardstore.engine.reading.chunk_parts import ChunkParts, ChunkSource, PartReads
 from shardstore.engine.reading.listing import ListedBatch, ListedDir, Listing
-from shardstore.engine.reading.page_cache_read import PageCacheReader, ReadsPageCache
+from shardstore.engine.reading.page_cache_read import PageCacheReader
 from shardstore.engine.reading.prefetching import prefetch
 from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import Value
@@ -55,8 +55,9 @@ from shardstore.format.store_keys import (
 from shardstore.model.chunks import RemovedChunks
 from shardstore.model.ranges import EVERYTHING, ByteRequest, BytesLike
 from shardstore.plan.strategies import strategy_of
+from shardstore.storage.abilities import BlockingReads, DocumentsFirst
 from shardstore.storage.base import Read, ReadOutcome, Storage
-from shardstore.storage.wrappers import CheckedStorage, Counters, CountingStorage, innermost
+from shardstore.storage.wrappers import CheckedStorage, Counters
 from shardstore.stored.detect import DetectedStorage
 from shardstore.tasks import uninterrupted
 
@@ -79,7 +80,10 @@ def _lacking(storage: Storage, options: EngineOptions) -> str | None:
     Only the capabilities that the strategy needs are asked for: a mount may not be there yet.
     """
     strategy = strategy_of(options.strategy)
-    lacking = [words for name, words in strategy.needs.items() if not getattr(storage.capabilities, name)]
+    if not strategy.needs:
+        return None
+    capabilities = storage.capabilities
+    lacking = [words for name, words in strategy.needs.items() if not getattr(capabilities, name)]
     if not lacking:
         return None
     needs = f"cannot {' or '.join(lacking)}, which strategy={strategy.name!r} needs"
@@ -134,7 +138,7 @@ class Engine(KeyedStore):
         if (lacking := _lacking(storage, self.options)) is not None:
             raise Unsupported(lacking)
         self.counters = Counters()
-        self.storage = _flavoured(CheckedStorage(CountingStorage(storage, self.counters), sleep), self.options)
+        self.storage = _flavoured(CheckedStorage(storage, sleep, self.counters), self.options)
 
         contention = Contention(self.options.commit_attempts, self.counters, clock, sleep, rng)
         shown, deep_arrays = self._without_levels(below)
@@ -148,12 +152,11 @@ class Engine(KeyedStore):
         self._v2_arrays = WrittenV2Arrays(self.storage, self.options)
         self._values = Values(shown, self.hierarchy, self._documents, self._reader, self._writer, contention, self._v2_arrays)
         self._page_cache_read: PageCacheReader | None = None
-        if isinstance(storage, ReadsPageCache):
-            self._page_cache_read = PageCacheReader(storage, self.hierarchy, self._indices, self.counters)
         self._part_reads: PartReads | None = None
-        if isinstance(storage, ReadsInThreads):
-            self._part_reads = PartReads(storage, self.hierarchy, self._indices, self._reader, limits, self.counters)
-        self._chunks: KeepsChunks | None = storage if isinstance(storage, KeepsChunks) else None
+        if (direct := storage.ability(BlockingReads)) is not None:
+            self._page_cache_read = PageCacheReader(direct, self.hierarchy, self._indices, self.counters)
+            self._part_reads = PartReads(direct, self.hierarchy, self._indices, self._reader, limits, self.counters)
+        self._chunks = storage.ability(ChunkSource)
         self._versions = VersionReader(shown, self._values, self._reader)
         self._listing = Listing(shown, self.hierarchy, self._reader)
         self._erasing = Erasing(shown, self.hierarchy, self._indices, self._listing, self._reader, self._writer)
@@ -220,7 +223,7 @@ class Engine(KeyedStore):
             return chunks
         return await self._values.get_many(requests, located)
 
-    async def _get_chunks(self, chunks: KeepsChunks, requests: Sequence[KeyRequest]) -> list[Value] | None:
+    async def _get_chunks(self, chunks: ChunkSource, requests: Sequence[KeyRequest]) -> list[Value] | None:
         """Return whole chunks of one array; ``None`` if something else is wanted."""
         if len(requests) < 2 or any(request is not EVERYTHING for _, request in requests):
             return None
@@ -406,7 +409,7 @@ class Engine(KeyedStore):
                 self._erasing,
                 self._committer,
                 self.options,
-                documents_first=getattr(innermost(self.storage), "documents_first", False),
+                documents_first=self.storage.ability(DocumentsFirst) is not None,
             )
             await uninterrupted(commit.run())
         finally:

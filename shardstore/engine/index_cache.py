@@ -15,8 +15,8 @@ from shardstore.model.chunks import ChunkLocation
 from shardstore.model.containers import Lru
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import BytesLike
-from shardstore.storage.base import Storage, ToldByRanges
-from shardstore.storage.wrappers import innermost
+from shardstore.storage.abilities import VersionedByRange
+from shardstore.storage.base import Storage
 
 _ENTRY_OVERHEAD = 512  # of the objects around the array
 _VERSION_OVERHEAD = 256
@@ -116,14 +116,13 @@ class IndexVersions:
     """The versions by which the shards of one storage are read, once their indices are known."""
 
     def __init__(self, storage: Storage) -> None:
-        inmost = innermost(storage)
-        self._told_by = inmost if isinstance(inmost, ToldByRanges) else None
+        self._versions = storage.ability(VersionedByRange)
 
     def named(self, generation: Generation, index_format: IndexFormat, encoded: Callable[[], BytesLike]) -> Generation:
         """Return the version to read the shard by: ``generation``, or one made from the index where the storage has no versions.
 
         ``encoded`` returns the bytes of the index. With such a version a shard that was written, or read whole, is read in one round.
         """
-        if self._told_by is None:
+        if self._versions is None:
             return generation
-        return self._told_by.version_by(index_format.request(), encoded()) or generation
+        return self._versions.version_by(index_format.request(), encoded()) or generation

@@ -48,7 +48,7 @@ from shardstore.storage.base import (
     read_one,
 )
 from shardstore.storage.boundaries import check_no_links, check_no_mounts, check_own
-from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.local.directory import LocalFiles
 from shardstore.storage.local.walk import LINK_TO_NOWHERE
 from shardstore.storage.opening.location import Location, location_of, why_not_apart
 from shardstore.storage.wrappers import innermost
@@ -227,7 +227,7 @@ async def _check_links(source: _NodePlace) -> None:
     """Raise ``StorageError`` where links in a local source lead to what is not there, or a special file is in an object's place: a copy
     without it would show fill values.
     """
-    if isinstance(local := innermost(source.storage), LocalStorage):
+    if (local := source.storage.ability(LocalFiles)) is not None:
         found = await local.obstacles("" if is_draft(source.storage) else source.below)
         if found and found[0].what == LINK_TO_NOWHERE:
             raise _unreachable(source.storage, found[0].key)

@@ -20,9 +20,8 @@ from shardstore.maintenance.survey.nodes import SurveyedNodes
 from shardstore.maintenance.v2_nodes import V2Nodes
 from shardstore.model.chunks import ChunkCoords
 from shardstore.storage.base import ObjectInfo
-from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.local.directory import LocalFiles
 from shardstore.storage.local.walk import LINK_TO_NOWHERE, Obstacle
-from shardstore.storage.wrappers import innermost
 
 _OBJECTS_A_TASK = 256
 _INDEX_BYTES_A_TASK = 4 * 2**20
@@ -82,8 +81,8 @@ class Walk:
         """Return what is in the place of an object or a document of the arrays that have been read, and is none: a named pipe, a socket, a
         device or a directory on a local disk. Listings leave it out, and reads of it fail.
         """
-        local = innermost(self._engine.storage)
-        if not isinstance(local, LocalStorage):
+        local = self._engine.storage.ability(LocalFiles)
+        if local is None:
             return []
         plans = {plan.path: plan for plan in self.plans()}
 

@@ -13,17 +13,15 @@ from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import BytesLike
 from shardstore.presented.flavours import Presented
+from shardstore.storage.abilities import DocumentsFirst
 from shardstore.storage.base import UNKNOWN_NBYTES, DirListing, ObjectInfo, Read, ReadOutcome
 from shardstore.storage.fallbacks import ReadsAndWrites, check_directory
 from shardstore.storage.requests.body import joined
 from shardstore.storage.requests.conditions import check_deletion, failed
 
 
-class EngineStorage(ReadsAndWrites):
+class EngineStorage(ReadsAndWrites, DocumentsFirst):
     """The presented values of ``engine`` as a storage: its chunks are objects, which can be read and replaced by their version."""
-
-    documents_first = True
-    """An object that is stored before the document that makes it a chunk is not taken for one: documents have to come first."""
 
     def __init__(self, engine: Presented, *, read_only: bool = False) -> None:
         self._engine = engine

@@ -16,10 +16,9 @@ from shardstore.format.store_keys import groups_above
 from shardstore.references.batches import ReferenceSource
 from shardstore.references.stores import ArrayChoice, OnError
 from shardstore.storage.base import Storage
-from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.local.directory import LocalFiles
 from shardstore.storage.opening.address import Address
 from shardstore.storage.opening.chains import links_of_url
-from shardstore.storage.wrappers import innermost
 
 Flavour = Literal["auto", "v2", "v3", "dual"]
 Urls = Literal["absolute", "relative", "versioned"]
@@ -168,8 +167,8 @@ def base_of(storage: Storage, urls: Urls, base_url: str | None, directory: str) 
         if urls == "relative" or not base_url:
             raise InvalidInput(f"base_url {base_url!r} goes in front of the keys of objects, and not with urls='relative'")
         return base_url.rstrip("/") + "/"
-    inner = innermost(storage)
-    url = f"file://{os.path.abspath(inner.root)}" if isinstance(inner, LocalStorage) else storage.url
+    local = storage.ability(LocalFiles)
+    url = storage.url if local is None else f"file://{os.path.abspath(local.root)}"
     if "://" not in url or len(links_of_url(url)) > 1:
         raise InvalidInput(f"the objects of {storage.url} have no URL that another program could open: give base_url")
     if urls != "relative":

@@ -13,12 +13,12 @@ from shardstore.references.known import known_source
 from shardstore.references.places import SetPlace, check_apart
 from shardstore.references.sets import is_set, reference_storage, set_source
 from shardstore.references.stores import Reuse, store_source
+from shardstore.storage.abilities import NamesLocation
 from shardstore.storage.base import Storage
 from shardstore.storage.gcs.storage import GCSStorage
 from shardstore.storage.known_references import KnowsReferences
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.opening.snapshot_urls import named_snapshot
-from shardstore.storage.opening.zarr_stores import StandsForPlace
 from shardstore.storage.references.storage import ReferenceStorage
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.storage.wrappers import innermost
@@ -48,7 +48,7 @@ def open_source(
         found.is_pinned = pins
         return found
     storage = open_hierarchy(source, options)
-    if isinstance(known := innermost(storage), KnowsReferences):
+    if (known := storage.ability(KnowsReferences)) is not None:
         check_taken_unchanged(choices)
         check_apart(known.stored_in, place)
         base = base_of(known.stored_in, choices.urls, choices.base_url, place.directory)
@@ -75,7 +75,7 @@ def open_hierarchy(source: Any, options: Mapping[str, Any] | None) -> Storage:
     """
     snapshot = run_sync(named_snapshot(source, options))
     storage = open_storage(source if snapshot is None else snapshot.below(snapshot.path), dict(options or {}) or None)
-    if not isinstance(of_zarr := innermost(storage), StandsForPlace):
+    if (of_zarr := storage.ability(NamesLocation)) is None:
         return storage
     if of_zarr.place is None:
         raise InvalidInput(

@@ -32,7 +32,6 @@ from shardstore.storage.opening.reference_targets import absolute_url
 from shardstore.storage.redaction import redacted
 from shardstore.storage.references.entries import PinnedReference
 from shardstore.storage.references.storage import ReferenceStorage
-from shardstore.storage.wrappers import innermost
 
 _CHUNKS_AT_ONCE = 20_000
 _MOST_ASKED_FOR = 4_000_000  # chunks of a range; of more, the keys that exist are listed first
@@ -178,10 +177,10 @@ def reference_storage(target: Any, options: Mapping[str, Any] | None) -> Referen
         target = f"reference::{url}"
         if options and not all(isinstance(value, Mapping) for value in options.values()):
             options = {Address.parse(url).protocol: dict(options)}  # of the filesystem that the set is in, not of the set itself
-    storage = innermost(open_storage(target, dict(options or {}) or None))
-    if not isinstance(storage, ReferenceStorage):
+    storage = open_storage(target, dict(options or {}) or None)
+    if (references := storage.ability(ReferenceStorage)) is None:
         raise InvalidInput(f"{storage.url} is no set of references")
-    return storage
+    return references
 
 
 def store_of(place: SetPlace, section: PinSection) -> str:

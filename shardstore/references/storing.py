@@ -23,8 +23,8 @@ from shardstore.references.places import SetPlace, begins_like_set, read_object,
 from shardstore.references.report import SYNCHRONOUS, Format, Opening, ReferenceProgress, ReferenceReport, Tally, how_to_open
 from shardstore.references.writing_json import DigestedFile, compressed, write_lines
 from shardstore.references.writing_parquet import RecordWriter, check_root, fill_chunk
-from shardstore.storage.base import ConditionFailed, Found, Read, ToldByRanges, unless_failed
-from shardstore.storage.wrappers import innermost
+from shardstore.storage.abilities import VersionedByRange
+from shardstore.storage.base import ConditionFailed, Found, Read, unless_failed
 
 Progress = Callable[[ReferenceProgress], None]
 
@@ -239,7 +239,7 @@ async def _replace(place: SetPlace, file: IO[bytes], nbytes: int, before: _Befor
     """
     storage = place.storage
     capabilities = await storage.probe()
-    tells_versions = not isinstance(innermost(storage), ToldByRanges)  # or those that its writes return mean nothing
+    tells_versions = storage.ability(VersionedByRange) is None  # or those that its writes return mean nothing
 
     def still(version: Generation | None) -> Condition:
         return capabilities.condition_on(version) if tells_versions else UNCONDITIONAL
@@ -326,7 +326,7 @@ async def _mixed(place: SetPlace) -> Conflict:
 
 async def _own_records(place: SetPlace, written: Mapping[str, str]) -> int:
     """Return how many of the records are there as they were written here."""
-    if isinstance(innermost(place.storage), ToldByRanges):
+    if place.storage.ability(VersionedByRange) is not None:
         return len(written)  # a version is known only by its content
     now = await current_tokens(place.storage, [*written])
     return sum(1 for key, token in written.items() if key in now and is_held(frozenset({token}), now[key]))

@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from shardstore.engine.reading.chunk_parts import MOST_OBJECT_BYTES, MOST_OBJECTS, ChunkParts, ReadsInThreads, divide
+from shardstore.engine.reading.chunk_parts import MOST_OBJECT_BYTES, MOST_OBJECTS, ChunkParts, ChunkSource, divide
 from shardstore.errors import Corruption, InvalidInput, ReadOnly, ShardStoreError, SnapshotExpired
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.snapshots.file_names import CHUNKS, encode_id
@@ -31,6 +31,7 @@ from shardstore.snapshots.files import MissingFile
 from shardstore.snapshots.session import ArrayKeys, SessionCore
 from shardstore.snapshots.session_listing import document_info, list_directory, list_keys, version_in
 from shardstore.snapshots.virtual_files import Asked, VirtualFiles
+from shardstore.storage.abilities import BlockingReads, HasIdentity
 from shardstore.storage.base import (
     ABSENT,
     CHANGED,
@@ -44,7 +45,7 @@ from shardstore.storage.base import (
     Storage,
 )
 from shardstore.storage.fallbacks import ReadsAndWrites, check_directory
-from shardstore.storage.known_references import ChunksInFile, FileFault, KnownReferences
+from shardstore.storage.known_references import ChunksInFile, FileFault, KnownReferences, KnowsReferences
 from shardstore.storage.redaction import redacted
 from shardstore.storage.requests.body import joined
 from shardstore.storage.requests.conditions import check_deletion
@@ -57,7 +58,7 @@ _FILES_AT_ONCE = 64
 _UNCHANGED = object()
 
 
-class SessionStorage(ReadsAndWrites):
+class SessionStorage(ReadsAndWrites, ChunkSource, HasIdentity, KnowsReferences):
     """The nodes and chunks of one session as objects."""
 
     kind = "snapshot"
@@ -278,12 +279,12 @@ class SessionStorage(ReadsAndWrites):
     # -- many chunks of one array, for the engine ------------------------------------------------------------------------
 
     def divides_chunks(self) -> bool:
-        below = self.session.files.given
-        return isinstance(below, ReadsInThreads) and below.reads_in_threads()
+        below = self.session.files.given.ability(BlockingReads)
+        return below is not None and below.reads_in_threads()
 
     async def chunk_parts(self, keys: Sequence[str], threads: int, counters: Counters) -> ChunkParts | None:
-        below, places = self.session.files.given, await self._places_of_all(keys)
-        if places is None or not isinstance(below, ReadsInThreads):
+        below, places = self.session.files.given.ability(BlockingReads), await self._places_of_all(keys)
+        if places is None or below is None:
             return None
         divided = ChunkParts(below, counters, [], [], np.flatnonzero(~places.exists).tolist(), [])
         ends = places.offset + places.nbytes

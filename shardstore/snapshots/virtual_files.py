@@ -25,7 +25,6 @@ from shardstore.storage.local.versions import may_be_same_bytes
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.opening.reference_targets import ReferenceTargets, SetAddress, TargetOptions
 from shardstore.storage.redaction import redacted
-from shardstore.storage.wrappers import innermost
 
 Asked = tuple[bytes | str, Sequence[ByteRange], VirtualCheck | None]
 """The id of a chunk file, or the URI of a virtual one; ranges of it; and what proves that a virtual one is unchanged."""
@@ -134,7 +133,7 @@ class VirtualFiles:
 async def _looked_at_again(storage: Storage, reads: Sequence[Read], found: Sequence[ReadOutcome]) -> list[ReadOutcome]:
     """Return the outcomes; of local files that have changed, those of another read, if only a name, mode or owner may have changed."""
     outcomes = list(found)
-    if innermost(storage).kind != "local":
+    if storage.kind != "local":
         return outcomes
     again = [number for number, outcome in enumerate(outcomes) if isinstance(outcome, Changed)]
     unpinned = [Read(reads[number].key, reads[number].ranges) for number in again]

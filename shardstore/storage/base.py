@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from shardstore.errors import ShardStoreError, StorageError
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import EVERYTHING, ByteRequest, BytesLike, Segment
+
+A = TypeVar("A")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +177,15 @@ class Storage(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The known abilities of this storage; of a server nothing is claimed before ``probe``."""
+        """The known capabilities of this storage; of a server nothing is claimed before ``probe``."""
+        ...
+
+    def ability(self, kind: type[A]) -> A | None:
+        """Return what gives an optional ability, by its class, such as ``VersionedByRange``; ``None`` if this storage does not have it.
+
+        The classes are in ``shardstore.storage.abilities``. Kinds derive from ``Abilities``, and wrappers from ``StorageWrapper``, which
+        implement this. It is asked where something is set up, not at each read.
+        """
         ...
 
     async def probe(self) -> Capabilities:
@@ -256,30 +266,8 @@ class Storage(Protocol):
         ...
 
 
-@runtime_checkable
-class ToldByRanges(Protocol):
-    """A storage without versions of its own: a version is identified by the range that was read first, which is read again.
+class Abilities:
+    """The base of every kind of storage: it has the abilities whose classes it derives from."""
 
-    The version that ``write`` returns cannot be used to read.
-    """
-
-    def version_by(self, request: ByteRequest, data: BytesLike) -> Generation | None:
-        """Return the version of an object in which ``request`` gives ``data``; ``None`` if these bytes are too many to be read again
-        each time.
-        """
-
-
-@runtime_checkable
-class RestrictsKeys(Protocol):
-    """A storage that may refuse keys: an Icechunk session takes Zarr documents and chunks only, a zip file no second object of a name."""
-
-    @property
-    def keeps_records(self) -> bool:
-        """True if objects of any name can be stored here, replaced and removed."""
-
-    def beside(self, suffix: str) -> Storage | None:
-        """Return the place with this name and ``suffix`` behind it; ``None`` if this place has no name."""
-
-    @property
-    def chunks_need_documents(self) -> bool:
-        """True if a chunk can be stored only where the document of its array is."""
+    def ability(self, kind: type[A]) -> A | None:
+        return self if isinstance(self, kind) else None

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
 
 from shardstore.errors import Conflict
+from shardstore.storage.abilities import FileTree
 from shardstore.storage.base import Storage
-from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.local.directory import LocalFiles
 from shardstore.storage.redaction import redacted
-from shardstore.storage.wrappers import innermost
 
 _NAMED = 3
 
@@ -89,18 +88,11 @@ def _some_of(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:_NAMED])) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
-async def _inside(storage: Any, names: Sequence[str]) -> tuple[LocalStorage | None, list[tuple[str, ...]]]:
-    """Return the storage of the files, ``None`` where there are none, and what each name is in it: of a hierarchy of the 2022 draft its
-    documents lie apart from its data.
+async def _inside(storage: Storage, names: Sequence[str]) -> tuple[LocalFiles | None, list[tuple[str, ...]]]:
+    """Return the local files, ``None`` where there are none, and what each name is in them: the documents of a hierarchy of the 2022
+    draft lie apart from its data.
     """
-    given: list[tuple[str, ...]] = [(name,) for name in names]
-    if not isinstance(innermost(storage), LocalStorage):
-        return None, given
-    while not isinstance(storage, LocalStorage):
-        if (settled := getattr(storage, "settled", None)) is not None:
-            storage = await settled()
-        else:
-            if (inside := getattr(storage, "stored_names", None)) is not None:
-                given = [inside(name) for name in names]
-            storage = storage.inner
-    return storage, given
+    local, tree = storage.ability(LocalFiles), storage.ability(FileTree)
+    if local is None or tree is None:
+        return None, [(name,) for name in names]
+    return local, [await tree.stored_names(name) for name in names]

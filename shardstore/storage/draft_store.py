@@ -13,6 +13,7 @@ from shardstore.errors import ShardStoreError, StorageError
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfAbsent, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, BytesLike, ByteSuffix
+from shardstore.storage.abilities import DocumentsFirst, VersionedByRange
 from shardstore.storage.base import (
     ABSENT,
     CHANGED,
@@ -68,7 +69,7 @@ def underlying_storage(target: object) -> Storage | None:
     return PartialAccessStorage(target) if hasattr(target, "set") or hasattr(target, "__setitem__") else None
 
 
-class PartialAccessStorage(ReadsAndWrites):
+class PartialAccessStorage(ReadsAndWrites, VersionedByRange, DocumentsFirst):
     """A store of the draft's interface, called in threads, one call at a time.
 
     Such a store has no versions. Here a version is identified by a witness: the range that was read first, as a rule the index of a
@@ -94,10 +95,10 @@ class PartialAccessStorage(ReadsAndWrites):
     def kind(self) -> str:
         return WITHOUT_VERSIONS
 
-    @property
-    def documents_first(self) -> bool:
-        """True if documents are read first, as ``EngineStorage`` says: the store is a transformer of this package."""
-        return hasattr(self._store, "as_storage")
+    def ability(self, kind: type[T]) -> T | None:
+        if kind is DocumentsFirst and not hasattr(self._store, "as_storage"):  # no transformer of this package
+            return None
+        return super().ability(kind)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -107,7 +108,6 @@ class PartialAccessStorage(ReadsAndWrites):
         return self.capabilities
 
     def version_by(self, request: ByteRequest, data: BytesLike) -> Generation | None:
-        """Return the version in which a range has these bytes, as ``ToldByRanges`` says."""
         generation = witnessed(request, data)
         return None if witness_of(generation) is None else generation
 

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from shardstore.errors import InvalidInput, ReadOnly, Unsupported
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import EVERYTHING, BytesLike, Segment
-from shardstore.storage.base import UNKNOWN_NBYTES, Found, ObjectInfo, Read, Storage, read_one, unless_failed
+from shardstore.storage.base import UNKNOWN_NBYTES, Abilities, Found, ObjectInfo, Read, Storage, read_one, unless_failed
 
 
-class ReadsAndWrites:
+class ReadsAndWrites(Abilities):
     """The operations of a storage that reads and writes objects, and has no request that does more at once."""
 
     async def compose(self: Storage, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
@@ -32,7 +32,7 @@ class ReadsAndWrites:
         return ObjectInfo(key, outcome.nbytes, outcome.generation) if isinstance(outcome, Found) else None
 
 
-class ReadsOnly:
+class ReadsOnly(Abilities):
     """The changing operations of a storage that is only read: each raises the error that ``refusal`` returns."""
 
     def refusal(self, action: str, key: str) -> ReadOnly:

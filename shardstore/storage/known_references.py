@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -50,35 +51,35 @@ class FileFault(NamedTuple):
     error: ShardStoreError
 
 
-@runtime_checkable
-class KnowsReferences(Protocol):
+class KnowsReferences(ABC):
     """A storage that knows them."""
 
     @property
+    @abstractmethod
     def url(self) -> str: ...
 
     @property
+    @abstractmethod
     def stored_in(self) -> Storage:
         """The storage of the files."""
-        ...
 
+    @abstractmethod
     async def known_documents(self) -> Mapping[str, JsonObject]:
         """Return the document of each node, by path, as of Zarr v3."""
-        ...
 
+    @abstractmethod
     async def known_references(self, path: str) -> KnownReferences:
         """Return where the chunks of an array lie. Raises ``ShardStoreError`` if that cannot be read."""
-        ...
 
+    @abstractmethod
     def file_faults(self, path: str) -> AsyncIterator[FileFault]:
         """Look at each file to which references of the arrays at and below ``path`` lead, by one request: it has to be there, unchanged and
         long enough. One to which nothing may lead is ``InvalidInput``.
         """
-        ...
 
+    @abstractmethod
     async def file_with(self, keys: Sequence[str]) -> ChunksInFile | None:
         """Return the one file in ``stored_in`` that holds all of these chunks of one array.
 
         ``None`` if they lie in several files, or elsewhere, or may still be written again.
         """
-        ...

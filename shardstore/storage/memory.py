@@ -22,6 +22,7 @@ from shardstore.storage.base import (
     ABSENT,
     CHANGED,
     GUARD_CHANGED,
+    Abilities,
     ConditionFailed,
     DirListing,
     Failed,
@@ -67,7 +68,7 @@ def _generation(file: MemoryFile, data: bytes) -> Generation:
     return stamp[0]
 
 
-class MemoryStorage:
+class MemoryStorage(Abilities):
     """Objects below ``path`` of ``memory://``. Every operation is atomic; nothing survives the process."""
 
     def __init__(self, path: str = "") -> None:

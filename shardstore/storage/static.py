@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from shardstore.errors import InvalidInput, ReadOnly
 from shardstore.model.capabilities import Capabilities
-from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOutcome, Storage
+from shardstore.storage.abilities import BlockingReads, HasIdentity
+from shardstore.storage.base import DirListing, ObjectInfo, Read, ReadOutcome, Storage
 from shardstore.storage.fallbacks import ReadsOnly
 from shardstore.storage.generic.errors import contradicts
 from shardstore.storage.generic.storage import GenericStorage
-from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.references.storage import ReferenceStorage
 from shardstore.storage.wrappers import StorageWrapper
+
+A = TypeVar("A")
 
 
 def check_static(static: object) -> bool | None:
@@ -35,11 +38,11 @@ def as_said(static: bool | None, storage: Storage) -> Storage:
         return storage.with_static(static)
     if not static or storage.capabilities.static:
         return storage
-    return StaticLocal(storage) if isinstance(storage, LocalStorage) else StaticStorage(storage)
+    return StaticStorage(storage)
 
 
-class StaticStorage(ReadsOnly, StorageWrapper):
-    """The same place as ``inner``, where nothing changes."""
+class StaticStorage(ReadsOnly, StorageWrapper, HasIdentity):
+    """The same place as ``inner``, where nothing changes. It may be passed by where local files are read in the calling thread."""
 
     def __reduce__(self) -> tuple[type[StaticStorage], tuple[Storage]]:
         return type(self), (self.inner,)
@@ -55,8 +58,11 @@ class StaticStorage(ReadsOnly, StorageWrapper):
 
     @property
     def identity(self) -> str:
-        """A text that tells this place from others. Not to be shown."""
-        return f"static {getattr(self.inner, 'identity', self.inner.url)}"
+        known = self.inner.ability(HasIdentity)
+        return f"static {self.inner.url if known is None else known.identity}"
+
+    def ability(self, kind: type[A]) -> A | None:
+        return self.inner.ability(kind) if kind is BlockingReads else super().ability(kind)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -79,21 +85,3 @@ class StaticStorage(ReadsOnly, StorageWrapper):
 
     def refusal(self, action: str, key: str) -> ReadOnly:
         return contradicts(action, key, self.url)
-
-
-class StaticLocal(StaticStorage):
-    """A local directory in which nothing changes; it is read in the calling thread, as other local directories are."""
-
-    inner: LocalStorage
-
-    def read_page_cache(self, read: Read) -> Found | None:
-        return self.inner.read_page_cache(read)
-
-    def reads_in_threads(self) -> bool:
-        return self.inner.reads_in_threads()
-
-    def read_in_memory(self, read: Read) -> Found | None:
-        return self.inner.read_in_memory(read)
-
-    def read_here(self, reads: Sequence[Read]) -> list[ReadOutcome]:
-        return self.inner.read_here(reads)

@@ -87,9 +87,7 @@ class DetectedStorage(SettledStorage):
 
 def is_draft(storage: Storage) -> bool:
     """Return whether a draft hierarchy is stored, as far as is known."""
-    found: Storage | None = storage
-    while found is not None and not isinstance(found, DetectedStorage):
-        found = getattr(found, "inner", None)
+    found = storage.ability(DetectedStorage)
     return found is not None and found.is_draft
 
 

@@ -27,6 +27,7 @@ from shardstore.model.ranges import (
     Segment,
     resolve,
 )
+from shardstore.storage.abilities import VersionedByRange
 from shardstore.storage.base import (
     Absent,
     Changed,
@@ -38,7 +39,6 @@ from shardstore.storage.base import (
     Read,
     ReadOutcome,
     Storage,
-    ToldByRanges,
     unless_failed,
 )
 from shardstore.storage.opening.kinds import kind_named
@@ -117,7 +117,7 @@ class SyncStorage:
 
     def listed(self, key: str, nbytes: int, generation: Generation | None) -> ObjectInfo:
         """Return an object as a listing has to show it: with its version, if the storage has versions of its own."""
-        return ObjectInfo(key, nbytes, None if isinstance(self.storage, ToldByRanges) else generation)
+        return ObjectInfo(key, nbytes, None if self.storage.ability(VersionedByRange) is not None else generation)
 
     def keys(self, prefix: str = "") -> list[str]:
         return [info.key for info in self.infos(prefix)]

@@ -28,7 +28,8 @@ from shardstore.adapters.zarr_storage import ZarrStorage
 from shardstore.errors import AccessDenied, Conflict, Incomplete, InvalidInput, ReadOnly, StorageError, Unsupported
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteSuffix
-from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, Failed, Found, Read, ToldByRanges
+from shardstore.storage.abilities import VersionedByRange
+from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, Failed, Found, Read
 from shardstore.storage.opening.location import location_of
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.requests.ranged_reads import TooMuch
@@ -158,7 +159,7 @@ def test_a_version_of_a_large_object_is_told_by_what_was_read_first(store: Store
     assert s.read("big", ByteRange(0, 10), generation=first.generation) == CHANGED
     assert s.read("big", generation=first.generation) == CHANGED
     told = s.storage
-    assert isinstance(told, ToldByRanges)
+    assert isinstance(told, VersionedByRange)
     version = told.version_by(ByteSuffix(100), BIG[-100:])
     assert version == first.generation
     assert told.version_by(ByteSuffix(1), b"") is None

@@ -264,14 +264,14 @@ def test_one_object_that_cannot_be_read_concerns_no_other(
     assert shard is not None
     local.objects.put("ct/c/1/2", shard[:-1] + bytes([shard[-1] ^ 1]))
     failures = tmp_path / "failures"
-    read_some = LocalStorage.read_here
+    read_some = LocalStorage.read_blocking
 
     def breaks(storage: LocalStorage, reads: Any) -> Any:
         outcomes = read_some(storage, reads)
         broken = Failed(StorageError("the disk is tired"))
         return [broken if read.key == "ct/c/0/1" else outcome for read, outcome in zip(reads, outcomes, strict=True)]
 
-    monkeypatch.setattr(LocalStorage, "read_here", breaks)
+    monkeypatch.setattr(LocalStorage, "read_blocking", breaks)
     outcome = run(*command, local.url, "--retries", "0", "--failures", str(failures))
     assert outcome.code != 0
     assert [json.loads(line)["key"] for line in failures.read_text().splitlines()] == ["ct/c/0/1"]

@@ -16,7 +16,7 @@ from shardstore.errors import AccessDenied, StorageError
 from shardstore.model.generation import Condition
 from shardstore.storage.base import Absent, DirListing, Failed, ObjectInfo, Read, ReadOutcome, Storage
 from shardstore.storage.local.storage import LocalStorage
-from shardstore.storage.wrappers import Counters, CountingStorage
+from shardstore.testing.trace import TraceStorage
 from tests.stored import on_io_loop
 
 pytestmark = pytest.mark.zarr
@@ -24,11 +24,11 @@ pytestmark = pytest.mark.zarr
 GROUP = b'{"zarr_format": 3, "node_type": "group"}'
 
 
-class Unlisted(CountingStorage):
+class Unlisted(TraceStorage):
     """A storage that does not say what is absent, nor lists; some objects may not be read either."""
 
     def __init__(self, inner: Storage, *denied: str, conditions: bool = True) -> None:
-        super().__init__(inner, Counters())
+        super().__init__(inner)
         self.denied = denied
         self.capabilities_left = conditions
         self.reads: list[str] = []

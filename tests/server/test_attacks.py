@@ -147,7 +147,7 @@ def test_links_do_not_lead_out_of_a_versioned_store(tmp_path: Path, made: Path) 
 class Replaced(LocalStorage):
     """A storage without versions, whose object is replaced after each read."""
 
-    content = b"A"
+    letter = b"A"
     reads = 0
 
     async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
@@ -155,9 +155,9 @@ class Replaced(LocalStorage):
         outcomes: list[ReadOutcome] = []
         for read, outcome in zip(reads, found, strict=True):
             if isinstance(outcome, Found) and read.key == "long":
-                buffers = tuple(memoryview(self.content * len(buffer)) for buffer in outcome.buffers)
+                buffers = tuple(memoryview(self.letter * len(buffer)) for buffer in outcome.buffers)
                 outcome = Found(unversioned(outcome.nbytes), outcome.nbytes, buffers)
-                type(self).content = b"B" if self.content == b"A" else b"A"
+                type(self).letter = b"B" if self.letter == b"A" else b"A"
                 type(self).reads += 1
             outcomes.append(outcome)
         return outcomes

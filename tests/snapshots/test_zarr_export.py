@@ -17,7 +17,7 @@ import shardstore
 from shardstore.errors import Conflict, Corruption, NotFound
 from shardstore.maintenance.packing import writing
 from shardstore.snapshots import Repository
-from shardstore.storage import copying
+from shardstore.storage import abilities
 from tests.snapshots.repositories import create_array
 
 pytestmark = pytest.mark.zarr
@@ -115,7 +115,7 @@ def test_last_shard_with_fewer_chunks_is_copied_too(tmp_path: Path, options: dic
 
 
 def test_damaged_copy_is_found(repo: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = copying.copy_between
+    honest = abilities.copy_between
 
     async def damaging(*given: Any) -> Any:
         made = await honest(*given)

@@ -214,7 +214,7 @@ def test_a_reader_in_the_middle_sees_one_version(tmp_path: Path) -> None:
     def look(s: SyncStorage, old: Generation) -> None:
         assert isinstance(s.storage, LocalStorage)
         last = ByteSuffix(100)
-        everything, pinned = s.storage.read_here([Read("d/a", (EVERYTHING, last)), Read("d/a", (ByteRange(5, 70), last), old)])
+        everything, pinned = s.storage.read_blocking([Read("d/a", (EVERYTHING, last)), Read("d/a", (ByteRange(5, 70), last), old)])
         assert isinstance(everything, Found)
         whole, end = values(everything)
         assert whole.endswith(end)
@@ -253,7 +253,7 @@ def test_a_reader_that_was_overtaken_has_read_one_version(tmp_path: Path, monkey
         answers = iter(begun)
         with monkeypatch.context() as patching:
             patching.setattr(os, "fstat", lambda fd, answers=answers: next(answers, None) or real(fd))
-            (outcome,) = storage.read_here([Read("d/a", (ByteRange(0, len(OLD)),), old)])
+            (outcome,) = storage.read_blocking([Read("d/a", (ByteRange(0, len(OLD)),), old)])
         assert isinstance(outcome, Found | Changed)
         if isinstance(outcome, Found):
             assert values(outcome) == [OLD]
@@ -270,7 +270,7 @@ def test_what_was_written_in_place_by_others_is_noticed(tmp_path: Path, monkeypa
         file.write(b"more")
     with monkeypatch.context() as patching:
         patching.setattr(os, "fstat", lambda fd: next(answers, None) or real(fd))
-        assert storage.read_here([Read("d/a", (ByteRange(0, 10),), old)]) == [CHANGED]
+        assert storage.read_blocking([Read("d/a", (ByteRange(0, 10),), old)]) == [CHANGED]
 
 
 # -- writers that fail or die -------------------------------------------------------------------------------------------

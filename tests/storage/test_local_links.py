@@ -148,11 +148,11 @@ def test_access_to_what_lies_outside_is_denied_without_follow_links(kept: LocalS
     everything = (EVERYTHING,)
     outside = ["b/link/f", "b/link/d/none", "b/file"]
     for key in ["a/x", "b/x", "b/inside/x"]:
-        for (outcome,) in (run_sync(kept.read([Read(key, everything)])), kept.read_here([Read(key, everything)])):
+        for (outcome,) in (run_sync(kept.read([Read(key, everything)])), kept.read_blocking([Read(key, everything)])):
             assert isinstance(outcome, Found), key
         assert run_sync(kept.stat(key)) is not None
     for key in outside:  # a chunk there is none that was never written
-        for (outcome,) in (run_sync(kept.read([Read(key, everything)])), kept.read_here([Read(key, everything)])):
+        for (outcome,) in (run_sync(kept.read([Read(key, everything)])), kept.read_blocking([Read(key, everything)])):
             assert isinstance(outcome, Failed), key
             assert isinstance(outcome.error, AccessDenied), key
         with pytest.raises(AccessDenied, match=r"leads out of the store.*--follow-links"):
@@ -200,7 +200,7 @@ def test_a_link_that_is_changed_while_it_is_read_does_not_lead_outside(
         return opened
 
     monkeypatch.setattr(os, "open", swapping)
-    (outcome,) = kept.read_here([Read("b/file", (EVERYTHING,))])
+    (outcome,) = kept.read_blocking([Read("b/file", (EVERYTHING,))])
     assert isinstance(outcome, Failed)
 
 

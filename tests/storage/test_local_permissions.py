@@ -66,7 +66,7 @@ REPLACING: dict[str, Callable[[SyncStorage], object]] = {
     "rewrite": lambda s: compose(s, CopiedRange(3, 100), NewBytes(b"new")),
     "append": lambda s: compose(s, CopiedRange(0, len(OLD)), Padding(APPEND_PADDING_NBYTES), NewBytes(b"new")),
     "copy": lambda s: s.copy("d/b", "d/a"),
-    "write_here": lambda s: s.storage.write_here("d/a", [[b"new"]], 3, UNCONDITIONAL),  # type: ignore[attr-defined]  # of local files
+    "write_blocking": lambda s: s.storage.write_blocking("d/a", [[b"new"]], 3, UNCONDITIONAL),  # type: ignore[attr-defined]  # of local files
 }
 
 

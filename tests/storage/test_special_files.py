@@ -180,10 +180,10 @@ def test_a_pipe_is_never_waited_for_and_a_read_of_a_file_is_not_looked_at_twice(
             return true(*arguments, **options)
 
         monkeypatch.setattr(os, name, counted)
-    read = storage.read_here([Read("file", (EVERYTHING,))])
+    read = storage.read_blocking([Read("file", (EVERYTHING,))])
     assert bytes(read[0].buffers[0]) == b"value"  # type: ignore[union-attr]
     assert calls == {"open": 1, "fstat": 2, "pread": 1, "close": 1}
-    (pipe, there) = storage.read_here([Read("pipe", (EVERYTHING,)), Read("directory", (EVERYTHING,))])
+    (pipe, there) = storage.read_blocking([Read("pipe", (EVERYTHING,)), Read("directory", (EVERYTHING,))])
     assert isinstance(pipe, Failed)
     assert "'pipe': there is a named pipe of this name" in str(pipe.error)
     assert there == DIRECTORY

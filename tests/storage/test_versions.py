@@ -83,7 +83,7 @@ def digest_at(path: Path) -> int:
 
 
 def concatenated(source: LocalStorage, target: LocalStorage, files: list[tuple[str, int, int]]) -> bytes | None:
-    done = target.concatenate_here("c/0", source, files, lambda: None, b"<", b">", UNCONDITIONAL)
+    done = target.concatenate_blocking("c/0", source, files, lambda: None, b"<", b">", UNCONDITIONAL)
     path = Path(target.root) / "c/0"
     assert (done is not None) == path.exists()
     assert not list(Path(target.root).rglob(".*"))

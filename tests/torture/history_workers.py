@@ -28,7 +28,7 @@ import shardstore
 from shardstore.errors import Conflict, ShardStoreError
 from shardstore.format.shard_index import IndexLocation
 from shardstore.storage.base import Storage
-from shardstore.storage.local import storage as local
+from shardstore.storage.local import directory as local
 from shardstore.storage.local.mounts import Mount
 from shardstore.storage.local.rules import Locks
 from shardstore.storage.opening.open import open_storage

@@ -33,7 +33,6 @@ from shardstore.snapshots.session import SessionCore
 from shardstore.snapshots.virtual_files import VirtualFiles, place_of_all
 from shardstore.storage.known_references import KnowsReferences
 from shardstore.storage.opening.location import location_of
-from shardstore.storage.wrappers import innermost
 
 _GROUP: JsonObject = {"zarr_format": 3, "node_type": "group", "attributes": {}}
 
@@ -41,8 +40,8 @@ _GROUP: JsonObject = {"zarr_format": 3, "node_type": "group", "attributes": {}}
 def place_of_objects(source: Any, options: Mapping[str, Any] | None) -> str:
     """Return the URL, with ``/`` at the end, below which the objects of a hierarchy lie, or the chunk files of a snapshot."""
     storage = open_hierarchy(source, options)
-    known = innermost(storage)
-    return (known.stored_in if isinstance(known, KnowsReferences) else storage).url.rstrip("/") + "/"
+    known = storage.ability(KnowsReferences)
+    return (storage if known is None else known.stored_in).url.rstrip("/") + "/"
 
 
 def adopt_hierarchy(
@@ -124,7 +123,7 @@ def _opened(source: Any, choices: Choices, options: Mapping[str, Any] | None) ->
     if is_set(source):
         return open_set_source(source, choices, options)[1]
     storage = open_hierarchy(source, options)
-    if isinstance(known := innermost(storage), KnowsReferences):
+    if (known := storage.ability(KnowsReferences)) is not None:
         found = known_source(known, base_of(known.stored_in, "absolute", None, ""), lambda path: chosen(choices, path) is not None)
     else:
         found = store_source(storage, base_of(storage, "absolute", None, ""), lambda path: chosen(choices, path))

@@ -7,9 +7,9 @@ indices are known and verified. Everything else is left to the reader.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from shardstore.format.shard_index import Places, places_in
 from shardstore.model.coalescing import ReadLimits, coalesce_all
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange
+from shardstore.storage.abilities import BlockingReads, DirectAccess
 from shardstore.storage.base import Found, Read, ReadOutcome
 from shardstore.storage.wrappers import Counters
 
@@ -37,32 +38,18 @@ _Index = tuple[CachedIndex | ShardStoreError | None, bool]
 """The index of a shard, and whether it was read just now."""
 
 
-@runtime_checkable
-class ReadsInThreads(Protocol):
-    """A storage that can read in the calling thread, whichever it is."""
-
-    def reads_in_threads(self) -> bool:
-        """Return whether that is the best way, as it is for local files. Ask after the first use: that may mount the place."""
-
-    def read_in_memory(self, read: Read) -> Found | None:
-        """Return the answer, of exactly the bytes that were asked for, if they are in memory. If not, return ``None``: the system fetches
-        them.
-        """
-
-    def read_here(self, reads: Sequence[Read]) -> list[ReadOutcome]:
-        """Read as ``Storage.read`` does."""
-
-
-@runtime_checkable
-class KeepsChunks(Protocol):
+class ChunkSource(DirectAccess, ABC):
     """A storage of chunks that is not asked by the key: it finds many at once by itself, and each is an object to it, not a shard."""
 
+    @abstractmethod
     def divides_chunks(self) -> bool:
         """Return whether ``chunk_parts`` is worth asking."""
 
+    @abstractmethod
     async def chunk_parts(self, keys: Sequence[str], threads: int, counters: Counters) -> ChunkParts | None:
         """Return whole chunks in parts for so many threads; ``None`` if the engine has to be asked for all."""
 
+    @abstractmethod
     async def chunk_values(self, keys: Sequence[str]) -> list[memoryview | ShardStoreError | None] | None:
         """Return whole chunks of one array, ``None`` for one that is not there; no list if the keys are not of one array."""
 
@@ -88,7 +75,7 @@ class ShardPart:
 class ChunkParts:
     """A batch of whole chunks. Nothing has been read yet but indices."""
 
-    storage: ReadsInThreads
+    storage: BlockingReads
     counters: Counters
     parts: list[ShardPart]
     shards: list[Ints]
@@ -104,7 +91,7 @@ class ChunkParts:
 
     def wait_for(self, part: ShardPart) -> list[memoryview] | None:
         """Return the chunks of a part; ``None`` if the engine has to be asked for all of its shard. From any thread."""
-        (outcome,) = self.storage.read_here([part.read])
+        (outcome,) = self.storage.read_blocking([part.read])
         return self._cut(part, outcome)
 
     def _cut(self, part: ShardPart, outcome: ReadOutcome | None) -> list[memoryview] | None:
@@ -145,7 +132,7 @@ class PartReads:
     """The batches of one store."""
 
     def __init__(
-        self, storage: ReadsInThreads, hierarchy: Hierarchy, indices: IndexCache, reader: Reader, limits: ReadLimits, counters: Counters
+        self, storage: BlockingReads, hierarchy: Hierarchy, indices: IndexCache, reader: Reader, limits: ReadLimits, counters: Counters
     ) -> None:
         self._storage = storage
         self._hierarchy = hierarchy

@@ -8,28 +8,19 @@ Called from any thread, while the IO loop runs: it only looks at values that are
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
-
 from shardstore.engine.index_cache import IndexCache
 from shardstore.engine.metadata.hierarchy import Hierarchy
 from shardstore.errors import Corruption
 from shardstore.model.ranges import ByteRange, ByteRequest, resolve
-from shardstore.storage.base import Found, Read
+from shardstore.storage.abilities import BlockingReads
+from shardstore.storage.base import Read
 from shardstore.storage.wrappers import Counters
-
-
-@runtime_checkable
-class ReadsPageCache(Protocol):
-    """A storage that can answer some reads without waiting."""
-
-    def read_page_cache(self, read: Read) -> Found | None:
-        """Return the answer, of exactly the bytes that were asked for; ``None`` if it has to be waited for, or is any other."""
 
 
 class PageCacheReader:
     """Reads single chunks of one store."""
 
-    def __init__(self, storage: ReadsPageCache, hierarchy: Hierarchy, indices: IndexCache, counters: Counters) -> None:
+    def __init__(self, storage: BlockingReads, hierarchy: Hierarchy, indices: IndexCache, counters: Counters) -> None:
         self._storage = storage
         self._hierarchy = hierarchy
         self._indices = indices

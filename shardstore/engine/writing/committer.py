@@ -32,6 +32,7 @@ from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, If
 from shardstore.model.ranges import ByteRange, BytesLike, CopiedRange, NewBytes
 from shardstore.plan.commits import Commit, CommitPlan, DeleteShard, NothingToDo, WriteShard, plan_empty, with_nonce
 from shardstore.plan.strategies import strategy_of
+from shardstore.storage.abilities import FileTree
 from shardstore.storage.base import ConditionFailed, Storage
 from shardstore.storage.wrappers import Counters
 
@@ -290,8 +291,8 @@ class Committer:
 
     async def _keep_seen(self, key: str) -> None:
         """Make durable that there is nothing to erase: another client may have erased it, and died before that was flushed."""
-        if (keep := getattr(self._storage, "keep_seen", None)) is not None:  # of kinds that show more than what survives
-            await keep(key)
+        if (tree := self._storage.ability(FileTree)) is not None:
+            await tree.keep_seen(key)
 
     @property
     def _leaves_emptied(self) -> bool:

@@ -19,6 +19,7 @@ from shardstore.format.store_keys import join, metadata_path
 from shardstore.model.chunks import ChunkCoords, RemovedChunks, ShardGrid
 from shardstore.model.containers import batched
 from shardstore.plan.prefixes import PrefixPlan, chunks_of, plan_prefix
+from shardstore.storage.abilities import FileTree
 from shardstore.storage.base import Storage
 from shardstore.storage.opening.snapshot_urls import holds_versioned_store
 
@@ -54,8 +55,8 @@ class Erasing:
                 "shardstore.snapshots.Repository.open to write into it. Repository.destroy(yes=True) removes it"
             )
         await with_fresh_layout(lambda: self._erase(prefix, keep_documents), _kept_changing(prefix))
-        if (keep := getattr(self._storage, "keep_seen", None)) is not None:  # what other clients had removed already
-            await keep(prefix)
+        if (tree := self._storage.ability(FileTree)) is not None:  # another process may have removed something already
+            await tree.keep_seen(prefix)
 
     async def erase_chunks(self, prefix: str) -> None:
         """Erase the chunks below a prefix that ends inside the coordinates of a sharded array: whole shards unread, and no other object.
@@ -171,8 +172,8 @@ class Erasing:
             self._hierarchy.forget_below(prefix.rstrip("/"))
 
     async def _cut_links(self, prefix: str) -> None:
-        if (cut_links := getattr(self._storage, "cut_links", None)) is not None:  # of kinds that have links
-            await cut_links(prefix)
+        if (tree := self._storage.ability(FileTree)) is not None:
+            await tree.cut_links(prefix)
 
     async def _erase_objects(self, prefix: str, documents: list[str] | None = None) -> None:
         """Remove the stored objects below ``prefix``. If ``documents`` is given, documents are added to it instead, the deepest first."""

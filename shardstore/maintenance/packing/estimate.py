@@ -20,9 +20,8 @@ from shardstore.maintenance.packing.record import Finished
 from shardstore.maintenance.packing.units import ArrayUnits, CopyUnit, UnitName
 from shardstore.model.words import size
 from shardstore.storage.base import Storage
-from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.local.directory import LocalFiles
 from shardstore.storage.room import Room, room_at
-from shardstore.storage.wrappers import innermost
 
 _KEYS_A_PAGE = 1000
 _PUT_BYTES = 64 << 20  # objects above this are uploaded in parts
@@ -152,8 +151,8 @@ def _nbytes(units: ArrayUnits, left: npt.NDArray[np.bool_]) -> int:
 
 def room_of(storage: Storage) -> Room | None:
     """Return the room of a local directory; ``None`` for other storages, which do not show it."""
-    storage = innermost(storage)
-    return room_at(storage.root) if isinstance(storage, LocalStorage) else None
+    local = storage.ability(LocalFiles)
+    return None if local is None else room_at(local.root)
 
 
 def check_room(room: Room, need: Need, old_nbytes: int = 0) -> None:

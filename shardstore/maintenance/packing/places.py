@@ -18,7 +18,8 @@ from shardstore.maintenance.execution import SharedStorage
 from shardstore.maintenance.packing.record import INSIDE, SUFFIX, Record
 from shardstore.plan.policy import ShardingPolicy
 from shardstore.presented.view import View
-from shardstore.storage.base import ObjectInfo, RestrictsKeys, Storage
+from shardstore.storage.abilities import RestrictsKeys
+from shardstore.storage.base import ObjectInfo, Storage
 from shardstore.storage.boundaries import check_own
 from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.local.storage import LocalStorage
@@ -183,7 +184,7 @@ def _check_not_within(one: tuple[str, str, Location], other: tuple[str, str, Loc
 
 def _checked(storage: Storage) -> Storage:
     """Return the storage with checks of its answers; this package's own reads of files need none."""
-    return storage if isinstance(storage, LocalStorage) else CheckedStorage(storage)
+    return CheckedStorage(storage) if storage.ability(LocalStorage) is None else storage
 
 
 def _is_mapping(source: Any) -> bool:
@@ -202,12 +203,12 @@ def _record(target: Any, record: Any, written: Storage, options: dict[str, Any] 
     if record is not None:
         takes_options = isinstance(record, str | os.PathLike) and protocol_of(record) == protocol_of(target)
         return open_storage(record, options if takes_options else None, fsync=fsync), ""
-    if isinstance(written, LocalStorage):
-        return LocalStorage(written.root + SUFFIX, fsync=fsync, locks=written.locks), ""
-    if isinstance(written, RestrictsKeys):
-        if not written.keeps_records:
+    if (local := written.ability(LocalStorage)) is not None:
+        return LocalStorage(local.root + SUFFIX, fsync=fsync, locks=local.locks), ""
+    if (restricted := written.ability(RestrictsKeys)) is not None:
+        if not restricted.keeps_records:
             return _in_memory(), ""
-        place = written.beside(SUFFIX)
+        place = restricted.beside(SUFFIX)
         return (written, INSIDE) if place is None else (place, "")
     if isinstance(target, str | os.PathLike):
         address = Address.parse(text_of(target)).beside(SUFFIX)

@@ -38,9 +38,8 @@ from shardstore.maintenance.packing.units import AnyUnit, ArrayJob, ArrayUnits, 
 from shardstore.model.words import some_of
 from shardstore.plan.commits import ChunkOrder
 from shardstore.progress.steps import Progress
-from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.local.directory import LocalFiles
 from shardstore.storage.local.walk import LINK_TO_NOWHERE, Obstacle
-from shardstore.storage.wrappers import innermost
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,8 +208,8 @@ async def _look_at_both(
         notes = (f"it would be refused: {exc}",)
     nodes = await list_source(places.source.storage, lambda n: progress(Progress("listing", n)))
     kept = await kept_shards(places.target.storage, nodes.arrays.values()) if is_renewed else None
-    kind = innermost(places.source.storage)
-    obstacles = await kind.obstacles("", nodes.has_key) if isinstance(kind, LocalStorage) else []
+    local = places.source.storage.ability(LocalFiles)
+    obstacles = [] if local is None else await local.obstacles("", nodes.has_key)
     return _SourceListing(nodes, kept, obstacles, notes)
 
 
@@ -287,9 +286,9 @@ def _check(places: Places, wanted: TargetForm, found: _SourceListing, target: Ta
         StorageError: references, or links in a local source, lead to nothing; or something else is in the place of an object. To leave it
             out would call a target complete that shows fill values.
     """
-    kind = innermost(places.stored_target)
+    local = places.stored_target.ability(LocalFiles)
     names = Names(
-        root=kind.root if isinstance(kind, LocalStorage) else None,
+        root=None if local is None else local.root,
         as_draft=wanted.as_draft,
         inside=places.record_inside,
     )

@@ -38,8 +38,7 @@ from shardstore.model.generation import IfGeneration
 from shardstore.model.words import some_of
 from shardstore.storage.base import ConditionFailed, ObjectInfo, Storage
 from shardstore.storage.boundaries import check_no_links, check_no_mounts
-from shardstore.storage.local.storage import LocalStorage
-from shardstore.storage.wrappers import innermost
+from shardstore.storage.local.directory import LocalFiles
 from shardstore.tasks import gather_all
 
 _AT_ONCE = 64
@@ -214,9 +213,9 @@ class Overwritten:
         """Remove objects without a key in the new hierarchy, now that it is complete next to them: a hierarchy of another format, with its
         root.
         """
-        kind = innermost(storage)
-        if self.cuts_links and isinstance(kind, LocalStorage):
-            await kind.cut_links("")
+        local = storage.ability(LocalFiles)
+        if self.cuts_links and local is not None:
+            await local.cut_links("")
         await _remove_together(storage, [ObjectInfo(key, 0) for key, shown in self.keys.items() if shown is None])
 
     async def clear_up(self, storage: Storage, kept: Collection[str]) -> None:
@@ -263,10 +262,10 @@ class Obstacles:
             Conflict: an object was replaced since.
             StorageError: a request failed.
         """
-        kind, storage = innermost(places.stored_target), places.target.storage
-        if isinstance(kind, LocalStorage):
+        local, storage = places.stored_target.ability(LocalFiles), places.target.storage
+        if local is not None:
             for link in self.links:
-                await kind.cut_links(f"{link}/")
+                await local.cut_links(f"{link}/")
         documents = [info for info in self.objects if is_document(info.key)]
         for infos in (documents, [info for info in self.objects if not is_document(info.key)]):
             for some in batched(infos, _AT_ONCE):
@@ -286,8 +285,8 @@ def _touch(one: str, other: str) -> bool:
 
 async def links_of(places: Places) -> tuple[str, ...]:
     """Return the keys of links to directories, and to nowhere, in a local target."""
-    kind = innermost(places.stored_target)
-    return tuple(await kind.linked_directories()) if isinstance(kind, LocalStorage) else ()
+    local = places.stored_target.ability(LocalFiles)
+    return () if local is None else tuple(await local.linked_directories())
 
 
 async def check_target(places: Places, *, overwrite: bool) -> None:

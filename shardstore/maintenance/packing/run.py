@@ -46,10 +46,9 @@ from shardstore.maintenance.packing.removal import (
 from shardstore.maintenance.packing.units import AnyUnit, Unit, UnitName
 from shardstore.maintenance.packing.writing import UnitDone, can_be_read, do_unit
 from shardstore.progress.steps import Progress
-from shardstore.storage.base import RestrictsKeys
+from shardstore.storage.abilities import RestrictsKeys
 from shardstore.storage.requests.outcomes import PROBE_PREFIX
 from shardstore.storage.room import is_full
-from shardstore.storage.wrappers import innermost
 
 
 class _Full(Exception):
@@ -184,8 +183,8 @@ class _PackingRun:
         self._obstacles = await self._find_obstacles()
         if not overwrite:
             await self.write_down(record.announce(announced))
-        kind = innermost(plan.places.stored_target)
-        if plan.places.hierarchy is not None or (isinstance(kind, RestrictsKeys) and kind.chunks_need_documents):
+        restricted = plan.places.stored_target.ability(RestrictsKeys)
+        if plan.places.hierarchy is not None or (restricted is not None and restricted.chunks_need_documents):
             await write_documents(self._storage, plan.documents)
 
     async def _find_obstacles(self) -> Obstacles:

@@ -221,7 +221,7 @@ def stream_here(storage: LocalStorage, fetching: Fetching, window_bytes: int, ru
     for window in windows(fetching.chunks, min(window_bytes, _LOCAL_WINDOW_BYTES)):
         check_running(run)
         fetch = fetching.fetch(window)
-        yield window, fetching.buffers(fetch, storage.read_here(fetch.reads))
+        yield window, fetching.buffers(fetch, storage.read_blocking(fetch.reads))
 
 
 def checked(source: SourceObject, outcome: ReadOutcome, url: str) -> Found:

@@ -30,11 +30,11 @@ from shardstore.model.containers import batched
 from shardstore.model.generation import UNCONDITIONAL, Generation
 from shardstore.model.ranges import ByteRange, BytesLike
 from shardstore.plan.commits import slot_order
+from shardstore.storage.abilities import copy_between
 from shardstore.storage.base import Found, Read, ReadOutcome
-from shardstore.storage.copying import copy_between
 from shardstore.storage.known_references import KnowsReferences
 from shardstore.storage.local.storage import LocalStorage
-from shardstore.storage.wrappers import CheckedStorage, innermost
+from shardstore.storage.wrappers import CheckedStorage
 
 _WHOLE_BYTES = 8 << 20  # shards up to this are written from memory in one step
 _UPLOAD_BYTES = 128 << 20  # what the upload of a long object holds at most: 64 MiB by one request, of which the client makes a copy
@@ -95,8 +95,8 @@ async def _read_beginning(unit: AnyUnit) -> bool:
 
 def _done(unit: AnyUnit) -> UnitDone:
     if isinstance(unit, Unit) and unit.job.target_layout.index_format is not None:
-        source, target = unit.job.source.storage, unit.job.target.storage
-        if isinstance(source, LocalStorage) and isinstance(target, LocalStorage):
+        source, target = (place.storage.ability(LocalStorage) for place in (unit.job.source, unit.job.target))
+        if source is not None and target is not None:
             return _pack_here(unit, unit.job.target_layout.index_format, source, target)
     try:
         return run_sync(_copy_objects(unit) if isinstance(unit, CopyUnit) else _do(unit))
@@ -193,7 +193,7 @@ def _pack_here(unit: Unit, index_format: IndexFormat, source: LocalStorage, targ
     objects = _objects_of(unit)
     of_index = job.source_layout.index_format
     reads = [] if of_index is None else [Read(found.key, (of_index.request(),)) for found in objects]
-    chunks, slots = _chunks_of(unit, objects, source.read_here(reads))
+    chunks, slots = _chunks_of(unit, objects, source.read_blocking(reads))
     if not len(chunks):
         return _nothing(unit)
     shard = _Shard.of(unit, index_format, slots, chunks)
@@ -207,7 +207,7 @@ def _pack_here(unit: Unit, index_format: IndexFormat, source: LocalStorage, targ
             yield checksums.added(window, buffers)
         yield shard.after
 
-    return shard.done(unit, chunks, target.write_here(shard.key, groups(), shard.nbytes, UNCONDITIONAL))
+    return shard.done(unit, chunks, target.write_blocking(shard.key, groups(), shard.nbytes, UNCONDITIONAL))
 
 
 def _concatenated(unit: Unit, shard: _Shard, chunks: Chunks, source: LocalStorage, target: LocalStorage) -> Generation | None:
@@ -219,7 +219,7 @@ def _concatenated(unit: Unit, shard: _Shard, chunks: Chunks, source: LocalStorag
     def look() -> None:
         check_running(unit.job.run)
 
-    return target.concatenate_here(shard.key, source, files, look, b"".join(shard.before), b"".join(shard.after), UNCONDITIONAL)
+    return target.concatenate_blocking(shard.key, source, files, look, b"".join(shard.before), b"".join(shard.after), UNCONDITIONAL)
 
 
 async def _write_shard(unit: Unit, index_format: IndexFormat, slots: npt.NDArray[np.int64], chunks: Chunks) -> UnitDone:
@@ -245,8 +245,8 @@ async def _copied(unit: Unit, shard: _Shard, chunks: Chunks) -> Generation | Non
 
     The file is this shard if it has the same chunks at the same places, and ends with the same index: only that is read.
     """
-    source = innermost(unit.job.source.storage)
-    if not isinstance(source, KnowsReferences) or not shard.after or unit.job.adds_checksums:
+    source = unit.job.source.storage.ability(KnowsReferences)
+    if source is None or not shard.after or unit.job.adds_checksums:
         return None
     file = await source.file_with([chunks.objects[number].key for number in chunks.of_object.tolist()])
     if file is None or (file.offset != np.cumsum(chunks.nbytes) - chunks.nbytes).any():

@@ -26,7 +26,7 @@ from shardstore.model.generation import UNCONDITIONAL, Generation
 from shardstore.model.ranges import CopiedRange
 from shardstore.storage.base import Storage
 from shardstore.storage.boundaries import check_own
-from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.local.directory import LocalFiles
 from shardstore.storage.opening.address import has_host
 from shardstore.storage.opening.chains import links_of_url, scheme_of, text_of
 from shardstore.storage.opening.location import location_of
@@ -87,9 +87,10 @@ class Quarantine:
         """
         token = hashlib.sha256(f"{nbytes} {generation.token}".encode()).hexdigest()[:16]
         kept = f"{key}/{token}"
-        if isinstance(self.storage, LocalStorage) and isinstance(self.store, LocalStorage):
+        here, there = self.storage.ability(LocalFiles), self.store.ability(LocalFiles)
+        if here is not None and there is not None:
             for name in (kept, f"{kept}.json"):
-                await self.storage.make_like(name, self.store, key)
+                await here.make_like(name, there, key)
         body = plans.pieces(key, generation, [CopiedRange(0, nbytes)] if nbytes else [])
         await self.storage.write(kept, body, nbytes, UNCONDITIONAL)
         document = {"key": key, "generation": generation.token, "nbytes": nbytes, **note}
@@ -112,9 +113,9 @@ async def clear_leftovers(storage: Storage, path: str, older_than_hours: float, 
     Raises:
         StorageError: the server does not list unfinished uploads, or failed.
     """
+    if (local := storage.ability(LocalFiles)) is not None:
+        return Leftovers(files=0 if path else await local.sweep(older_than_hours * 3600, only_count=only_count))
     kind = innermost(storage)
-    if isinstance(kind, LocalStorage):
-        return Leftovers(files=0 if path else await kind.sweep(older_than_hours * 3600, only_count=only_count))
     if not isinstance(kind, S3Storage):
         return Leftovers()
     count = 0

@@ -35,8 +35,7 @@ from shardstore.model.chunks import ChunkCoords
 from shardstore.model.showing import ShownInNotebooks
 from shardstore.storage.base import ObjectInfo, in_its_place
 from shardstore.storage.known_references import FileFault, KnowsReferences
-from shardstore.storage.leftovers import Leftover, leftovers_of
-from shardstore.storage.wrappers import innermost
+from shardstore.storage.leftovers import Leftover, ListsLeftovers
 from shardstore.stored.detect import is_draft
 from shardstore.tasks import gather_all
 
@@ -309,8 +308,8 @@ class _Verification:
 
     async def _check_files(self) -> None:
         """Look at the files of a snapshot, of which no key is an object of its own."""
-        storage = innermost(self._engine.storage)
-        if not isinstance(storage, KnowsReferences):
+        storage = self._engine.storage.ability(KnowsReferences)
+        if storage is None:
             return
         elsewhere: dict[str, list[FileFault]] = {}
         async for fault in storage.file_faults(self._walk.path):
@@ -341,7 +340,8 @@ class _Verification:
         # Keys of a draft hierarchy are not those that its nodes are shown under.
         run_prefix = self._walk.prefix if not is_draft(self._engine.storage) else ""
         try:
-            return set(await leftovers_of(self._engine.storage, run_prefix) or ())
+            known = self._engine.storage.ability(ListsLeftovers)
+            return set() if known is None else set(await known.leftovers(run_prefix))
         except ShardStoreError as exc:
             self._add(Finding("not-checked", self._walk.path, "", f"unfinished uploads and the like could not be listed: {exc}"))
             return set()

@@ -16,13 +16,13 @@ from shardstore._sync import run_sync
 from shardstore.errors import Conflict, InvalidInput, StorageError
 from shardstore.format.snapshots.manifest import VirtualCheck
 from shardstore.references.batches import ReferredObject
+from shardstore.storage.abilities import OnFilesystem
 from shardstore.storage.base import UNKNOWN_NBYTES, ObjectInfo, Storage
 from shardstore.storage.inferred_versions import modified_ns as modified_in
 from shardstore.storage.inferred_versions import version_of
 from shardstore.storage.local.versions import modified_ns
 from shardstore.storage.references.entries import Targets
 from shardstore.storage.s3.client import canonical_etag
-from shardstore.storage.wrappers import innermost
 
 ChecksumChoice = Literal["auto", "etag", "last_modified"] | None
 Checksum = str | datetime | None
@@ -140,9 +140,10 @@ class StoreChecksums:
 
     def _infos(self, keys: Sequence[str], *, again: bool) -> list[Mapping[str, Any]]:
         """Return what the filesystem says of objects: from one listing of all, if it has one that is worth that, else one by one."""
-        inner: Any = innermost(self._storage)
-        fs = getattr(inner, "client", inner).fs if self._kind in ("s3", "gcs") else inner.fs
+        known = self._storage.ability(OnFilesystem)
+        assert known is not None
         assert self._url_of is not None
+        fs = known.fs
         paths = [fs._strip_protocol(self._url_of(key)) for key in keys]
         try:
             if again or self._kind == "http" or not self._are_all:

@@ -57,7 +57,6 @@ from shardstore.storage.opening.open import open_storage
 from shardstore.storage.opening.reference_targets import names_version
 from shardstore.storage.opening.snapshot_urls import named_snapshot
 from shardstore.storage.redaction import redacted
-from shardstore.storage.wrappers import innermost
 
 if TYPE_CHECKING:  # an extra
     import icechunk
@@ -276,7 +275,7 @@ def _opened(
         return of_set, SetChecksums(references.targets, checksum)
     snapshot = run_sync(named_snapshot(source, options))
     storage = open_storage(source if snapshot is None else snapshot.below(snapshot.path), dict(options or {}) or None)
-    if isinstance(known := innermost(storage), KnowsReferences):
+    if (known := storage.ability(KnowsReferences)) is not None:
         check_taken_unchanged(choices)
         found = known_source(known, base_of(known.stored_in, "absolute", base_url, ""), lambda path: chosen(choices, path) is not None)
         check_patterns(choices, found.array_paths())

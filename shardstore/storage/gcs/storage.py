@@ -157,21 +157,17 @@ class GCSStorage(BucketStorage[GCSClient]):
             f"composing {key!r}: on GCS only whole objects can be put together, so the bytes to keep have to be read and written"
         )
 
-    async def copy(self, source: str, target: str, origin: BucketStorage[GCSClient] | None = None) -> Generation | None:
-        client = (origin or self).client
-        try:
-            # What is copied in one step is of one version; more are needed only between places or classes of storage.
-            copied = await self._rewrite(client, source, target, None)
-            attempt = 0
-            while isinstance(copied, _Unfinished):
-                if (head := await client.head(source)) is None:
-                    return None
-                if attempt == _COPY_ATTEMPTS:
-                    raise StorageError(f"copying {source!r} to {target!r}: the source was replaced {attempt} times meanwhile")
-                attempt += 1
-                copied = await self._rewrite(client, source, target, head.generation) or copied
-        finally:
-            self.client.forget_listing(target)
+    async def _copy_from(self, origin: GCSClient, source: str, target: str) -> Generation | None:
+        # What is copied in one step is of one version; more are needed only between places or classes of storage.
+        copied = await self._rewrite(origin, source, target, None)
+        attempt = 0
+        while isinstance(copied, _Unfinished):
+            if (head := await origin.head(source)) is None:
+                return None
+            if attempt == _COPY_ATTEMPTS:
+                raise StorageError(f"copying {source!r} to {target!r}: the source was replaced {attempt} times meanwhile")
+            attempt += 1
+            copied = await self._rewrite(origin, source, target, head.generation) or copied
         return copied
 
     async def _rewrite(self, origin: GCSClient, source: str, target: str, generation: Generation | None) -> Generation | _Unfinished | None:

@@ -21,11 +21,13 @@ from shardstore.errors import InvalidInput, StorageError, Unsupported
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfAbsent, IfGeneration, Unconditional
 from shardstore.model.ranges import EVERYTHING, BytesLike, Segment, resolve
+from shardstore.storage.abilities import HasIdentity, OnFilesystem
 from shardstore.storage.base import (
     ABSENT,
     CHANGED,
     DIRECTORY,
     UNKNOWN_NBYTES,
+    Abilities,
     Changed,
     DirListing,
     Failed,
@@ -70,7 +72,7 @@ _COPY_ATTEMPTS = 20
 _warned: WeakKeyDictionary[AbstractFileSystem, bool] = WeakKeyDictionary()
 
 
-class GenericStorage:
+class GenericStorage(HasIdentity, OnFilesystem, Abilities):
     """Objects below ``path`` of ``fs``; an asynchronous ``fs`` must be of fsspec's IO loop.
 
     After each round of reads of an object its metadata are looked at. The reads answer ``Changed`` if these differ from what was

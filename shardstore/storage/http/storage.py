@@ -15,6 +15,7 @@ from shardstore.errors import ReadOnly, StorageError
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRange, ByteRequest, ByteSuffix, resolve
+from shardstore.storage.abilities import HasIdentity, OnFilesystem
 from shardstore.storage.base import ABSENT, CHANGED, Absent, Changed, DirListing, ObjectInfo
 from shardstore.storage.fallbacks import ReadsOnly, check_directory
 from shardstore.storage.http.answers import Answer, is_strong, take_body, take_head
@@ -33,7 +34,7 @@ _NO_SUFFIX_STATUS = (400, 416, 501)  # what servers answer to a range that count
 _NO_HEAD_STATUS = (400, 401, 403, 405, 501)  # signed addresses, to which some servers redirect, are for one method
 
 
-class HTTPStorage(ReadsOnly, RangedReads):
+class HTTPStorage(ReadsOnly, RangedReads, HasIdentity, OnFilesystem):
     """Objects below the URL ``root`` through ``fs``, an ``fsspec`` ``HTTPFileSystem`` whose loop is fsspec's IO loop.
 
     A query in ``root`` goes with the request for every object, as tokens for a container need it. A signed URL of a single

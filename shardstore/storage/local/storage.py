@@ -9,40 +9,44 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import re
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import cached_property, partial
 from itertools import islice
 from typing import TypeVar
 
-from shardstore.errors import InvalidInput, ShardStoreError, StorageError
+from shardstore.errors import InvalidInput, StorageError
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import ByteRange, BytesLike, CopiedRange, NewBytes, Padding, Segment
-from shardstore.storage.base import ABSENT, GUARD_CHANGED, Absent, ConditionFailed, DirListing, Found, Guard, ObjectInfo, Read, ReadOutcome
+from shardstore.storage.abilities import BlockingReads, CopiesFrom, HasIdentity
+from shardstore.storage.base import (
+    ABSENT,
+    GUARD_CHANGED,
+    Abilities,
+    Absent,
+    ConditionFailed,
+    DirListing,
+    Found,
+    Guard,
+    ObjectInfo,
+    Read,
+    ReadOutcome,
+    Storage,
+)
 from shardstore.storage.fallbacks import check_directory
-from shardstore.storage.interrupts import leave_to_main_thread
-from shardstore.storage.leftovers import Leftover
-from shardstore.storage.local import links as local_links
 from shardstore.storage.local import walk as local_walk
-from shardstore.storage.local.append import APPENDS_IN_PLACE, append_to
+from shardstore.storage.local.append import append_to
+from shardstore.storage.local.directory import READ_WORKERS, WRITE_WORKERS, LocalFiles
 from shardstore.storage.local.extents import Extents
-from shardstore.storage.local.files import READ_FLAGS, is_object, missing, stat_file, translated, translating
-from shardstore.storage.local.inside import Inside
-from shardstore.storage.local.mounts import Mounts, mount_of
-from shardstore.storage.local.names import is_reserved
-from shardstore.storage.local.permissions import make_like, permissions_at
+from shardstore.storage.local.files import READ_FLAGS, is_object, missing, stat_file, translating
+from shardstore.storage.local.permissions import permissions_at
 from shardstore.storage.local.reading import READS_CACHED, fetch_soon, read_cached, read_file
-from shardstore.storage.local.rules import Locks, WriteRules, check_follow_links, check_locks
-from shardstore.storage.local.sweep import find_left, sweep_tree
-from shardstore.storage.local.tails import cut_tails, find_tails
+from shardstore.storage.local.rules import Locks
 from shardstore.storage.local.temporary import TemporaryFile
 from shardstore.storage.local.versions import (
     generation_of,
     listed_generation,
-    names_versions,
     shows_the_same,
     still_shows,
     version_of,
@@ -54,8 +58,6 @@ from shardstore.tasks import gather_all
 
 T = TypeVar("T")
 
-_READ_WORKERS = min(16, 4 + (os.cpu_count() or 1))
-_WRITE_WORKERS = 16
 _READS_A_HOP = 16  # about 100 µs of cached small reads: a hop costs 50
 _SHORT_READ_BYTES = 64 << 10  # some ten microseconds' copying
 _FILES_REMEMBERED = 4096
@@ -63,13 +65,10 @@ _GROUP_BYTES = 1 << 20
 _LISTED_A_HOP = 1000
 _FILES_A_LOOK = 256
 
-# What makes a key peculiar, in a text of one key a line: a segment that is empty or begins with a dot, or a NUL.
-_PECULIAR = re.compile(r"[/\n][./\n]|/\n|\0")
-
 _COPY_ATTEMPTS = 3
 
 
-class LocalStorage:
+class LocalStorage(LocalFiles, BlockingReads, CopiesFrom, HasIdentity, Abilities):
     """Files below ``root``, a path; safe between the threads and processes of one machine.
 
     With ``fsync`` (the default), acknowledged writes survive the loss of power. ``locks="cluster"`` says that the locks of the file
@@ -82,15 +81,7 @@ class LocalStorage:
     """
 
     def __init__(self, root: str | os.PathLike[str], fsync: bool = True, locks: Locks = "auto", follow_links: bool = True) -> None:
-        check_locks(locks)
-        check_follow_links(follow_links)
-        self.root = os.path.abspath(os.path.expanduser(os.fspath(root)))
-        self.fsync = fsync
-        self.locks: Locks = locks
-        self.follow_links = follow_links
-        self._inside = None if follow_links else Inside(self.root)
-        self._pools: dict[str, ThreadPoolExecutor] = {}
-        self._pools_pid = os.getpid()
+        super().__init__(root, fsync, locks, follow_links)
         self.short_read_bytes = _SHORT_READ_BYTES
         """Reads of more bytes are never made without a hop into a thread."""
         self._lately: set[str] = set()  # paths of files of which single short reads were asked for
@@ -126,96 +117,27 @@ class LocalStorage:
         return "local"
 
     @cached_property
-    def _rules(self) -> WriteRules:
-        """Return the rules of writing. They are found out at the first use: where the root lies can change until then, by mounting."""
-        mount = mount_of(self.root)
-        return WriteRules(self.root, self.fsync, mount is not None and mount.is_network, self.locks == "cluster")
-
-    @cached_property
     def capabilities(self) -> Capabilities:
-        tells_versions = names_versions(self.root)
-        is_shared = self._rules.is_network or self._rules.is_cluster
         return Capabilities(
             pinned_reads=True,
             create_if_absent=True,
-            compare_and_swap=tells_versions,
-            conditional_delete=tells_versions,
+            compare_and_swap=self._names_versions,
+            conditional_delete=self._names_versions,
             compose=True,
-            appends_in_place=APPENDS_IN_PLACE and tells_versions and not is_shared,  # others may see half of it
+            appends_in_place=self._appends_in_place,
             unique_versions=True,
             exactly_once=True,
             durable=self.fsync,
-            guarded_reads=tells_versions and not self._rules.is_network,  # where what is known of a file may be a while old
+            guarded_reads=self._names_versions and not self._rules.is_network,  # where what is known of a file may be a while old
             across_machines=self._rules.is_cluster or not self._rules.is_network,
         )
 
     async def probe(self) -> Capabilities:
         return self.capabilities
 
-    # -- threads -------------------------------------------------------------------------------------------------------
-
-    def _pool(self, name: str, workers: int) -> ThreadPoolExecutor:
-        if self._pools_pid != os.getpid():  # forked: the threads stayed behind
-            self._pools, self._pools_pid = {}, os.getpid()
-        pool = self._pools.get(name)
-        if pool is None:
-            pool = self._pools[name] = ThreadPoolExecutor(workers, f"shardstore-{name}", leave_to_main_thread)
-        return pool
-
-    async def _hop(self, name: str, workers: int, key: str, action: str, work: Callable[[], T]) -> T:
-        """Return the result of ``work``, done in a thread. A cancelled caller still waits for the thread, which uses the caller's
-        descriptors.
-        """
-        future = asyncio.get_running_loop().run_in_executor(self._pool(name, workers), work)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            while not future.done():  # however often it is cancelled
-                with suppress(asyncio.CancelledError):
-                    await asyncio.wait([future])
-            if not future.cancelled():
-                future.exception()  # seen; the cancellation matters more
-            raise
-        except ShardStoreError:
-            raise
-        except OSError as exc:
-            raise translated(exc, key, action) from exc
-
-    async def _write_hop(self, key: str, action: str, work: Callable[[], T]) -> T:
-        return await self._hop("write", _WRITE_WORKERS, key, action, work)
-
-    async def _read_hop(self, key: str, action: str, work: Callable[[], T]) -> T:
-        return await self._hop("read", _READ_WORKERS, key, action, work)
-
-    # -- names ---------------------------------------------------------------------------------------------------------
-
-    def _path(self, key: str) -> str | None:
-        """Return the path of the object of ``key``; ``None`` if no object can be: hidden files of this package, and steps out of the
-        root.
-        """
-        # Most keys have nothing that would have to be looked at segment by segment.
-        if os.sep == "/" and "/." not in key and "//" not in key and "\0" not in key and key.strip("/") == key and key[:1] not in ("", "."):
-            return f"{self.root}/{key}" if self.root != "/" else f"/{key}"
-        segments = key.split("/")
-        if "\0" in key or any(segment in ("", ".", "..") or is_reserved(segment) for segment in segments):
-            return None
-        return os.path.join(self.root, *segments)
-
-    def _paths(self, keys: Sequence[str]) -> list[str | None]:
-        """Return the paths of many keys, as ``_path`` does; all keys are checked together first."""
-        if os.sep == "/" and self.root != "/" and not _PECULIAR.search("\n".join(("", *keys, ""))):
-            return [f"{self.root}/{key}" for key in keys]
-        return [self._path(key) for key in keys]
-
-    def _path_to_write(self, key: str) -> str:
-        path = self._path(key)
-        if path is None:
-            raise InvalidInput(f"{key!r} cannot be the key of an object on a file system")
-        return path
-
     # -- the protocol --------------------------------------------------------------------------------------------------
 
-    def read_here(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+    def read_blocking(self, reads: Sequence[Read]) -> list[ReadOutcome]:
         """Read as ``read`` does, in the calling thread, whichever it is."""
         outcomes: list[ReadOutcome] = []
         for read in reads:
@@ -242,12 +164,12 @@ class LocalStorage:
         if len(reads) == 1 and (cached := self.read_page_cache(reads[0])) is not None:
             return [cached]
         if len(reads) <= _READS_A_HOP:
-            return await self._read_hop(reads[0].key, "reading", lambda: self.read_here(reads))
-        share = max(_READS_A_HOP, -(-len(reads) // _READ_WORKERS))
+            return await self._read_hop(reads[0].key, "reading", lambda: self.read_blocking(reads))
+        share = max(_READS_A_HOP, -(-len(reads) // READ_WORKERS))
         shares = [reads[start : start + share] for start in range(0, len(reads), share)]
 
         async def one(mine: Sequence[Read]) -> list[ReadOutcome]:
-            return await self._read_hop(mine[0].key, "reading", lambda: self.read_here(mine))
+            return await self._read_hop(mine[0].key, "reading", lambda: self.read_blocking(mine))
 
         return [outcome for outcomes in await asyncio.gather(*(one(mine) for mine in shares)) for outcome in outcomes]
 
@@ -302,7 +224,7 @@ class LocalStorage:
 
     # -- for callers that have a thread of their own -------------------------------------------------------------------
 
-    def concatenate_here(
+    def concatenate_blocking(
         self,
         key: str,
         source: LocalStorage,
@@ -330,7 +252,7 @@ class LocalStorage:
             file.append([memoryview(after)])
             return file.publish(condition)
 
-    def write_here(self, key: str, groups: Iterable[Sequence[BytesLike]], nbytes: int, condition: Condition) -> Generation:
+    def write_blocking(self, key: str, groups: Iterable[Sequence[BytesLike]], nbytes: int, condition: Condition) -> Generation:
         """Write as ``write`` does, in the calling thread, with pieces that come in groups."""
         path = self._path_to_write(key)
         with translating(key, "writing"), closing(TemporaryFile(path, key, self._rules)) as file:
@@ -394,12 +316,17 @@ class LocalStorage:
         wait_to_settle(source, status)
         return False
 
-    async def copy(self, source: str, target: str, origin: LocalStorage | None = None) -> Generation | None:
-        """Copy as ``Storage.copy`` says, also from another root, ``origin``."""
-        old, new = (origin or self)._path(source), self._path_to_write(target)
+    async def copy(self, source: str, target: str) -> Generation | None:
+        return await self.copy_from(self, source, target)
+
+    async def copy_from(self, source: Storage, key: str, target_key: str) -> Generation | None:
+        origin = source.ability(LocalFiles)
+        if origin is None:
+            return None
+        old, new = origin._path(key), self._path_to_write(target_key)
         if old is None:
             return None
-        return await self._write_hop(target, f"copying {source!r} to", lambda: self._copy(old, new, source, target))
+        return await self._write_hop(target_key, f"copying {key!r} to", lambda: self._copy(old, new, key, target_key))
 
     def _copy(self, old: str, new: str, source: str, target: str) -> Generation | None:
         """Copy an object. Writers of this package replace files, so an open file keeps its bytes; only a writer in place makes this try
@@ -433,21 +360,6 @@ class LocalStorage:
             f"{source!r} cannot be copied: it is being written in place, or replaced again and again; copy it when that is done"
         )
 
-    async def make_like(self, key: str, source: LocalStorage, source_key: str) -> None:
-        """Make an empty object at ``key``, unless there is one, that is closed to everybody who cannot read the object of ``source``.
-
-        A later version that replaces it keeps its permissions. Raises ``ConditionFailed`` if the object of ``source`` is gone.
-        """
-        self._path_to_write(key)
-
-        def make() -> None:
-            try:
-                make_like(self.root, key, source.root, source_key)
-            except FileNotFoundError as exc:
-                raise ConditionFailed(f"{source_key!r} is gone") from exc
-
-        await self._write_hop(key, "writing", make)
-
     async def rename_prefix(self, source: str, target: str) -> bool:
         if target.startswith(f"{source}/"):
             raise InvalidInput(f"what lies below {source!r} cannot be moved to {target!r}, inside of itself")
@@ -464,7 +376,7 @@ class LocalStorage:
         return await self._write_hop(key, "deleting", lambda: self._rules.delete(path, key, condition))
 
     async def delete_many(self, keys: Sequence[str]) -> None:
-        share = max(1, -(-len(keys) // _WRITE_WORKERS))
+        share = max(1, -(-len(keys) // WRITE_WORKERS))
 
         def delete_some(mine: Sequence[str]) -> None:
             for key in mine:
@@ -491,62 +403,7 @@ class LocalStorage:
         for directory, paths in by_directory.items():  # one thread each: the kernel changes a directory for one at a time
             await self._write_hop(keys[0], "deleting", partial(self._rules.delete_all, directory, paths))
 
-    async def keep_seen(self, key: str) -> None:
-        """Make durable what readers see at ``key`` now: the object, or that there is none; for a prefix, everything below it.
-
-        Another process may have written or removed the object, and died before that was flushed.
-
-        Raises:
-            StorageError: it may not survive a loss of power.
-        """
-        path = self._path(key.rstrip("/")) if key.rstrip("/") else self.root
-        if path is not None and self.fsync:
-            await self._write_hop(key, "flushing", lambda: self._rules.keep_seen(path))
-
-    # -- what is not the store's own -----------------------------------------------------------------------------------
-
-    async def cut_links(self, prefix: str) -> None:
-        """Remove links to directories, and to nowhere, at or below ``prefix``, before the objects there are erased: the targets of the
-        links do not belong to the store. Remove named pipes, sockets and devices below it, too.
-        """
-
-        def cut() -> None:
-            local_links.cut_links(self._rules, prefix)
-            local_walk.remove_special(self._rules, prefix)
-
-        if self._is_prefix(prefix):
-            await self._write_hop(prefix, "deleting", cut)
-
-    async def linked_directories(self, prefix: str = "") -> list[str]:
-        """Return the keys of links to directories, and to nowhere, at or below ``prefix``: their targets do not belong to the store."""
-        if not self._is_prefix(prefix):
-            return []
-        return await self._read_hop(prefix, "listing", lambda: local_links.linked_directories(self.root, prefix))
-
-    async def links_above(self, keys: Sequence[str]) -> list[str | None]:
-        """Return the path of the link through which each of ``keys`` is reached, if any; ``""`` is the root. See ``links.links_above``."""
-        paths = [self._path(key) if key else self.root for key in keys]
-        return await self._read_hop(keys[0] if keys else "", "looking up", lambda: local_links.links_above(self.root, paths))
-
-    async def mounts_below(self, prefix: str = "") -> list[str]:
-        """Return the paths at which other file systems, or other directories, are mounted below ``prefix``; not at it."""
-        if not self._is_prefix(prefix):
-            return []
-
-        def look() -> list[str]:
-            return sorted(mount.point for mount in Mounts().below([os.path.realpath(os.path.join(self.root, prefix))]))
-
-        return await self._read_hop(prefix, "listing", look)
-
     # -- looking -------------------------------------------------------------------------------------------------------
-
-    async def obstacles(self, prefix: str = "", is_key: Callable[[str], bool] = lambda key: False) -> list[local_walk.Obstacle]:
-        """Return what lies below ``prefix`` where an object would be, and is none. Listings leave it out.
-
-        That are links to what is not there, of which reads find nothing; named pipes, sockets and devices, whose reads fail; and
-        directories, where ``is_key`` says that an object would have that key.
-        """
-        return await self._read_hop("", "listing", lambda: list(local_walk.obstacles(self.root, prefix, is_key)))
 
     async def stat(self, key: str) -> ObjectInfo | None:
         path = self._path(key)
@@ -564,11 +421,6 @@ class LocalStorage:
         status = await self._read_hop(key, "looking up", look)
         return None if status is None else ObjectInfo(key, status.st_size, listed_generation(status, path))
 
-    def _is_prefix(self, prefix: str) -> bool:
-        """Return whether keys can start with ``prefix``: paths that step out of the root do not belong to this storage."""
-        above = prefix.rpartition("/")[0]
-        return not above or ("\0" not in above and all(segment not in ("", ".", "..") for segment in above.split("/")))
-
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         if not self._is_prefix(prefix):
             return
@@ -582,38 +434,6 @@ class LocalStorage:
         if prefix.startswith("/") or not self._is_prefix(prefix):  # "/" would be the root directory of the machine
             return DirListing((), ())
         return await self._read_hop(prefix, "listing", lambda: local_walk.list_directory(self.root, prefix, self._inside))
-
-    async def sweep(self, older_than_seconds: float = 3600.0, *, only_count: bool = False) -> int:
-        """Remove temporary files, lock files and tails of files left by writers that died; return how many.
-
-        With ``only_count`` they are counted and kept.
-
-        Younger ones are kept, and so are those of writers that live. On network file systems the least age is a day: there, locks may
-        not show whether a writer on another machine lives. The first write in a directory removes such files in that directory too,
-        whatever their age.
-        """
-
-        def sweep() -> int:
-            files = sweep_tree(self.root, self._rules.is_network, older_than_seconds, only_count=only_count)
-            if self.capabilities.appends_in_place:
-                files += cut_tails(self.root, self._rules, older_than_seconds, only_count=only_count)
-            return files
-
-        return await self._write_hop("", "sweeping", sweep)
-
-    async def leftovers(self, prefix: str) -> Sequence[Leftover]:
-        """Return the temporary and lock files below ``prefix`` whose writers are gone, and tails of files that are or were being appended
-        to.
-        """
-        check_directory(prefix)
-        if not self._is_prefix(prefix):
-            return []
-
-        def look() -> list[Leftover]:
-            left = find_left(self.root, prefix, self._rules.is_network)
-            return left + find_tails(self.root, prefix) if self.capabilities.appends_in_place else left
-
-        return await self._read_hop(prefix, "looking for leftovers", look)
 
     async def close(self) -> None:
         pools, self._pools = self._pools, {}

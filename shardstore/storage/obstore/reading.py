@@ -21,6 +21,7 @@ from typing import Generic, TypeVar
 
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import ByteRequest, BytesLike, Segment
+from shardstore.storage.abilities import ObstoreCarried
 from shardstore.storage.base import ABSENT, CHANGED, DirListing, ObjectInfo
 from shardstore.storage.gcs.storage import GCSStorage
 from shardstore.storage.obstore import requests as obstore_requests
@@ -42,11 +43,10 @@ twice.
 Below = TypeVar("Below", S3Storage, GCSStorage)
 
 
-class ObstoreStorage(RangedReads, StorageWrapper, Generic[Below]):
+class ObstoreStorage(RangedReads, StorageWrapper, ObstoreCarried, Generic[Below]):
     """The same place as ``inner``; reads go through obstore. Kinds define how a bucket is opened, and what names a version."""
 
     inner: Below
-    transport = "obstore"
 
     def __init__(self, inner: Below) -> None:
         super().__init__(inner)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import io
 import os
 import stat
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import fsspec.core
 from fsspec.asyn import get_loop, sync
@@ -23,12 +24,14 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from shardstore.errors import ShardStoreError
+from shardstore.storage.abilities import HasIdentity
 from shardstore.storage.base import Storage
 from shardstore.storage.generic.links import ARCHIVES, CACHES, REFERENCES, is_one, protocols_of, without_dirs
 from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.http.storage import HTTPStorage
+from shardstore.storage.known_references import KnowsReferences
+from shardstore.storage.local.directory import LocalFiles
 from shardstore.storage.local.mounts import Mounts
-from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.mapping import MappingStorage
 from shardstore.storage.opening.kinds import kind_of_protocol
 from shardstore.storage.opening.open import open_storage
@@ -104,10 +107,10 @@ class StorePlace:
         return Location(frozenset(), unknown=frozenset() if is_known else ANYWHERE, stores=(self,))
 
 
-@runtime_checkable
-class LiesElsewhere(Protocol):
-    """A storage that knows by itself where its objects lie."""
+class HasPhysicalLocation(ABC):
+    """A storage that knows the real places of its objects."""
 
+    @abstractmethod
     def lies_in(self, path: str, *, links: bool) -> Location:
         """Return the location of ``path``, as ``location_of`` does."""
 
@@ -204,12 +207,12 @@ def location_of(storage: Storage, path: str = "", *, links: bool = False) -> Loc
 
 
 def _location_of(storage: Storage, path: str, links: bool) -> Location:
+    if (known := storage.ability(HasPhysicalLocation)) is not None:
+        return known.lies_in(path, links=links)
+    if (local := storage.ability(LocalFiles)) is not None:
+        top = _of_file(os.path.join(local.root, path))
+        return _together([top, _of_links(os.path.join(local.root, path))]) if links else top
     storage = innermost(storage)
-    if isinstance(storage, LiesElsewhere):
-        return storage.lies_in(path, links=links)
-    if isinstance(storage, LocalStorage):
-        top = _of_file(os.path.join(storage.root, path))
-        return _together([top, _of_links(os.path.join(storage.root, path))]) if links else top
     if isinstance(storage, MappingStorage):
         return _of_mapping(storage.mapping, links)
     if isinstance(storage, GenericStorage):
@@ -222,15 +225,15 @@ def _location_of(storage: Storage, path: str, links: bool) -> Location:
         return _of_server(f"{root}/{path}".rstrip("/"))
     if isinstance(storage, BucketStorage):
         return _of_bucket(storage.client, path)
-    if isinstance(stored_in := getattr(storage, "stored_in", None), Storage):
-        return _of_session(storage, stored_in, path, links)
+    if (snapshot := storage.ability(KnowsReferences)) is not None:
+        return _of_session(storage, snapshot.stored_in, path, links)
     url = storage.url if storage.url.endswith("/") else storage.url + "/"
-    return _of_url(str(getattr(storage, "endpoint", "") or ""), f"{url}{path}")
+    return _of_url("", f"{url}{path}")
 
 
 def _of_session(session: Storage, stored_in: Storage, path: str, links: bool) -> Location:
     """Return the location of a path in a session of a versioned store, whose chunks are anywhere in the files of the store."""
-    own = _of_url(str(getattr(session, "identity", "")), f"{session.url}/{path}")
+    own = _of_url("" if (known := session.ability(HasIdentity)) is None else known.identity, f"{session.url}/{path}")
     files = _with_mounts(_location_of(stored_in, "", links))
     if path:  # of two paths in one session, as much is known
         return replace(own, only_read=files.places)

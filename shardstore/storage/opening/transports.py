@@ -6,6 +6,7 @@ from typing import Literal, cast, get_args
 
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.extras import how_to_install
+from shardstore.storage.abilities import ObstoreCarried
 from shardstore.storage.base import Storage
 from shardstore.storage.opening.kinds import kind_named, kind_of_protocol, kinds
 from shardstore.storage.wrappers import innermost
@@ -40,11 +41,8 @@ def carried_by(transport: Transport, storage: Storage) -> Storage:
         takers = " and ".join(f"{kind.protocols[0]}://" for kind in kinds() if kind.on_obstore is not None)
         raise Unsupported(f"transport='obstore' is for {takers}, not for {storage.url}, which is of the kind {storage.kind!r}")
     if below is not storage:
-        layer: object = storage
-        while layer is not None:
-            if getattr(layer, "transport", None) == transport:
-                return storage
-            layer = getattr(layer, "inner", None)
+        if storage.ability(ObstoreCarried) is not None:
+            return storage
         raise Unsupported(
             f"transport='obstore' cannot be added to a {type(storage).__name__}. Open the storage inside it with transport='obstore'"
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from shardstore.storage.base import Storage
 
@@ -27,16 +27,6 @@ class StoreOpener(Protocol):
         Raises:
             InvalidInput: it is a view of a store of this package, or was closed.
         """
-
-
-@runtime_checkable
-class StandsForPlace(Protocol):
-    """The storage of a store of zarr's. Its own URL is for people; versions that it gives are known to nobody else."""
-
-    @property
-    def place(self) -> object | None:
-        """The same place as a target of ``open_storage`` that has a URL; ``None`` if there is none."""
-        ...
 
 
 def is_zarr_store(target: object) -> bool:

@@ -23,7 +23,6 @@ from shardstore.storage.redaction import redacted
 from shardstore.storage.references.entries import PinnedReference, Target, Targets
 from shardstore.storage.references.versions import presented_version, target_version
 from shardstore.storage.requests.ranged_reads import NOTHING, too_long
-from shardstore.storage.wrappers import innermost
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +106,7 @@ class ReferenceReader:
         again = [
             i
             for i, (group, outcome) in enumerate(zip(groups, found, strict=True))
-            if group.is_pinned and isinstance(outcome, Changed) and innermost(group.target.storage).kind == "local"
+            if group.is_pinned and isinstance(outcome, Changed) and group.target.storage.kind == "local"
         ]
         reads = [(groups[i].target.storage, groups[i].request(self._limits)) for i in again]
         unpinned = [(storage, Read(read.key, read.ranges, None, None, read.most_nbytes)) for storage, read in reads]

@@ -18,6 +18,7 @@ from shardstore.format.references.json import Expansion
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import cut
+from shardstore.storage.abilities import HasIdentity
 from shardstore.storage.base import ABSENT, CHANGED, UNKNOWN_NBYTES, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome
 from shardstore.storage.fallbacks import ReadsOnly, check_directory
 from shardstore.storage.generic.errors import read_only
@@ -75,7 +76,7 @@ class SetOrigin(Protocol):
         ...
 
 
-class ReferenceStorage(ReadsOnly):
+class ReferenceStorage(ReadsOnly, HasIdentity):
     """The objects below ``path`` that a set of references shows. With ``static``, nothing changes while it is open."""
 
     def __init__(self, origin: SetOrigin, path: str = "", static: bool = True) -> None:

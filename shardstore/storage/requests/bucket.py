@@ -13,7 +13,8 @@ from shardstore.errors import InvalidInput
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import Condition, Generation, Unconditional
 from shardstore.model.ranges import BytesLike
-from shardstore.storage.base import ABSENT, CHANGED, DirListing, ObjectInfo
+from shardstore.storage.abilities import CopiesFrom, OnFilesystem
+from shardstore.storage.base import ABSENT, CHANGED, Abilities, DirListing, ObjectInfo, Storage
 from shardstore.storage.fallbacks import check_directory
 from shardstore.storage.requests import conditions
 from shardstore.storage.requests.bound import Bound
@@ -93,7 +94,7 @@ class BucketFacts(Protocol):
 Client = TypeVar("Client", bound=BucketClient)
 
 
-class BucketStorage(RangedReads, Generic[Client]):
+class BucketStorage(RangedReads, CopiesFrom, OnFilesystem, Abilities, Generic[Client]):
     """Objects below ``path`` (``bucket/prefix``) of an fsspec filesystem whose loop is fsspec's IO loop.
 
     Bodies above ``part_bytes`` are uploaded in parts. What a server honours is found out by ``probe``.
@@ -171,9 +172,25 @@ class BucketStorage(RangedReads, Generic[Client]):
         finally:
             self.client.forget_listing(key)
 
+    async def copy(self, source: str, target: str) -> Generation | None:
+        return await self._copied_from(self.client, source, target)
+
+    async def copy_from(self, source: Storage, key: str, target_key: str) -> Generation | None:
+        origin = source.ability(OnFilesystem)
+        # One filesystem is one server with one set of credentials; fsspec gives the same one for the same options.
+        if not isinstance(origin, BucketStorage) or type(origin) is not type(self) or origin.fs is not self.fs:
+            return None
+        return await self._copied_from(origin.client, key, target_key)
+
+    async def _copied_from(self, origin: Client, source: str, target: str) -> Generation | None:
+        try:
+            return await self._copy_from(origin, source, target)
+        finally:
+            self.client.forget_listing(target)
+
     @abstractmethod
-    async def copy(self, source: str, target: str, origin: BucketStorage[Client] | None = None) -> Generation | None:
-        """Copy as ``Storage.copy`` says, also from another bucket or prefix of the same server, ``origin``."""
+    async def _copy_from(self, origin: Client, source: str, target: str) -> Generation | None:
+        """Copy as ``Storage.copy`` says, also from another bucket or prefix of the same server."""
 
     @abstractmethod
     async def _put(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:

@@ -18,7 +18,7 @@ from shardstore.model.generation import Condition, Generation, IfGeneration
 from shardstore.model.ranges import ByteRequest, BytesLike, Segment
 from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, DirListing, ObjectInfo
 from shardstore.storage.fallbacks import check_directory
-from shardstore.storage.leftovers import Leftover
+from shardstore.storage.leftovers import Leftover, ListsLeftovers
 from shardstore.storage.requests.bucket import BucketStorage
 from shardstore.storage.requests.conditions import check_deletion
 from shardstore.storage.requests.lost_answers import delete_object
@@ -54,7 +54,7 @@ class UnfinishedUpload:
     begun: datetime
 
 
-class S3Storage(BucketStorage[S3Client]):
+class S3Storage(BucketStorage[S3Client], ListsLeftovers):
     """Objects below ``path`` (``bucket/prefix``) of ``fs``, an ``s3fs.S3FileSystem`` whose loop is fsspec's IO loop.
 
     Bodies above ``multipart_bytes`` are uploaded in parts. ``probe`` finds out what a server honours.
@@ -151,11 +151,8 @@ class S3Storage(BucketStorage[S3Client]):
         finally:
             self.client.forget_listing(key)
 
-    async def copy(self, source: str, target: str, origin: BucketStorage[S3Client] | None = None) -> Generation | None:
-        try:
-            return await copy_object(self.client, source, target, (origin or self).client)
-        finally:
-            self.client.forget_listing(target)
+    async def _copy_from(self, origin: S3Client, source: str, target: str) -> Generation | None:
+        return await copy_object(self.client, source, target, origin)
 
     async def delete(self, key: str, condition: Condition) -> bool:
         check_deletion(key, condition)

@@ -39,6 +39,7 @@ from shardstore.format.draft2022.keys import (
 )
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import EVERYTHING, BytesLike, Segment, cut
+from shardstore.storage.abilities import FileTree
 from shardstore.storage.base import (
     ABSENT,
     CHANGED,
@@ -90,7 +91,7 @@ class _Located:
     hidden: str | None = None
 
 
-class DraftStorage(StorageWrapper):
+class DraftStorage(StorageWrapper, FileTree):
     """The hierarchy of the 2022 draft in ``inner``. ``override``: chunks per shard of arrays, by path, that have lost them.
 
     With ``with_stored``, documents that are read come with the stored ones (``format.draft2022.metadata.with_stored``).
@@ -117,16 +118,18 @@ class DraftStorage(StorageWrapper):
         return await self._documents.entry_point.problem()
 
     async def cut_links(self, prefix: str) -> None:
+        if (tree := self.inner.ability(FileTree)) is None:
+            return
         is_verbatim = prefix.startswith(VERBATIM)
         for stored in (prefix.removeprefix(VERBATIM),) if is_verbatim else (f"{DATA_ROOT}{prefix}", f"{META_ROOT}/{prefix}"):
-            await super().cut_links(stored)
+            await tree.cut_links(stored)
 
     async def keep_seen(self, key: str) -> None:
-        for stored in self.stored_names(key.rstrip("/")):
-            await super().keep_seen(stored)
+        if (tree := self.inner.ability(FileTree)) is not None:
+            for stored in await self.stored_names(key.rstrip("/")):
+                await tree.keep_seen(stored)
 
-    def stored_names(self, name: str) -> tuple[str, ...]:
-        """Return the keys or directories inside that hold what is here at or below ``name``, a key or the path of a node."""
+    async def stored_names(self, name: str) -> tuple[str, ...]:
         data = _stored_key(name) if name else DATA_ROOT.rstrip("/")
         return (data or f"{DATA_ROOT}{name}", f"{META_ROOT}/{name}".rstrip("/"))
 

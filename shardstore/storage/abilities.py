@@ -26,7 +26,7 @@ class BlockingReads(DirectAccess, ABC):
 
     @abstractmethod
     def reads_in_threads(self) -> bool:
-        """Return whether that is the best way, as it is for local files. Ask after the first use: that may mount the place."""
+        """Return whether that is the best way, which is so for local files. Ask after the first use: that may mount the place."""
 
     @abstractmethod
     def read_page_cache(self, read: Read) -> Found | None:

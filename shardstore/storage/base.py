@@ -56,7 +56,7 @@ def document_read(key: str) -> Read:
 
 class ServerTimes(NamedTuple):
     """When a server stored a version, and when it was asked for that version: seconds since the epoch by the server's own clock, which
-    nobody else can set.
+    clients cannot set.
     """
 
     stored: float
@@ -94,7 +94,7 @@ class GuardChanged:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The read failed; others of the same batch may have succeeded."""
+    """The read failed; other reads of the same batch may have succeeded."""
 
     error: ShardStoreError
 
@@ -216,7 +216,7 @@ class Storage(Protocol):
         ``Unsupported``, with nothing written, if the server turns out not to be able to do it; then the capability is gone too.
 
         If ``capabilities.appends_in_place``, segments may be appended in place if they are all of the old object, then
-        ``Padding(APPEND_PADDING_NBYTES)``, then new bytes; the old bytes stay as they are. Readers that do not go through this protocol
+        ``Padding(APPEND_PADDING_NBYTES)``, then new bytes; the old bytes stay unchanged. Readers that do not go through this protocol
         may see any beginning of the new object: it may end with a page of the file, or inside one of the pieces. The caller makes sure
         that no such beginning looks whole.
         """
@@ -235,7 +235,7 @@ class Storage(Protocol):
 
         Neither prefix is empty or ends with ``/``. Raises ``ConditionFailed`` if there is something below ``target`` already, or an
         object at it, and ``Conflict`` if a link below ``source`` would lead elsewhere from there; nothing was changed. The caller makes
-        sure that nobody writes below ``source`` meanwhile.
+        sure that nothing writes below ``source`` until then.
         """
         ...
 

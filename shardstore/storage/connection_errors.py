@@ -5,7 +5,7 @@ Nothing of aiohttp, botocore or requests is imported: their classes are recognis
 
 from __future__ import annotations
 
-# aiohttp's, botocore's and requests' words for it; the others are Python's own.
+# aiohttp's, botocore's and requests' words for it; the rest are Python's own.
 _NAMES = frozenset(
     {"ClientConnectorError", "ConnectionTimeoutError"}
     | {"EndpointConnectionError", "ConnectTimeoutError", "ProxyConnectionError"}

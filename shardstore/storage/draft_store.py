@@ -1,4 +1,4 @@
-"""Stores of the draft's interface, whoever wrote them, as underlying storage.
+"""Stores of the draft's interface, of any library, as underlying storage.
 
 Specification: draft core protocol 3.0, "Abstract store interface"; sharding storage transformer 1.0 (draft), "API implementation".
 """
@@ -151,7 +151,7 @@ class PartialAccessStorage(ReadsAndWrites, VersionedByRange, DocumentsFirst):
         """Return whether the condition holds now; another writer may come before the write."""
         generation = condition.generation if isinstance(condition, IfGeneration) else None
         (outcome,) = await self.read([Read(key, (), generation)])
-        if outcome == CHANGED and generation is not None and witness_of(generation) is None:  # it is told by all its bytes
+        if outcome == CHANGED and generation is not None and witness_of(generation) is None:  # all of its bytes identify it
             (outcome,) = await self.read([Read(key, (EVERYTHING,))])
             return isinstance(outcome, Found) and outcome.generation == generation
         outcome = unless_failed(outcome)

@@ -54,7 +54,7 @@ def agrees(asked: Generation, found: Generation) -> bool:
 
 
 def trace_of(info: Mapping[str, Any]) -> str | None:
-    """Return the part of the metadata ``info`` of an object that tells its versions apart, except for the size; ``None`` if there is no
+    """Return the part of the metadata ``info`` of an object that distinguishes its versions, except for the size; ``None`` if there is no
     such part.
     """
     named = {str(name).lower().replace("-", "_"): value for name, value in info.items()}

@@ -28,8 +28,8 @@ class KnownReferences(NamedTuple):
     """URLs; or keys in the storage that the files are in, if they have no ``://``."""
     inline: Mapping[int, bytes]
     """By row."""
-    checks: Mapping[int, VirtualCheck] = {}  # nobody changes it
-    """By number of a file elsewhere, what tells that it is still the one that was referred to."""
+    checks: Mapping[int, VirtualCheck] = {}  # never changed
+    """By number of a file elsewhere, what shows that it is still the one that was referred to."""
 
 
 class ChunksInFile(NamedTuple):

@@ -7,7 +7,7 @@
     a reference to bytes    the bytes
     an archive, not zip     the facts of its entry, and the version of the archive (entries of zip have a checksum)
     a cache                 the version in the filesystem behind it, which is read instead: a cache may show an older version
-    anything else           as it is
+    anything else           unchanged
 
 A version is looked at before the bytes are read. So it may be older than the bytes, and then differs at the next look; it is never
 newer.
@@ -42,7 +42,7 @@ _KEYS_AT_ONCE = 1000
 
 
 def options_of_new(source: object, options: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the storage options to open a URL of an archive or of references anew: fsspec remembers filesystems, and they show what was
+    """Return the storage options to open a URL of an archive or of references again: fsspec remembers filesystems, and they show what was
     there when they were opened.
     """
     if not isinstance(source, str) or source.partition("://")[0].partition("::")[0] not in ARCHIVES | REFERENCES:
@@ -53,7 +53,7 @@ def options_of_new(source: object, options: dict[str, Any] | None) -> dict[str, 
 def with_versions(storage: Storage, *, is_new: bool = False) -> Storage:
     """Return ``storage`` for reading, with versions for as many of its objects as possible.
 
-    Archives and sets of references are opened anew, unless they were just opened anew (see ``options_of_new``).
+    Archives and sets of references are opened again, unless they were just opened (see ``options_of_new``).
 
     Raises:
         InvalidInput, StorageError: as ``open_storage`` does.

@@ -19,7 +19,7 @@ _IN_MEMORY = (dict,)  # whose values cost nothing to look at
 
 
 class MappingStorage(ReadsOnly, ReadsAndWrites):
-    """The values of ``mapping``, which nobody may change meanwhile: it gives no versions, and no size before a value was read."""
+    """The values of ``mapping``, which must not change while it is open: it gives no versions, and no size before a value was read."""
 
     def __init__(self, mapping: Mapping[str, Any]) -> None:
         self.mapping = mapping
@@ -50,7 +50,7 @@ class MappingStorage(ReadsOnly, ReadsAndWrites):
             value = memoryview(self.mapping[read.key]).cast("B")
         except KeyError:
             return ABSENT
-        except Exception as exc:  # noqa: BLE001  # whatever a mapping of somebody else's raises
+        except Exception as exc:  # noqa: BLE001  # whatever a mapping of another library raises
             error = StorageError(f"reading {read.key!r} from a {type(self.mapping).__name__} failed: {type(exc).__name__}: {exc}")
             error.__cause__ = exc
             return Failed(error)

@@ -58,7 +58,7 @@ def _generation(file: MemoryFile, data: bytes) -> Generation:
     """Return the version of ``file``, of which ``data`` is ``getvalue()``; call with the lock held. A foreign object gets its token when it
     is first seen.
 
-    The bytes are kept with the token: as long as somebody else holds them, ``BytesIO`` copies them before it writes in place. So they are
+    The bytes are kept with the token: while anything refers to them, ``BytesIO`` copies them before it writes in place. So they are
     rarely compared: the same object is the same content.
     """
     stamp: tuple[Generation, bytes] | None = getattr(file, _STAMP, None)

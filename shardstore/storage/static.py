@@ -1,4 +1,4 @@
-"""Places in which nothing changes as long as they are open, because nothing can or because the user says so.
+"""Places in which nothing changes while they are open, because nothing can or because the user says so.
 
 Everything seen of an object stays true there: filesystems without versions are not asked again for changes, and metadata documents are
 not read again. Nothing is written to such a place, since that would contradict the promise.

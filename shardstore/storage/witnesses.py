@@ -1,4 +1,5 @@
-"""Versions of objects in stores that have none: told by the bytes of a range, which is read again with every later read of that version.
+"""Versions of objects in stores that have none: identified by the bytes of a range, which every later read of that version
+reads again.
 
 ::
 
@@ -20,7 +21,7 @@ _WITNESS = re.compile(r"(-?[0-9]+):([0-9]*):[0-9a-f]{32}", re.ASCII)
 
 
 class Witnessed(Generation):
-    """A version that is told by bytes. Listings of such stores tell none, so it has no digest to compare with theirs."""
+    """A version that is identified by bytes. Listings of such stores show none, so it has no digest to compare with theirs."""
 
     __slots__ = ()
 

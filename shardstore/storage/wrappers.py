@@ -96,7 +96,7 @@ class SettledStorage(StorageWrapper, FileTree):
         return self.capabilities
 
     def found_meanwhile(self) -> Storage | None:
-        """Return what somebody else has found out to be stored, if anybody has."""
+        """Return what was found out elsewhere to be stored, if it was."""
         return None
 
     @abstractmethod
@@ -227,7 +227,7 @@ class CheckedStorage(StorageWrapper):
         self._counters = counters or Counters()
 
     async def _asked(self, what: str, key: str, request: Awaitable[T], error: type[ShardStoreError] = StorageError) -> T:
-        """Return the answer to a request; raise ``error`` if it was cancelled by nobody here."""
+        """Return the answer to a request; raise ``error`` if it was cancelled, but not by the caller."""
         try:
             return await request
         except asyncio.CancelledError as exc:

@@ -53,7 +53,7 @@ class Unclosed(io.BytesIO):
 
 
 class _UnclosedFile(io.FileIO):
-    """A file to send that stays open, on a descriptor that somebody else closes."""
+    """A file to send that stays open, on a descriptor that its owner closes."""
 
     def close(self) -> None:
         """Do nothing: it stays open until its owner closes the descriptor."""

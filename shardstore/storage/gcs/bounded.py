@@ -34,7 +34,7 @@ class Allowed:
     """The wanted part of a whole object that came although less was asked for, and the object's size. The body is empty then."""
 
 
-class _Answer:
+class _BoundedAnswer:
     """An answer of aiohttp with a bounded body."""
 
     def __init__(self, answer: Any, allowed: Allowed) -> None:
@@ -72,7 +72,7 @@ async def _first(blocks: AsyncIterator[bytes], nbytes: int) -> bytes:
     return bytes(body[:nbytes])
 
 
-class _Session:
+class _BoundedSession:
     """A session of aiohttp with bounded answers."""
 
     def __init__(self, session: Any, allowed: Allowed) -> None:
@@ -83,9 +83,9 @@ class _Session:
         return getattr(self._session, name)
 
     @asynccontextmanager
-    async def request(self, *arguments: Any, **options: Any) -> AsyncIterator[_Answer]:
+    async def request(self, *arguments: Any, **options: Any) -> AsyncIterator[_BoundedAnswer]:
         async with self._session.request(*arguments, **options) as answer:
-            yield _Answer(answer, self._allowed)
+            yield _BoundedAnswer(answer, self._allowed)
 
 
 async def bounded(fs: Any, allowed: Allowed) -> Any:
@@ -93,5 +93,5 @@ async def bounded(fs: Any, allowed: Allowed) -> Any:
     await fs._set_session()
     copied = object.__new__(type(fs))  # not by its class, which would look for credentials
     vars(copied).update(vars(fs))
-    copied._session = _Session(fs._session, allowed)
+    copied._session = _BoundedSession(fs._session, allowed)
     return copied

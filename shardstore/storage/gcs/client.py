@@ -25,7 +25,7 @@ OBJECT = "b/{}/o/{}"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GCSAnswer:
     """An answer of the server; the names of headers are found in any case."""
 
     status: int
@@ -47,7 +47,7 @@ def head_of(resource: Mapping[str, Any], key: str) -> Head:
     """Return size and version from an object resource of the JSON API."""
     generation, nbytes = resource.get("generation"), resource.get("size")
     if not generation or nbytes is None:
-        raise StorageError(f"the server's answer for {key!r} lacks generation or size: versions cannot be told apart there")
+        raise StorageError(f"the server's answer for {key!r} lacks generation or size: its versions cannot be distinguished")
     return Head(Generation(str(generation), modified_seconds(resource)), int(nbytes), (resource.get("metadata") or {}).get(WRITE_ID))
 
 
@@ -135,7 +135,7 @@ class GCSClient(BucketClient):
         document: Mapping[str, Any] | None = None,
         query: Mapping[str, str] | None = None,
         allowed: Allowed | None = None,
-    ) -> Answer:
+    ) -> GCSAnswer:
         """Make one request, which gcsfs repeats by its own rules; ``parts`` are quoted and filled into ``path``. Where ``allowed`` is
         given, no more of the answer is read than it allows.
 
@@ -151,9 +151,9 @@ class GCSClient(BucketClient):
                 raise self.translated(exc, what) from shown_cause(exc)
         if status < 400:
             self._bucket_seen = True
-        return Answer(status, answered, body)
+        return GCSAnswer(status, answered, body)
 
-    async def found(self, method: str, path: str, *parts: str, what: str, **options: Any) -> Answer | None:
+    async def found(self, method: str, path: str, *parts: str, what: str, **options: Any) -> GCSAnswer | None:
         """Make one request on an object; return ``None`` if there is no such object, or not in the version that the request names."""
         try:
             return await self.request(method, path, *parts, what=what, **options)
@@ -163,7 +163,7 @@ class GCSClient(BucketClient):
         await self._check_bucket()
         return None
 
-    async def object(self, method: str, path: str, key: str, action: str, **options: Any) -> Answer | None:
+    async def object(self, method: str, path: str, key: str, action: str, **options: Any) -> GCSAnswer | None:
         """Make one request on the object of ``key``; return ``None`` as ``found`` does."""
         return await self.found(method, path, self.bucket, self.full_key(key), what=f"{action} {key!r}", **options)
 
@@ -194,7 +194,7 @@ class GCSClient(BucketClient):
         answer = await self.object("GET", OBJECT, key, "looking up", query={"fields": "generation,size,metadata"})
         return None if answer is None else head_of(answer.json(f"looking up {key!r}"), key)
 
-    async def insert(self, what: str, query: Mapping[str, str], **options: Any) -> Answer:
+    async def insert(self, what: str, query: Mapping[str, str], **options: Any) -> GCSAnswer:
         """Make one request to the upload endpoint."""
         path = f"{self.fs._location}/upload/storage/v1/b/{{}}/o"
         try:

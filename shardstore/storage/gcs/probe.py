@@ -22,7 +22,7 @@ CLAIMED_WITHOUT_PROBE = Capabilities(pinned_reads=True, durable=True, across_mac
 
 
 @dataclass
-class ServerFacts:
+class GCSFacts:
     """The known facts of one endpoint and bucket, shared by all storages of this process."""
 
     capabilities: Capabilities | None = None
@@ -33,11 +33,11 @@ class ServerFacts:
     warned: bool = False
 
 
-_facts: dict[tuple[str, str], ServerFacts] = {}
+_facts: dict[tuple[str, str], GCSFacts] = {}
 
 
-def facts_of(client: GCSClient) -> ServerFacts:
-    return _facts.setdefault((client.endpoint, client.bucket), ServerFacts())
+def facts_of(client: GCSClient) -> GCSFacts:
+    return _facts.setdefault((client.endpoint, client.bucket), GCSFacts())
 
 
 def forget_facts() -> None:

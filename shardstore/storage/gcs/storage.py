@@ -17,15 +17,15 @@ from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, If
 from shardstore.model.ranges import ByteRequest, BytesLike, Segment, resolve
 from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, DirListing, ObjectInfo
 from shardstore.storage.gcs.bounded import Allowed, encoding_of
-from shardstore.storage.gcs.client import OBJECT, Answer, GCSClient, can_match, head_of
-from shardstore.storage.gcs.probe import CLAIMED_WITHOUT_PROBE, ServerFacts, facts_of, probe_server
+from shardstore.storage.gcs.client import OBJECT, GCSAnswer, GCSClient, can_match, head_of
+from shardstore.storage.gcs.probe import CLAIMED_WITHOUT_PROBE, GCSFacts, facts_of, probe_server
 from shardstore.storage.gcs.upload import put, put_large
 from shardstore.storage.inferred_versions import modified_seconds
 from shardstore.storage.requests.bucket import BucketStorage
 from shardstore.storage.requests.conditions import check_deletion
 from shardstore.storage.requests.lost_answers import delete_object
 from shardstore.storage.requests.outcomes import RequestFailed
-from shardstore.storage.requests.ranged_reads import Part, PartOutcome, checked_part, range_header
+from shardstore.storage.requests.ranged_reads import RangeOutcome, RangePart, checked_part, range_header
 
 RESUMABLE_BYTES = 64 << 20
 
@@ -41,7 +41,7 @@ class _Unfinished:
 class _Media:
     """An answer with bytes; if the whole object came instead of a part, ``cut`` has the wanted bytes and the object's size."""
 
-    answer: Answer
+    answer: GCSAnswer
     cut: tuple[memoryview, int] | None
 
     def part(self, request: ByteRequest, key: str) -> tuple[memoryview, int]:
@@ -62,7 +62,7 @@ class GCSStorage(BucketStorage[GCSClient]):
         super().__init__(fs, path, concurrency, resumable_bytes)
 
     @property
-    def _facts(self) -> ServerFacts:
+    def _facts(self) -> GCSFacts:
         return facts_of(self.client)
 
     @property
@@ -74,7 +74,7 @@ class GCSStorage(BucketStorage[GCSClient]):
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    async def get(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None = None) -> PartOutcome:
+    async def get(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None = None) -> RangeOutcome:
         if generation is not None and not can_match(generation):
             return await self.look_up(key, generation)  # absent, or changed
         if not self._facts.tells_generation:
@@ -102,7 +102,7 @@ class GCSStorage(BucketStorage[GCSClient]):
         if answer.status == 206 and not answer.body:  # what fake-gcs-server says of an empty object, in place of 416
             return await self.past_the_end(key, request, found)
         view, nbytes = media.part(request, key)
-        return Part(found, nbytes, view)
+        return RangePart(found, nbytes, view)
 
     async def _get_media(self, key: str, request: ByteRequest, condition: dict[str, str], most_nbytes: int | None) -> _Media | None:
         """Read one range; return ``None`` if the object is absent or changed. Raises ``StorageError`` if the object is stored
@@ -127,24 +127,24 @@ class GCSStorage(BucketStorage[GCSClient]):
 
     async def _get_between_looks(
         self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None
-    ) -> PartOutcome:
+    ) -> RangeOutcome:
         """Read one range from a server that does not give its version with it: the object must be the same before and after."""
         before = await self.look_up(key, generation)
-        if not isinstance(before, Part):
+        if not isinstance(before, RangePart):
             return before
         wanted = resolve(request, before.nbytes)
         if wanted.start == wanted.end:
             return before
         media = await self._get_media(key, wanted, {}, most_nbytes)
         after = await self.look_up(key, before.generation)
-        if not isinstance(after, Part):
+        if not isinstance(after, RangePart):
             return after
         if media is None:
             raise StorageError(f"reading {key!r}: the server says that it is there, and that it is not")
         view, nbytes = media.part(wanted, key)
         if nbytes != before.nbytes:
             raise StorageError(f"reading {key!r}: the server says that it has {before.nbytes} bytes, and sends from one of {nbytes}")
-        return Part(before.generation, nbytes, view)
+        return RangePart(before.generation, nbytes, view)
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class GCSStorage(BucketStorage[GCSClient]):
             if (head := await origin.head(source)) is None:
                 return None
             if attempt == _COPY_ATTEMPTS:
-                raise StorageError(f"copying {source!r} to {target!r}: the source was replaced {attempt} times meanwhile")
+                raise StorageError(f"copying {source!r} to {target!r}: the source was replaced {attempt} times while it was copied")
             attempt += 1
             copied = await self._rewrite(origin, source, target, head.generation) or copied
         return copied
@@ -241,7 +241,7 @@ class GCSStorage(BucketStorage[GCSClient]):
     # -- looking -------------------------------------------------------------------------------------------------------
 
     async def _pages(self, prefix: str, *, directory: bool, after: str | None = None) -> AsyncIterator[DirListing]:
-        assert after is None  # nobody asks for it here
+        assert after is None  # no caller asks for it here
         what = f"listing {self.url}"
         query = {"prefix": self.client.full_key(prefix), "fields": "items(name,size,generation),prefixes,nextPageToken"}
         if directory:
@@ -267,4 +267,4 @@ class GCSStorage(BucketStorage[GCSClient]):
             key = self.client.own_key(item["name"])
             head = head_of(item, key)
             infos.append(ObjectInfo(key, head.nbytes, head.generation))
-        return sorted(infos, key=lambda info: info.key)  # as it is already, but for emulators
+        return sorted(infos, key=lambda info: info.key)  # it is sorted already, but not by emulators

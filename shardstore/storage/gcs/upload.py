@@ -13,7 +13,7 @@ from typing import Any
 from shardstore.errors import ShardStoreError, StorageError, Unsupported
 from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration, Unconditional
 from shardstore.storage.gcs.body import Checksum, MemoryBody, SpooledBody, Unclosed, resource
-from shardstore.storage.gcs.client import Answer, GCSClient, can_match
+from shardstore.storage.gcs.client import GCSAnswer, GCSClient, can_match
 from shardstore.storage.gcs.probe import facts_of, probe_resumable
 from shardstore.storage.requests.body import Body, checked_views, joined, parts
 from shardstore.storage.requests.conditions import failed
@@ -54,7 +54,7 @@ class _Write(ObjectWrite):
             case Unconditional():
                 return {}
 
-    async def stored(self, answer: Answer, checksum: Checksum) -> Generation:
+    async def stored(self, answer: GCSAnswer, checksum: Checksum) -> Generation:
         """Return the version that this write made, from the answer to it.
 
         Raises:

@@ -27,7 +27,7 @@ Info = Mapping[str, Any]
 T = TypeVar("T")
 
 _STRIPES = 32
-_MOST_THREADS = 32  # of all storages together; they start as they are needed
+_MOST_THREADS = 32  # of all storages together; they start when they are needed
 
 # One lock a filesystem, or several by path; shared by all storages on it.
 _locks: WeakKeyDictionary[AbstractFileSystem, tuple[threading.Lock, ...]] = WeakKeyDictionary()
@@ -91,7 +91,7 @@ class Calls(Protocol):
         ...
 
     async def info(self, path: str) -> Info:
-        """Return the metadata of the object as they are now. Raises ``IsADirectoryError`` if it is a directory, and ``StorageError`` if it
+        """Return the current metadata of the object. Raises ``IsADirectoryError`` if it is a directory, and ``StorageError`` if it
         is a named pipe or the like.
         """
         ...
@@ -274,7 +274,7 @@ class _InThreads:
 
 
 def _identity(file: Any) -> Info:
-    """Return which local copy ``file`` is, for caches of whole files; nothing for others."""
+    """Return which local copy ``file`` is, for caches of whole files; nothing for other filesystems."""
     try:
         status = os.fstat(file.fileno())
     except OSError:

@@ -19,7 +19,7 @@ SERIAL = ARCHIVES | {"filecache", "blockcache", "cached", "ftp", "sftp", "ssh", 
 UNCHANGING = ARCHIVES | REFERENCES | {"git", "github", "gist", "data"}
 """Filesystems that are read when they are opened, so that dropping what they remember would only cost requests."""
 DIRECTORIES = frozenset({"file", "local", "memory", "ftp", "sftp", "ssh", "smb"})
-"""Filesystems that keep empty directories, and whose ``rmdir`` refuses others. (On WebDAV or HDFS it takes all below.)"""
+"""Filesystems that keep empty directories, and whose ``rmdir`` refuses full ones. (On WebDAV or HDFS it takes all below.)"""
 BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "adl", "oss", "oci", "ocilake", "tos", "tosfs"})
 """Filesystems without directories, where making one may make a bucket."""
 

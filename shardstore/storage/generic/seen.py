@@ -15,7 +15,7 @@ MOST_REMEMBERED = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One look at an object: its size, if the filesystem gives it, and what tells its versions apart, if anything does."""
+    """One look at an object: its size, if the filesystem gives it, and what distinguishes its versions, if anything does."""
 
     nbytes: int | None
     trace: str | None

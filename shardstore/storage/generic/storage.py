@@ -78,7 +78,7 @@ class GenericStorage(HasIdentity, OnFilesystem, Abilities):
     After each round of reads of an object its metadata are looked at. The reads answer ``Changed`` if these differ from what was
     asked for or from the look before, which may be the one of an earlier round. ``pinned_reads`` is still not claimed: a modification
     time may tick too seldom; an object may be replaced during a read so that both looks show the same; and if the metadata show only
-    the size, only that is compared. As long as nobody replaces shards, reads are right.
+    the size, only that is compared. As long as no shard is replaced, reads are right.
 
     Where it is ``static``, as archives, references and revisions always are, each object is looked at once, and nothing is written.
 
@@ -137,7 +137,7 @@ class GenericStorage(HasIdentity, OnFilesystem, Abilities):
 
     @property
     def identity(self) -> str:
-        """A text that tells this place from others, which ``url`` does not: it includes what the filesystem was
+        """A text that identifies this place, which ``url`` does not: it includes what the filesystem was
         made of. Not to be shown.
         """
         own_store = id(self.fs) if isinstance(self.fs, MemoryFileSystem) else None
@@ -445,7 +445,7 @@ class GenericStorage(HasIdentity, OnFilesystem, Abilities):
             await self._prune(directory)
 
     async def _prune(self, directory: str) -> None:
-        """Remove ``directory`` and those above it, below the root, as far as they are empty."""
+        """Remove ``directory`` and those above it, below the root, if they are empty."""
         if not is_one(self.fs, DIRECTORIES):
             return
         while directory:
@@ -476,7 +476,7 @@ class GenericStorage(HasIdentity, OnFilesystem, Abilities):
             except Exception as exc:
                 raise translated(exc, "listing", directory, self.url) from exc
             return {self._own(name): entry for name, entry in found.items()}
-        # fsspec's own walk leaves out what it is not allowed to list, below the first level whatever it is told.
+        # fsspec's own walk leaves out what it is not allowed to list, below the first level whatever its options say.
         below: dict[str, Info] = {}
         level = [directory]
         while level:

@@ -19,7 +19,7 @@ _TOTAL = re.compile(r"bytes (?:\d+-\d+|\*)/(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HTTPAnswer:
     """An answer, its body cut to what was wanted.
 
     ``parts`` are the wanted ranges of a whole object (status 200), whose size is ``nbytes``; or the body as it came (206), where
@@ -89,19 +89,19 @@ def _is_of_directory(response: Any) -> bool:
     return answered.endswith("/") and not asked.endswith("/") and answered[:-1].rpartition("/")[2] == asked.rpartition("/")[2]
 
 
-async def take_head(response: Any) -> Answer:
+async def take_head(response: Any) -> HTTPAnswer:
     """Return an answer that has no body. A directory is no object, and so absent."""
     headers = response.headers
     if _is_of_directory(response):
-        return Answer(404, headers)
+        return HTTPAnswer(404, headers)
     length = headers.get("Content-Length", "").strip()
     known = length.isdecimal() and not is_encoded(headers)
-    return Answer(response.status, headers, (), int(length) if known else None)
+    return HTTPAnswer(response.status, headers, (), int(length) if known else None)
 
 
 async def take_body(
     response: Any, wanted: Sequence[ByteRequest], most_nbytes: int | None, key: str, what: str, unasked_nbytes: int = UNASKED_NBYTES
-) -> Answer:
+) -> HTTPAnswer:
     """Return an answer to GET; of a whole object only the ``wanted`` parts are kept. ``what`` begins messages about the object ``key``.
 
     Raises ``TooMuch`` if the answer has more than was asked for, is a whole object of more than ``most_nbytes``, or of unknown length and
@@ -109,7 +109,7 @@ async def take_body(
     """
     headers = response.headers
     if _is_of_directory(response):
-        return Answer(404, headers)
+        return HTTPAnswer(404, headers)
     if response.status == 206:
         if is_encoded(headers):
             raise StorageError(
@@ -119,12 +119,12 @@ async def take_body(
         most = most_of(wanted[0], headers.get("Content-Range"), response.content_length, most_nbytes, key)
         known = response.content_length is not None
         data = await response.read() if known else await exactly(response.content.iter_any(), most, what)
-        return Answer(206, headers, (memoryview(data),), total_of(headers))
+        return HTTPAnswer(206, headers, (memoryview(data),), total_of(headers))
     if response.status != 200:
-        return Answer(response.status, headers, (), total_of(headers))
+        return HTTPAnswer(response.status, headers, (), total_of(headers))
     if is_encoded(headers) or response.content_length is None:
         parts, nbytes = await cut_unannounced(response.content.iter_any(), wanted, most_nbytes, what, unasked_nbytes)
-        return Answer(200, headers, parts, nbytes)
+        return HTTPAnswer(200, headers, parts, nbytes)
     nbytes = response.content_length
     check_most(nbytes, most_nbytes, what)
-    return Answer(200, headers, await cut(response.content.iter_any(), wanted, nbytes, what), nbytes)
+    return HTTPAnswer(200, headers, await cut(response.content.iter_any(), wanted, nbytes, what), nbytes)

@@ -68,7 +68,7 @@ def _is_of_client(exc: BaseException) -> bool:
 
 
 @dataclass
-class ServerFacts:
+class HTTPFacts:
     """The observed behaviour of one server; ``None``: not seen yet. An answer that contradicts a fact corrects it."""
 
     ranges: bool | None = None
@@ -94,11 +94,11 @@ class ServerFacts:
             )
 
 
-_facts: dict[str, ServerFacts] = {}
+_facts: dict[str, HTTPFacts] = {}
 
 
-def facts_of(origin: str) -> ServerFacts:
-    return _facts.setdefault(origin, ServerFacts())
+def facts_of(origin: str) -> HTTPFacts:
+    return _facts.setdefault(origin, HTTPFacts())
 
 
 def forget_facts() -> None:

@@ -18,11 +18,11 @@ from shardstore.model.ranges import ByteRange, ByteRequest, ByteSuffix, resolve
 from shardstore.storage.abilities import HasIdentity, OnFilesystem
 from shardstore.storage.base import ABSENT, CHANGED, Absent, Changed, DirListing, ObjectInfo
 from shardstore.storage.fallbacks import ReadsOnly, check_directory
-from shardstore.storage.http.answers import Answer, is_strong, take_body, take_head
-from shardstore.storage.http.client import ABSENT_STATUS, HTTPClient, Retries, ServerFacts, facts_of
+from shardstore.storage.http.answers import HTTPAnswer, is_strong, take_body, take_head
+from shardstore.storage.http.client import ABSENT_STATUS, HTTPClient, HTTPFacts, Retries, facts_of
 from shardstore.storage.http.listing import page
 from shardstore.storage.inferred_versions import agrees
-from shardstore.storage.requests.ranged_reads import NOTHING, Part, PartOutcome, RangedReads, TooMuch, checked_part, range_header
+from shardstore.storage.requests.ranged_reads import NOTHING, RangedReads, RangeOutcome, RangePart, TooMuch, checked_part, range_header
 
 _ATTEMPTS = 3
 _LISTING_DEPTH = 64  # of directories below each other; symbolic links can make a server show more without end
@@ -70,7 +70,7 @@ class HTTPStorage(ReadsOnly, RangedReads, HasIdentity, OnFilesystem):
 
     @property
     def identity(self) -> str:
-        """A text that tells this place from others, which ``url`` does not: it includes the user and the query. Not to be shown."""
+        """A text that identifies this place, which ``url`` does not: it includes the user and the query. Not to be shown."""
         return self._client.root
 
     @property
@@ -78,7 +78,7 @@ class HTTPStorage(ReadsOnly, RangedReads, HasIdentity, OnFilesystem):
         return "http"
 
     @property
-    def _facts(self) -> ServerFacts:
+    def _facts(self) -> HTTPFacts:
         return facts_of(self._client.origin)
 
     @property
@@ -96,13 +96,13 @@ class HTTPStorage(ReadsOnly, RangedReads, HasIdentity, OnFilesystem):
     def may_ignore_ranges(self) -> bool:
         return self._facts.ranges is not True
 
-    async def get(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None = None) -> PartOutcome:
+    async def get(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None = None) -> RangeOutcome:
         found = await self.get_first(key, [request], generation, most_nbytes)
         return found[0] if isinstance(found, list) else found
 
     async def get_first(
         self, key: str, requests: Sequence[ByteRequest], generation: Generation | None, most_nbytes: int | None = None
-    ) -> list[Part] | Absent | Changed:
+    ) -> list[RangePart] | Absent | Changed:
         first, facts = requests[0], self._facts
         if isinstance(first, ByteSuffix) and facts.suffixes is False and facts.ranges is not False:
             return await self._fetch_counted(key, requests, generation)
@@ -120,7 +120,7 @@ class HTTPStorage(ReadsOnly, RangedReads, HasIdentity, OnFilesystem):
             if isinstance(first, ByteSuffix):
                 return await self._fetch_counted(key, requests, generation)
             past = await self.past_the_end(key, first, generation)
-            return [past] if isinstance(past, Part) else past
+            return [past] if isinstance(past, RangePart) else past
         if answer.status == 200:
             self._learn_from_whole(first, answer)
             parts = answer.parts
@@ -138,9 +138,9 @@ class HTTPStorage(ReadsOnly, RangedReads, HasIdentity, OnFilesystem):
         found = self._version(answer)
         if generation is not None and not agrees(generation, found):
             return CHANGED
-        return [Part(found, answer.nbytes or 0, data) for data in parts]
+        return [RangePart(found, answer.nbytes or 0, data) for data in parts]
 
-    async def _get(self, key: str, requests: Sequence[ByteRequest], generation: Generation | None, most_nbytes: int | None) -> Answer:
+    async def _get(self, key: str, requests: Sequence[ByteRequest], generation: Generation | None, most_nbytes: int | None) -> HTTPAnswer:
         headers: dict[str, str] = {}
         accept = [*ABSENT_STATUS, _PAST_THE_END_STATUS]
         if (asked := range_header(requests[0])) is not None:
@@ -154,7 +154,7 @@ class HTTPStorage(ReadsOnly, RangedReads, HasIdentity, OnFilesystem):
         take = partial(take_body, wanted=requests, most_nbytes=most_nbytes, key=key, what=what, unasked_nbytes=self.unasked_nbytes)
         return await self._client.request("GET", self._client.url_of(key), headers, what, take, tuple(accept))
 
-    def _learn_from_whole(self, request: ByteRequest, answer: Answer) -> None:
+    def _learn_from_whole(self, request: ByteRequest, answer: HTTPAnswer) -> None:
         """Note what an answer with the whole object says about the server, if less was asked for."""
         nbytes = answer.nbytes or 0
         if range_header(request) is None or resolve(request, nbytes) == ByteRange(0, nbytes):
@@ -164,16 +164,16 @@ class HTTPStorage(ReadsOnly, RangedReads, HasIdentity, OnFilesystem):
         if not isinstance(request, ByteSuffix) or answer.headers.get("Accept-Ranges", "").strip().lower() == "none":
             self._facts.ignored_a_range(self._client.origin)
 
-    async def _with_size(self, key: str, answer: Answer) -> Answer:
+    async def _with_size(self, key: str, answer: HTTPAnswer) -> HTTPAnswer:
         """Return ``answer`` with the object's size, which a server may leave out of an answer with a range."""
         if answer.nbytes is not None or not answer.headers.get("Content-Range", "").strip().endswith("/*"):
             return answer
         part = await self.look_up(key, None)
-        if not isinstance(part, Part):
+        if not isinstance(part, RangePart):
             raise StorageError(f"reading {key!r} in {self.url}: the object went while it was being read")
-        return Answer(answer.status, answer.headers, answer.parts, part.nbytes)
+        return HTTPAnswer(answer.status, answer.headers, answer.parts, part.nbytes)
 
-    def _checked(self, key: str, request: ByteRequest, answer: Answer) -> memoryview:
+    def _checked(self, key: str, request: ByteRequest, answer: HTTPAnswer) -> memoryview:
         content_range = answer.headers.get("Content-Range", "").strip()
         if answer.nbytes is not None:
             content_range = content_range.partition("/")[0] + f"/{answer.nbytes}"
@@ -181,38 +181,40 @@ class HTTPStorage(ReadsOnly, RangedReads, HasIdentity, OnFilesystem):
         assert isinstance(data, bytes)  # the body as it came
         return checked_part(request, 206, content_range, data, key)[0]
 
-    def _version(self, answer: Answer) -> Generation:
+    def _version(self, answer: HTTPAnswer) -> Generation:
         """Return the version that an answer speaks of, and note whether the server's versions are strong."""
         found = answer.generation
         self._only_strong = is_strong(found) and self._only_strong is not False
         return found
 
-    async def _mismatch(self, key: str, requests: Sequence[ByteRequest], generation: Generation | None) -> list[Part] | Absent | Changed:
+    async def _mismatch(
+        self, key: str, requests: Sequence[ByteRequest], generation: Generation | None
+    ) -> list[RangePart] | Absent | Changed:
         """Handle a server's answer that it has another version. Some say so about the ETag that they gave a moment ago."""
         part = await self.look_up(key, generation)
-        if not isinstance(part, Part):
+        if not isinstance(part, RangePart):
             return part
         self._facts.if_match = False
         return await self.get_first(key, requests, generation)
 
     async def _fetch_counted(
         self, key: str, requests: Sequence[ByteRequest], generation: Generation | None
-    ) -> list[Part] | Absent | Changed:
+    ) -> list[RangePart] | Absent | Changed:
         """Fetch a range that counts from the end, from a server that does not know such ranges: it is counted from the start, of one
         version.
         """
         part = await self.look_up(key, generation)
-        if not isinstance(part, Part):
+        if not isinstance(part, RangePart):
             return part
         wanted = resolve(requests[0], part.nbytes)
         if wanted.start == wanted.end:
             return [part]
         self._facts.suffixes = False
         first: ByteRequest = ByteRange(wanted.start, wanted.end)
-        # Pinned by what the look-up saw, if only its size: of an object that grew meanwhile, these are not the last bytes.
+        # Pinned by what the look-up saw, if only its size: of an object that grew since then, these are not the last bytes.
         return await self.get_first(key, [first, *requests[1:]], generation or part.generation)
 
-    async def look_up(self, key: str, generation: Generation | None) -> PartOutcome:
+    async def look_up(self, key: str, generation: Generation | None) -> RangeOutcome:
         answer = await self._look(key)
         if answer.status in ABSENT_STATUS:
             return ABSENT
@@ -221,9 +223,9 @@ class HTTPStorage(ReadsOnly, RangedReads, HasIdentity, OnFilesystem):
         found = self._version(answer)
         if generation is not None and not agrees(generation, found):
             return CHANGED
-        return Part(found, answer.nbytes, NOTHING)
+        return RangePart(found, answer.nbytes, NOTHING)
 
-    async def _look(self, key: str) -> Answer:
+    async def _look(self, key: str) -> HTTPAnswer:
         """Return size and version by HEAD, or by the first byte if HEAD shows neither."""
         url, what, facts = self._client.url_of(key), f"looking up {key!r}", self._facts
         if facts.head is not False:

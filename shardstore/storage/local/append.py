@@ -1,6 +1,6 @@
 """Append to a local file in place: the old bytes are neither read nor written. See ``append_record``.
 
-This is not possible for every file: one with several names would change under all of them, and the times of a file that somebody else
+This is not possible for every file: one with several names would change under all of them, and the times of a file that another user
 owns cannot be set. Such files are copied, which is always right.
 """
 
@@ -36,7 +36,7 @@ def append_to(
     try:
         fd = os.open(path, UPDATE_FLAGS)
     except OSError:
-        return None  # copying tells why, or can do it nevertheless
+        return None  # copying reports why, or can do it nevertheless
     try:
         with rules.locked(path):
             status, named = os.fstat(fd), rules.status(path)
@@ -99,7 +99,7 @@ def _append(fd: int, old: os.stat_result, views: Sequence[memoryview], *, fsync:
         if fsync:
             os.fdatasync(fd)
     except BaseException:
-        with suppress(OSError):  # what stays of it nobody reads, and the next writer cuts it off
+        with suppress(OSError):  # what stays of it is never read, and the next writer cuts it off
             cut_tail(fd, old.st_size, fsync=fsync)
             set_done(fd)
         raise

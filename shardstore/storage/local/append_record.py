@@ -12,14 +12,14 @@
 The record names the old version of the file. As long as the append is under way, an extended attribute of the file holds the record
 too: so every reader of this package goes on seeing that version, under its own generation. When all is written, zeros replace the
 record in the attribute, in one step; zeros, since removing an attribute takes twenty times as long. A writer that dies before leaves a
-tail that nobody reads; the next writer cuts it off. The attribute alone means nothing: somebody may have replaced the contents since.
+tail that no reader reads; the next writer cuts it off. The attribute alone means nothing: the contents may have been replaced since.
 The bytes behind the old ones have to be the record, or its beginning if there are fewer; or zeros in place of some of it, for a loss of
 power can leave what was written behind it, and not the record.
 
 The record stays. A reader may find after its read that the file has changed. The record then proves that there was only an append: the
 bytes read are those of the version that the reader began with.
 
-New bytes are written from front to back. So others who copy or read the file meanwhile see the beginning of the new one. It ends
+New bytes are written from front to back. So other programs that copy or read the file during that see the beginning of the new one. It ends
 somewhere in the middle of a chunk: no index is found there.
 """
 

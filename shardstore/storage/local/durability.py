@@ -21,7 +21,7 @@ from shardstore.storage.local.files import fsync_directory
 
 _OBJECTS_REMEMBERED = 10_000
 _TICK_NS = 20_000_000  # of the kernel's clock for timestamps, on file systems that keep fractions of a millisecond
-_COARSE_TICK_NS = 2_050_000_000  # on others; FAT's is the coarsest
+_COARSE_TICK_NS = 2_050_000_000  # elsewhere; FAT's is the coarsest
 
 Look = Callable[[str], os.stat_result | None]
 """The status of an object, or ``None`` if there is none."""
@@ -96,7 +96,7 @@ class KeptNames:
     def remember(self, path: str, status: os.stat_result) -> None:
         """Record that the object with this status was stored or appended to, and that its name and those above were flushed.
 
-        Not where times are coarse: an object that replaces this one, in a directory made anew, could have the same status.
+        Not where times are coarse: an object that replaces this one, in a directory that was made again, could have the same status.
         """
         if _is_coarse(status):
             return

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-# Only a file that takes this much less space than it is long is asked for its holes: others have none worth two calls a range.
+# Only a file that takes this much less space than it is long is asked for its holes: other files have none worth two calls a range.
 _WORTHWHILE_BYTES = 1 << 20
 _BLOCK_BYTES = 512  # the unit of st_blocks, whatever the file system's own
 _END = 2**63 - 1

@@ -59,7 +59,7 @@ def _why_sticky(number: int | None, path: object) -> str:
             if directory.st_mode & stat_modes.S_ISVTX:
                 return (
                     f": its directory has the sticky bit, so that only the file's owner, user {file.st_uid}, can replace or remove it. "
-                    "Let others by 'chmod -t' on the directory"
+                    "Allow it by 'chmod -t' on the directory"
                 )
     return ""
 
@@ -105,7 +105,7 @@ _SPECIAL = {
 
 
 def special_file(status: os.stat_result) -> str | None:
-    """Return what a file is that is neither an object nor a directory, as ``"a named pipe"``; ``None`` for the others."""
+    """Return what a file is that is neither an object nor a directory, as ``"a named pipe"``; ``None`` for an object or a directory."""
     return _SPECIAL.get(stat_modes.S_IFMT(status.st_mode))
 
 

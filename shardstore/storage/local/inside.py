@@ -49,5 +49,5 @@ def outside(key: str) -> LeadsOutside:
     """Return the error of a key that does not lie in the directory."""
     return LeadsOutside(
         f"{key!r} is, or lies behind, a link that leads out of the store, and such links are not followed here: allow them by "
-        "follow_links=True (serve --follow-links) if you trust whoever made the store"
+        "follow_links=True (serve --follow-links) if you trust the author of the store"
     )

@@ -25,7 +25,7 @@ def _links(top: str) -> Iterator[str]:
                         yield entry.path
                     elif entry.is_dir():
                         waiting.append(entry.path)
-        except (FileNotFoundError, NotADirectoryError):  # removed meanwhile, or never there
+        except (FileNotFoundError, NotADirectoryError):  # removed since then, or never there
             continue
 
 

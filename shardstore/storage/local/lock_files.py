@@ -1,10 +1,10 @@
-"""Lock files: made so that every user who may write beside them can lock them, and opened so that nothing else is taken for one.
+"""Lock files: made so that every user who may write in their directory can lock them, and opened so that nothing else is taken for one.
 
 A lock file outlives a writer that is killed. It must not keep other users out, whatever the umask of that writer. So a lock file has
 the permissions that it needs before it appears under its name: if the umask removes them, it gets them under another name first. To
 lock a whole file (flock) it is enough to read it; to lock a range of it (fcntl) one has to write it.
 
-Somebody who may write in the directory can put a link, a pipe or a device in a lock file's place. No link is followed, and nothing is
+A user who may write in the directory can put a link, a pipe or a device in a lock file's place. No link is followed, and nothing is
 made at its target.
 """
 
@@ -120,7 +120,7 @@ def _denied(name: str, writable: bool) -> AccessDenied:
     how = "for writing " if writable else ""
     return AccessDenied(
         f"the lock file {name}, {whose}, cannot be opened {how}by this user, so that nothing was written. As its owner or as root, "
-        f"'chmod {right}' it, or remove it when nobody writes there"
+        f"'chmod {right}' it, or remove it when no process writes there"
     )
 
 
@@ -178,7 +178,7 @@ class ReadableFiles:
     def check(self, fd: int, status: os.stat_result) -> None:
         """Check by the status of an open lock file that the umask has not changed; a file of this user's is made readable.
 
-        A file that has another name too keeps its permissions: it may be a private one, to which somebody else has made a link here.
+        A file that has another name too keeps its permissions: it may be a private one, to which another user has made a link here.
         """
         if status.st_mode & _READ_BY_ALL == _READ_BY_ALL or status.st_nlink > 1 or sys.platform == "win32":
             return

@@ -1,7 +1,7 @@
 """A lock on one local object, exclusive between threads, processes and after crashes.
 
-The lock is a hidden file beside the object. Its holder removes it before it releases the lock, so nothing is left behind, and the
-system releases the lock of a holder that dies, so a file that was left behind blocks nobody, whatever user made it.
+The lock is a hidden file next to the object. Its holder removes it before it releases the lock, so nothing is left behind, and the
+system releases the lock of a holder that dies, so a file that was left behind blocks no process, whatever user made it.
 
 This is exclusive, because a process that gets the lock of a file checks that this very file still has the name. The holder of the named
 file is the only one who may remove the name; a waiter that gets the lock of a removed file sees that, and starts again.
@@ -33,9 +33,9 @@ else:
 # What file systems without locks answer, or with all of them in use; EINVAL: a kernel that does not know this kind of lock.
 _REFUSED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
 
-_NO_LOCKS_AT_ALL = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)  # so nobody holds one either
+_NO_LOCKS_AT_ALL = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)  # so no process holds one either
 
-# Each time, another writer got the lock that was waited for, and removed it. Of 128 writers that race, nobody loses so often.
+# Each time, another writer got the lock that was waited for, and removed it. Of 128 writers that race, none loses so often.
 _ATTEMPTS = 10_000
 
 # A writer of an earlier version, whose umask hides its lock file, lets go of it in a moment.
@@ -115,7 +115,7 @@ else:
     def remove_locked(fd: int, name: str) -> bool:
         """Remove the file ``name``, whose lock ``fd`` holds, release the lock, and return whether the file was removed.
 
-        Never fails. A file stays if it is another user's in a directory with the sticky bit; without its lock it blocks nobody.
+        Never fails. A file stays if it is another user's in a directory with the sticky bit; without its lock it blocks no process.
         """
         try:
             os.unlink(name)

@@ -1,4 +1,4 @@
-"""Find the file system of a path, find out whether other machines may have mounted it too, and which others are mounted below it."""
+"""Find the file system of a path, find out whether other machines may have mounted it too, and which file systems are mounted below it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _path(field: bytes) -> str:
 
 
 class Mounts:
-    """All mounts of this machine, as they are when this is made."""
+    """All mounts of this machine, at the time when this is made."""
 
     def __init__(self, mountinfo: str = _MOUNTS) -> None:
         try:
@@ -87,11 +87,11 @@ class Mounts:
                 mounts = parse(file.read())
         except OSError:  # not Linux, or /proc is not mounted
             mounts = []
-        self._at = {mount.point: mount for mount in mounts}  # of several mounts at one point, the last one covers the others
+        self._at = {mount.point: mount for mount in mounts}  # of several mounts at one point, the last one covers the rest
 
     @property
     def are_known(self) -> bool:
-        """True where the system tells them."""
+        """True where the system reports them."""
         return bool(self._at)
 
     def of(self, real: str) -> Mount | None:
@@ -121,7 +121,7 @@ def _other_devices(top: str) -> Iterator[str]:
         try:
             device = os.lstat(directory).st_dev
             yield from (path for name in names if os.lstat(path := os.path.join(directory, name)).st_dev != device)
-        except FileNotFoundError:  # removed meanwhile
+        except FileNotFoundError:  # removed since then
             continue
 
 

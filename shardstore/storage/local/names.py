@@ -1,4 +1,4 @@
-"""Names of the hidden files beside objects: locks, and new versions that are being written."""
+"""Names of the hidden files next to objects: locks, and new versions that are being written."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def host_token() -> str:
 
 
 def temporary_path(path: str) -> str:
-    """Return a new name for a temporary file beside ``path``: ``.{start of name}.{host}-{pid}.{random}.shardstore-tmp``, never too long."""
+    """Return a new name for a temporary file of ``path``: ``.{start of name}.{host}-{pid}.{random}.shardstore-tmp``, never too long."""
     parent, name = os.path.split(path)
     stem = os.fsencode(name)[:64].decode("utf-8", "ignore")
     return os.path.join(parent, f".{stem}.{host_token()}-{os.getpid()}.{secrets.token_hex(6)}{TEMP_SUFFIX}")

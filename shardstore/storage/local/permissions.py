@@ -1,7 +1,7 @@
 """Permissions of a local file: owner, group, permission bits, and on Linux the access control list.
 
 A new version of an object is a new file that takes the old one's place. It has the permissions of the old one from before the first
-byte is in it, as if the old one had been written to. Rights that this user may not give are given to nobody: if the group cannot be
+byte is in it, as if the old one had been written to. Rights that this user may not give are not given at all: if the group cannot be
 kept, the new file's group gets what everybody has. Only root keeps the owner. Set-user-ID and set-group-ID bits are dropped, as a write
 drops them. The file's other extended attributes are not carried over: they are about the old bytes.
 """
@@ -29,12 +29,12 @@ class Permissions:
     """The permissions of one file."""
 
     mode: int
-    """The nine bits for owner, group and others; the group's are the mask if there is an access control list."""
+    """The nine bits for owner, group and all other users; the group's are the mask if there is an access control list."""
     owner: int
     group: int
     access_list: bytes | None
     seen: tuple[int, int, int] = field(compare=False)
-    """Device, inode and ctime of the file: as long as they are the same, its permissions are the same."""
+    """Device, inode and ctime of the file: as long as these are the same, its permissions are the same."""
 
     @property
     def owner_writes(self) -> bool:
@@ -43,7 +43,7 @@ class Permissions:
 
     @property
     def mode_to_create(self) -> int:
-        """Bits for ``open`` that admit nobody who must not be admitted, before the group and the access control list are set."""
+        """Bits for ``open`` that admit only users who may be admitted, before the group and the access control list are set."""
         is_narrow = self.access_list is None and not self.mode >> 3 & ~self.mode & 0o7
         return (self.mode if is_narrow else self.mode & 0o700) | _OWNER_WRITES
 
@@ -103,7 +103,7 @@ else:
             _set_access_list(fd, access_list, is_narrow=True)
 
     def _give_owner(file: int | str, owner: int, group: int, mine: os.stat_result) -> os.stat_result:
-        """Set the owner and the group, as far as this user may: root both, others a group that they belong to; the status then."""
+        """Set the owner and the group, as far as this user may: root both, other users a group that they belong to; the status then."""
         if mine.st_uid != owner and os.geteuid() == 0:
             with suppress(OSError):
                 os.chown(file, owner, -1)
@@ -119,9 +119,9 @@ else:
 
 
 def make_like(root: str, key: str, source_root: str, source_key: str) -> None:
-    """Make an empty file with the permissions of another; its directories admit nobody whom the directories of the other keep out.
+    """Make an empty file with the permissions of another; its directories admit no user whom the directories of the other keep out.
 
-    A file that is there already stays as it is. A later version that replaces the file has its permissions.
+    A file that is there already stays unchanged. A later version that replaces the file has its permissions.
     """
     os.makedirs(os.path.dirname(root), exist_ok=True)
     source, made = source_root, root
@@ -171,6 +171,6 @@ def _without_group(access_list: bytes | None) -> bytes | None:
     if access_list is None:
         return None
     entries = [*_ENTRY.iter_unpack(access_list[_ENTRIES_OFFSET:])]
-    others = next((rights for tag, rights, _ in entries if tag == _OTHERS), 0)
-    changed = [(tag, rights & others if tag == _FILES_GROUP else rights, who) for tag, rights, who in entries]
+    of_all = next((rights for tag, rights, _ in entries if tag == _OTHERS), 0)
+    changed = [(tag, rights & of_all if tag == _FILES_GROUP else rights, who) for tag, rights, who in entries]
     return access_list[:_ENTRIES_OFFSET] + b"".join(_ENTRY.pack(*entry) for entry in changed)

@@ -31,7 +31,7 @@ from shardstore.storage.local.waiting import wait_for_lock
 DIRECTORY_LOCK = LOCK_SUFFIX
 """Name of the file whose bytes are the locks of a directory's objects."""
 
-_ATTEMPTS = 100  # others may give the file up while this process opens it, each time only with the last object of the directory
+_ATTEMPTS = 100  # another process may give the file up while this process opens it, each time only with the last object of the directory
 _ALL = (0, 0)  # struct flock: a length of 0 reaches to the end of any file
 
 

@@ -50,7 +50,7 @@ def _read_once(path: str, read: Read, look: Pread, inside: Inside | None) -> Rea
             except MemoryError as exc:  # a sparse file has any size
                 raise StorageError(
                     f"reading {read.key!r}: bytes [{wanted.start}, {wanted.end}) of it do not fit into memory. Read a part of them; or "
-                    "what names them is damaged, which verify tells"
+                    "what names them is damaged, which verify reports"
                 ) from exc
             if len(data) != nbytes:
                 return CHANGED

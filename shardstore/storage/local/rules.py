@@ -27,7 +27,7 @@ from shardstore.storage.local.versions import generation_at, generation_of, wait
 Locks = Literal["auto", "cluster"]
 """The reach of the locks of local files: ``"cluster"`` says that locks of the file system hold between machines."""
 
-PARENT_ATTEMPTS = 20  # others may remove empty directories while this process makes them
+PARENT_ATTEMPTS = 20  # other processes may remove empty directories while this process makes them
 
 
 def check_locks(locks: object) -> None:
@@ -127,7 +127,7 @@ class WriteRules:
         return True
 
     def delete_all(self, directory: str, paths: Iterable[str]) -> None:
-        """Remove objects in a directory, without locks, since nobody writes under their names, and directories that this leaves empty."""
+        """Remove objects in a directory, without locks since no process writes under their names; and directories that this empties."""
         self.sweep_once(directory)
         for path in paths:
             try:
@@ -147,7 +147,7 @@ class WriteRules:
                     fsync_directory(directory)
         elif (status := self.status(path)) is not None:
             if not kept_names.keeps_object(path, status):
-                with suppress(FileNotFoundError):  # removed meanwhile: what was relied on has changed
+                with suppress(FileNotFoundError):  # removed since then: what was relied on has changed
                     fsync_file(path)
                     kept_names.flush_object(path, status, self.status)
                     kept_names.remember(path, status)
@@ -169,7 +169,8 @@ class WriteRules:
     def make_directory(self, directory: str) -> None:
         """Make ``directory`` and those above it. Their names are flushed with the first object.
 
-        Others may remove them again, since they are empty: a caller who finds them gone calls again, ``PARENT_ATTEMPTS`` times at most.
+        Another process may remove them again, since they are empty: a caller who finds them gone calls again, at most
+        ``PARENT_ATTEMPTS`` times.
 
         Raises:
             FileExistsError: one of them is a file, or a link that leads nowhere.
@@ -184,7 +185,7 @@ class WriteRules:
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), above) from None
 
     def prune(self, directory: str) -> None:
-        """Remove ``directory`` and its parents below the root as long as they are empty."""
+        """Remove ``directory`` and its parents below the root as long as these are empty."""
         while len(directory) > len(self.root) and directory.startswith(self.root):
             if not self.remove_empty(directory):
                 return

@@ -109,7 +109,7 @@ class LocalStorage(LocalFiles, BlockingReads, CopiesFrom, HasIdentity, Abilities
 
     @property
     def identity(self) -> str:
-        """A text that tells this place, and what is seen of it, from others."""
+        """A text that identifies this place, and what is seen of it."""
         return self.url if self.follow_links else f"inside {self.url}"
 
     @property
@@ -312,7 +312,7 @@ class LocalStorage(LocalFiles, BlockingReads, CopiesFrom, HasIdentity, Abilities
 
     def _is_source(self, source: Generation, found: Generation, status: os.stat_result) -> bool:
         if found == source or (not self.capabilities.compare_and_swap and shows_the_same(source, found)):
-            return True  # where versions cannot be told from each other, one writer an object is the rule
+            return True  # where versions cannot be distinguished, one writer an object is the rule
         wait_to_settle(source, status)
         return False
 
@@ -392,7 +392,7 @@ class LocalStorage(LocalFiles, BlockingReads, CopiesFrom, HasIdentity, Abilities
         await gather_all(*map(one, shares))
 
     async def delete_for_good(self, keys: Sequence[str]) -> None:
-        """Remove objects under whose keys nobody writes any more, faster than ``delete_many``, which waits for the writers of each.
+        """Remove objects under whose keys no process writes any more, faster than ``delete_many``, which waits for the writers of each.
 
         They are gone durably when this returns; absent ones are no error.
         """

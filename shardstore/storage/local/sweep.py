@@ -60,7 +60,7 @@ def sweep_tree(
     if is_network:
         older_than_seconds = max(older_than_seconds, network_age_seconds)
     for directory, _, _ in os.walk(root):
-        with suppress(OSError):  # removed meanwhile, or not ours to look into
+        with suppress(OSError):  # removed since then, or not ours to look into
             removed += _sweep_directory(directory, is_network, older_than_seconds, None, only_count)
     return removed
 
@@ -74,7 +74,7 @@ def find_left(root: str, prefix: str, is_network: bool) -> list[Leftover]:
             if _may_be_left(name, is_network) and _remove_if_dead(path, _NETWORK_AGE_SECONDS if is_network else 0.0, only_count=True):
                 key = os.path.relpath(path, root).replace(os.sep, "/")
                 is_temporary = name.endswith(TEMP_SUFFIX)
-                what = "a temporary file whose writer is gone" if is_temporary else "a lock file that nobody holds"
+                what = "a temporary file whose writer is gone" if is_temporary else "a lock file that no process holds"
                 found.append(Leftover(key, "temporary" if is_temporary else "lock", what))
     return found
 
@@ -90,20 +90,20 @@ def _may_be_left(name: str, is_network: bool) -> bool:
         return False
     if name.endswith(TEMP_SUFFIX):
         return writer_of(name) is not None
-    # On a network file system, whoever holds the lock of an object holds it on the machine that exports the directory.
+    # On a network file system, the holder of the lock of an object holds it on the machine that exports the directory.
     return name.endswith(LOCK_SUFFIX) and name != DIRECTORY_LOCK and not is_network
 
 
 if sys.platform == "win32":
 
     def _is_dead(path: str, older_than_seconds: float) -> bool:
-        """Return whether a writer is dead. There are no such locks on this system: the age tells it, and the process number of a writer on
+        """Return whether a writer is dead. There are no such locks on this system: the age shows it, and the process number of a writer on
         this machine.
         """
         writer = writer_of(os.path.basename(path))
         if writer is None:  # a lock file: those stay
             return False
-        with suppress(OSError):  # removed meanwhile
+        with suppress(OSError):  # removed since then
             return time.time() - os.stat(path).st_mtime >= older_than_seconds and not (writer[0] == host_token() and _is_alive(writer[1]))
         return False
 
@@ -113,7 +113,7 @@ if sys.platform == "win32":
                 return False
             if not only_count:
                 os.unlink(path)
-        except OSError:  # removed meanwhile, or still open
+        except OSError:  # removed since then, or still open
             return False
         return True
 
@@ -141,12 +141,12 @@ else:
         """Lock a file whose writer is dead, and return the descriptor; ``None`` if the writer may live, or the file is too young."""
         try:
             fd = open_lock_file(path)
-        except OSError:  # removed meanwhile, or not ours to remove, or no file
+        except OSError:  # removed since then, or not ours to remove, or no file
             return None
         try:
             status = os.fstat(fd)
             is_old = time.time() - status.st_mtime >= older_than_seconds or not older_than_seconds
-            # Under the lock: a file that was opened, and then removed by its writer, may have had a name that others bear now.
+            # Under the lock: a file that was opened, and then removed by its writer, may have had a name that other files bear now.
             if is_old and lock_whole(fd, path, wait=False) and is_called(status, path):
                 return fd
         except OSError:  # no locks here; what cannot be known to be left behind stays

@@ -1,6 +1,7 @@
 """Tails of files: what writers left that died while they were appending; see ``append_record``.
 
-Readers of this package do not see them. Others find no valid index at the end of such a file, until the next append, rewrite or sweep.
+Readers of this package do not see them. Other readers find no valid index at the end of such a file, until the next append, rewrite or
+sweep.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def find_tails(root: str, prefix: str) -> list[Leftover]:
     """Return the files below ``prefix`` (``""``, or ending with ``/``) of ``root`` that have a tail, or are being appended to just now."""
     found: list[Leftover] = []
     for path in _files(os.path.join(root, prefix)):
-        with suppress(OSError):  # removed meanwhile, or not ours to read
+        with suppress(OSError):  # removed since then, or not ours to read
             fd = os.open(path, READ_FLAGS)
             try:
                 status = os.fstat(fd)
@@ -35,7 +36,9 @@ def find_tails(root: str, prefix: str) -> list[Leftover]:
                 nbytes = status.st_size - before.nbytes
                 found.append(
                     Leftover(
-                        key, "tail", f"{nbytes} bytes behind the shard, of a writer that died while it was appending: others cannot read it"
+                        key,
+                        "tail",
+                        f"{nbytes} bytes behind the shard, of a writer that died while appending: other programs cannot read it",
                     )
                 )
     return found
@@ -46,7 +49,7 @@ def cut_tails(root: str, rules: WriteRules, older_than_seconds: float, *, only_c
     cut = 0
     for left in find_tails(root, ""):
         path = os.path.join(root, left.key)
-        with suppress(OSError):  # removed meanwhile, or not ours to write
+        with suppress(OSError):  # removed since then, or not ours to write
             fd = os.open(path, UPDATE_FLAGS)
             try:
                 with rules.locked(path):
@@ -72,6 +75,6 @@ def _files(top: str) -> Iterator[str]:
     for directory, _, names in os.walk(top):
         for name in sorted(names):
             path = os.path.join(directory, name)
-            with suppress(OSError):  # removed meanwhile
+            with suppress(OSError):  # removed since then
                 if not is_reserved(name) and os.path.getsize(path) >= RECORD_NBYTES:
                     yield path

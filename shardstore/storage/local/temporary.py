@@ -33,7 +33,7 @@ _TARGET_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 class TemporaryFile:
     """A new version of the object at ``path``, until it is published or discarded. One thread at a time uses it.
 
-    It is locked as long as it is open, which shows sweepers that its writer lives. It has the permissions of the file at ``path``, or,
+    It is locked while it is open, which shows sweepers that its writer lives. It has the permissions of the file at ``path``, or,
     if there is no file, those of ``like``, if given.
     """
 
@@ -77,7 +77,7 @@ class TemporaryFile:
                 return
             # A sweeper was faster with the lock, and took the file for one that was left behind.
             self._close_descriptor()
-        raise StorageError(f"writing {self._key!r} failed: others remove its temporary file as soon as it is made")
+        raise StorageError(f"writing {self._key!r} failed: another process removes its temporary file at once")
 
     # -- contents ------------------------------------------------------------------------------------------------------
 
@@ -136,7 +136,7 @@ class TemporaryFile:
         except OSError as exc:
             if exc.errno in _TARGET_IS_FULL:
                 raise
-            return False  # reading it by itself tells whose fault it was
+            return False  # reading it by itself shows whose fault it was
         finally:
             os.close(fd)
 
@@ -155,7 +155,7 @@ class TemporaryFile:
         if self._rules.fsync:
             os.fsync(self._fd)
         if self._rules.is_network:
-            # Only then has the server all of it; other machines may open the name as soon as it is there.
+            # Only then has the server all of it; other machines may open the name once it is there.
             self._close_descriptor()
         # Unconditional writes take the lock as well: one of them between another writer's check and its replacing would be lost,
         # although it came after that check.

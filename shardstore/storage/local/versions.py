@@ -164,7 +164,7 @@ def listed_generation(status: os.stat_result, file: int | str) -> Generation | N
 
 
 def _left_ns(numbers: Numbers) -> int:
-    """Return how many nanoseconds another version can still get these times; 0 if none can. Some systems round times up, others down."""
+    """Return how many nanoseconds another version can still get these times; 0 if none can. Some systems round times up, some down."""
     now = time_ns()
     ages = (now - numbers[3], now - numbers[4])
     return max((_SETTLED_NS - age for age in ages if -_SETTLED_NS < age < _SETTLED_NS), default=0)
@@ -195,7 +195,7 @@ def wait_to_settle(asked: Generation, status: os.stat_result | None) -> None:
 
 
 def shows_the_same(asked: Generation, found: Generation) -> bool:
-    """Return whether two versions differ only in that one is ``Unsettled``; for callers who know that nobody else writes there."""
+    """Return whether two versions differ only in that one is ``Unsettled``; for callers who know that no other process writes there."""
     if asked == found:
         return True
     if not isinstance(found, FileGeneration):
@@ -261,7 +261,7 @@ def generation_at(path: str, status: os.stat_result) -> Generation:
 
 
 def still_shows(fd: int, version: FileVersion, before: os.stat_result) -> bool:
-    """Return whether the bytes of ``version`` are still there in an open file, whose status was ``before``: nobody has written in place.
+    """Return whether the bytes of ``version`` are still there in an open file, whose status was ``before``: nothing was written in place.
 
     Our own writers replace files, or append: to be appended to changes no byte of the version.
     """
@@ -276,7 +276,7 @@ def still_shows(fd: int, version: FileVersion, before: os.stat_result) -> bool:
 
 
 def _draw(now: int) -> int:
-    """Return a time within the millisecond of ``now`` that this process has not drawn lately; its microseconds have a fraction."""
+    """Return a time within the millisecond of ``now`` that this process has not drawn recently; its microseconds have a fraction."""
     while True:
         drawn = now - now % _MILLISECOND_NS + secrets.randbelow(_MILLISECOND_NS)
         kept = drawn // _KEPT_NS
@@ -344,7 +344,7 @@ def names_versions(directory: str) -> bool:
                 break
             if any(time % _MILLISECOND_NS for time in (status.st_mtime_ns, status.st_ctime_ns, status.st_atime_ns)):
                 return True
-    except OSError:  # removed meanwhile, or not ours to look at: what is read and written does not depend on it
+    except OSError:  # removed since then, or not ours to look at: what is read and written does not depend on it
         return True
     return _has_marks(there[0])
 

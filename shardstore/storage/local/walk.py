@@ -48,7 +48,7 @@ def _is_shown(entry: os.DirEntry[str], inside: Inside | None) -> bool:
 def _object(key: str, path: str) -> ObjectInfo | None:
     try:
         status = os.stat(path)
-    except FileNotFoundError:  # deleted meanwhile, or a link to nowhere
+    except FileNotFoundError:  # deleted since then, or a link to nowhere
         return None
     return ObjectInfo(key, status.st_size, listed_generation(status, path)) if stat_modes.S_ISREG(status.st_mode) else None
 
@@ -113,7 +113,7 @@ def obstacles(root: str, prefix: str, is_key: Callable[[str], bool], above: froz
         if entry.is_symlink():
             try:
                 status = entry.stat()
-            except OSError:  # to nowhere, in a circle, or to where nobody may look
+            except OSError:  # to nowhere, in a circle, or to where this user may not look
                 yield Obstacle(prefix + entry.name, LINK_TO_NOWHERE)
                 continue
             identity = (status.st_dev, status.st_ino)
@@ -125,7 +125,7 @@ def obstacles(root: str, prefix: str, is_key: Callable[[str], bool], above: froz
                 yield Obstacle(prefix + entry.name, "a directory")
             yield from obstacles(root, f"{prefix}{entry.name}/", is_key, below)
         elif not entry.is_file():
-            with suppress(FileNotFoundError):  # removed meanwhile
+            with suppress(FileNotFoundError):  # removed since then
                 if (what := special_file(entry.stat())) is not None:
                     yield Obstacle(prefix + entry.name, what)
 
@@ -163,7 +163,7 @@ def rename_directory(source: str, target: str, rules: WriteRules) -> bool:
     """Rename the directory ``source`` to ``target``; return ``False``, with nothing changed, if that takes more than a rename.
 
     The locks of single objects are not taken. A writer at work below ``source`` finds its temporary file gone and fails, with nothing
-    stored. Its hidden files move along, and disturb nobody.
+    stored. Its hidden files move along, and disturb no process.
 
     Raises:
         ConditionFailed: there is an object or a hidden file at ``target`` or below it.
@@ -181,7 +181,7 @@ def rename_directory(source: str, target: str, rules: WriteRules) -> bool:
         try:
             os.rename(source, target)
             break
-        except FileNotFoundError:  # the source is gone, or the new parents were empty and somebody removed them
+        except FileNotFoundError:  # the source is gone, or the new parents were empty and another process removed them
             if os.path.isdir(source) and attempt < PARENT_ATTEMPTS - 1:
                 continue
             rules.prune(parent)

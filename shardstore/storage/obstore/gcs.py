@@ -21,7 +21,7 @@ from shardstore.model.generation import Generation
 from shardstore.storage.gcs.client import GCSClient
 from shardstore.storage.gcs.storage import GCSStorage
 from shardstore.storage.obstore.reading import ObstoreStorage
-from shardstore.storage.obstore.requests import ONCE, Answer, client_options
+from shardstore.storage.obstore.requests import ONCE, ObstoreAnswer, client_options
 
 if TYPE_CHECKING:  # of the stubs only
     from obstore.store import GCSConfig, GCSCredential
@@ -102,12 +102,12 @@ class ObstoreGCSStorage(ObstoreStorage[GCSStorage]):
             settings = current_settings(self.inner.client)
             if self._bucket is None or settings != self._settings:
                 self._bucket, self._settings = opened(self.inner.client.bucket, settings), settings
-        except Exception as exc:  # noqa: BLE001 - none is lost: gcsfs asks then, and tells where it cannot either
+        except Exception as exc:  # noqa: BLE001 - none is lost: gcsfs asks then, and says where it cannot either
             self.leave_out(exc)
             return None
         return self._bucket
 
-    def version_of(self, answer: Answer) -> Generation | None:
+    def version_of(self, answer: ObstoreAnswer) -> Generation | None:
         return Generation(answer.version, answer.modified) if answer.version else None
 
     def condition_on(self, generation: Generation) -> str | None:

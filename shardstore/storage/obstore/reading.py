@@ -25,10 +25,10 @@ from shardstore.storage.abilities import ObstoreCarried
 from shardstore.storage.base import ABSENT, CHANGED, DirListing, ObjectInfo
 from shardstore.storage.gcs.storage import GCSStorage
 from shardstore.storage.obstore import requests as obstore_requests
-from shardstore.storage.obstore.requests import Answer, Bucket
+from shardstore.storage.obstore.requests import Bucket, ObstoreAnswer
 from shardstore.storage.redaction import redacted
 from shardstore.storage.requests.outcomes import RequestFailed
-from shardstore.storage.requests.ranged_reads import NOTHING, Part, PartOutcome, RangedReads
+from shardstore.storage.requests.ranged_reads import NOTHING, RangedReads, RangeOutcome, RangePart
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.storage.wrappers import StorageWrapper
 
@@ -73,7 +73,7 @@ class ObstoreStorage(RangedReads, StorageWrapper, ObstoreCarried, Generic[Below]
         """Return the bucket as obstore opens it now; ``None`` if requests have to go another way. Raises no exceptions of obstore."""
         raise NotImplementedError
 
-    def version_of(self, answer: Answer) -> Generation | None:
+    def version_of(self, answer: ObstoreAnswer) -> Generation | None:
         """Return the version that an answer speaks of, named as the storage below does."""
         raise NotImplementedError
 
@@ -117,7 +117,7 @@ class ObstoreStorage(RangedReads, StorageWrapper, ObstoreCarried, Generic[Below]
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    async def get(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None = None) -> PartOutcome:
+    async def get(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None = None) -> RangeOutcome:
         if (bucket := await self.bucket()) is None:
             return await self.inner.get(key, request, generation, most_nbytes)
         if_match = None if generation is None else self.condition_on(generation)
@@ -137,13 +137,13 @@ class ObstoreStorage(RangedReads, StorageWrapper, ObstoreCarried, Generic[Below]
             return await self._get_below(key, request, generation, most_nbytes)
         if generation is not None and found != generation:
             return CHANGED
-        return Part(found, answer.nbytes, answer.data)
+        return RangePart(found, answer.nbytes, answer.data)
 
-    async def _get_below(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None) -> PartOutcome:
+    async def _get_below(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None) -> RangeOutcome:
         self.asked_below += 1
         return await self.inner.get(key, request, generation, most_nbytes)
 
-    async def look_up(self, key: str, generation: Generation | None) -> PartOutcome:
+    async def look_up(self, key: str, generation: Generation | None) -> RangeOutcome:
         if (bucket := await self.bucket()) is None:
             return await self.inner.look_up(key, generation)
         try:
@@ -159,7 +159,7 @@ class ObstoreStorage(RangedReads, StorageWrapper, ObstoreCarried, Generic[Below]
         if found is None:
             self.asked_below += 1
             return await self.inner.look_up(key, generation)
-        return CHANGED if generation is not None and found != generation else Part(found, answer.nbytes, NOTHING)
+        return CHANGED if generation is not None and found != generation else RangePart(found, answer.nbytes, NOTHING)
 
     # -- the rest ------------------------------------------------------------------------------------------------------
 

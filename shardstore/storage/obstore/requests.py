@@ -84,7 +84,7 @@ def can_run() -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ObstoreAnswer:
     """The result of a read: ``data`` of an object of ``nbytes`` bytes, and what identifies its version."""
 
     etag: str
@@ -108,14 +108,14 @@ def _range(request: ByteRequest) -> Any:
     return {"suffix": request.nbytes}
 
 
-def _answer(result: obstore.GetResult, data: memoryview) -> Answer:
+def _answer(result: obstore.GetResult, data: memoryview) -> ObstoreAnswer:
     meta = result.meta
     encoding = result.attributes.get("Content-Encoding") or "identity"
     is_encoded = encoding not in ("identity", "aws-chunked")
-    return Answer(meta["e_tag"] or "", meta["version"], meta["size"], is_encoded, meta["last_modified"].timestamp(), data)
+    return ObstoreAnswer(meta["e_tag"] or "", meta["version"], meta["size"], is_encoded, meta["last_modified"].timestamp(), data)
 
 
-async def get(bucket: Bucket, full_key: str, request: ByteRequest, if_match: str | None, most_nbytes: int | None = None) -> Answer:
+async def get(bucket: Bucket, full_key: str, request: ByteRequest, if_match: str | None, most_nbytes: int | None = None) -> ObstoreAnswer:
     """Read one range of an object. Raises ``RequestFailed``, also if the answer has another range, or fewer or more bytes; ``TooMuch``
     if the object, which is asked for whole, has more than ``most_nbytes``.
     """
@@ -151,7 +151,7 @@ async def _all_of(body: obstore.BytesStream, nbytes: int) -> memoryview:
     return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
 
 
-async def head(bucket: Bucket, full_key: str) -> Answer:
+async def head(bucket: Bucket, full_key: str) -> ObstoreAnswer:
     """Return version and size of an object, without bytes. Raises ``RequestFailed``."""
     with _errors(f"looking up {full_key!r}"):
         return _answer(await obstore.get_async(bucket, full_key, options={"head": True}), memoryview(b""))

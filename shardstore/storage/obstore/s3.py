@@ -23,7 +23,7 @@ from shardstore.storage.base import DirListing, ObjectInfo
 from shardstore.storage.fallbacks import check_directory
 from shardstore.storage.obstore import requests as obstore_requests
 from shardstore.storage.obstore.reading import ObstoreStorage
-from shardstore.storage.obstore.requests import Answer
+from shardstore.storage.obstore.requests import ObstoreAnswer
 from shardstore.storage.obstore.s3_options import Settings, check, current_settings, opened, writes_can_go
 from shardstore.storage.requests.body import Body
 from shardstore.storage.requests.outcomes import RequestFailed
@@ -52,12 +52,12 @@ class ObstoreS3Storage(ObstoreStorage[S3Storage]):
             if settings != self._settings:  # credentials have been renewed
                 self._bucket = None if settings is None else opened(self.inner.client.bucket, settings)
                 self._settings = settings
-        except Exception as exc:  # noqa: BLE001 - none is lost: s3fs asks then, and tells where it cannot either
+        except Exception as exc:  # noqa: BLE001 - none is lost: s3fs asks then, and says where it cannot either
             self.leave_out(exc)
             return None
         return self._bucket
 
-    def version_of(self, answer: Answer) -> Generation | None:
+    def version_of(self, answer: ObstoreAnswer) -> Generation | None:
         return Generation(canonical_etag(answer.etag), answer.modified) if answer.etag else None
 
     def condition_on(self, generation: Generation) -> str | None:

@@ -1,4 +1,4 @@
-"""Addresses: URLs cut into the segments of their path, to find the places beside and above one."""
+"""Addresses: URLs cut into the segments of their path, to find the places next to and above one."""
 
 from __future__ import annotations
 

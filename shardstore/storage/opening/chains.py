@@ -1,4 +1,4 @@
-"""Cut a URL into the links of its chain, and tell URLs from local paths, whose names may hold ``::`` as well.
+"""Cut a URL into the links of its chain, and distinguish URLs from local paths, whose names may hold ``::`` as well.
 
 A chain is ``link::link::…``: every link but the last is the name or the URL of a filesystem that reads through another one, such as
 ``zip``, ``simplecache`` or ``reference``. fsspec cuts at every ``::`` instead, and drops what the first filesystem does not use, so that
@@ -97,7 +97,7 @@ def is_known(protocol: str) -> bool:
 
 @lru_cache
 def parameters_of(cls: type[AbstractFileSystem]) -> tuple[frozenset[str], bool]:
-    """Return the names of the parameters of a filesystem and of its base classes, and whether others are accepted."""
+    """Return the names of the parameters of a filesystem and of its base classes, and whether it accepts any other name."""
     named: set[str] = set()
     takes_any = True
     for base in cls.__mro__:

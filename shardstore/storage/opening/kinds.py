@@ -1,4 +1,4 @@
-"""The kinds of storages that are opened from fsspec's filesystems, in one table. ``register_kind`` adds others.
+"""The kinds of storages that are opened from fsspec's filesystems, in one table. ``register_kind`` adds more.
 
 A kind is known by the name that its storages give as ``Storage.kind``. A filesystem that no kind takes is opened as a
 ``GenericStorage``.
@@ -49,7 +49,7 @@ class StorageKind:
     ``None``: ``storage(fs, path)`` does.
     """
     takes: Callable[[Any], bool] = lambda fs: True
-    """Returns whether a filesystem of the protocols is one of this kind; the others are read and written as any filesystem."""
+    """Returns whether a filesystem of the protocols is one of this kind; the rest are read and written as any filesystem."""
     extra: str | None = None
     """The extra of this package that installs what the filesystem needs."""
     is_probed: bool = False

@@ -53,11 +53,11 @@ ANYWHERE = frozenset({""})
 
 @dataclass(frozen=True)
 class Location:
-    """The places that a storage reads from and writes to; ``is_known`` is false if there may be others."""
+    """The places that a storage reads from and writes to; ``is_known`` is false if there may be more."""
 
     places: frozenset[str]
     served: frozenset[str] = frozenset()
-    """Those of the places that are URLs of HTTP, with the name by which the server is asked; it may have others."""
+    """Those of the places that are URLs of HTTP, with the name by which the server is asked; it may have other names."""
     unknown: frozenset[str] = frozenset()
     """The beginnings of further places of which nothing else is known; ``ANYWHERE`` where nothing is known at all."""
     only_read: frozenset[str] = frozenset()
@@ -77,7 +77,7 @@ class Location:
         )
 
     def may_overlap(self, other: Location) -> bool:
-        """Return whether nobody knows that the two are apart, although no overlap is known: a place of one cannot be traced, or the
+        """Return whether it is unknown that the two are apart, although no overlap is known: a place of one cannot be traced, or the
         servers of both may be one by two names. The latter asks for the addresses of servers.
         """
         if _may_have_within(self.unknown, other) or _may_have_within(other.unknown, self):
@@ -119,11 +119,11 @@ UNTRACED = Location(frozenset(), unknown=ANYWHERE)
 
 
 def why_not_apart(named: Sequence[tuple[str, Location]]) -> str | None:
-    """Return in words why nobody knows that these places, which do not overlap as far as is known, are apart; ``None``: they are."""
+    """Return in words why it is unknown that these places, of which no overlap is known, are apart; ``None``: they are."""
     for i, (name, one) in enumerate(named):
         for other_name, other in named[i + 1 :]:
             if one.may_overlap(other):
-                untraced = [told for told, location in ((name, one), (other_name, other)) if not location.is_known]
+                untraced = [shown for shown, location in ((name, one), (other_name, other)) if not location.is_known]
                 if untraced:
                     return f"{' and '.join(untraced)} cannot be traced to where its bytes are"
                 return (
@@ -165,10 +165,10 @@ def _and_above(place: str) -> Iterator[str]:
         yield place or "/"
 
 
-def _overlap(places: frozenset[str], others: frozenset[str]) -> bool:
-    if _has_within(places, others) or _has_within(others, places):
+def _overlap(ours: frozenset[str], theirs: frozenset[str]) -> bool:
+    if _has_within(ours, theirs) or _has_within(theirs, ours):
         return True
-    return _has_directory_above(places, _directories(others)) or _has_directory_above(others, _directories(places))
+    return _has_directory_above(ours, _directories(theirs)) or _has_directory_above(theirs, _directories(ours))
 
 
 _Identity = tuple[int, int]
@@ -241,8 +241,8 @@ def _of_session(session: Storage, stored_in: Storage, path: str, links: bool) ->
     return replace(own, served=files.served, unknown=unknown, only_read=files.places)
 
 
-def _of_server(url: str, *others: str) -> Location:
-    return Location(frozenset({url, *others}), served=frozenset({url}))
+def _of_server(url: str, *aliases: str) -> Location:
+    return Location(frozenset({url, *aliases}), served=frozenset({url}))
 
 
 def _of_bucket(client: BucketClient, path: str) -> Location:

@@ -48,7 +48,7 @@ def open_storage(
     """Return the storage that ``target`` names.
 
     ``target`` is a path, an fsspec URL or chain, an fsspec filesystem with a path as ``(fs, path)``, an fsspec mapping, a store of
-    zarr-python, a snapshot that ``snapshot_urls`` has found, or a storage, which is returned as it is. ``storage_options`` are for the
+    zarr-python, a snapshot that ``snapshot_urls`` has found, or a storage, which is returned unchanged. ``storage_options`` are for the
     first link of a chain, or under a link's protocol for that link, as in fsspec. ``sharded::`` before a chain means the same as the chain
     without it. ``fsync`` and ``locks`` concern local files only, and so does ``follow_links``, which ``storage_options`` may hold: if it is
     false, what a link leads to outside of the directory is neither read nor listed. ``transport``, which ``storage_options`` may name too,
@@ -208,8 +208,8 @@ def _open_references(url: str, shown: str, protocols: list[str], options: Mappin
     """
     chain = [protocol or "file" for protocol in protocols]
     of_targets = {name: given for name, given in options.items() if name not in chain and isinstance(given, Mapping) and is_known(name)}
-    others = {name: given for name, given in options.items() if name not in of_targets}
-    options_by_link = open_options.by_link(shown, chain, others)
+    of_set = {name: given for name, given in options.items() if name not in of_targets}
+    options_by_link = open_options.by_link(shown, chain, of_set)
     _check_links(url, shown, options_by_link)
     (protocol, given), *below = options_by_link.items()
     first, _, rest = url.partition("::")

@@ -108,7 +108,7 @@ def check(
     if kind is not None:
         named |= kind.passed_on
     unknown = sorted(set(options) - named - _OF_FSSPEC)
-    if not unknown or not takes_any:  # if it takes no others, the filesystem says so itself
+    if not unknown or not takes_any:  # if it takes no other option, the filesystem says so itself
         return
     name = unknown[0]
     one = len(unknown) == 1

@@ -27,7 +27,7 @@ from shardstore.storage.opening.address import Address
 from shardstore.storage.opening.chains import links_of_url, protocols_of_links
 from shardstore.storage.opening.kinds import kind_of_filesystem, kind_of_protocol, read_sizes
 from shardstore.storage.redaction import redacted
-from shardstore.storage.references.entries import Target
+from shardstore.storage.references.entries import ReferenceTarget
 
 Opener = Callable[[Any, Mapping[str, Any] | None], Storage]
 """A function that opens a storage, as ``open_storage`` does."""
@@ -113,7 +113,7 @@ class ReferenceTargets:
         self._directory = origin.directory
         self._opened: dict[str, Storage] = {}
         self._made: dict[str, AbstractFileSystem] = {}
-        self._found: dict[str | None, Target] = {}
+        self._found: dict[str | None, ReferenceTarget] = {}
         self._pid = os.getpid()
 
     def settle(self, *, is_directory: bool) -> None:
@@ -125,7 +125,7 @@ class ReferenceTargets:
         beginnings = {f"{protocol}://" if mark else "" for protocol, mark, _ in (url.partition("://") for url in urls)}
         self._allowed |= {canonical(split_protocol(beginning)[0]) for beginning in beginnings} - _OWN
 
-    def target(self, url: str | None) -> Target:
+    def target(self, url: str | None) -> ReferenceTarget:
         if self._pid != os.getpid():  # connections do not survive a fork
             self._opened, self._made, self._found, self._pid = {}, {}, {}, os.getpid()
         found = self._found.get(url)
@@ -135,7 +135,7 @@ class ReferenceTargets:
             found = self._found[url] = self._target(url)
         return found
 
-    def _target(self, url: str | None) -> Target:
+    def _target(self, url: str | None) -> ReferenceTarget:
         url = self._options.target if url is None else url
         if url is None:
             raise InvalidInput("the set has no URL there: name the object that such references mean by the storage option target")
@@ -170,14 +170,14 @@ class ReferenceTargets:
             return self._opened_at(f"{protocol}://{host}", rest, options)
         return self._in_address(Address.parse(url), options)
 
-    def _of_version(self, protocol: str, path: str, options: Mapping[str, Any]) -> Target:
+    def _of_version(self, protocol: str, path: str, options: Mapping[str, Any]) -> ReferenceTarget:
         """Return one version of an object in a bucket, which fsspec's filesystem of that protocol can read."""
         place = f"{protocol} by version"
         if place not in self._made:
             self._made[place] = fsspec.filesystem(protocol, **options, version_aware=True)
         bucket, _, rest = path.lstrip("/").partition("/")
         storage = self._opened.setdefault(f"{place} {bucket}", GenericStorage(self._made[place], bucket))
-        return Target(storage, rest, read_sizes(protocol)[0])
+        return ReferenceTarget(storage, rest, read_sizes(protocol)[0])
 
     # -- where it may lead ---------------------------------------------------------------------------------------------
 
@@ -206,7 +206,7 @@ class ReferenceTargets:
 
     # -- storages ------------------------------------------------------------------------------------------------------
 
-    def _opened_at(self, root: Any, key: str, options: Mapping[str, Any], name: str | None = None) -> Target:
+    def _opened_at(self, root: Any, key: str, options: Mapping[str, Any], name: str | None = None) -> ReferenceTarget:
         if not key:
             raise Corruption("that is no object")
         name = name or str(root)
@@ -216,14 +216,14 @@ class ReferenceTargets:
                 storage = self._opened[name] = self._opener(root, options or None)
             except NotFound as exc:  # else the chunk would be taken for one that was never written
                 raise StorageError(f"that is not there: {exc}. Make it reachable again, or mend the reference") from exc
-        return Target(storage, key, read_sizes(storage.kind)[0])
+        return ReferenceTarget(storage, key, read_sizes(storage.kind)[0])
 
-    def _in_address(self, address: Address, options: Mapping[str, Any]) -> Target:
+    def _in_address(self, address: Address, options: Mapping[str, Any]) -> ReferenceTarget:
         if not address.segments:
             raise Corruption("that is no object")
         return self._opened_at(address.at(0), address.path_from(0), options)
 
-    def _in_filesystem(self, given: Any, protocol: str, url: str, path: str) -> Target:
+    def _in_filesystem(self, given: Any, protocol: str, url: str, path: str) -> ReferenceTarget:
         """Return the object in a filesystem of the user's, or in one that is made with the user's options."""
         if isinstance(given, Mapping):
             if protocol not in self._made:
@@ -247,7 +247,7 @@ class ReferenceTargets:
         directory = self._directory
         return f"file://{os.path.abspath(path)}" if directory is None else absolute_url(directory, path)
 
-    def _relative(self, path: str) -> Target:
+    def _relative(self, path: str) -> ReferenceTarget:
         """Return the object at a URL without protocol, relative to the directory of the set."""
         directory = self._directory
         if directory is None:

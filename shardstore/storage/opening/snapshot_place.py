@@ -11,7 +11,7 @@ from shardstore.storage.base import Storage
 from shardstore.storage.opening.transports import Transport
 
 POINTER_KEY = "catalog.json"
-"""The object beside the files of a versioned store that says which state is the current one."""
+"""The object next to the files of a versioned store that says which state is the current one."""
 MOST_POINTER_NBYTES = 1 << 20
 
 WHY_READ_ONLY = "it shows a snapshot, which never changes"
@@ -104,7 +104,7 @@ class SnapshotPlace(ABC):
 
 
 class NewHierarchy(ABC):
-    """A hierarchy that is written beside a branch of a versioned store. It becomes part of the branch as a whole, by a commit, or never."""
+    """A hierarchy that is written apart from a branch of a versioned store. A commit makes it part of the branch as a whole."""
 
     storage: Storage
     """What it is written into: empty, and without any other node than its own. Documents of arrays go before their chunks."""
@@ -118,6 +118,6 @@ class NewHierarchy(ABC):
         """Make it part of the branch, in place of what is at its path; return the id of the snapshot.
 
         Raises:
-            ConflictError: somebody has changed what is at the path meanwhile. Nothing is committed.
+            ConflictError: another writer has changed what is at the path. Nothing is committed.
             InvalidInput: a node above the path is an array.
         """

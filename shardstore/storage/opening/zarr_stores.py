@@ -1,7 +1,7 @@
 """Stores of zarr-python as targets: whatever implements its ``zarr.abc.store.Store``, or a path in one (``zarr.storage.StorePath``).
 
-The layer that knows zarr lies above this one. It is loaded when such a store is given, and not before: whoever has made one has imported
-zarr already.
+The layer that knows zarr lies above this one. It is loaded when such a store is given, and not before: a program that made one
+has imported zarr.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ Entry = bytes | PinnedReference
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ReferenceTarget:
     """One object that a reference leads to."""
 
     storage: Storage
@@ -39,7 +39,7 @@ class Target:
 class Targets(Protocol):
     """The storages that the references of one set lead to; each is opened when it is first needed."""
 
-    def target(self, url: str | None) -> Target:
+    def target(self, url: str | None) -> ReferenceTarget:
         """Return the object that the URL of a reference means; an error does not name it.
 
         Raises:

@@ -73,11 +73,11 @@ def set_of(document: Mapping[str, Any], expansion: Expansion) -> JSONSet:
 
 
 async def read_json_set(place: SetPlace, expansion: Expansion, targets: Targets, *, pins: bool) -> JSONSet:
-    """Read a set, and with ``pins`` the file beside it that says what it was made of.
+    """Read a set, and with ``pins`` the file next to it that says what it was made of.
 
     Raises:
         NotFound: there is no such set.
-        Corruption: the set, or the file beside it, contradicts its specification.
+        Corruption: the set, or the file next to it, contradicts its specification.
         StorageError: it cannot be read.
         Unsupported: it needs a package that is not installed.
     """
@@ -89,7 +89,7 @@ async def read_json_set(place: SetPlace, expansion: Expansion, targets: Targets,
 
 async def _read(place: SetPlace, expansion: Expansion, targets: Targets, *, pins: bool, flat: bool) -> JSONSet:
     reads = [Read(place.name, (ByteRange(0, _PIECE_NBYTES),)), *([Read(place.name + PINS_SUFFIX, (EVERYTHING,))] if pins else [])]
-    first, *beside = await place.storage.read(reads)
+    first, *pins = await place.storage.read(reads)
     parser = ReferenceParser(expansion, flat=flat)
     unpacked = _unpacker(place)
     try:
@@ -103,13 +103,13 @@ async def _read(place: SetPlace, expansion: Expansion, targets: Targets, *, pins
             parser.feed(decoder.decode(block))
         parser.feed(decoder.decode(b"", True))
         table = parser.finish()
-        tokens = _tokens(place, beside, digest, targets)
+        tokens = _tokens(place, pins, digest, targets)
     except UnicodeDecodeError as exc:
         raise Corruption(f"{place.url}: it is not a JSON object in UTF-8, and so no set of references: {exc}") from exc
     except (Corruption, Unsupported) as exc:
         raise type(exc)(f"{place.url}: {exc}") from exc
     _warn_if(parser.document.leaves_out)
-    pinned = [outcome.generation.token for outcome in beside if isinstance(outcome, Found)]
+    pinned = [outcome.generation.token for outcome in pins if isinstance(outcome, Found)]
     return JSONSet(table, tokens, f"{digest.crc32c:08x}-{digest.nbytes:x} {pinned}")
 
 
@@ -140,11 +140,11 @@ async def _missing(place: SetPlace) -> NotFound:
     return NotFound(f"{place.url} cannot be opened: there is no such set of references")
 
 
-def _tokens(place: SetPlace, beside: Sequence[ReadOutcome], digest: SetDigest, targets: Targets) -> dict[str, str]:
-    """Return the versions that the set says it was made of, by URL. Raises ``Corruption`` if what is beside it is of another set."""
-    if not beside or isinstance(beside[0], Absent):
+def _tokens(place: SetPlace, pins: Sequence[ReadOutcome], digest: SetDigest, targets: Targets) -> dict[str, str]:
+    """Return the versions that the set says it was made of, by URL. Raises ``Corruption`` if the file next to it is of another set."""
+    if not pins or isinstance(pins[0], Absent):
         return {}
-    outcome = beside[0]
+    outcome = pins[0]
     if isinstance(outcome, Failed):
         if isinstance(outcome.error, AccessDenied):  # how some servers say that there is no such object
             return {}
@@ -154,7 +154,7 @@ def _tokens(place: SetPlace, beside: Sequence[ReadOutcome], digest: SetDigest, t
     section = section_of(outcome.buffers[0], digest)
     if section is None:
         raise Corruption(
-            f"the file {place.name}{PINS_SUFFIX} beside it is of another set, so nobody knows which versions this one was made of: write "
+            f"the file {place.name}{PINS_SUFFIX} next to it is of another set, so it is unknown which versions this one was made of: write "
             "the set again, or open it without by storage_options={'reference': {'pins': False}}"
         )
     base = section.origin.base
@@ -216,7 +216,7 @@ def _unzstd() -> Unpacker:
         import pyarrow as pa
     except ModuleNotFoundError as exc:
         raise Unsupported(f"sets of references compressed by zstd need pyarrow: {how_to_install('parquet')}") from exc
-    packed = io.BytesIO()  # pyarrow reads from a file: it takes the compressed bytes, a tenth of the others
+    packed = io.BytesIO()  # pyarrow reads from a file: it takes the compressed bytes, a tenth of the rest
 
     def unpack(data: bytes | memoryview) -> Iterator[bytes]:
         if data:

@@ -1,7 +1,7 @@
 """A set of references in Parquet: its metadata are read first, and a file of references when a chunk in it is asked for.
 
-The chunks of an array are numbered in C order of its grid, which its document says, in Zarr v2 or v3. Files that were read lately are kept
-in columns, up to a bound in bytes. A file that the set does not have has no chunks. One that it says to have, and that is gone or of
+The chunks of an array are numbered in C order of its grid, which its document says, in Zarr v2 or v3. Recently read files are kept in
+columns, up to a bound in bytes. A file that the set does not have has no chunks. One that it says to have, and that is gone or of
 another set, is an error.
 """
 
@@ -46,7 +46,7 @@ CACHE_BYTES = 64 << 20
 _FILES_AT_ONCE = 8
 _ROW_NBYTES = 20
 _INLINE_NBYTES = 120  # of an entry in a dictionary, and of its bytes besides what they hold
-_DECODED_HERE_NBYTES = 512 << 10  # more takes so long that others on the loop would wait
+_DECODED_HERE_NBYTES = 512 << 10  # more takes so long that other tasks on the loop would wait
 
 _MOST_ASKED_FOR = 64  # files of a set that does not say which it has; where there may be more, they are listed
 _RECORD_NAME = re.compile(r"refs\.([0-9]+)\.parq", re.ASCII)
@@ -56,7 +56,7 @@ _NO_ROWS = ReferenceRows((), np.empty(0, np.int32), np.empty(0, np.int64), np.em
 
 
 @dataclass(frozen=True, slots=True)
-class _Array:
+class _ArrayRecords:
     """The grid of chunks of an array, and how their keys are written."""
 
     path: str
@@ -90,7 +90,7 @@ class _Array:
         return [self.above + name for name in self.encoding.encode_all(axes)]
 
     def numbers_below(self, prefix: str) -> range:
-        """Return the numbers of the chunks whose keys can start with ``prefix``; there may be others among them."""
+        """Return the numbers of the chunks whose keys can start with ``prefix``; there may be more among them."""
         if not prefix.startswith(self.above):
             return range(self.count if self.above.startswith(prefix) else 0)
         rest = prefix[len(self.above) :]
@@ -137,7 +137,7 @@ class ParquetSet:
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
-    async def _rows(self, array: _Array, record: int) -> ReferenceRows:
+    async def _rows(self, array: _ArrayRecords, record: int) -> ReferenceRows:
         """Return the rows of one file; several that ask for it at once share one request."""
         if self._pid != os.getpid():  # forked: what was under way belongs to the parent's loop
             self._reading, self._bound, self._pid = {}, asyncio.Semaphore(_FILES_AT_ONCE), os.getpid()
@@ -157,7 +157,7 @@ class ParquetSet:
         if not reading.cancelled() and reading.exception() is None:
             self._cache.put(name, reading.result())
 
-    async def _read(self, array: _Array, record: int) -> ReferenceRows:
+    async def _read(self, array: _ArrayRecords, record: int) -> ReferenceRows:
         file = self._place.key(array.above + record_name(record))
         async with self._bound:
             outcome = await read_one(self._place.storage, Read(file, (EVERYTHING,), most_nbytes=MOST_NBYTES))
@@ -203,7 +203,7 @@ class ParquetSet:
             self._old_set_id = set_id
         return set_id in (None, self._old_set_id)
 
-    async def _records(self, array: _Array, asked: range) -> Iterable[int]:
+    async def _records(self, array: _ArrayRecords, asked: range) -> Iterable[int]:
         """Return the numbers of the files that exist, of those that are ``asked`` for; or more, if they are few."""
         if self._files is not None:
             runs = self._files.records.get(array.path, ())
@@ -215,7 +215,7 @@ class ParquetSet:
         found = (int(named[1]) for name in names if (named := _RECORD_NAME.fullmatch(name)) is not None)
         return sorted(number for number in found if number in asked)
 
-    def _shown(self, array: _Array, record: int) -> str:
+    def _shown(self, array: _ArrayRecords, record: int) -> str:
         return f"{self._place.url}/{array.above}{record_name(record)}"
 
     def _entry(self, rows: ReferenceRows, row: int) -> Entry | None:
@@ -231,7 +231,7 @@ class ParquetSet:
 
     # -- keys ----------------------------------------------------------------------------------------------------------
 
-    def _place_of(self, key: str) -> tuple[_Array, int] | None:
+    def _place_of(self, key: str) -> tuple[_ArrayRecords, int] | None:
         """Return the array and the number of the chunk that has this key."""
         above = key
         while above:
@@ -277,7 +277,7 @@ class ParquetSet:
                 break
             yield self._sorted_documents[i]
 
-    async def _chunks(self, array: _Array, prefix: str) -> AsyncIterator[tuple[str, Entry]]:
+    async def _chunks(self, array: _ArrayRecords, prefix: str) -> AsyncIterator[tuple[str, Entry]]:
         """Yield the chunks of an array whose keys start with ``prefix``, file by file, in the order of keys in each."""
         numbers = array.numbers_below(prefix)
         if not numbers:
@@ -319,7 +319,7 @@ class ParquetSet:
 
 
 class _Cache:
-    """The rows of the files that were used lately."""
+    """The rows of the files that were used recently."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -360,9 +360,9 @@ async def read_parquet_set(place: SetPlace, targets: Targets, *, pins: bool, cac
     return ParquetSet(place, metadata, targets, pins=pins, cache_bytes=cache_bytes, version=outcome.generation.token)
 
 
-def _arrays_in(place: SetPlace, documents: Mapping[str, str]) -> dict[str, _Array]:
+def _arrays_in(place: SetPlace, documents: Mapping[str, str]) -> dict[str, _ArrayRecords]:
     """Return the arrays of a set by path. Where an array has a document of each version, that of Zarr v2 counts: the files are by it."""
-    found: dict[str, _Array] = {}
+    found: dict[str, _ArrayRecords] = {}
     for key, text in documents.items():
         path, _, name = key.rpartition("/")
         if name not in (".zarray", "zarr.json") or (name == "zarr.json" and f"{path}/.zarray".lstrip("/") in documents):
@@ -387,5 +387,5 @@ def _arrays_in(place: SetPlace, documents: Mapping[str, str]) -> dict[str, _Arra
             raise Corruption(
                 f"{place.url}/{key}, in the metadata of a set of references, is not the document of an array: {exc!r:.500}"
             ) from exc
-        found[path] = _Array(path, grid, encoding)
+        found[path] = _ArrayRecords(path, grid, encoding)
     return found

@@ -20,13 +20,13 @@ from shardstore.model.ranges import ByteRange, resolve
 from shardstore.storage.base import CHANGED, UNKNOWN_NBYTES, Absent, Changed, Failed, Found, LeadsNowhere, Read, ReadOutcome, Storage
 from shardstore.storage.local.versions import may_be_same_bytes
 from shardstore.storage.redaction import redacted
-from shardstore.storage.references.entries import PinnedReference, Target, Targets
+from shardstore.storage.references.entries import PinnedReference, ReferenceTarget, Targets
 from shardstore.storage.references.versions import presented_version, target_version
 from shardstore.storage.requests.ranged_reads import NOTHING, too_long
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ReferenceRead:
     """A read of what one reference leads to. ``number`` is its place in the batch."""
 
     number: int
@@ -41,15 +41,15 @@ class Wanted:
 class _ObjectReads:
     """The reads of one object, all of one version: ``token``, if that is known. ``is_pinned``: the set says so."""
 
-    target: Target
+    target: ReferenceTarget
     token: str | None
     is_pinned: bool
-    wanted: list[Wanted] = field(default_factory=list)
+    wanted: list[ReferenceRead] = field(default_factory=list)
     bounds: list[tuple[int, int]] = field(default_factory=list)
     coalesced: CoalescedReads | None = None
 
     def request(self, limits: Mapping[str, int]) -> Read:
-        """Return the read to send: that of a whole object as it is, or the requests that hold all wanted ranges."""
+        """Return the read to send: that of a whole object unchanged, or the requests that hold all wanted ranges."""
         first = self.wanted[0]
         generation = None if self.token is None else Generation(self.token)
         if first.reference.nbytes is None:
@@ -86,7 +86,7 @@ class ReferenceReader:
             version = token or (None if asked is None else asked.token)
             name = (id(target.storage), target.key, version, number if reference.nbytes is None else -1)
             group = groups.setdefault(name, _ObjectReads(target, version, token is not None))
-            group.wanted.append(Wanted(number, read, reference, token, shown_url(reference.url)))
+            group.wanted.append(ReferenceRead(number, read, reference, token, shown_url(reference.url)))
             if reference.nbytes is not None:
                 parts = (resolve(request, reference.nbytes) for request in read.ranges)
                 group.bounds += [(reference.offset + part.start, reference.offset + part.end) for part in parts if part.start < part.end]
@@ -99,7 +99,7 @@ class ReferenceReader:
             self._deal_out(group, outcome, outcomes)
 
     async def _looked_at_again(self, groups: Sequence[_ObjectReads], found: Sequence[ReadOutcome]) -> list[ReadOutcome]:
-        """Return the outcomes; of pinned local files that have changed, those of reading them as they are now, if it may be that only a
+        """Return the outcomes; of pinned local files that have changed, those of reading their current versions, if it may be that only a
         name, mode or owner has changed.
         """
         outcomes = list(found)
@@ -134,7 +134,9 @@ class ReferenceReader:
             error = self._fault(wanted, found.nbytes, ranges, buffers)
             outcomes[wanted.number] = Found(generation, reference.nbytes, buffers, found.times) if error is None else Failed(error)
 
-    def _fault(self, wanted: Wanted, nbytes: int, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]) -> ShardStoreError | None:
+    def _fault(
+        self, wanted: ReferenceRead, nbytes: int, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
+    ) -> ShardStoreError | None:
         """Return the error of a reference that ends behind its object, or of bytes that did not come."""
         reference = wanted.reference
         assert reference.nbytes is not None
@@ -150,7 +152,7 @@ class ReferenceReader:
             return StorageError(f"reading {wanted.read.key!r} in {self._shown}: {wanted.url} gave fewer bytes than it has")
         return None
 
-    def _not_found(self, group: _ObjectReads, wanted: Wanted, found: ReadOutcome) -> ReadOutcome:
+    def _not_found(self, group: _ObjectReads, wanted: ReferenceRead, found: ReadOutcome) -> ReadOutcome:
         key = wanted.read.key
         if isinstance(found, Absent):
             return Failed(refers_to_nothing(key, self._shown, wanted.url))
@@ -159,8 +161,8 @@ class ReferenceReader:
         if isinstance(found, Changed) and group.is_pinned:
             return Failed(
                 Conflict(
-                    f"{wanted.url} has changed since {self._shown} was made, which refers to it for {key!r}: the bytes there now may be "
-                    "others, so nothing was read. Bring the set up to date with `shardstore refs update`, or write it anew; "
+                    f"{wanted.url} has changed since {self._shown} was made, which refers to it for {key!r}: the bytes there now may "
+                    "differ, so nothing was read. Bring the set up to date with `shardstore refs update`, or write it again; "
                     "storage_options={'reference': {'pins': False}} reads whatever is there"
                 )
             )

@@ -22,7 +22,7 @@ from shardstore.storage.abilities import HasIdentity
 from shardstore.storage.base import ABSENT, CHANGED, UNKNOWN_NBYTES, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome
 from shardstore.storage.fallbacks import ReadsOnly, check_directory
 from shardstore.storage.generic.errors import read_only
-from shardstore.storage.references.entries import Entry, PinnedReference, ReferenceSet, SetPlace, Target, Targets
+from shardstore.storage.references.entries import Entry, PinnedReference, ReferenceSet, ReferenceTarget, SetPlace, Targets
 from shardstore.storage.references.json_set import read_json_set, set_of
 from shardstore.storage.references.parquet_set import CACHE_BYTES, read_parquet_set
 from shardstore.storage.references.reading import ReferenceReader, referring, refers_to_nothing, shown_url
@@ -56,7 +56,7 @@ class SetOrigin(Protocol):
 
     @property
     def identity(self) -> str:
-        """A text that tells this origin, with all of its options, from others. Not to be shown."""
+        """A text that identifies this origin, with all of its options. Not to be shown."""
         ...
 
     @property
@@ -117,13 +117,13 @@ class ReferenceStorage(ReadsOnly, HasIdentity):
 
     @property
     def identity(self) -> str:
-        """A text that tells this place from others, which ``url`` does not. Not to be shown."""
+        """A text that identifies this place, which ``url`` does not. Not to be shown."""
         place = f"{self.origin.identity}/{self._base}"
         return f"static {place}" if self.static else place
 
     @property
     def content(self) -> str:
-        """A text that tells the set that was read from others that were at its place before; empty before it is read."""
+        """A text that identifies the set that was read among those that were at its place; empty before it is read."""
         return "" if self._set is None else self._set.version
 
     @property
@@ -184,7 +184,7 @@ class ReferenceStorage(ReadsOnly, HasIdentity):
         found = await self.references()
         return await found.find([self._base + key for key in keys])
 
-    def target(self, entry: PinnedReference, key: str) -> Target:
+    def target(self, entry: PinnedReference, key: str) -> ReferenceTarget:
         """Return the object that the reference of a key leads to.
 
         Raises:
@@ -228,13 +228,13 @@ class ReferenceStorage(ReadsOnly, HasIdentity):
     # -- looking -------------------------------------------------------------------------------------------------------
 
     async def _look(self, key: str, entry: PinnedReference) -> ObjectInfo | None:
-        """Return a whole object that a reference leads to as it is listed; ``None`` if it does not exist."""
+        """Return a whole object that a reference leads to, for a listing; ``None`` if it does not exist."""
         target = self.target(entry, key)
         info = await target.storage.stat(target.key)
         return None if info is None else ObjectInfo(key, info.nbytes)
 
     async def _infos(self, entries: Sequence[tuple[str, Entry]]) -> list[ObjectInfo]:
-        """Return objects as they are listed; those that references lead to as a whole are looked at for their sizes."""
+        """Return objects for a listing; those that references lead to as a whole are looked at for their sizes."""
         infos = [_info_of(key, entry) for key, entry in entries]
         whole = [(i, key, entry) for i, (key, entry) in enumerate(entries) if infos[i] is None and isinstance(entry, PinnedReference)]
         if whole:

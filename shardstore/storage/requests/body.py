@@ -39,7 +39,7 @@ async def groups(body: Body, nbytes: int, group_bytes: int, key: str) -> AsyncIt
     """Yield the pieces of ``body`` in lists of at least ``group_bytes`` (the last one excepted).
 
     A piece is used before the next one is asked for, so a producer may reuse its buffer: bytes that have to wait are copied. Raises
-    ``InvalidInput`` as soon as it is clear that the body is not ``nbytes`` long.
+    ``InvalidInput`` once it is clear that the body is not ``nbytes`` long.
     """
     if isinstance(body, Sequence):
         views = checked_views(body, nbytes, key)
@@ -72,7 +72,7 @@ async def groups(body: Body, nbytes: int, group_bytes: int, key: str) -> AsyncIt
 
 async def parts(body: Body, nbytes: int, part_bytes: int, key: str) -> AsyncIterator[bytes]:
     """Yield the bytes of ``body`` in pieces of exactly ``part_bytes``, except the last one. No bytes of the next
-    piece are held meanwhile.
+    piece are held at any time.
     """
     part = io.BytesIO()  # gives what it holds away without a copy
     async for group in groups(body, nbytes, min(part_bytes, _WAITING_BYTES), key):
@@ -89,7 +89,7 @@ async def parts(body: Body, nbytes: int, part_bytes: int, key: str) -> AsyncIter
 
 
 async def joined(body: Body, nbytes: int, key: str) -> bytes:
-    """Return the whole body as one object that nobody else can change; not copied if it is a single ``bytes``."""
+    """Return the whole body as one object that cannot be changed elsewhere; not copied if it is a single ``bytes``."""
     if isinstance(body, Sequence):
         if len(body) == 1 and isinstance(body[0], bytes):
             if len(body[0]) != nbytes:

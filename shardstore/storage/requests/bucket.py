@@ -19,7 +19,7 @@ from shardstore.storage.fallbacks import check_directory
 from shardstore.storage.requests import conditions
 from shardstore.storage.requests.bound import Bound
 from shardstore.storage.requests.outcomes import Head
-from shardstore.storage.requests.ranged_reads import NOTHING, Part, PartOutcome, RangedReads
+from shardstore.storage.requests.ranged_reads import NOTHING, RangedReads, RangeOutcome, RangePart
 
 
 def split_bucket(path: str, scheme: str) -> tuple[str, str]:
@@ -155,13 +155,13 @@ class BucketStorage(RangedReads, CopiesFrom, OnFilesystem, Abilities, Generic[Cl
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    async def look_up(self, key: str, generation: Generation | None) -> PartOutcome:
+    async def look_up(self, key: str, generation: Generation | None) -> RangeOutcome:
         head = await self.client.head(key)
         if head is None:
             return ABSENT
         if generation is not None and head.generation != generation:
             return CHANGED
-        return Part(head.generation, head.nbytes, NOTHING)
+        return RangePart(head.generation, head.nbytes, NOTHING)
 
     # -- writing -------------------------------------------------------------------------------------------------------
 

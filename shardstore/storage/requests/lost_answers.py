@@ -99,7 +99,7 @@ class ObjectWrite:
     async def judge(self, exc: RequestFailed, *, can_resend: bool = True) -> Generation | None:
         """Return the version that was stored in spite of ``exc``; ``None``: send the same request again now.
 
-        Without ``can_resend`` the write has to be made anew. A busy server then counts as a failed condition; after a lost answer
+        Without ``can_resend`` the write has to be made again. A busy server then counts as a failed condition; after a lost answer
         nothing can have been stored yet.
 
         Raises:

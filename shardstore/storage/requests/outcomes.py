@@ -14,7 +14,7 @@ WRITE_ID = "shardstore-write-id"
 """Name, in an object's user metadata, of the id of the write that made it."""
 
 PROBE_PREFIX = ".shardstore-probe-"
-"""The prefix of the names of empty objects that find out what a server honours; one is left if its process dies meanwhile."""
+"""The prefix of the names of empty objects that find out what a server honours; one is left if its process dies before it is removed."""
 
 
 def probe_key() -> str:

@@ -240,7 +240,7 @@ NOTHING = memoryview(b"")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RangePart:
     """One range of one version of an object, which is ``nbytes`` long."""
 
     generation: Generation
@@ -249,7 +249,7 @@ class Part:
     times: ServerTimes | None = None
 
 
-PartOutcome = Part | Absent | Changed
+RangeOutcome = RangePart | Absent | Changed
 
 
 class RangedReads(ABC):
@@ -259,27 +259,27 @@ class RangedReads(ABC):
     """See ``cut_unannounced``."""
 
     @abstractmethod
-    async def get(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None = None) -> PartOutcome:
+    async def get(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None = None) -> RangeOutcome:
         """Read one range, which is not empty, by one request; of ``generation`` only, if that is given.
 
         Raises ``TooMuch`` if it is the whole of an object of more than ``most_nbytes``.
         """
 
     @abstractmethod
-    async def look_up(self, key: str, generation: Generation | None) -> PartOutcome:
+    async def look_up(self, key: str, generation: Generation | None) -> RangeOutcome:
         """Return version and size, without bytes; see ``get``."""
 
     @property
     def may_ignore_ranges(self) -> bool:
-        """True if the server may send the whole object for each range, so that one range has to be asked for before the others."""
+        """True if the server may send the whole object for each range, so that one range has to be asked for before the rest."""
         return False
 
     async def get_first(
         self, key: str, requests: Sequence[ByteRequest], generation: Generation | None, most_nbytes: int | None = None
-    ) -> list[Part] | Absent | Changed:
+    ) -> list[RangePart] | Absent | Changed:
         """Read the first of ``requests``, or all of them if the answer to the first holds the whole object; see ``get``."""
         part = await self.get(key, requests[0], generation, most_nbytes)
-        return [part] if isinstance(part, Part) else part
+        return [part] if isinstance(part, RangePart) else part
 
     async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
         return await asyncio.gather(*(self._read_one(read) for read in reads))
@@ -300,9 +300,9 @@ class RangedReads(ABC):
         buffers = [NOTHING] * len(read.ranges)
         if not asked:
             part = await self.look_up(read.key, read.generation)
-            return Found(part.generation, part.nbytes, tuple(buffers)) if isinstance(part, Part) else part
+            return Found(part.generation, part.nbytes, tuple(buffers)) if isinstance(part, RangePart) else part
         generation = read.generation
-        parts: list[PartOutcome] = []
+        parts: list[RangeOutcome] = []
         if generation is None or (len(asked) > 1 and self.may_ignore_ranges):
             first = await self.get_first(read.key, [read.ranges[i] for i in asked], generation, read.most_nbytes)
             if not isinstance(first, list):
@@ -313,7 +313,7 @@ class RangedReads(ABC):
         parts += await asyncio.gather(*(self.get(read.key, read.ranges[i], generation, read.most_nbytes) for i in rest))
         nbytes, times = 0, None
         for i, part in zip(asked, parts, strict=True):
-            if not isinstance(part, Part):
+            if not isinstance(part, RangePart):
                 return part if read.generation is not None else CHANGED
             buffers[i] = part.data
             nbytes, times = part.nbytes, times or part.times
@@ -321,16 +321,16 @@ class RangedReads(ABC):
 
     async def stat(self, key: str) -> ObjectInfo | None:
         part = await self.look_up(key, None)
-        return ObjectInfo(key, part.nbytes, part.generation) if isinstance(part, Part) else None
+        return ObjectInfo(key, part.nbytes, part.generation) if isinstance(part, RangePart) else None
 
-    async def past_the_end(self, key: str, request: ByteRequest, generation: Generation | None) -> PartOutcome:
+    async def past_the_end(self, key: str, request: ByteRequest, generation: Generation | None) -> RangeOutcome:
         """Return the outcome if the server says that ``request`` starts at or after the end, or that the object is empty; a look shows for
         which version that is true.
 
         Raises ``StorageError`` if the server contradicts itself.
         """
         part = await self.look_up(key, generation)
-        if not isinstance(part, Part):
+        if not isinstance(part, RangePart):
             return part
         wanted = resolve(request, part.nbytes)
         if wanted.start == wanted.end:

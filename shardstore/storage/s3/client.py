@@ -41,7 +41,7 @@ def generation_of(response: Mapping[str, Any], key: str) -> Generation:
     """Return the version that an answer is about."""
     etag = response.get("ETag")
     if not etag:
-        raise StorageError(f"the server's answer for {key!r} has no ETag: versions cannot be told apart there")
+        raise StorageError(f"the server's answer for {key!r} has no ETag: its versions cannot be distinguished")
     return version_of(etag, response)
 
 
@@ -93,7 +93,7 @@ def translated(exc: Exception, action: str, where: str, bucket: str) -> ShardSto
     if status in (401, 403) or (status is None and isinstance(exc, PermissionError)):
         return AccessDenied(
             f"{action} {where}: the server denied access ({code or exc}). Without the permission ListBucket it says so of absent ones too; "
-            "public buckets may need storage_options={'anon': True}, others {'requester_pays': True}"
+            "public buckets may need storage_options={'anon': True}, buckets whose requester pays {'requester_pays': True}"
         )
     if code == "NoSuchBucket":
         error = RequestFailed(
@@ -107,7 +107,7 @@ def translated(exc: Exception, action: str, where: str, bucket: str) -> ShardSto
 
 
 @dataclass
-class ServerFacts:
+class S3Facts:
     """The known facts of one endpoint and bucket, shared by all storages of this process."""
 
     capabilities: Capabilities | None = None
@@ -130,12 +130,12 @@ class ServerFacts:
         return generation.token.strip('"') if self.etag_unquoted else generation.token
 
 
-_facts: dict[tuple[str, str], ServerFacts] = {}
+_facts: dict[tuple[str, str], S3Facts] = {}
 
 
-def facts_of(client: S3Client) -> ServerFacts:
+def facts_of(client: S3Client) -> S3Facts:
     """Return the facts of the client's endpoint and bucket."""
-    return _facts.setdefault((client.endpoint, client.bucket), ServerFacts())
+    return _facts.setdefault((client.endpoint, client.bucket), S3Facts())
 
 
 def forget_facts() -> None:

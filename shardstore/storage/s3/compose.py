@@ -18,7 +18,7 @@ from shardstore.model.generation import Condition, Generation, IfGeneration, Unc
 from shardstore.model.ranges import ByteRange, BytesLike, CopiedRange, NewBytes, Segment
 from shardstore.storage.base import ConditionFailed, Found, Read, ReadOutcome, Storage, unless_failed
 from shardstore.storage.requests.outcomes import RequestFailed
-from shardstore.storage.s3.client import S3Client, ServerFacts, facts_of, member_of
+from shardstore.storage.s3.client import S3Client, S3Facts, facts_of, member_of
 from shardstore.storage.s3.copy import copy_part, is_source_gone
 from shardstore.storage.s3.parts import MAX_PARTS, CopiedPart, SentPart, plan_parts
 from shardstore.storage.s3.probe import probe_copied_parts, probe_copies_on_condition, probe_multipart
@@ -65,7 +65,7 @@ async def _send_all(storage: Storage, key: str, source: Generation, parts: Seque
     return await storage.write(key, pieces(), sum(part.nbytes for part in parts), condition)
 
 
-async def _check_conditions(client: S3Client, facts: ServerFacts, key: str, condition: Condition) -> None:
+async def _check_conditions(client: S3Client, facts: S3Facts, key: str, condition: Condition) -> None:
     if isinstance(condition, Unconditional):
         return
     if facts.multipart_conditions is None:
@@ -75,7 +75,7 @@ async def _check_conditions(client: S3Client, facts: ServerFacts, key: str, cond
 
 
 async def _check_copies(
-    client: S3Client, facts: ServerFacts, key: str, upload_id: str, parts: Sequence[CopiedPart | SentPart], condition: Condition
+    client: S3Client, facts: S3Facts, key: str, upload_id: str, parts: Sequence[CopiedPart | SentPart], condition: Condition
 ) -> None:
     """Check that these parts are what the server was asked for. Servers are asked once; AWS never, since its manual can be trusted."""
     if client.is_aws:
@@ -111,7 +111,7 @@ def _gone(key: str) -> ConditionFailed:
 class _Upload:
     """One multipart upload whose parts are being sent."""
 
-    def __init__(self, client: S3Client, storage: Storage, facts: ServerFacts, key: str, upload_id: str, source: Generation) -> None:
+    def __init__(self, client: S3Client, storage: Storage, facts: S3Facts, key: str, upload_id: str, source: Generation) -> None:
         self._client = client
         self._storage = storage
         self._facts = facts
@@ -127,7 +127,7 @@ class _Upload:
             async with asyncio.TaskGroup() as uploads:
                 tasks = {number: uploads.create_task(self._part(number, part)) for number, part in enumerate(parts, 1)}
         except BaseExceptionGroup as group:
-            raise group.exceptions[0] from None  # the first; the others are consequences
+            raise group.exceptions[0] from None  # the first; the rest are consequences
         return {number: task.result() for number, task in tasks.items()}
 
     async def _part(self, number: int, part: CopiedPart | SentPart) -> str:

@@ -19,7 +19,7 @@ from shardstore.storage.s3.client import S3Client, canonical_etag, generation_of
 from shardstore.storage.s3.parts import MAX_PARTS
 from shardstore.storage.s3.upload import abort, multipart_upload
 
-_TOO_LARGE = (400, 413, 501)  # AWS calls it InvalidRequest, others call it otherwise: the size is looked up
+_TOO_LARGE = (400, 413, 501)  # AWS calls it InvalidRequest, other servers call it otherwise: the size is looked up
 _PARTS_AT_ONCE = 16
 _ATTEMPTS = 5
 
@@ -145,7 +145,7 @@ async def _copy_parts(
         first = failed.exceptions[0]
         if isinstance(first, RequestFailed) and is_source_gone(first):
             return None
-        raise first from None  # the others are consequences
+        raise first from None  # the rest are consequences
     return [task.result() for task in copies]
 
 

@@ -46,8 +46,8 @@ async def _is_refused(client: S3Client, method: str, key: str, **parameters: Any
 
 
 async def probe_server(client: S3Client) -> Capabilities:
-    """Ask for the abilities of the server: on AWS by two requests that change nothing, on others also by some about an object that is
-    removed again.
+    """Ask for the abilities of the server: on AWS by two requests that change nothing, on other servers also by some about an object
+    that is removed again.
 
     Some servers know one condition and not the other, or answer 404 to any DELETE of an absent object.
     """
@@ -106,7 +106,7 @@ async def probe_multipart(client: S3Client) -> bool:
 
 
 async def _probe_upload(client: S3Client, key: str) -> bool | None:
-    """Return whether the server refuses to complete an upload on a condition; ``None`` if somebody has aborted the upload meanwhile."""
+    """Return whether the server refuses to complete an upload on a condition; ``None`` if the upload was aborted by another process."""
     created = await client.call("create_multipart_upload", "probing multipart uploads with", key)
     upload_id = member_of(created, "UploadId", "probing multipart uploads with", key)
     refused: bool | None = None

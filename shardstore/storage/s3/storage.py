@@ -23,8 +23,8 @@ from shardstore.storage.requests.bucket import BucketStorage
 from shardstore.storage.requests.conditions import check_deletion
 from shardstore.storage.requests.lost_answers import delete_object
 from shardstore.storage.requests.outcomes import RequestFailed
-from shardstore.storage.requests.ranged_reads import Part, PartOutcome, checked_part, range_header, received
-from shardstore.storage.s3.client import S3Client, ServerFacts, canonical_etag, facts_of, generation_of, translated, version_of
+from shardstore.storage.requests.ranged_reads import RangeOutcome, RangePart, checked_part, range_header, received
+from shardstore.storage.s3.client import S3Client, S3Facts, canonical_etag, facts_of, generation_of, translated, version_of
 from shardstore.storage.s3.compose import compose
 from shardstore.storage.s3.copy import copy_object
 from shardstore.storage.s3.probe import CLAIMED_WITHOUT_PROBE, probe_server
@@ -67,7 +67,7 @@ class S3Storage(BucketStorage[S3Client], ListsLeftovers):
         super().__init__(fs, path, concurrency, multipart_bytes)
 
     @property
-    def _facts(self) -> ServerFacts:
+    def _facts(self) -> S3Facts:
         return facts_of(self.client)
 
     @property
@@ -83,7 +83,7 @@ class S3Storage(BucketStorage[S3Client], ListsLeftovers):
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    async def get(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None = None) -> PartOutcome:
+    async def get(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None = None) -> RangeOutcome:
         parameters: dict[str, str] = {"Key": self.client.full_key(key)}
         if (header := range_header(request)) is not None:
             parameters["Range"] = header
@@ -111,7 +111,7 @@ class S3Storage(BucketStorage[S3Client], ListsLeftovers):
             view, nbytes = checked_part(request, response["ResponseMetadata"]["HTTPStatusCode"], response.get("ContentRange"), body, key)
         else:
             view, nbytes = body
-        return Part(found, nbytes, view, self.client.times_of(response))
+        return RangePart(found, nbytes, view, self.client.times_of(response))
 
     async def _get_body(
         self, key: str, request: ByteRequest, parameters: dict[str, str], most_nbytes: int | None

@@ -174,7 +174,7 @@ async def _upload_parts(client: S3Client, key: str, upload_id: str, body: Body, 
                 uploads.create_task(upload(number, part))
                 del part
     except BaseExceptionGroup as group:
-        raise group.exceptions[0] from None  # the first; the others are consequences
+        raise group.exceptions[0] from None  # the first; the rest are consequences
     return etags
 
 

@@ -94,7 +94,7 @@ class FileAccess:
         self.move_prefix = store.move_prefix
 
     @classmethod
-    def open(cls, target: str | Path, storage_options: Mapping[str, Any], options: Mapping[str, Any]) -> FileAccess:
+    def open(cls, target: str | Path | Storage, storage_options: Mapping[str, Any], options: Mapping[str, Any]) -> FileAccess:
         """Open what ``shardstore.open`` takes, with its options. Not called on the IO loop. Raises as ``Handle.find``."""
         return cls(Handle.find(target, dict(storage_options) or None, dict(options)).engine)
 

@@ -89,7 +89,7 @@ async def read_json_set(place: SetPlace, expansion: Expansion, targets: Targets,
 
 async def _read(place: SetPlace, expansion: Expansion, targets: Targets, *, pins: bool, flat: bool) -> JSONSet:
     reads = [Read(place.name, (ByteRange(0, _PIECE_NBYTES),)), *([Read(place.name + PINS_SUFFIX, (EVERYTHING,))] if pins else [])]
-    first, *pins = await place.storage.read(reads)
+    first, *of_pins = await place.storage.read(reads)
     parser = ReferenceParser(expansion, flat=flat)
     unpacked = _unpacker(place)
     try:
@@ -103,13 +103,13 @@ async def _read(place: SetPlace, expansion: Expansion, targets: Targets, *, pins
             parser.feed(decoder.decode(block))
         parser.feed(decoder.decode(b"", True))
         table = parser.finish()
-        tokens = _tokens(place, pins, digest, targets)
+        tokens = _tokens(place, of_pins, digest, targets)
     except UnicodeDecodeError as exc:
         raise Corruption(f"{place.url}: it is not a JSON object in UTF-8, and so no set of references: {exc}") from exc
     except (Corruption, Unsupported) as exc:
         raise type(exc)(f"{place.url}: {exc}") from exc
     _warn_if(parser.document.leaves_out)
-    pinned = [outcome.generation.token for outcome in pins if isinstance(outcome, Found)]
+    pinned = [outcome.generation.token for outcome in of_pins if isinstance(outcome, Found)]
     return JSONSet(table, tokens, f"{digest.crc32c:08x}-{digest.nbytes:x} {pinned}")
 
 

@@ -321,7 +321,7 @@ def test_an_array_of_zarr_v2_where_shards_are_asked_for(tmp_path: Path) -> None:
 
 def test_a_strategy_that_needs_the_index_at_the_end(tmp_path: Path) -> None:
     given: dict[str, Any] = {"strategy": "append", "index_location": "start"}
-    refused(lambda: shardstore.open(tmp_path / "a", **given), "leave index_location, index_checksum and stored as they are")
+    refused(lambda: shardstore.open(tmp_path / "a", **given), "leave index_location, index_checksum and stored at their defaults")
     shardstore.open(tmp_path / "a", strategy="append")
     shardstore.open(tmp_path / "a", strategy="rewrite", index_location="start")
 

@@ -26,9 +26,8 @@ from shardstore.engine.moving import NodeAccess, copy_nodes, move_between
 from shardstore.engine.options import V3, EngineOptions
 from shardstore.engine.own_shards import ClientView, client_view
 from shardstore.engine.pinned import OpenValue
-from shardstore.engine.reading.chunk_parts import ChunkParts, ChunkSource, PartReads
+from shardstore.engine.reading.chunk_parts import ChunkParts, ChunkSource, PageCacheReader, PartReads
 from shardstore.engine.reading.listing import ListedBatch, ListedDir, Listing
-from shardstore.engine.reading.page_cache_read import PageCacheReader
 from shardstore.engine.reading.prefetching import prefetch
 from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import Value

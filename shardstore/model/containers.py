@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Generic, TypeVar, overload
 
@@ -21,6 +21,18 @@ def batched(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
     """Yield slices of a sequence, of ``most`` items each; the last one may be shorter."""
     for start in range(0, len(items), most):
         yield items[start : start + most]
+
+
+async def gathered(items: AsyncIterator[T], most: int) -> AsyncIterator[list[T]]:
+    """Yield lists of items, of ``most`` each, as soon as they are full; the last one may be shorter."""
+    some: list[T] = []
+    async for item in items:
+        some.append(item)
+        if len(some) == most:
+            yield some
+            some = []
+    if some:
+        yield some
 
 
 class Lru(Generic[K, V]):

@@ -128,10 +128,11 @@ def test_indices_are_dropped_while_others_look(store: shardstore.ShardedStore) -
         __slots__ = ()
 
         def startswith(self, *_: Any) -> bool:
-            entries.move_to_end("a/c/0")
+            entries.touch("a/c/0")
             return True
 
-    entry = entries["a/c/0"]
+    entry = entries.peek("a/c/0")
+    assert entry is not None
     indices.put(Key("b/c/0"), entry)
     indices.put(Key("b/c/1"), entry)
     indices.drop_prefix("b/")

@@ -27,6 +27,7 @@ from shardstore.format.metadata_v3 import PlainArray, is_array, is_group, parse_
 from shardstore.format.presentation import PresentLevel, consolidated_arrays, levels_below, levels_of, map_consolidated, restored
 from shardstore.format.store_keys import ancestors, join, metadata_key, metadata_path, possible_owners
 from shardstore.model.capabilities import Capabilities
+from shardstore.model.containers import gathered
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike, CopiedRange, NewBytes, Segment, cut
 from shardstore.storage.base import (
@@ -156,9 +157,8 @@ class LevelledStorage(StorageWrapper):
     async def _replace(self, path: str, data: bytes, document: JsonObject | None, condition: Condition) -> Generation:
         """Write the document of an array that had levels below when it was last seen."""
         key = metadata_key(path)
-        (outcome,) = await self.inner.read([document_read(key)])
+        outcome = await read_one(self.inner, document_read(key))
         self._shown(path, outcome)
-        outcome = unless_failed(outcome)
         if not isinstance(outcome, Found) or path not in self.deep_arrays:
             return await self.inner.write(key, [data], len(data), condition)
         if isinstance(condition, IfGeneration) and condition.generation != outcome.generation:
@@ -257,15 +257,9 @@ class LevelledStorage(StorageWrapper):
             return
         seen: dict[str, PlainArray | None] = {}
         deep: dict[str, PlainArray] = {}
-        page: list[ObjectInfo] = []
-        async for info in self.inner.list(prefix):
-            page.append(info)
-            if len(page) == _KEYS_AT_ONCE:
-                for shown in await self._outside(page, seen, deep):
-                    yield shown
-                page = []
-        for shown in await self._outside(page, seen, deep):
-            yield shown
+        async for page in gathered(self.inner.list(prefix), _KEYS_AT_ONCE):
+            for shown in await self._outside(page, seen, deep):
+                yield shown
         for path, array in deep.items():
             start = join(path, "")
             below = self._storage_at(self.deep_arrays.get(path, 0))
@@ -281,9 +275,8 @@ class LevelledStorage(StorageWrapper):
         outside: list[ObjectInfo] = []
         for info in page:
             owner = None if metadata_path(info.key) is not None else _owner(info.key, seen)
-            array = None if owner is None else seen[owner]
-            if owner is not None and array is not None and owner in self.deep_arrays:
-                deep[owner] = array
+            if owner is not None and owner[0] in self.deep_arrays:
+                deep[owner[0]] = owner[1]
             else:
                 outside.append(info)
         return outside
@@ -339,11 +332,11 @@ def _unknown_owner(key: str, seen: dict[str, PlainArray | None]) -> str | None:
     return None
 
 
-def _owner(key: str, seen: dict[str, PlainArray | None]) -> str | None:
+def _owner(key: str, seen: dict[str, PlainArray | None]) -> tuple[str, PlainArray] | None:
     for path, rest in possible_owners(key):
         array = seen.get(path)
         if array is not None and array.key_encoding.decode(rest, len(array.shape)) is not None:
-            return path
+            return path, array
     return None
 
 

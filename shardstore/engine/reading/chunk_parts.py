@@ -2,7 +2,9 @@
 
 A batch lies in memory all at once: the memory has to be allocated, and is out of the processor's cache when it is decoded. A part is short,
 and reuses the memory of the part before. This works with storages that can read in any thread, such as local files, and with shards whose
-indices are known and verified. Everything else is left to the reader.
+indices are known and verified. A single chunk in the page cache is read in the thread that asks. Everything else is left to the reader.
+
+Called from any thread, while the IO loop runs: it only looks at values that are replaced as a whole.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ from shardstore.engine.index_cache import CachedIndex, IndexCache
 from shardstore.engine.metadata.hierarchy import Hierarchy, LocatedChunks
 from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import group_located
-from shardstore.errors import ShardStoreError
+from shardstore.errors import Corruption, ShardStoreError
 from shardstore.format.shard_index import Places, places_in
 from shardstore.model.coalescing import ReadLimits, coalesce_all
 from shardstore.model.generation import Generation
-from shardstore.model.ranges import EVERYTHING, ByteRange
+from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, resolve
 from shardstore.storage.abilities import BlockingReads, DirectAccess
 from shardstore.storage.base import Found, Read, ReadOutcome
 from shardstore.storage.wrappers import Counters
@@ -260,3 +262,42 @@ def _readable_mask(shards: Sequence[_Indexed], of_shard: Ints, places: Places) -
     is_current = np.array([shard.is_current for shard in shards])
     kept: npt.NDArray[np.bool_] = (asked | is_current) & (np.bincount(of_shard, places.is_damaged, len(shards)) == 0)
     return kept
+
+
+class PageCacheReader:
+    """Reads single chunks of local files in the page cache: at once, in the calling thread, without a hop to the IO loop and back.
+
+    That is possible if the array's document is fresh, the shard's index is known and verified, and the storage holds the bytes in memory.
+    It is the reader's second round for one chunk, with the same checks.
+    """
+
+    def __init__(self, storage: BlockingReads, hierarchy: Hierarchy, indices: IndexCache, counters: Counters) -> None:
+        self._storage = storage
+        self._hierarchy = hierarchy
+        self._indices = indices
+        self._counters = counters
+
+    def get(self, key: str, request: ByteRequest) -> memoryview | None:
+        """Return the bytes that ``request`` asks for, of a chunk that exists; ``None`` means: ask the engine."""
+        target = self._hierarchy.fresh_chunk(key)
+        if target is None:
+            return None
+        cached = self._indices.peek(target.shard_key, target.layout.index_format, unverified=self._hierarchy.never_checks)
+        if cached is None:
+            return None
+        try:
+            where = cached.index.location(target.slot, cached.object_nbytes)
+        except Corruption:
+            return None
+        if where is None:
+            return None
+        inside = resolve(request, where.nbytes)
+        if inside.start >= inside.end:
+            return None
+        wanted = ByteRange(where.offset + inside.start, where.offset + inside.end)
+        found = self._storage.read_page_cache(Read(target.shard_key, (wanted,), cached.generation))
+        if found is None:
+            return None
+        (data,) = found.buffers
+        self._counters.add(requests=1, bytes_read=len(data), chunks_read=1, index_hits=1)
+        return data

@@ -16,6 +16,7 @@ from shardstore.errors import ShardStoreError
 from shardstore.format.chunk_keys import ChunkKeyEncoding, looks_like_chunk_prefix
 from shardstore.format.store_keys import ancestors, join, metadata_path, possible_owners
 from shardstore.model.chunks import ChunkCoords, ChunkLocation
+from shardstore.model.containers import gathered
 from shardstore.model.generation import Generation
 from shardstore.plan.prefixes import chunk_keys_of, plan_prefix, rows_of, slots_of
 from shardstore.storage.base import UNKNOWN_NBYTES, DirListing, ObjectInfo, Storage
@@ -262,28 +263,17 @@ class Listing:
         """Yield the positions along the dimension behind ``leading`` where the shards below some prefixes hold chunks, or could hold
         chunks if their index is damaged.
         """
-        for below in stored_prefixes:
-            shards: list[ShardRead] = []
-            async for _, shard in self.stored(below):
-                if shard is not None:
-                    shards.append(shard)
-                    if len(shards) == _INDICES_AT_ONCE:
-                        for row in await self._rows_of(shards, leading):
-                            yield row
-                        shards = []
-            for row in await self._rows_of(shards, leading):
-                yield row
-
-    async def _rows_of(self, shards: list[ShardRead], leading: ChunkCoords) -> set[int]:
         axis = len(leading)
-        rows: set[int] = set()
-        for shard, index in await self._current_indices(shards) if shards else ():
-            if isinstance(index, ShardStoreError):
-                per_shard = shard.layout.grid.chunks_per_shard[axis]
-                rows.update(range(shard.coords[axis] * per_shard, (shard.coords[axis] + 1) * per_shard))
-            elif index is not None:
-                rows.update(rows_of(shard.layout, shard.coords, index.index, leading))
-        return rows
+        for below in stored_prefixes:
+            async for shards in gathered((shard async for _, shard in self.stored(below) if shard is not None), _INDICES_AT_ONCE):
+                for shard, index in await self._current_indices(shards):
+                    if isinstance(index, ShardStoreError):
+                        per_shard = shard.layout.grid.chunks_per_shard[axis]
+                        for row in range(shard.coords[axis] * per_shard, (shard.coords[axis] + 1) * per_shard):
+                            yield row
+                    elif index is not None:
+                        for row in rows_of(shard.layout, shard.coords, index.index, leading):
+                            yield row
 
 
 async def directly_below(prefix: str, values: AsyncIterator[ListedValue]) -> ListedDir:

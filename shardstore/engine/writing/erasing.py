@@ -17,7 +17,7 @@ from shardstore.errors import InvalidInput, ShardStoreError
 from shardstore.format.metadata_v3 import ArrayLayout, PlainArray
 from shardstore.format.store_keys import join, metadata_path
 from shardstore.model.chunks import ChunkCoords, RemovedChunks, ShardGrid
-from shardstore.model.containers import batched
+from shardstore.model.containers import batched, gathered
 from shardstore.plan.prefixes import PrefixPlan, chunks_of, plan_prefix
 from shardstore.storage.abilities import FileTree
 from shardstore.storage.base import Storage
@@ -131,14 +131,8 @@ class Erasing:
         self._indices.drop_prefix(prefix)
 
     async def _delete_each(self, keys: AsyncIterator[str]) -> None:
-        batch: list[str] = []
-        async for key in keys:
-            batch.append(key)
-            if len(batch) == _KEYS_AT_ONCE:
-                await self._storage.delete_many(batch)
-                batch = []
-        if batch:
-            await self._storage.delete_many(batch)
+        async for some in gathered(keys, _KEYS_AT_ONCE):
+            await self._storage.delete_many(some)
 
     async def _delete_all(self, keys: Sequence[str]) -> None:
         for some in batched(keys, _KEYS_AT_ONCE):
@@ -199,19 +193,14 @@ class Erasing:
                 if join(shard.node.path, encode(coords)).startswith(prefix):
                     yield coords
 
-        shards: list[ShardRead] = []
-        async for _, shard in self._listing.stored(join(within.node.path, plan.stored_prefix)):
-            if shard is not None:
-                shards.append(shard)
-            if len(shards) == _SHARDS_AT_ONCE:
-                await self._erase_from(shards, chosen)
-                shards = []
-        await self._erase_from(shards, chosen)
+        stored = self._listing.stored(join(within.node.path, plan.stored_prefix))
+        async for shards in gathered((shard async for _, shard in stored if shard is not None), _SHARDS_AT_ONCE):
+            await self._erase_from(shards, chosen)
 
     async def _erase_from(self, shards: Sequence[ShardRead], chosen: Callable[[ShardRead, CachedIndex], Iterable[ChunkCoords]]) -> None:
         """Erase some of the chunks that are in each of these shards, in one commit a shard."""
         updates: list[tuple[ChunkTarget, Action]] = []
-        for shard, index in zip(shards, await self._reader.load_indices(shards) if shards else [], strict=True):
+        for shard, index in zip(shards, await self._reader.load_indices(shards), strict=True):
             if isinstance(index, ShardStoreError):
                 raise index
             if not isinstance(index, CachedIndex):

@@ -195,7 +195,7 @@ def has_swaps(actions: Sequence[Action]) -> bool:
 
 
 def needs_old_version(actions: Sequence[Action]) -> bool:
-    """Return whether the outcome depends on the version that is stored, or someone wants to know whether there is one."""
+    """Return whether the outcome depends on the version that is stored, or a caller asks whether there is one."""
     return any(isinstance(action, Swap) and (action.condition != UNCONDITIONAL or action.data is None) for action in actions)
 
 
@@ -204,14 +204,14 @@ def changes_nothing(actions: Sequence[Action]) -> bool:
     return all(isinstance(action, Swap) and not action.outcome.happened for action in actions)
 
 
-def tells_outcome(actions: Sequence[Action]) -> bool:
-    """Return whether someone wants to know what an action found, even if a later one makes it irrelevant."""
+def reports_outcome(actions: Sequence[Action]) -> bool:
+    """Return whether a caller asks what an action found, even if a later one makes it irrelevant."""
     return any(isinstance(action, Swap) or (isinstance(action, SetIfMissing) and action.creation is not None) for action in actions)
 
 
 def simplified(actions: list[Action]) -> list[Action]:
     """Return the actions without those that a later ``SetValue`` or ``EraseValue`` makes irrelevant."""
-    if len(actions) == 1 or tells_outcome(actions):
+    if len(actions) == 1 or reports_outcome(actions):
         return actions
     last = max((i for i, a in enumerate(actions) if isinstance(a, SetValue | EraseValue)), default=0)
     return actions[last:]

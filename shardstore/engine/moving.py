@@ -583,7 +583,7 @@ async def _rename(source: _NodePlace, target: _NodePlace, found: _Contents) -> b
         return await target.storage.rename_prefix(source.path, target.path)
     except ConditionFailed as exc:
         if await target.is_free():
-            return False  # hidden files are in the way, that a writer left who died: copying gets along with them
+            return False  # hidden files of a writer that died are in the way: a copy works in spite of them
         raise Conflict(f"another client wrote to {target} just now; {source} stays unchanged") from exc
     except BaseException:
         source.forget()  # it may have been carried out

@@ -1,4 +1,4 @@
-"""What an array looks like to a client that chose the shards itself: its chunk is what other clients call a shard.
+"""The view of an array by a client that chose the shards itself: its chunk is what other clients call a shard.
 
 Such a client is safe only if all that it reads and writes is expanded to the chunks that other clients see. Zarr's arrays with our codec
 pipeline do that. What is stored decides whether an array is expanded; it is looked up again when the document has changed.

@@ -49,7 +49,7 @@ class StoredState:
 
 
 class TransactionView(KeyedStore):
-    """What is stored, under what one open transaction holds back. Keys are checked by the engine, except those of updates.
+    """A store under the writes that one open transaction holds back. Keys are checked by the engine, except those of updates.
 
     ``update_after`` carries out updates that were begun in the transaction and go on after its end: they are no part of it.
     """

@@ -15,8 +15,8 @@ from shardstore.engine.actions import (
     SetValue,
     Swap,
     apply_actions,
+    reports_outcome,
     revising,
-    tells_outcome,
 )
 from shardstore.engine.contention import Contention
 from shardstore.engine.fresh_layout import StaleLayout, each_with_fresh_layout, with_fresh_layout
@@ -481,7 +481,7 @@ class Values:
             for action in actions:
                 await (self._swap_object(key, action) if isinstance(action, Swap) else self._update_object(target, [action]))
             return
-        match None if tells_outcome(actions) else actions[-1]:
+        match None if reports_outcome(actions) else actions[-1]:
             case SetValue(data):
                 await self._storage.write(key, [data], len(data), UNCONDITIONAL)
             case EraseValue():

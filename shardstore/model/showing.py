@@ -1,4 +1,4 @@
-"""How stores and results show themselves in notebooks: by modules far above them, so that none of them knows HTML."""
+"""Stores and results as HTML in notebooks: made by modules far above them, so that none of them knows HTML."""
 
 from __future__ import annotations
 

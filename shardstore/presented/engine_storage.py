@@ -69,7 +69,7 @@ class EngineStorage(ReadsAndWrites, DocumentsFirst):
 
     async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
         """The version of a document is that of its bytes as they are shown: where they are written otherwise, the next condition on what
-        is returned here fails, and who asked has to look.
+        is returned here fails, and the caller has to read it again.
         """
         outcome = await self._swap(key, await joined(body, nbytes, key), condition)
         assert outcome.version is not None

@@ -132,7 +132,7 @@ class Documents:
                     raise
                 raise hidden from exc
             except InvalidInput as exc:
-                # What is in the way of a new array may be the chunks of another client, who has created the same one just now.
+                # What is in the way of a new array may be the chunks of another client, which has just created the same one.
                 if current is None and await self.read(path) is not None:
                     raise ConditionFailed(str(exc)) from exc
                 raise
@@ -178,7 +178,7 @@ class Documents:
         except InvalidInput:
             if erased_first or current is not None or (current := await self.read(path)) is None:
                 raise
-            # What is in the way may be the chunks of another client, who has created the same array just now.
+            # What is in the way may be the chunks of another client, which has just created the same array.
             translated = await self._translation.array(path, document, current, own_shards=own_shards)
         stored = dumps(translated)
         node, _ = self._hierarchy.describe(path, stored, _NOT_STORED_YET)

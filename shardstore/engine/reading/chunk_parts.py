@@ -173,7 +173,7 @@ class PartReads:
             if located is None or located.node.is_uncommitted or located.node.path in self._hierarchy.deep_arrays:
                 return None
             indices = await self._reader.verified_indices(group_located(located, [EVERYTHING] * len(keys)))
-        except ShardStoreError:  # the reader comes upon it too, and says more
+        except ShardStoreError:  # the reader meets it too, and says more
             return None
         return None if indices is None else self._divided(located, indices, threads)
 

@@ -221,7 +221,7 @@ class Committer:
         """Write all chunks of a shard, or erase all."""
         if isinstance(plan, WriteShard):
             plan = self._unique(shard, plan, condition)
-            _tell_versions(swaps, self._remember(shard, await self._write_new(shard, plan, condition), plan, {}))
+            _note_versions(swaps, self._remember(shard, await self._write_new(shard, plan, condition), plan, {}))
         else:
             await self._empty(shard, condition)
 
@@ -277,7 +277,7 @@ class Committer:
         if isinstance(plan, WriteShard):
             plan = self._unique(shard, plan, self._condition(cached))
         carried = self._carried_versions(cached, updates)
-        _tell_versions(swaps, await self._execute(shard, cached, plan, carried))
+        _note_versions(swaps, await self._execute(shard, cached, plan, carried))
         return refused
 
     def _plan(self, shard: Shard, cached: CachedIndex | None, updates: Mapping[int, BytesLike | None]) -> CommitPlan:
@@ -518,7 +518,7 @@ def _apply(
     return updates
 
 
-def _tell_versions(swaps: SlotActions, index: CachedIndex | None) -> None:
+def _note_versions(swaps: SlotActions, index: CachedIndex | None) -> None:
     """Note in the outcome of each swap the version that it stored. If that did not last, it gets a version that no client will see."""
     for slot, chain in swaps.items():
         for action in chain:

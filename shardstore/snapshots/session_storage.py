@@ -291,7 +291,7 @@ class SessionStorage(ReadsAndWrites, ChunkSource, HasIdentity, KnowsReferences):
         is_own = np.array([isinstance(file, bytes) for file in places.files], dtype=np.bool_)
         in_files = (places.file >= 0) & (places.nbytes > 0) & (ends < MOST_OBJECT_BYTES)
         in_files[in_files] = is_own[places.file[in_files]]
-        divided.others.extend(np.flatnonzero(places.exists & ~in_files).tolist())
+        divided.rest.extend(np.flatnonzero(places.exists & ~in_files).tolist())
         numbers = np.flatnonzero(in_files)
         groups = list(_by_file(places.file[numbers]))
         if not groups or len(groups) > MOST_OBJECTS:

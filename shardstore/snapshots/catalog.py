@@ -32,17 +32,17 @@ DEFAULT_NAME = POINTER_KEY.removesuffix(".json")
 
 _SUFFIX = ".json"
 _TRIES = 4
-"""How often a change is tried that is refused though the pointer is what it was seen to be."""
+"""Tries of a change that is refused although the pointer is unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """Where the current state of a store is."""
+    """The place of the current state of a store."""
 
     location: str
     """The key of the state file, relative to the root of the store (D4); unique."""
     generation: int
-    """Of the state."""
+    """That of the state."""
     store_id: str
     version: Generation | None = field(default=None, compare=False)
     """The version of the object that holds the pointer, where the catalog knows it."""

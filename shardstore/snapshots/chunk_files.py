@@ -35,7 +35,7 @@ from shardstore.tasks import gather_all
 MOST_INLINE_NBYTES = 512
 """A chunk up to this may be stored in the manifest."""
 MOST_INLINE_CHUNKS = 8
-"""So many of a cell at most: more of them are better read from a file."""
+"""The most of them in one cell: more are better read from a file."""
 FILES_AT_ONCE = 16
 _INDEX_SHARE = 0.01
 
@@ -61,7 +61,7 @@ class _Cell:
     grid: ShardGrid | None
     """``None``: the array's chunks are not gathered."""
     nchunks: int
-    """How many chunks of the array the cell has."""
+    """The chunks of the array that the cell can have."""
     chunks: dict[ChunkCoords, Written] = field(default_factory=dict)
     nbytes: int = 0
 
@@ -82,7 +82,7 @@ class ChunkFile:
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """How the chunks of an array are divided into cells."""
+    """The division of an array's chunks into cells."""
 
     node: Node
     grid: ShardGrid | None

@@ -1,4 +1,4 @@
-"""Where the chunks of a session are: in memory, in chunk files, in manifests or in files elsewhere; and texts that name their versions."""
+"""The places of a session's chunks: in memory, in chunk files, in manifests or in files elsewhere; and texts that name their versions."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from shardstore.snapshots.chunk_files import Written
 from shardstore.snapshots.files import KnownRefs
 
 FOLDED_AT = 1 << 16
-"""So many chunks of an array that are stored become references."""
+"""The number of stored chunks of an array at which they become references."""
 FOLDED_SHARE = 8
-"""And at least this share of the references that there are: so each of these is merged a few times only."""
+"""They are at least the references that there are, divided by this: so each of these is merged a few times only."""
 
 ABSENT, HELD = -3, -4
 """In place of a file's number: nothing is known of the chunk; the session has its bytes, or knows where they are."""
@@ -33,7 +33,7 @@ class ArrayChanges:
     bulk: KnownRefs | None = None
     """References that were given all at once, or folded, behind ``chunks``."""
     next_look: int = 0
-    """How many ``chunks`` there are when they are looked at again."""
+    """The number of ``chunks`` at which they are looked at again."""
 
     def fold(self, ndim: int, folded_at: int) -> None:
         """Keep chunks that are stored as references, which take a tenth of the memory, once there are ``folded_at`` of them."""
@@ -87,7 +87,7 @@ def refs_of_written(chunks: Mapping[ChunkCoords, Written | None], ndim: int) -> 
 
 @dataclass(slots=True, eq=False)
 class ChunkPlaces:
-    """Where ``n`` chunks of one array are."""
+    """The places of ``n`` chunks of one array."""
 
     file: npt.NDArray[np.int32]
     """``(n,)``: numbers in ``files``, or ``INLINE``, ``HELD``, ``GONE`` or ``ABSENT``."""
@@ -98,7 +98,7 @@ class ChunkPlaces:
     data: dict[int, bytes] = field(default_factory=dict)
     """The bytes of chunks that are inline or held in memory, by number."""
     serials: dict[int, int] = field(default_factory=dict)
-    """Of the session's own chunks, by number."""
+    """The serials of the session's own chunks, by number."""
 
     @classmethod
     def unknown(cls, n: int) -> ChunkPlaces:

@@ -47,7 +47,7 @@ _REMOVED_AT_ONCE = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """What an expiry has left out of the state."""
+    """The snapshots, branches and tags that an expiry has left out of the state."""
 
     snapshots: frozenset[str]
     branches: frozenset[str]
@@ -96,7 +96,7 @@ def _expired(state: State, older_than_ms: int, *, branches: bool, tags: bool) ->
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What a garbage collection has removed, or would remove; and what it has left for later."""
+    """The files that a garbage collection has removed, or would remove, and those that it has left for later."""
 
     removed: Mapping[str, int] = field(default_factory=dict)
     """Files by folder: ``t/`` states, ``s/`` structures, ``a/`` attributes, ``m/`` manifests, ``c/`` chunk files."""

@@ -77,7 +77,7 @@ class ConflictError(Conflict):
     def __init__(self, message: str, conflicts: Sequence[NodeConflict] = ()) -> None:
         super().__init__(message)
         self.conflicts = tuple(conflicts)
-        """What contradicts what they have done; empty if nothing does."""
+        """The conflicts with what they have done; empty if there are none."""
 
     def __reduce__(self) -> tuple[type[ConflictError], tuple[str, Sequence[NodeConflict]]]:
         return type(self), (str(self), self.conflicts)
@@ -117,7 +117,7 @@ class BasicConflictSolver(ConflictDetector):
 
 @dataclass(slots=True)
 class Side:
-    """What one side has changed since the snapshot that both know."""
+    """The changes of one side since the snapshot that both began with."""
 
     nodes: Mapping[str, Node]
     """The current ones, by path."""

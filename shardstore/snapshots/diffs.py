@@ -1,4 +1,4 @@
-"""What differs between two snapshots, or between a session and the snapshot that it began with."""
+"""Differences between two snapshots, or between a session and the snapshot that it began with."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardstore.snapshots.session import SessionCore, ndim_of
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """What was changed: nodes by their paths, chunks by their coordinates."""
+    """The changes: nodes by their paths, chunks by their coordinates."""
 
     new_groups: frozenset[str]
     new_arrays: frozenset[str]

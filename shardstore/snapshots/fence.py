@@ -1,4 +1,4 @@
-"""What keeps a commit from referring to files that a garbage collection removes (D38).
+"""The check that keeps a commit from referring to files that a garbage collection removes (D38).
 
 A session stores files to which nothing refers before its commit, so a collection may take them for garbage. The state says when the last
 collection removed anything: a commit that would swap from a state with a collection later than the session's begin looks whether its files

@@ -60,7 +60,7 @@ WHOLE_NBYTES = 1 << 20
 _NODES_KEPT = 1 << 15
 """In all structures that are kept; a rebase needs those of all commits since the session began."""
 _STRUCTURE_SIZE = 10
-"""Of a structure without its nodes, counted in nodes."""
+"""The size of a structure without its nodes, counted in nodes."""
 _ATTRIBUTES_KEPT = 8
 _STATES_KEPT = 4
 

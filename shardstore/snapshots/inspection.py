@@ -41,14 +41,14 @@ class StoreFault:
 
 @dataclass(slots=True)
 class Checked:
-    """What a check of a store has looked at, and found."""
+    """The counts and the findings of a check of a store."""
 
     snapshots: int = 0
     structures: int = 0
     manifests: int = 0
     references: int = 0
     chunk_files: int = 0
-    """Of the store, to which manifests refer."""
+    """Those of the store, to which manifests refer."""
     findings: list[StoreFault] = field(default_factory=list)
 
     @property
@@ -66,7 +66,7 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """How much a versioned store has."""
+    """The amounts of what a versioned store has."""
 
     snapshots: int
     branches: int
@@ -74,7 +74,7 @@ class StoreStats:
     stored: Mapping[str, Amount]
     """By folder: ``t/`` states, ``s/`` structures, ``a/`` attributes, ``m/`` manifests, ``c/`` chunk files."""
     unneeded: Amount
-    """What no snapshot needs, states left out: garbage, and what sessions have stored that are not committed yet."""
+    """The files that no snapshot needs, states left out: garbage, and those of sessions that are not committed yet."""
     arrays: int
     """On the branch ``main``, like the rest."""
     groups: int

@@ -1,4 +1,4 @@
-"""Which manifests of an array are merged at a commit. Each commit adds a small one, with what it changed: a level. Many are slow.
+"""The choice of the manifests of an array that a commit merges. Each commit adds a small one, with what it changed: a level. Many are slow.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Which files of a versioned store its snapshots need, directly or through other files.
+"""The files of a versioned store that its snapshots need, directly or through other files; and lists of the files that there are.
 
 ::
 
@@ -140,7 +140,7 @@ class FolderListing:
     names: npt.NDArray[np.bytes_]
     nbytes: npt.NDArray[np.int64]
     unknown: int
-    """How many files with other names there are."""
+    """The number of files with other names."""
 
 
 async def list_files(storage: Storage, folder: str, say: Progress) -> FolderListing:

@@ -1,4 +1,4 @@
-"""What a session has read of its snapshot: with ``isolation="serializable"``, a commit that changes it is a conflict.
+"""The parts of its snapshot that a session has read: with ``isolation="serializable"``, a commit that changes them is a conflict.
 
 Chunks that the session has written before it read them are its own. A chunk that is not there was read too: that it was not there.
 """
@@ -67,7 +67,7 @@ class _ReadChunks:
 
 
 class ReadSet:
-    """What one session has read."""
+    """The nodes and chunks that one session has read."""
 
     def __init__(self) -> None:
         self.documents: set[str] = set()

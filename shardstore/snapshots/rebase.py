@@ -35,19 +35,19 @@ from shardstore.snapshots.files import StoreFiles
 from shardstore.snapshots.session import SessionCore, ndim_of
 
 _FOR_FORK: Mapping[Selection, Selection] = {"fail": "fail", "ours": "theirs", "theirs": "ours"}
-"""What the session's selection means to a fork, which is brought onto the session as a session is brought onto later commits."""
+"""The meaning of the session's selection to a fork, which is brought onto the session as a session is brought onto later commits."""
 
 
 @dataclass(slots=True)
 class _ThreeWayDiff:
-    """What a session, and the commits to its branch since it began, have changed of the snapshot with which it began."""
+    """The changes of a session, and of the commits to its branch since it began, to the snapshot with which it began."""
 
     tip: Snapshot
     structure: Structure
     ours: Side
     theirs: Side
     attributes: dict[int, bytes | None]
-    """Of nodes of which both have changed some."""
+    """The merged attributes of nodes of which both have changed some, by id."""
     conflicts: list[NodeConflict]
 
 

@@ -27,7 +27,7 @@ from shardstore.snapshots.session_storage import SessionStorage
 
 @dataclass(slots=True)
 class Repacked:
-    """What was put together."""
+    """The amounts that were put together."""
 
     cells: int = 0
     chunks: int = 0

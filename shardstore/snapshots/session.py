@@ -50,7 +50,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class ArrayKeys:
-    """How the keys of an array's chunks are written."""
+    """The form of the keys of an array's chunks."""
 
     node: Node
     prefix: str
@@ -90,10 +90,10 @@ class SessionCore:
         """The branch that a commit moves; ``None``: nothing can be changed."""
         self.why_read_only = "" if branch is not None else "it was opened to read"
         self.reads = ReadSet() if serializable else None
-        """What was read, where that counts."""
+        """What was read; ``None`` where that does not count."""
         self.gatherer = ChunkGatherer(files, pack, max_memory)
         self.folded_at = FOLDED_AT
-        """So many chunks of an array that are stored become references."""
+        """The number of stored chunks of an array at which they become references."""
         self.nodes: dict[str, Node] = dict(structure.nodes)
         self.changes: dict[int, ArrayChanges] = {}
         self.documents: dict[int, tuple[bytes, int]] = {}

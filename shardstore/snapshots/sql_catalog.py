@@ -31,10 +31,10 @@ if TYPE_CHECKING:  # an extra
 T = TypeVar("T")
 
 _BUSY_SECONDS = 60.0
-"""How long to wait for a transaction of another client."""
+"""The longest wait for a transaction of another client."""
 
 _ASKED = 4
-"""How often a statement is sent, where the answer to the end of its transaction gets lost each time."""
+"""Tries of a statement, if the answer to the end of its transaction gets lost each time."""
 
 
 class _AnswerLost(StorageError):
@@ -43,7 +43,7 @@ class _AnswerLost(StorageError):
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """How a transaction has ended."""
+    """The end of a transaction."""
 
     outcome: bool
     """True: the row was changed."""
@@ -69,7 +69,7 @@ class SQLCatalog:
         except ImportError as exc:
             raise InvalidInput(f"a catalog in a database needs SQLAlchemy: {how_to_install('sql')}") from exc
         self.busy_seconds = _BUSY_SECONDS
-        """How long another client's transaction on the same row is waited for."""
+        """The longest wait for another client's transaction on the same row."""
         try:
             self._url = sa.make_url(url)
         except sa.exc.ArgumentError as exc:

@@ -51,7 +51,7 @@ _SWAPS = 1000
 _REMOVED_AT_ONCE = 10_000
 
 COMMIT_TRIES = 1000
-"""How often a commit that runs unattended is brought onto newer commits of other sessions."""
+"""The most rebases of a commit that runs unattended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class CommitRequest:
-    """What the caller of a commit asks for.
+    """The arguments of a commit.
 
     Raises:
         InvalidInput: the message or the metadata cannot be stored.
@@ -83,9 +83,9 @@ class CommitRequest:
     message: str
     metadata: Mapping[str, Any] | None = None
     solver: ConflictDetector | None = None
-    """What decides whether the session may be brought onto newer commits of other sessions; ``None``: these are a conflict."""
+    """Decides whether the session may be brought onto newer commits of other sessions; ``None``: these are a conflict."""
     tries: int = 0
-    """How often it is brought onto them at most."""
+    """The most rebases, each onto what is newest then."""
     merges_all: bool = False
     """Make the manifests of each array one."""
     keeps_values: bool = False

@@ -70,7 +70,7 @@ class IcechunkExport:
     without_bytes: int
     """Chunks of no bytes, which Icechunk does not store, and no codec can decode: they are read as fill values."""
     authorize_virtual_chunk_access: dict[str, Any] = field(repr=False)
-    """What readers give to ``icechunk.Repository.open``: credentials by place of the chunk files."""
+    """The argument of ``icechunk.Repository.open`` for readers: credentials by place of the chunk files."""
     texts: int = 0
     """Nodes, over all snapshots, with attributes that are not finite numbers, which Icechunk cannot hold: they have become texts."""
 

@@ -86,7 +86,7 @@ class RepositoryArguments(TypedDict, total=False):
 
 
 class OpenedStore:
-    """What a repository and its sessions share."""
+    """The files, the catalog and the options that a repository and its sessions share."""
 
     def __init__(self, options: RepositoryOptions) -> None:
         self.options = options

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """What one snapshot holds, and, if it is writable, what has been changed since; ``Repository`` gives sessions.
+    """One snapshot, and, if the session is writable, the changes since; ``Repository`` gives sessions.
 
     A writable session belongs to one process.
     """

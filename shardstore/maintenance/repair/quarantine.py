@@ -72,12 +72,12 @@ def _beside(target: Any) -> Any:
     raise InvalidInput(f"there is no place next to {named}: {_HOW}")
 
 
-@dataclass(frozen=True, slots=True)
 class Quarantine:
     """The kept objects of one store. On local disks only those can read them who can read them in the store."""
 
-    storage: Storage
-    store: Storage
+    def __init__(self, storage: Storage, store: Storage) -> None:
+        self._storage = storage
+        self._store = store
 
     async def keep(self, plans: PlanWriter, key: str, generation: Generation, nbytes: int, note: Mapping[str, Any]) -> str:
         """Store one version of an object, and a note about it, durably; return the key under which it is kept.
@@ -87,15 +87,15 @@ class Quarantine:
         """
         token = hashlib.sha256(f"{nbytes} {generation.token}".encode()).hexdigest()[:16]
         kept = f"{key}/{token}"
-        here, there = self.storage.ability(LocalFiles), self.store.ability(LocalFiles)
+        here, there = self._storage.ability(LocalFiles), self._store.ability(LocalFiles)
         if here is not None and there is not None:
             for name in (kept, f"{kept}.json"):
                 await here.make_like(name, there, key)
         body = plans.pieces(key, generation, [CopiedRange(0, nbytes)] if nbytes else [])
-        await self.storage.write(kept, body, nbytes, UNCONDITIONAL)
+        await self._storage.write(kept, body, nbytes, UNCONDITIONAL)
         document = {"key": key, "generation": generation.token, "nbytes": nbytes, **note}
         text = json.dumps(document, indent=2).encode()
-        await self.storage.write(f"{kept}.json", [text], len(text), UNCONDITIONAL)
+        await self._storage.write(f"{kept}.json", [text], len(text), UNCONDITIONAL)
         return kept
 
 

@@ -211,9 +211,9 @@ def _record(target: Any, record: Any, written: Storage, options: dict[str, Any] 
         place = restricted.beside(SUFFIX)
         return (written, INSIDE) if place is None else (place, "")
     if isinstance(target, str | os.PathLike):
-        address = Address.parse(text_of(target)).beside(SUFFIX)
-        if address is not None:
-            return open_storage(address, options, fsync=fsync), ""
+        beside = Address.parse(text_of(target)).beside(SUFFIX)
+        if beside is not None:
+            return open_storage(beside, options, fsync=fsync), ""
     if isinstance(target, tuple) and isinstance(target[0], AbstractFileSystem) and str(target[1]).strip("/"):
         return open_storage((target[0], str(target[1]).rstrip("/") + SUFFIX), fsync=fsync), ""
     return written, INSIDE

@@ -52,7 +52,7 @@ from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, If
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, BytesLike, resolve
 from shardstore.model.redaction import redacted
 from shardstore.storage.abilities import NamesLocation, RestrictsKeys, VersionedByRange
-from shardstore.storage.base import ABSENT, CHANGED, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome
+from shardstore.storage.base import ABSENT, CHANGED, Absent, Changed, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome
 from shardstore.storage.fallbacks import ReadsAndWrites, check_directory
 from shardstore.storage.inferred_versions import agrees, unversioned
 from shardstore.storage.opening.location import HasPhysicalLocation, Location
@@ -249,13 +249,9 @@ class ZarrStorage(ReadsAndWrites, HasPhysicalLocation, NamesLocation, RestrictsK
 
     async def _read_ranges(self, read: Read, nbytes: int) -> ReadOutcome:
         """Read ranges concurrently, then the witness of the version once more."""
-        wanted = [resolve(request, nbytes) for request in read.ranges]
-        found = await asyncio.gather(*(self._piece(read.key, each) for each in wanted))
-        pieces = [piece for piece in found if piece is not None]
-        if len(pieces) < len(found) or not (any(pieces) or await self._is_object(read.key, nbytes)):
-            return ABSENT if not any(pieces) else CHANGED
-        if [len(piece) for piece in pieces] != [each.end - each.start for each in wanted]:
-            return CHANGED  # it was replaced by a shorter one
+        pieces = await self._pieces(read, nbytes)
+        if not isinstance(pieces, list):
+            return pieces
         generation = self._snapshot or self._version_of(read, pieces) or unversioned(nbytes)
         if read.generation is not None and read.generation != generation and not agrees(read.generation, generation):
             return CHANGED
@@ -263,6 +259,17 @@ class ZarrStorage(ReadsAndWrites, HasPhysicalLocation, NamesLocation, RestrictsK
         if not is_one_read and not await self._is_still(generation, read.key, nbytes):
             return CHANGED
         return Found(generation, nbytes, tuple(pieces))
+
+    async def _pieces(self, read: Read, nbytes: int) -> list[memoryview] | Absent | Changed:
+        """Return the bytes of each range of an object that had so many bytes, or what has become of it."""
+        wanted = [resolve(request, nbytes) for request in read.ranges]
+        found = await asyncio.gather(*(self._piece(read.key, each) for each in wanted))
+        pieces = [piece for piece in found if piece is not None]
+        if len(pieces) < len(found) or not (any(pieces) or await self._is_object(read.key, nbytes)):
+            return ABSENT if not any(pieces) else CHANGED
+        if [len(piece) for piece in pieces] != [each.end - each.start for each in wanted]:
+            return CHANGED  # it was replaced by a shorter one
+        return pieces
 
     async def _is_still(self, generation: Generation, key: str, nbytes: int) -> bool:
         """Return whether an object has this version, by reading its witness again; true of versions without one."""

@@ -11,6 +11,7 @@ from functools import partial
 from shardstore.adapters.file_access import ERASE, Change
 from shardstore.errors import InvalidInput, NotFound, ReadOnly, ShardStoreError, Unsupported
 from shardstore.format.store_keys import check_key
+from shardstore.model.ranges import BytesLike
 from shardstore.mounting.contents import Contents
 from shardstore.mounting.errnos import Refused
 from shardstore.mounting.inodes import Place, path_of
@@ -160,10 +161,8 @@ class Files(Contents):
     async def _rename_to(self, source: str, target: str, buffer: Buffer | None, no_replace: bool) -> None:
         was_stored = buffer is None or not buffer.is_scratch
         becomes_scratch = await self._is_scratch(target)
-        if was_stored and not becomes_scratch and await self._must_be_copied(source, target):
-            raise Refused(errno.EXDEV)
-        if becomes_scratch and was_stored:
-            await self.held.settle([source])  # it has to be stored as long as its only name is one of this mount
+        if was_stored:
+            await self._prepare_stored(source, target, becomes_scratch=becomes_scratch)
         await self.held.make_way(target, is_directory=False)
         must_be_new = no_replace and await self._free_name(target)
         hidden = await self.names.hidden_above(target)
@@ -182,30 +181,39 @@ class Files(Contents):
         # No other task has its turn from here on.
         self.names.directories.show(*hidden)
         self._drop(target, keeps_origin=source)
-        if buffer is None and becomes_scratch:
-            buffer = Buffer(target, is_scratch=True)
-            buffer.fill(data)
-        if buffer is not None:
+        if becomes_scratch:
+            self._keep_as_scratch(source, target, buffer, data, was_stored=was_stored)
+        elif buffer is not None:
             self._move_buffer(buffer, source, target)
-            buffer.is_scratch = becomes_scratch
-            if not becomes_scratch:
-                self._without_origin(buffer)
-                buffer.committed(data if is_stored else None, changes, creates=must_be_new)
-            elif was_stored:
-                buffer.moved_from = source
-        if becomes_scratch and target in self.held.pending:
-            self.held.erase_later(target, ERASE, has_backup=False)
+            buffer.is_scratch = False
+            self._without_origin(buffer)
+            buffer.committed(data if is_stored else None, changes, creates=must_be_new)
         if was_stored:
             # What has only a scratch name now stays stored until that is removed too. An editor puts a new one in its place at once.
             self.held.erase_later(source, erasure, has_backup=becomes_scratch)
             self.names.directories.show_above(source)
         self.names.moved(source, target, is_directory=False)
 
-    async def _must_be_copied(self, source: str, target: str) -> bool:
-        """Return whether ``mv`` has to copy a stored file and remove the old one: a document, so that ``mv`` fails if it may not be
-        removed; and what would become a chunk without an array, which waits for a document: the old one is erased only after it is stored.
+    async def _prepare_stored(self, source: str, target: str, *, becomes_scratch: bool) -> None:
+        """Raise ``Refused`` where ``mv`` has to copy a stored file, and to remove the old one only after that: a document, so that ``mv``
+        fails if it may not be removed; and what would become a chunk without an array, which waits for a document.
         """
-        return is_document(source) or (not is_document(target) and await self._early.is_early(target))
+        if becomes_scratch:
+            await self.held.settle([source])  # it has to be stored as long as its only name is one of this mount
+        elif is_document(source) or (not is_document(target) and await self._early.is_early(target)):
+            raise Refused(errno.EXDEV)
+
+    def _keep_as_scratch(self, source: str, target: str, buffer: Buffer | None, data: BytesLike, *, was_stored: bool) -> None:
+        """Keep a file, which has a scratch name now, in this mount alone."""
+        if buffer is None:
+            buffer = Buffer(target)
+            buffer.fill(data)
+        self._move_buffer(buffer, source, target)
+        buffer.is_scratch = True
+        if was_stored:
+            buffer.moved_from = source
+        if target in self.held.pending:
+            self.held.erase_later(target, ERASE, has_backup=False)
 
     async def _value_to_rename(self, source: str, buffer: Buffer | None) -> tuple[bytes | memoryview, Change]:
         """Return the bytes of a file, and the change that erases it under its old name. Raises ``NotFound``."""

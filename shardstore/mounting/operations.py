@@ -400,7 +400,7 @@ def attach(operations: Operations, directory: str, options: Sequence[str]) -> No
 
 
 async def run() -> None:
-    """Answer the kernel, on the IO loop, until somebody unmounts, or ``stop`` is called."""
+    """Answer the kernel, on the IO loop, until it is unmounted, or ``stop`` is called."""
     await pyfuse3.main(min_tasks=_WORKERS_KEPT, max_tasks=_WORKERS)
 
 

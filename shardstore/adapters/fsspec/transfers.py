@@ -6,7 +6,7 @@ They go in batches of bounded memory, metadata first.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,17 +104,23 @@ class FileTransfers(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no typ
         if not files:
             raise await self._no_files(path1)
         sources, targets = {source for source, _ in files}, {target for _, target in files}
-        moved = ([path1] if isinstance(path1, str) else path1) if recursive else ()
-        directories = tuple([f"{await self._key(p)}/" for p in moved])
+        directories = await self._directories(path1) if recursive else ()
         if not sources.isdisjoint(targets) or any(target.startswith(directories) for target in targets):
             raise InvalidInput(f"moving {path1!r} to {path2!r} would move files onto or into themselves: name another target")
         await run_async(copied_in_batches(self.engine, files))
         await self._update([(source, ERASE) for source in sources])
         if self.engine.in_transaction and maxdepth is None:
-            # A directory that is erased as a whole may become something else before the commit, such as another array.
-            for directory in directories:
-                if directory != "/" and not has_magic(directory):
-                    await run_async(self.engine.erase_prefix(directory))
+            await self._erase_moved(directories)
+
+    async def _erase_moved(self, directories: Iterable[str]) -> None:
+        """Erase moved directories as a whole: they may become something else before the commit, such as another array."""
+        for directory in directories:
+            if directory != "/" and not has_magic(directory):
+                await run_async(self.engine.erase_prefix(directory))
+
+    async def _directories(self, paths: Any) -> tuple[str, ...]:
+        """Return the prefixes of keys below paths."""
+        return tuple([f"{await self._key(path)}/" for path in ([paths] if isinstance(paths, str) else paths)])
 
     async def _no_files(self, path: Any) -> Exception:
         """Return the error of a path, pattern or list that means no file."""

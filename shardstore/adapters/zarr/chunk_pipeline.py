@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from zarr.abc.codec import CodecPipeline
 from zarr.abc.store import Store
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 
 _SINGLE_KEY_METHODS = ("get", "set", "delete")
+
+T = TypeVar("T")
 
 _WAVES_AT_ONCE = 2  # at least, however large: one is decoded while the next one is being fetched
 
@@ -219,7 +221,7 @@ class ChunkPipeline(CodecPipeline):
 
         def scatter(numbers: Sequence[int], values: Sequence[memoryview | None]) -> None:
             note(numbers, values)
-            scatter_chunks(codec, [infos[i] for i in numbers], values, out, drop_axes)
+            scatter_chunks(codec, _at(infos, numbers), values, out, drop_axes)
 
         rest: Sequence[int] = range(len(infos))
         parts = await _parts(place, keys, max(sizes), limits) if is_sync else None
@@ -229,17 +231,17 @@ class ChunkPipeline(CodecPipeline):
                 return tuple(found)
 
         async def wave(within: Sequence[int]) -> None:
-            numbers = [rest[i] for i in within]
-            values = await _fetch(place, [keys[i] for i in numbers], None if located is None else located.subset(within))
+            numbers = _at(rest, within)
+            values = await _fetch(place, _at(keys, numbers), None if located is None else located.subset(within))
             if is_sync:
-                nbytes = sum(sizes[i] for i in numbers)
+                nbytes = sum(_at(sizes, numbers))
                 await in_threads(len(numbers), nbytes, lambda a, b: scatter(numbers[a:b], values[a:b]), limits.inline_bytes)
                 return
             note(numbers, values)
             fetched = [(MemoryGetter(keys[i], value), *infos[i][1:]) for i, value in zip(numbers, values, strict=True)]
             await codec.pipeline.read(fetched, out, drop_axes)
 
-        keys_left, sizes_left = [keys[i] for i in rest], [sizes[i] for i in rest]
+        keys_left, sizes_left = _at(keys, rest), _at(sizes, rest)
         waves, located = await _waves(place, keys_left, sizes_left, limits, split_shards=True)
         await in_waves(waves, sizes_left, limits.read_bytes, wave)
         return tuple(found)
@@ -341,6 +343,11 @@ def place_of_all(infos: Sequence[Info]) -> EnginePlace | None:
         if not isinstance(info[0], StorePath) or info[0].store is not store:
             return None
     return place_of(store)
+
+
+def _at(items: Sequence[T], numbers: Sequence[int]) -> list[T]:
+    """Return the items of these numbers."""
+    return [items[i] for i in numbers]
 
 
 def _sizes(infos: Sequence[Info]) -> list[int]:

@@ -148,17 +148,15 @@ def gather_chunks(
         chain = chains.turn_to(spec)
         if not chain.holds(source.dtype):
             chain = SyncChain(codec.codecs, spec)
-        part = source if is_scalar else source[out_selection]
-        if type(part) is not np.ndarray:
-            part = np.asarray(part, source.dtype)
+        part = _as_numpy(source if is_scalar else source[out_selection], source.dtype)
         if is_complete and not is_scalar and part.shape == spec.shape:
             chunk = part
         else:
-            chunk = _filled(spec) if was is None else decode_chunk(chain, getter, was).copy()
+            chunk = _old_chunk(chain, getter, spec, was)
             if drop_axes and not is_scalar:
                 part = part[_with_axes(drop_axes, len(spec.shape))]
             chunk[chunk_selection] = part
-        if not spec.config.write_empty_chunks and _equals(spec, chunk, fill_value(spec)):
+        if _is_dropped(spec, chunk):
             new.append(None)
             continue
         if chain.takes_scratch and (scratch is None or len(scratch) != chain.nbytes):
@@ -167,10 +165,21 @@ def gather_chunks(
     return new
 
 
-def _filled(spec: ArraySpec) -> AnyArray:
-    """Return a chunk of fill values, which may be written to."""
-    shape, dtype = spec.shape, spec.dtype.to_native_dtype()
+def _is_dropped(spec: ArraySpec, chunk: AnyArray) -> bool:
+    """Return whether a chunk is not stored, since all its elements equal the fill value."""
+    return not spec.config.write_empty_chunks and _equals(spec, chunk, fill_value(spec))
+
+
+def _as_numpy(part: Any, dtype: np.dtype[Any]) -> AnyArray:
+    return part if type(part) is np.ndarray else np.asarray(part, dtype)
+
+
+def _old_chunk(chain: DirectChain | SyncChain, getter: Any, spec: ArraySpec, was: memoryview | None) -> AnyArray:
+    """Return the elements that a chunk has so far, which may be written to: fill values where it does not exist."""
+    if was is not None:
+        return decode_chunk(chain, getter, was).copy()
     create = spec.prototype.nd_buffer.create
+    shape, dtype = spec.shape, spec.dtype.to_native_dtype()
     filled: AnyArray = create(shape=shape, dtype=dtype, order=spec.order, fill_value=fill_value(spec)).as_numpy_array()
     return filled
 

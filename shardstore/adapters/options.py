@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Any, TypeAlias, TypedDict
 
 from shardstore.engine.options import Flavour, Present, Stored, StrategyName
 from shardstore.format.presentation import PresentLevel
@@ -15,6 +15,12 @@ from shardstore.plan.commits import ChunkOrder, Strategy
 from shardstore.plan.policy import ShardingPolicy
 from shardstore.storage.local.rules import Locks
 from shardstore.storage.opening.transports import Transport
+
+PresentOption: TypeAlias = Present | Flavour
+"""What clients see: the name of a flavour, or a flavour."""
+
+ChunksPerShard: TypeAlias = ShardingPolicy
+"""Which arrays are sharded when they are created, and how."""
 
 
 class FurtherOptions(TypedDict, total=False):
@@ -45,9 +51,9 @@ class FurtherOptions(TypedDict, total=False):
 class StoreOptions(FurtherOptions, total=False):
     """All options of a store that every face takes."""
 
-    chunks_per_shard: ShardingPolicy
+    chunks_per_shard: ChunksPerShard
     stored: Stored
-    present: Present | Flavour
+    present: PresentOption
     strategy: StrategyName | Strategy
 
 

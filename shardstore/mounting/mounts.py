@@ -14,10 +14,10 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Unpack, cast
+from typing import Any, BinaryIO, cast
 
 from shardstore.adapters.file_access import mounted_kind, portable_target
-from shardstore.adapters.options import StoreOptions
+from shardstore.adapters.options import ChunksPerShard, PresentOption
 from shardstore.errors import Conflict, InvalidInput, StorageError, Unsupported
 from shardstore.extras import how_to_install
 from shardstore.model.redaction import redacted
@@ -128,10 +128,12 @@ def mount(
     directory: str | os.PathLike[str],
     *,
     read_only: bool = False,
+    present: PresentOption = "v3",
     durable: Durable = "close",
     attr_seconds: float = 1.0,
     read_ahead: int = 16 * 2**20,
     write_memory: int = 256 * 2**20,
+    chunks_per_shard: ChunksPerShard = "auto",
     allow_other: bool = False,
     uid: int | None = None,
     gid: int | None = None,
@@ -141,7 +143,7 @@ def mount(
     outlives: bool = False,
     log_file: str | os.PathLike[str] | None = None,
     storage_options: dict[str, Any] | None = None,
-    **options: Unpack[StoreOptions],
+    **options: Any,
 ) -> Mount:
     """Mount a store, as a tree of plain chunk files, and return when it is there. Linux only.
 
@@ -149,11 +151,13 @@ def mount(
         url: a path, any fsspec URL or chain, or a snapshot, ``URL@ref``, which is mounted for reading only.
         directory: an empty directory.
         read_only: refuse every write.
+        present: what is shown; see ``shardstore.open``.
         durable: when a file is stored: ``"close"``, when it is closed; or ``"fsync"``, in batches, at ``fsync`` of any file or directory,
             soon after the last file was closed, and when it is unmounted.
         attr_seconds: names and sizes are believed for so long: changes by other programs may be seen as late as that.
         read_ahead: bytes that are read ahead of chunks that are opened in order.
         write_memory: bytes that are held back in memory; more go to a temporary file, or are stored at once.
+        chunks_per_shard: of arrays that are created; see ``shardstore.open``.
         allow_other: let other users of the machine in too.
         uid, gid, umask: user, group and missing mode bits of all files.
         non_empty: mount over a directory that is not empty.
@@ -162,8 +166,7 @@ def mount(
         outlives: let it go on when this process has ended.
         log_file: where errors are logged; by default on standard error, and with ``outlives`` in the system's log.
         storage_options: for the filesystem: credentials, endpoint, retries.
-        options: those of ``shardstore.open``: ``present`` for the keys and documents that are shown, ``chunks_per_shard`` for arrays that
-            are created.
+        options: further ones of ``shardstore.open``.
 
     Raises:
         InvalidInput: an argument cannot be right: the directory is none, is not empty, or has a mount on it.
@@ -192,7 +195,7 @@ def mount(
         directory=target,
         ready=writing,
         storage_options=storage_options or {},
-        options=options,
+        options={"present": present, "chunks_per_shard": chunks_per_shard, **options},
         read_only=read_only,
         durable=durable,
         attr_seconds=attr_seconds,

@@ -69,10 +69,6 @@ class AccessDenied(StorageError, PermissionError):
     """The underlying storage refused the request; says nothing about whether the key exists."""
 
 
-class LeadsOutside(AccessDenied):
-    """A key lies behind a link out of the directory that is shown."""
-
-
 class NoSpace(StorageError):
     """The underlying storage has no room left, or a quota is used up: a retry helps once room has been made."""
 

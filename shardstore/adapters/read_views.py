@@ -14,7 +14,7 @@ from shardstore.adapters.handle import Handle
 from shardstore.adapters.value_reads import ReadResult, ValueRead, read_values
 from shardstore.engine.metadata.hierarchy import Hierarchy
 from shardstore.engine.reading.listing import ListedValue
-from shardstore.errors import NotFound, ShardStoreError, Unsupported
+from shardstore.errors import AccessDenied, NotFound, ShardStoreError, Unsupported
 from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.metadata_v3 import ArrayLayout, PlainArray
 from shardstore.format.store_keys import ancestors, possible_owners
@@ -24,6 +24,7 @@ from shardstore.presented.view import Canonical, PresentedFlavour, View
 from shardstore.storage.base import UNKNOWN_NBYTES, ObjectInfo, Storage
 from shardstore.storage.inferred_versions import is_unversioned
 from shardstore.storage.local.directory import LocalFiles
+from shardstore.storage.local.inside import LeadsOutside
 from shardstore.storage.opening.snapshot_place import SnapshotPlace
 from shardstore.storage.read_ahead import ReadAhead
 from shardstore.stored.detect import DetectedStorage
@@ -231,6 +232,11 @@ def open_views(
     else:
         views["stored"] = StoredView(below.inner if isinstance(below, DetectedStorage) else below, engine.hierarchy)
     return ReadViews(handle, views, absent, snapshot)
+
+
+def leads_outside(exc: AccessDenied) -> bool:
+    """Return whether access is denied because a link leads out of the directory, which ``follow_links`` would allow."""
+    return isinstance(exc, LeadsOutside)
 
 
 async def _check_there(storage: Storage) -> None:

@@ -26,12 +26,12 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from shardstore._sync import run_async
+from shardstore.adapters.read_views import leads_outside
 from shardstore.errors import (
     AccessDenied,
     Conflict,
     Corruption,
     InvalidInput,
-    LeadsOutside,
     NotFound,
     ShardStoreError,
     SnapshotExpired,
@@ -317,10 +317,8 @@ def _status_of(exc: Exception) -> tuple[int, Headers]:
             return 500, []
         case Unsupported():
             return 501, []
-        case LeadsOutside():
-            return 403, []
         case AccessDenied():
-            return 502, []  # not 403: it is not the client who may not
+            return (403 if leads_outside(exc) else 502), []  # where the storage refuses, it is not the client who may not
         case StorageError():
             return (504 if _timed_out(exc) else 502), []
     return 500, []

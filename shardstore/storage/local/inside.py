@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import os
 
-from shardstore.errors import LeadsOutside
+from shardstore.errors import AccessDenied
+
+
+class LeadsOutside(AccessDenied):
+    """A key lies behind a link out of the directory."""
 
 
 class Inside:

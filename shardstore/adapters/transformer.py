@@ -48,7 +48,7 @@ class ShardingTransformer(SynchronousFace):
     def as_storage(self) -> Storage:
         """Return what this presents, as the storage below another transformer, or whatever else takes a target."""
         if self.engine.storage.kind == WITHOUT_VERSIONS:
-            return PartialAccessStorage(self)  # nothing tells one version of a chunk from another of its size but its own bytes
+            return PartialAccessStorage(self)  # versions of a chunk that have one size differ by their bytes alone
         return EngineStorage(self.engine, read_only=self._read_only)
 
     def get(self, key: str) -> bytes | None:

@@ -19,6 +19,7 @@ from shardstore.errors import Corruption
 from shardstore.format.chunk_keys import looks_like_chunk_prefix
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.format.store_keys import ancestors, join
+from shardstore.model.containers import Lru
 from shardstore.mounting.names import DIRECTORY, is_scratch, moved_path, name_of, parent_of, shown_order
 from shardstore.mounting.reading import Values
 
@@ -66,14 +67,6 @@ class _FoundLayout:
     at: float
 
 
-@dataclass(slots=True)
-class _Misses:
-    """Lookups below a directory that the cache could not answer, and when the last one was."""
-
-    count: int = 0
-    at: float = 0.0
-
-
 @dataclass(eq=False)
 class Tree:
     """The tree of one store. Paths are presented keys, and those of directories; ``""`` is the root."""
@@ -90,7 +83,6 @@ class Tree:
     _listed: dict[str, DirectoryNames] = field(default_factory=dict)  # the oldest first
     _names: int = 0  # in listings, and in some that have been forgotten
     _arrays: dict[str, _FoundLayout] = field(default_factory=dict)
-    _misses: dict[str, _Misses] = field(default_factory=dict)
     _under_way: dict[tuple[str, bool], asyncio.Future[_Listings]] = field(default_factory=dict)  # by directory; whole or one level
     _spaces: dict[str, tuple[_Space | None, float]] = field(default_factory=dict)
     _epoch: int = 0
@@ -98,6 +90,10 @@ class Tree:
     _changes: dict[str, int | None] = field(default_factory=dict)  # while listings are under way
     _moves: int = 0
     """Increased when a directory has been renamed here."""
+
+    def __post_init__(self) -> None:
+        # Lookups below each directory that the cache could not answer.
+        self._misses: Lru[str, int] = Lru(_MOST_REMEMBERED, seconds=_MISS_SECONDS, clock=self.clock)
 
     # -- what is asked ---------------------------------------------------------------------------------------------------
 
@@ -456,15 +452,7 @@ class Tree:
 
     def _missed(self, path: str) -> int:
         """Note a miss below a directory; return how many there were recently."""
-        now = self.clock()
-        misses = self._misses.setdefault(path, _Misses())
-        if now - misses.at > _MISS_SECONDS:
-            misses.count = 0
-        misses.count += 1
-        misses.at = now
-        if len(self._misses) > _MOST_REMEMBERED:
-            del self._misses[next(iter(self._misses))]
-        return misses.count
+        return self._misses.put(path, (self._misses.peek(path) or 0) + 1)
 
 
 @dataclass(frozen=True, slots=True)

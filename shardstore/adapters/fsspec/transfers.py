@@ -13,7 +13,7 @@ from typing import Any
 from fsspec.asyn import AsyncFileSystem, sync
 
 from shardstore._sync import run_async
-from shardstore.adapters.batch_values import raise_failed
+from shardstore.adapters.batch_values import raise_failed, values_of
 from shardstore.engine.actions import ERASE, Action, SetValue
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.format.v2.keys import is_document
@@ -219,10 +219,8 @@ async def copied_in_batches(engine: Presented, pairs: Sequence[Pair], *, missing
     """
     batch = _Batch(engine)
     for part in batched(sorted(pairs, key=lambda pair: not is_document(pair[1])), _READ_AT_ONCE):
-        values = await engine.get_many([(source, EVERYTHING) for source, _ in part])
+        values = values_of(await engine.get_many([(source, EVERYTHING) for source, _ in part]))
         for (source, target), value in zip(part, values, strict=True):
-            if isinstance(value, Exception):
-                raise value
             if value is not None:
                 await batch.add(target, bytes(value))
             elif not missing_ok:
@@ -251,10 +249,8 @@ async def downloaded_in_batches(engine: Presented, pairs: Sequence[Pair], callba
     if callback is not None:
         callback.set_size(len(pairs))
     for part in batched(pairs, _READ_AT_ONCE):
-        values = await engine.get_many([(key, EVERYTHING) for key, _ in part])
+        values = values_of(await engine.get_many([(key, EVERYTHING) for key, _ in part]))
         for (key, path), value in zip(part, values, strict=True):
-            if isinstance(value, Exception):
-                raise value
             if value is None:
                 raise NotFound(f"{key!r} does not exist in {engine.storage.url}")
             await asyncio.to_thread(Path(path).write_bytes, value)

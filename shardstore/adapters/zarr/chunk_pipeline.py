@@ -25,7 +25,7 @@ from zarr.core.config import config
 from zarr.storage import FsspecStore, StorePath, WrapperStore
 
 from shardstore._sync import run_async
-from shardstore.adapters.batch_values import raise_first
+from shardstore.adapters.batch_values import raise_first, values_of
 from shardstore.adapters.handle import Face, FilesystemFace
 from shardstore.adapters.zarr.chunks import ChunkCodec, Info, MemoryGetter, MemorySetter, gather_chunks, scatter_chunks, status, wave_bytes
 from shardstore.adapters.zarr.codec_chains import DESTINATION_NBYTES
@@ -33,7 +33,6 @@ from shardstore.adapters.zarr.codec_threads import INLINE_BYTES, in_threads, pie
 from shardstore.engine.actions import ERASE, Action, SetValue
 from shardstore.engine.metadata.hierarchy import LocatedChunks
 from shardstore.engine.reading.chunk_parts import ChunkParts, ShardPart
-from shardstore.errors import ShardStoreError
 from shardstore.model.containers import batched
 from shardstore.model.ranges import EVERYTHING
 from shardstore.tasks import gather_all
@@ -367,12 +366,7 @@ async def _fetch(place: EnginePlace, keys: Sequence[str], located: LocatedChunks
     if not keys:
         return []
     await place.ensure_open()
-    values: list[memoryview | None] = []
-    for value in await run_async(place.engine.get_many([(place.key(key), EVERYTHING) for key in keys], located)):
-        if isinstance(value, ShardStoreError):
-            raise value
-        values.append(value)
-    return values
+    return values_of(await run_async(place.engine.get_many([(place.key(key), EVERYTHING) for key in keys], located)))
 
 
 async def _parts(place: EnginePlace, keys: Sequence[str], most_nbytes: int, limits: PipelineLimits) -> ChunkParts | None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from shardstore._sync import run_sync
 from shardstore.adapters.handle import Handle
@@ -31,8 +31,6 @@ from shardstore.stored.detect import DetectedStorage
 
 _LIKE_V2_CHUNK = re.compile(r"[0-9]+(\.[0-9]+)+", re.ASCII)
 """The last segment of a chunk's key in an array of Zarr v2, as no directory is called."""
-
-_SEPARATORS: tuple[Literal["/", "."], ...] = ("/", ".")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,15 +134,7 @@ class StoredView:
             await self.hierarchy.locate([key], for_write=False)
         except ShardStoreError:
             return False
-        return not self._is_chunk_of_v2(key) and await _is_directory(self.storage, key, self.hierarchy, key, looks=looks, as_v2=False)
-
-    def _is_chunk_of_v2(self, key: str) -> bool:
-        """Return whether a key is that of a chunk in a stored array of Zarr v2, which the hierarchy knows by its keys of Zarr v3."""
-        for path, rest in possible_owners(key):
-            node = self.hierarchy.known(path)
-            if node is not None and node.array is not None:
-                return any(ChunkKeyEncoding("v2", separator).decode(rest, node.array.ndim) is not None for separator in _SEPARATORS)
-        return False
+        return await _is_directory(self.storage, key, self.hierarchy, key, looks=looks, as_v2=False)
 
     def identifies(self, version: Generation) -> bool:
         return _identifies(self.storage, version)

@@ -177,7 +177,15 @@ def _parameter_of(option: Field[Any]) -> Parameter:
     elif isinstance(option.default, str | int):
         default = option.default
     flags = shown.flags or _flags(option)
-    of_parser = typer.Option(*flags, metavar=shown.metavar, help=shown.help, show_default=default is not None)
+    is_number = shown.form == "number"
+    of_parser = typer.Option(
+        *flags,
+        metavar=shown.metavar,
+        help=shown.help,
+        show_default=default is not None,
+        min=0 if is_number else None,
+        max=shown.most if is_number else None,
+    )
     return _parameter(option.name, default, Annotated[bool if is_flag else _TYPES.get(shown.form, str | None), of_parser])
 
 

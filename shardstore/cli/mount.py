@@ -4,34 +4,38 @@ from __future__ import annotations
 
 import signal
 import sys
-from enum import StrEnum
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
 import typer
 
-from shardstore.cli.arguments import StorageOptions, parse_bytes
+from shardstore.cli.arguments import StorageOptions
 from shardstore.cli.pack import parse_policy
 from shardstore.cli.secrets import ARGUMENTS
 from shardstore.errors import InvalidInput
+from shardstore.model.options import option
 from shardstore.model.redaction import redacted
 from shardstore.mounting import mounts
 
 
-class PresentedAs(StrEnum):
-    """The flavours that are shown."""
+@dataclass(frozen=True)
+class MountOptions:
+    """Options of ``shardstore.mount``."""
 
-    V3 = "v3"
-    V2 = "v2"
-    DRAFT = "draft"
-
-
-class Durability(StrEnum):
-    """When a file is stored."""
-
-    CLOSE = "close"
-    FSYNC = "fsync"
+    read_only: bool = option(False, "Refuse every write.")
+    present: str = option("v3", "The format that is shown.", "v3|v2|draft")
+    durable: str = option("close", "Store a file when it is closed; or in batches, at fsync or 1 to 5 s after.", "close|fsync")
+    read_ahead: int = option(16 << 20, "Bytes to read ahead when chunks are opened in order.", "BYTES", form="bytes")
+    write_memory: int = option(256 << 20, "The most bytes of unstored writes in memory.", "BYTES", form="bytes")
+    allow_other: bool = option(False, "Let other users of this machine read and write.")
+    uid: int | None = option(None, "The user of all files.", form="number")
+    gid: int | None = option(None, "The group of all files.", form="number")
+    non_empty: bool = option(False, "Mount over a directory that is not empty.")
+    xattrs: bool = option(False, "Show where a chunk is stored in the attribute user.shardstore.place; ls -l takes longer.")
+    outlives: bool = option(False, "Return once it is mounted.", flags=("--background",))
+    log_file: str | None = option(None, "Log errors to this file.", "FILE", flags=("--log",))
 
 
 def mount(
@@ -40,33 +44,14 @@ def mount(
         str, typer.Argument(metavar="URL", help="A path, URL or chain of URLs: of a store, or a snapshot, URL@REF.", show_default=False)
     ],
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="An empty directory.", show_default=False)],
-    read_only: Annotated[bool, typer.Option("--read-only", help="Refuse every write.")] = False,
-    present: Annotated[PresentedAs, typer.Option("--present", help="The format that is shown.")] = PresentedAs.V3,
-    durable: Annotated[
-        Durability, typer.Option("--durable", help="Store a file when it is closed; or in batches, at fsync or 1 to 5 s after.")
-    ] = Durability.CLOSE,
+    options: MountOptions,
     attr_seconds: Annotated[
         float, typer.Option("--attr-seconds", metavar="SECONDS", help="How long names and sizes are cached.", min=0)
     ] = 1.0,
-    read_ahead: Annotated[
-        str, typer.Option("--read-ahead", metavar="BYTES", help="Bytes to read ahead when chunks are opened in order.")
-    ] = "16MiB",
-    write_memory: Annotated[
-        str, typer.Option("--write-memory", metavar="BYTES", help="The most bytes of unstored writes in memory.")
-    ] = "256MiB",
     chunks_per_shard: Annotated[
         str, typer.Option("--chunks-per-shard", metavar="auto|none|I,J,K", help="Shards of arrays that are created.")
     ] = "auto",
-    allow_other: Annotated[bool, typer.Option("--allow-other", help="Let other users of this machine read and write.")] = False,
-    uid: Annotated[int | None, typer.Option("--uid", help="The user of all files.", min=0, show_default=False)] = None,
-    gid: Annotated[int | None, typer.Option("--gid", help="The group of all files.", min=0, show_default=False)] = None,
     umask: Annotated[str, typer.Option("--umask", metavar="MODE", help="Permission bits that no file has, octal.")] = "022",
-    non_empty: Annotated[bool, typer.Option("--non-empty", help="Mount over a directory that is not empty.")] = False,
-    xattrs: Annotated[
-        bool, typer.Option("--xattrs", help="Show where a chunk is stored in the attribute user.shardstore.place; ls -l takes longer.")
-    ] = False,
-    background: Annotated[bool, typer.Option("--background", help="Return once it is mounted.")] = False,
-    log: Annotated[Path | None, typer.Option("--log", metavar="FILE", help="Log errors there.", show_default=False)] = None,
     storage: StorageOptions,
 ) -> None:
     """Mount a store as a tree of plain chunk files, for programs that know neither shards nor object stores.
@@ -82,36 +67,25 @@ def mount(
 
         shardstore mount run.ice@main /mnt/run
     """
-    options = storage.parsed()
-    if options or redacted(url) != url:
+    storage_options = storage.parsed()
+    if storage_options or redacted(url) != url:
         ARGUMENTS.hide(["mount", redacted(url), str(directory)])  # lists of processes would show them as long as the store is mounted
     mounted = mounts.mount(
         url,
         directory,
-        read_only=read_only,
-        present=present.value,
-        durable=durable.value,
         attr_seconds=attr_seconds,
-        read_ahead=parse_bytes("--read-ahead", read_ahead),
-        write_memory=parse_bytes("--write-memory", write_memory),
         chunks_per_shard=parse_policy(chunks_per_shard),
-        allow_other=allow_other,
-        uid=uid,
-        gid=gid,
         umask=_bits(umask),
-        non_empty=non_empty,
-        xattrs=xattrs,
-        outlives=background,
-        log_file=log,
-        storage_options=options,
+        storage_options=storage_options,
+        **vars(options),
     )
-    if not background:
+    if not options.outlives:
         _end_on_signals(mounted)
     how = ", for reading only" if mounted.read_only else ""
-    process = f" by process {mounted.pid}" if background else ""
+    process = f" by process {mounted.pid}" if options.outlives else ""
     typer.echo(f"mounted {mounted.url} at {mounted.directory}{how}{process}")
     sys.stdout.flush()
-    while not background and not mounted.wait(0.5):  # in short turns, so that signals are noticed
+    while not options.outlives and not mounted.wait(0.5):  # in short turns, so that signals are noticed
         pass
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, get_args
 
 import typer
 
 from shardstore import references
-from shardstore.adapters.store_paths import pair_options
 from shardstore.cli.arguments import AsJson, PairOptions, StorageOptions
 from shardstore.cli.execution import interruptible
 from shardstore.cli.failures import ExitCode
 from shardstore.cli.output import complain, print_json
 from shardstore.errors import InvalidInput
+from shardstore.model.options import option
 from shardstore.model.words import plural, shape, size
 from shardstore.progress.shown import step_bar
 from shardstore.references.checking import CheckReport
@@ -44,6 +44,37 @@ FlavourOption = Annotated[
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the set that is there.")]
 
 
+@dataclass(frozen=True)
+class SetOptions:
+    """Options of ``references.write_json`` and ``write_parquet``."""
+
+    inline_nbytes: int = option(
+        0, "Write chunks of at most this many bytes into the set itself.", "BYTES", form="number", flags=("--inline",)
+    )
+    urls: str = option("absolute", "How references name objects.", "absolute|relative|versioned")
+    base_url: str | None = option(None, "Prefix of keys in references, instead of the URL of SRC.", "URL")
+    pins: bool = option(True, "Do not record which versions of objects the references were made from.")
+    mixed_protocols: bool = option(False, "Allow URLs of several protocols in one set, which fsspec cannot read.")
+
+
+@dataclass(frozen=True)
+class JsonOptions:
+    """Options of ``references.write_json`` alone."""
+
+    version: int = option(1, "JSON: the version of the format.", "0|1", form="number")
+    templates: bool = option(False, "JSON: write the common beginning of all URLs only once.")
+    generators: bool = option(False, "JSON: write one rule for all references of an array, if there is one. fsspec ignores it by default.")
+
+
+@dataclass(frozen=True)
+class ParquetOptions:
+    """Options of ``references.write_parquet`` alone."""
+
+    record_size: int = option(100_000, "Parquet: chunks in a file.", "N", form="number")
+    missing: str = option("null", "Parquet: fill writes a chunk of the fill value for each missing one.", "null|fill")
+    root_as: str | None = option(None, "Parquet: the name of an array at the root.", "NAME")
+
+
 def refs() -> None:
     """Write and update sets of references, through which programs that know no shards read every chunk in place."""
 
@@ -65,33 +96,9 @@ def write(
         list[str] | None,
         typer.Option("--whole-shards", metavar="PATTERN", help="Refer to whole shards of these arrays; repeatable.", show_default=False),
     ] = None,
-    inline: Annotated[int, typer.Option("--inline", metavar="BYTES", help="Write chunks of up to so many bytes into the set itself.")] = 0,
-    urls: Annotated[str, typer.Option("--urls", metavar="absolute|relative|versioned", help="How references name objects.")] = "absolute",
-    base_url: Annotated[
-        str | None,
-        typer.Option("--base-url", metavar="URL", help="Prefix of keys in references, instead of the URL of SRC.", show_default=False),
-    ] = None,
-    version: Annotated[int, typer.Option("--version", metavar="0|1", help="JSON: the version of the format.")] = 1,
-    templates: Annotated[bool, typer.Option("--templates", help="JSON: write the common beginning of all URLs only once.")] = False,
-    generators: Annotated[
-        bool,
-        typer.Option(
-            "--generators", help="JSON: write one rule for all references of an array, if there is one. fsspec ignores it by default."
-        ),
-    ] = False,
-    record_size: Annotated[int, typer.Option("--record-size", metavar="N", help="Parquet: chunks in a file.")] = 100_000,
-    missing: Annotated[
-        str, typer.Option("--missing", metavar="null|fill", help="Parquet: fill writes a chunk of the fill value for each missing one.")
-    ] = "null",
-    root_as: Annotated[
-        str | None, typer.Option("--root-as", metavar="NAME", help="Parquet: the name of an array at the root.", show_default=False)
-    ] = None,
-    no_pins: Annotated[
-        bool, typer.Option("--no-pins", help="Do not record which versions of objects the references were made from.")
-    ] = False,
-    mixed_protocols: Annotated[
-        bool, typer.Option("--mixed-protocols", help="Allow URLs of several protocols in one set, which fsspec cannot read.")
-    ] = False,
+    options: SetOptions,
+    json_options: JsonOptions,
+    parquet_options: ParquetOptions,
     skip_damaged: Annotated[
         bool, typer.Option("--skip-damaged", help="Leave out damaged shards, instead of stopping with an error.")
     ] = False,
@@ -113,33 +120,27 @@ def write(
         shardstore refs write data.zarr refs.json --exclude 'labels/*' --inline 4096 --urls relative
     """
     kind = _format(form, target)
-    other_format = {"--version": version != 1, "--templates": templates, "--generators": generators}
-    if kind == "json":
-        other_format = {"--record-size": record_size != 100_000, "--missing": missing != "null", "--root-as": root_as is not None}
-    if refused := [name for name, is_given in other_format.items() if is_given]:
-        raise InvalidInput(f"{refused[0]} means nothing for a set in {'JSON' if kind == 'json' else 'Parquet'}")
-    source_options, target_options = pair_options(source, target, storage.parsed(), storage.parsed_target())
-    arguments: dict[str, Any] = {
-        "paths": _paths(include, exclude, shards),
-        "urls": urls,
-        "base_url": base_url,
-        "inline_nbytes": inline,
-        "pins": not no_pins,
-        "mixed_protocols": mixed_protocols,
-        "overwrite": overwrite,
-        "on_error": "skip" if skip_damaged else "raise",
-        "storage_options": dict(source_options) or None,
-        "target_options": dict(target_options),
-    }
+    own, other = (json_options, parquet_options) if kind == "json" else (parquet_options, json_options)
+    if other != type(other)():
+        refused = next(f"--{name.replace('_', '-')}" for name, value in vars(type(other)()).items() if vars(other)[name] != value)
+        raise InvalidInput(f"{refused} means nothing for a set in {'JSON' if kind == 'json' else 'Parquet'}")
+    source_options, target_options = storage.parsed_pair(source, target)
+    arguments: dict[str, Any] = vars(options) | vars(own)
     if flavour is not None:
         arguments["flavour"] = _flavour(flavour)
-    if kind == "json":
-        arguments |= {"version": version, "templates": templates, "generators": generators}
-    else:
-        arguments |= {"record_size": record_size, "missing": missing, "root_as": root_as}
     function: Callable[..., ReferenceReport] = references.write_json if kind == "json" else references.write_parquet
     with _progress("no new set was finished: run the same command again, with --overwrite if a part of it exists") as progress:
-        report = function(source, target, progress=progress, **arguments)
+        report = function(
+            source,
+            target,
+            paths=_paths(include, exclude, shards),
+            overwrite=overwrite,
+            on_error="skip" if skip_damaged else "raise",
+            storage_options=source_options or None,
+            target_options=target_options,
+            progress=progress,
+            **arguments,
+        )
     _show_report(report, as_json)
 
 

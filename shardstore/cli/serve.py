@@ -8,6 +8,8 @@ import signal
 import sys
 import threading
 import webbrowser
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -19,7 +21,24 @@ from shardstore.cli.arguments import StorageOptions
 from shardstore.cli.output import complain
 from shardstore.cli.secrets import secret_in
 from shardstore.errors import InvalidInput, NotFound
+from shardstore.model.options import CommandOption, option
 from shardstore.server.access import is_loopback
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Options of ``shardstore.serve``."""
+
+    host: str = option("127.0.0.1", "The address to listen at. By default only this machine can connect.")
+    port: int = option(8080, CommandOption("The port to listen at; 0: any free one.", form="number", most=65535))
+    cors: Sequence[str] = option((), "Web pages that may read: https://viewer.example, or '*'; may be repeated.", "ORIGIN", form="texts")
+    hosts: Sequence[str] = option((), "Another name of this server; may be repeated.", "NAME", form="texts", flags=("--allow-host",))
+    max_age: int = option(0, "How long clients may keep a value without asking again.", "SECONDS", form="number")
+    in_flight: int = option(256, "The number of concurrent requests.", form="number")
+    stored: bool = option(True, "Do not show the stored objects.")
+    listing: bool = option(True, "Do not list directories and buckets.")
+    report: bool = option(True, "Make the page at / from metadata only: no shard is read for it.")
+    follow_links: bool = option(False, "Serve targets of links in a local directory, even outside of the directory.")
 
 
 def serve(
@@ -27,14 +46,7 @@ def serve(
     url: Annotated[
         str, typer.Argument(metavar="URL", help="A path, URL or chain of URLs: of a store, or a snapshot, URL@REF.", show_default=False)
     ],
-    host: Annotated[str, typer.Option("--host", help="The address to listen at. By default only this machine can connect.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="The port to listen at; 0: any free one.", min=0, max=65535)] = 8080,
-    cors: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--cors", metavar="ORIGIN", help="Web pages that may read: https://viewer.example, or '*'; may be repeated.", show_default=False
-        ),
-    ] = None,
+    options: ServeOptions,
     token_file: Annotated[
         Path | None,
         typer.Option("--token-file", metavar="FILE", help="A file with the token that requests have to have.", show_default=False),
@@ -47,20 +59,6 @@ def serve(
         typer.Option(
             "--no-token", help="Serve without a token to every client that reaches --host, although the storage needs credentials."
         ),
-    ] = False,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option("--allow-host", metavar="NAME", help="Another name of this server; may be repeated.", show_default=False),
-    ] = None,
-    max_age: Annotated[
-        int, typer.Option("--max-age", metavar="SECONDS", help="How long clients may keep a value without asking again.", min=0)
-    ] = 0,
-    in_flight: Annotated[int, typer.Option("--in-flight", help="The number of concurrent requests.", min=1)] = 256,
-    no_stored: Annotated[bool, typer.Option("--no-stored", help="Do not show the stored objects.")] = False,
-    no_listing: Annotated[bool, typer.Option("--no-listing", help="Do not list directories and buckets.")] = False,
-    no_report: Annotated[bool, typer.Option("--no-report", help="Make the page at / from metadata only: no shard is read for it.")] = False,
-    follow_links: Annotated[
-        bool, typer.Option("--follow-links", help="Serve targets of links in a local directory, even outside of the directory.")
     ] = False,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the front page in a browser.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Print errors that occur while values are read.")] = False,
@@ -80,31 +78,17 @@ def serve(
 
         shardstore serve run.ice@main --host 0.0.0.0 --token-file token
     """
-    options = storage.parsed()
+    host, storage_options = options.host, storage.parsed()
     token = _token(token_file, token_env)
     is_open = not is_loopback(host) and token is None
-    if is_open and not no_token and (secret := secret_in(url, options)) is not None:
+    if is_open and not no_token and (secret := secret_in(url, storage_options)) is not None:
         raise InvalidInput(
             f"every client that reaches {host} could read with your {secret!r}: give --token-file or --token-env, or --no-token"
         )
     if verbose:
         logging.basicConfig(level=logging.INFO, format="%(message)s")
     ended = threading.Event()
-    serving = server.serve(
-        url,
-        host=host,
-        port=port,
-        hosts=allow_host or (),
-        storage_options=options,
-        cors=cors or (),
-        token=token,
-        max_age=max_age,
-        in_flight=in_flight,
-        stored=not no_stored,
-        listing=not no_listing,
-        report=not no_report,
-        follow_links=follow_links,
-    )
+    serving = server.serve(url, storage_options=storage_options, token=token, **vars(options))
     with serving:
         _stop_on_signals(serving, ended)
         if is_open:

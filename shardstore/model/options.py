@@ -25,8 +25,8 @@ def check_flags(**values: object) -> None:
 
 
 Form = Literal["text", "number", "texts", "bytes", "counts", "prices"]
-"""The forms of values on the command line: texts and numbers; several texts, each after its own flag; a number of bytes, such as
-``512MiB``; a JSON object of counts for each dimension; and several ``NAME=NUMBER``. Options that are true or false have no value there.
+"""The forms of values on the command line: texts; whole numbers of at least 0; several texts, each after its own flag; a number of bytes,
+such as ``512MiB``; a JSON object of counts for each dimension; and several ``NAME=NUMBER``. Flags have no value there.
 """
 
 
@@ -39,6 +39,8 @@ class CommandOption:
     form: Form = "text"
     flags: tuple[str, ...] = ()
     """The flags, where they are not ``--`` and the field's name, with ``no-`` before it if the default is true."""
+    most: int | None = None
+    """The largest number."""
 
 
 KEY = "command"

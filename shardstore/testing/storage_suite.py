@@ -7,7 +7,8 @@ storage. Tests of capabilities that a storage does not claim are skipped; nothin
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from itertools import chain
 from typing import Any, TypeVar
 
 import fsspec.asyn
@@ -53,11 +54,6 @@ _VERSIONS_ON_SERVERS = 100  # which take ten milliseconds each
 MADE_UP = Generation('"0123456789abcdef0123456789abcdef"')
 
 
-def _is_server(storage: Storage) -> bool:
-    kind = kind_named(storage.kind)
-    return kind is not None and kind.is_probed
-
-
 def on_io_loop(coroutine: Coroutine[Any, Any, T]) -> T:
     """Return the result of ``coroutine``, run on fsspec's IO loop, where every storage runs."""
     return asyncio.run_coroutine_threadsafe(coroutine, fsspec.asyn.get_loop()).result(120)
@@ -70,7 +66,7 @@ class SyncStorage:
         self.storage = storage
 
     def put(self, key: str, data: BytesLike, condition: Condition = UNCONDITIONAL) -> Generation:
-        return on_io_loop(self.storage.write(key, [data], len(data), condition))
+        return self.write(key, [data], len(data), condition)
 
     def write(
         self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition = UNCONDITIONAL
@@ -144,6 +140,36 @@ def _claimed(storage: Storage, capability: str) -> None:
         pytest.skip(f"{storage.kind} does not claim {capability}")
 
 
+async def _is_carried_out(request: Coroutine[Any, Any, object]) -> bool:
+    """Return whether a conditional request was carried out: false if its condition did not hold, or there was nothing to delete."""
+    try:
+        return await request is not False
+    except ConditionFailed:
+        return False
+
+
+def _look_while_replaced(storage: Storage, look: Callable[[int], Coroutine[Any, Any, None]]) -> None:
+    """Replace the object ``a`` twenty times by one digit, 4096 times. Until then, ``look`` is called again and again by three clients, with
+    the number of the client.
+    """
+
+    async def write() -> None:
+        for i in range(20):
+            await storage.write("a", [b"%d" % (i % 10) * 4096], 4096, UNCONDITIONAL)
+
+    async def client(number: int, writer: asyncio.Task[None]) -> None:
+        is_over = False
+        while not is_over:
+            is_over = writer.done()
+            await look(number)
+
+    async def race() -> None:
+        writer = asyncio.ensure_future(write())
+        await asyncio.gather(writer, *(client(number, writer) for number in range(3)))
+
+    on_io_loop(race())
+
+
 class StorageSuite:
     """The contract of ``shardstore.storage.base.Storage``."""
 
@@ -180,22 +206,12 @@ class StorageSuite:
     @pytest.mark.parametrize(
         "request_",
         [
-            ByteRange(0, 1),
-            ByteRange(10, 200),
-            ByteRange(1000, 5000),
-            ByteRange(1023, 1024),
-            ByteRange(1024, 1025),
-            ByteRange(2000, 3000),
-            ByteRange(7, 7),
-            ByteRange(5000, 5000),
-            ByteOffset(0),
-            ByteOffset(1000),
-            ByteOffset(1024),
-            ByteOffset(5000),
-            ByteSuffix(0),
-            ByteSuffix(16),
-            ByteSuffix(1024),
-            ByteSuffix(4096),
+            *(
+                ByteRange(*ends)
+                for ends in ((0, 1), (10, 200), (1000, 5000), (1023, 1024), (1024, 1025), (2000, 3000), (7, 7), (5000, 5000))
+            ),
+            *map(ByteOffset, (0, 1000, 1024, 5000)),
+            *map(ByteSuffix, (0, 16, 1024, 4096)),
         ],
         ids=repr,
     )
@@ -355,6 +371,7 @@ class StorageSuite:
         """Write versions of one size as fast as possible: clocks may tick seldom, and inode numbers be used again."""
         _claimed(s.storage, "compare_and_swap")
         pinned = on_io_loop(s.storage.probe()).pinned_reads
+        kind = kind_named(s.storage.kind)
         names: list[Generation] = []
 
         async def check(i: int, newest: Generation) -> None:
@@ -369,7 +386,7 @@ class StorageSuite:
                     await s.storage.write("a", [bytes(64)], 64, IfGeneration(old))
 
         async def replace() -> None:
-            for i in range(_VERSIONS_ON_SERVERS if _is_server(s.storage) else _VERSIONS):
+            for i in range(_VERSIONS_ON_SERVERS if kind is not None and kind.is_probed else _VERSIONS):
                 newest = await s.storage.write("a", [i.to_bytes(8) * 8], 64, UNCONDITIONAL)
                 if i % 25 == 1:
                     await check(i, newest)
@@ -382,14 +399,8 @@ class StorageSuite:
         _claimed(s.storage, "create_if_absent")
 
         async def race(key: str) -> list[int]:
-            async def create(i: int) -> bool:
-                try:
-                    await s.storage.write(key, [b"%d" % i], len(b"%d" % i), IF_ABSENT)
-                except ConditionFailed:
-                    return False
-                return True
-
-            won = await asyncio.gather(*(create(i) for i in range(16)))
+            bodies = [b"%d" % i for i in range(16)]
+            won = await asyncio.gather(*(_is_carried_out(s.storage.write(key, [body], len(body), IF_ABSENT)) for body in bodies))
             return [i for i, mine in enumerate(won) if mine]
 
         for key in ("a", "b/c"):
@@ -403,15 +414,12 @@ class StorageSuite:
         async def increment() -> None:
             while True:
                 (found,) = await s.storage.read([Read("n", (EVERYTHING,))])
-                if not isinstance(found, Found):
+                if isinstance(found, Found):
+                    new = b"%d" % (int(bytes(found.buffers[0])) + 1)
+                    if await _is_carried_out(s.storage.write("n", [new], len(new), IfGeneration(found.generation))):
+                        return
+                else:
                     assert isinstance(found, Changed), found
-                    continue
-                new = b"%d" % (int(bytes(found.buffers[0])) + 1)
-                try:
-                    await s.storage.write("n", [new], len(new), IfGeneration(found.generation))
-                except ConditionFailed:
-                    continue
-                return
 
         async def race() -> None:
             await asyncio.gather(*(increment() for _ in range(16)))
@@ -422,37 +430,21 @@ class StorageSuite:
     def test_readers_see_whole_versions_while_it_is_replaced(self, s: SyncStorage) -> None:
         s.put("a", b"0" * 4096)
 
-        async def write() -> None:
-            for i in range(20):
-                await s.storage.write("a", [b"%d" % (i % 10) * 4096], 4096, UNCONDITIONAL)
+        async def read(_client: int) -> None:
+            (found,) = await s.storage.read([Read("a", (ByteRange(0, 8), ByteSuffix(8)))])
+            if isinstance(found, Found):
+                assert bytes(found.buffers[0]) == bytes(found.buffers[1])
+            else:
+                assert isinstance(found, Changed), found
 
-        async def read(writer: asyncio.Task[None]) -> None:
-            while not writer.done():
-                (found,) = await s.storage.read([Read("a", (ByteRange(0, 8), ByteSuffix(8)))])
-                if isinstance(found, Found):
-                    assert bytes(found.buffers[0]) == bytes(found.buffers[1])
-                else:
-                    assert isinstance(found, Changed), found
-
-        async def race() -> None:
-            writer = asyncio.ensure_future(write())
-            await asyncio.gather(*(read(writer) for _ in range(3)))
-            await writer
-
-        on_io_loop(race())
+        _look_while_replaced(s.storage, read)
 
     # -- composing -----------------------------------------------------------------------------------------------------
 
     def test_compose(self, s: SyncStorage) -> None:
         old = s.put("a", DATA)
-        segments: list[Segment] = [
-            NewBytes(b"<"),
-            CopiedRange(10, 20),
-            CopiedRange(0, 0),
-            NewBytes(b""),
-            CopiedRange(1000, 24),
-            NewBytes(memoryview(b">")),
-        ]
+        segments: list[Segment] = [NewBytes(b"<"), CopiedRange(10, 20), CopiedRange(0, 0), NewBytes(b"")]
+        segments += [CopiedRange(1000, 24), NewBytes(memoryview(b">"))]
         if not on_io_loop(s.storage.probe()).compose:
             with pytest.raises(Unsupported):
                 s.compose("a", old, segments, IfGeneration(old))
@@ -515,27 +507,14 @@ class StorageSuite:
     def test_copies_have_the_bytes_of_one_version(self, s: SyncStorage) -> None:
         s.put("a", b"0" * 4096)
 
-        async def write() -> None:
-            for i in range(20):
-                await s.storage.write("a", [b"%d" % (i % 10) * 4096], 4096, UNCONDITIONAL)
+        async def copy(client: int) -> None:
+            assert await s.storage.copy("a", f"b{client}") is not None
+            (found,) = await s.storage.read([Read(f"b{client}", (EVERYTHING,))])
+            assert isinstance(found, Found)
+            assert len(set(bytes(found.buffers[0]))) == 1
+            assert found.nbytes == 4096
 
-        async def copy(writer: asyncio.Task[None], i: int) -> int:
-            copies = 0
-            while not writer.done() or not copies:
-                copies += 1
-                assert await s.storage.copy("a", f"b{i}") is not None
-                (found,) = await s.storage.read([Read(f"b{i}", (EVERYTHING,))])
-                assert isinstance(found, Found)
-                assert len(set(bytes(found.buffers[0]))) == 1
-                assert found.nbytes == 4096
-            return copies
-
-        async def race() -> None:
-            writer = asyncio.ensure_future(write())
-            await asyncio.gather(*(copy(writer, i) for i in range(3)))
-            await writer
-
-        on_io_loop(race())
+        _look_while_replaced(s.storage, copy)
 
     def test_rename_prefix(self, s: SyncStorage) -> None:
         keys = ["a.x", "a/c/0/1", "a/c/1", "a/zarr.json", "ab/c", "b"]
@@ -596,20 +575,11 @@ class StorageSuite:
         _claimed(s.storage, "conditional_delete")
 
         async def race(generation: Generation) -> int:
-            async def swap(i: int) -> bool:
-                try:
-                    await s.storage.write("a", [b"new"], 3, IfGeneration(generation))
-                except ConditionFailed:
-                    return False
-                return True
-
-            async def delete(i: int) -> bool:
-                try:
-                    return await s.storage.delete("a", IfGeneration(generation))
-                except ConditionFailed:
-                    return False
-
-            return sum(await asyncio.gather(*((swap if i % 2 else delete)(i) for i in range(8))))
+            condition = IfGeneration(generation)
+            swaps = [s.storage.write("a", [b"new"], 3, condition) for _ in range(4)]
+            deletions = [s.storage.delete("a", condition) for _ in range(4)]
+            taking_turns = chain.from_iterable(zip(deletions, swaps, strict=True))
+            return sum(await asyncio.gather(*map(_is_carried_out, taking_turns)))
 
         for _ in range(5):
             assert on_io_loop(race(s.put("a", b"old"))) >= 1

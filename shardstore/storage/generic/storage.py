@@ -218,20 +218,24 @@ class GenericStorage(HasIdentity, OnFilesystem, Abilities):
                 if not isinstance(outcome, Changed) or read.generation is not None:
                     break
         except ABSENT_ERRORS as exc:
-            self._seen.drop(read.key)
-            if isinstance(exc, IsADirectoryError) and is_any(self.fs, _ON_DISK):
-                return DIRECTORY
-            if not self._is_referred(read.key):
-                return ABSENT
-            absent = self._refers_to_nothing(read.key)
-            absent.__cause__ = exc
-            return Failed(absent)
+            return self._absence(read.key, exc)
         except Exception as exc:  # noqa: BLE001  # filesystems raise what they like; it is handed on as the outcome
             error = translated(exc, "reading", read.key, self.url)
             if error is not exc:
                 error.__cause__ = exc
             return Failed(error)
         return outcome
+
+    def _absence(self, key: str, exc: Exception) -> ReadOutcome:
+        """Return the outcome of a read that ``exc`` says to be of no object."""
+        self._seen.drop(key)
+        if isinstance(exc, IsADirectoryError) and is_any(self.fs, _ON_DISK):
+            return DIRECTORY
+        if not self._is_referred(key):
+            return ABSENT
+        absent = self._refers_to_nothing(key)
+        absent.__cause__ = exc
+        return Failed(absent)
 
     async def _read_version(self, read: Read, known: Seen | None) -> ReadOutcome:
         """Read ranges of one version, as far as looks show. The first look is the ``known`` one, or is made before the read; the second is

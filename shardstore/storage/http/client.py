@@ -81,6 +81,11 @@ class HTTPFacts:
     """True if it matches the ETags that it gives."""
     warned: bool = False
 
+    @property
+    def lacks_suffixes(self) -> bool:
+        """True if it sends ranges, but none that counts from the end."""
+        return self.suffixes is False and self.ranges is not False
+
     def ignored_a_range(self, origin: str) -> None:
         """Note that an answer held the whole object, although a range of it was asked for."""
         self.ranges = False

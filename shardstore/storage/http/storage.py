@@ -22,7 +22,16 @@ from shardstore.storage.http.answers import HTTPAnswer, is_strong, take_body, ta
 from shardstore.storage.http.client import ABSENT_STATUS, HTTPClient, HTTPFacts, Retries, facts_of
 from shardstore.storage.http.listing import page
 from shardstore.storage.inferred_versions import agrees
-from shardstore.storage.requests.ranged_reads import NOTHING, RangedReads, RangeOutcome, RangePart, TooMuch, checked_part, range_header
+from shardstore.storage.requests.ranged_reads import (
+    NOTHING,
+    RangedReads,
+    RangeOutcome,
+    RangePart,
+    TooMuch,
+    as_list,
+    checked_part,
+    range_header,
+)
 
 _ATTEMPTS = 3
 _LISTING_DEPTH = 64  # of directories below each other; symbolic links can make a server show more without end
@@ -103,42 +112,35 @@ class HTTPStorage(ReadsOnly, RangedReads, HasIdentity, OnFilesystem):
     async def get_first(
         self, key: str, requests: Sequence[ByteRequest], generation: Generation | None, most_nbytes: int | None = None
     ) -> list[RangePart] | Absent | Changed:
-        first, facts = requests[0], self._facts
-        if isinstance(first, ByteSuffix) and facts.suffixes is False and facts.ranges is not False:
+        first = requests[0]
+        is_suffix = isinstance(first, ByteSuffix)
+        if is_suffix and self._facts.lacks_suffixes:
             return await self._fetch_counted(key, requests, generation)
         try:
             answer = await self._get(key, requests, generation, most_nbytes)
         except TooMuch:
-            if not isinstance(first, ByteSuffix):
+            if not is_suffix:
                 raise
             return await self._fetch_counted(key, requests, generation)  # it may have taken the suffix for something else
         if answer.status in ABSENT_STATUS:
             return ABSENT
         if answer.status == _CHANGED_STATUS:
             return await self._mismatch(key, requests, generation)
-        if answer.status not in (200, 206):
-            if isinstance(first, ByteSuffix):
-                return await self._fetch_counted(key, requests, generation)
-            past = await self.past_the_end(key, first, generation)
-            return [past] if isinstance(past, RangePart) else past
         if answer.status == 200:
             self._learn_from_whole(first, answer)
-            parts = answer.parts
-        else:
-            facts.ranges = True
-            answer = await self._with_size(key, answer)
-            try:
-                parts = (self._checked(key, first, answer),)
-            except StorageError:
-                if not isinstance(first, ByteSuffix):
-                    raise
+        elif answer.status == 206:
+            partial_answer = await self._checked(key, first, answer)
+            if partial_answer is None:
                 return await self._fetch_counted(key, requests, generation)
-            if isinstance(first, ByteSuffix):
-                facts.suffixes = True
+            answer = partial_answer
+        elif is_suffix:
+            return await self._fetch_counted(key, requests, generation)
+        else:
+            return as_list(await self.past_the_end(key, first, generation))
         found = self._version(answer)
         if generation is not None and not agrees(generation, found):
             return CHANGED
-        return [RangePart(found, answer.nbytes or 0, data) for data in parts]
+        return [RangePart(found, answer.nbytes or 0, data) for data in answer.parts]
 
     async def _get(self, key: str, requests: Sequence[ByteRequest], generation: Generation | None, most_nbytes: int | None) -> HTTPAnswer:
         headers: dict[str, str] = {}
@@ -173,13 +175,25 @@ class HTTPStorage(ReadsOnly, RangedReads, HasIdentity, OnFilesystem):
             raise StorageError(f"reading {key!r} in {self.url}: the object went while it was being read")
         return HTTPAnswer(answer.status, answer.headers, answer.parts, part.nbytes)
 
-    def _checked(self, key: str, request: ByteRequest, answer: HTTPAnswer) -> memoryview:
+    async def _checked(self, key: str, request: ByteRequest, answer: HTTPAnswer) -> HTTPAnswer | None:
+        """Return an answer of status 206 with the range that was asked for; ``None`` if the server took a suffix for something else."""
+        self._facts.ranges = True
+        answer = await self._with_size(key, answer)
         content_range = answer.headers.get("Content-Range", "").strip()
         if answer.nbytes is not None:
             content_range = content_range.partition("/")[0] + f"/{answer.nbytes}"
         data = answer.parts[0].obj
         assert isinstance(data, bytes)  # the body as it came
-        return checked_part(request, 206, content_range, data, key)[0]
+        is_suffix = isinstance(request, ByteSuffix)
+        try:
+            part = checked_part(request, 206, content_range, data, key)[0]
+        except StorageError:
+            if not is_suffix:
+                raise
+            return None
+        if is_suffix:
+            self._facts.suffixes = True
+        return HTTPAnswer(answer.status, answer.headers, (part,), answer.nbytes)
 
     def _version(self, answer: HTTPAnswer) -> Generation:
         """Return the version that an answer speaks of, and note whether the server's versions are strong."""

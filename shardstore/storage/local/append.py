@@ -42,7 +42,7 @@ def append_to(
             status, named = os.fstat(fd), rules.status(path)
             if named is None or not os.path.samestat(named, status):
                 raise ConditionFailed(f"{key!r} was replaced, or removed, before it could be appended to")
-            if not stat_modes.S_ISREG(status.st_mode) or status.st_nlink != 1 or status.st_uid != os.geteuid():
+            if not _may_grow(status):
                 return None
             version = version_of(fd, status)
             if version.generation != source:
@@ -69,6 +69,11 @@ def append_to(
     finally:
         with suppress(OSError):  # what was acknowledged was complete before
             os.close(fd)
+
+
+def _may_grow(status: os.stat_result) -> bool:
+    """Return whether a file may be appended to: a regular file of this user's that has no other name."""
+    return stat_modes.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_uid == os.geteuid()
 
 
 def _appended(segments: Sequence[Segment], version: FileVersion) -> list[memoryview] | None:

@@ -94,18 +94,7 @@ def _cached_pread(fd: int, nbytes: int, offset: int) -> memoryview:
 def read_file(path: str, read: Read, inside: Inside | None = None) -> ReadOutcome:
     """Read all ranges of ``read`` from one open file, whose path is ``path``. Access to what does not lie ``inside`` is denied."""
     try:
-        for _ in range(_READ_ATTEMPTS):
-            try:
-                outcome = _read_once(path, read, pread, inside)
-            except OSError as exc:
-                if exc.errno != errno.ESTALE:
-                    raise
-                outcome = CHANGED  # another machine replaced it, on a network file system: the open file is gone
-            if outcome is not CHANGED or read.generation is not None:
-                break
-        if outcome is CHANGED and read.generation is not None:
-            wait_to_settle(read.generation, stat_file(path))
-        return outcome
+        return _read_settled(path, read, inside)
     except (FileNotFoundError, NotADirectoryError):
         if inside is not None and not inside.has(path):
             return Failed(outside(read.key))
@@ -116,13 +105,33 @@ def read_file(path: str, read: Read, inside: Inside | None = None) -> ReadOutcom
     except StorageError as exc:
         return Failed(exc)
     except OSError as exc:
-        if exc.errno == errno.ENAMETOOLONG:  # no object can have this name
-            return ABSENT
-        if exc.errno == errno.ENXIO:
-            try:
-                stat_file(path, read.key)
-            except StorageError as special:  # a socket
-                return Failed(special)
-        error = translated(exc, read.key, "reading")
-        error.__cause__ = exc
-        return Failed(error)
+        return _failure(exc, path, read.key)
+
+
+def _read_settled(path: str, read: Read, inside: Inside | None) -> ReadOutcome:
+    """Read again while another writer replaces the file, unless one version is asked for."""
+    for _ in range(_READ_ATTEMPTS):
+        try:
+            outcome = _read_once(path, read, pread, inside)
+        except OSError as exc:
+            if exc.errno != errno.ESTALE:
+                raise
+            outcome = CHANGED  # another machine replaced it, on a network file system: the open file is gone
+        if outcome is not CHANGED or read.generation is not None:
+            break
+    if outcome is CHANGED and read.generation is not None:
+        wait_to_settle(read.generation, stat_file(path))
+    return outcome
+
+
+def _failure(exc: OSError, path: str, key: str) -> ReadOutcome:
+    if exc.errno == errno.ENAMETOOLONG:  # no object can have this name
+        return ABSENT
+    if exc.errno == errno.ENXIO:
+        try:
+            stat_file(path, key)
+        except StorageError as special:  # a socket
+            return Failed(special)
+    error = translated(exc, key, "reading")
+    error.__cause__ = exc
+    return Failed(error)

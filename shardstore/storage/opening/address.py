@@ -50,7 +50,7 @@ class Address:
         own = next((i for i, link in enumerate(links) if scheme_of(link)), len(links) - 1)
         if not _CONTAINERS.isdisjoint(links[:own]):
             return cls(links[0], url, ())
-        before, link, tail = "".join(f"{x}::" for x in links[:own]), links[own], "".join(f"::{x}" for x in links[own + 1 :])
+        before, link, tail = "::".join([*links[:own], ""]), links[own], "::".join(["", *links[own + 1 :]])
         protocol = scheme_of(link)
         separator, path = ("://", link[len(protocol) + 3 :]) if protocol else ("", os.path.abspath(os.path.expanduser(link)))
         if protocol in LOCAL_PROTOCOLS and not path.startswith("/"):

@@ -321,14 +321,14 @@ def _of_filesystem(fs: AbstractFileSystem, path: str) -> Location:
     if any(kind.has_host for kind in map(kind_of_protocol, protocols) if kind is not None):
         return _location_of(open_storage((fs, path)), "", links=False)
     if not _SERVERS.isdisjoint(protocols):
-        options = {**fs.storage_options, **{name: value for name in _HOSTS if (value := attributes.get(name))}}
-        host = " ".join(_host(str(options[name])) for name in _HOSTS if options.get(name))
-        return _of_url(host, f"{protocols[0]}://{path.lstrip('/')}")
+        return _of_url(_hosts(fs, attributes), f"{protocols[0]}://{path.lstrip('/')}")
     return Location(frozenset({f"{type(fs).__module__}.{type(fs).__qualname__} {path}"}), unknown=ANYWHERE)
 
 
-def _host(given: str) -> str:
-    return canonical_url(given) if "://" in given else given.lower()
+def _hosts(fs: AbstractFileSystem, attributes: Mapping[str, Any]) -> str:
+    """Return the names of the server, account and the like that a filesystem talks to."""
+    given = [str(name) for option in _HOSTS if (name := attributes.get(option) or fs.storage_options.get(option))]
+    return " ".join(canonical_url(name) if "://" in name else name.lower() for name in given)
 
 
 def _of_references(storage: ReferenceStorage) -> Iterator[Location]:

@@ -139,12 +139,7 @@ class ReferenceTargets:
         url = self._options.target if url is None else url
         if url is None:
             raise InvalidInput("the set has no URL there: name the object that such references mean by the storage option target")
-        protocol, path = split_protocol(url)
-        if protocol is None and isinstance(self._options.fs, AbstractFileSystem):
-            protocol = protocols_of(self._options.fs)[0]
-        elif protocol is None and self._default_protocol not in (None, LOCAL):
-            protocol = self._options.remote_protocol
-            path = path.lstrip("/")
+        protocol, path = self._split(url)
         if protocol is None and not os.path.isabs(path):
             return self._relative(path)
         name = canonical(protocol)
@@ -156,6 +151,19 @@ class ReferenceTargets:
             return self._in_address(Address.parse(url), {})
         if name == LOCAL:
             return self._opened_at("/", os.path.abspath(path).lstrip("/"), {})
+        return self._elsewhere(url, str(protocol), name, path)
+
+    def _split(self, url: str) -> tuple[str | None, str]:
+        """Return protocol and path of a URL; one without a protocol has that of the user's filesystem, or ``remote_protocol``."""
+        protocol, path = split_protocol(url)
+        if protocol is not None:
+            return protocol, path
+        if isinstance(self._options.fs, AbstractFileSystem):
+            return protocols_of(self._options.fs)[0], path
+        return (None, path) if self._default_protocol in (None, LOCAL) else (self._options.remote_protocol, path.lstrip("/"))
+
+    def _elsewhere(self, url: str, protocol: str, name: str, path: str) -> ReferenceTarget:
+        """Return the object at a URL, without a chain, that is no local path; ``name`` is the canonical name of its protocol."""
         options = self._options_of(name)
         if name == "http":
             place, mark, query = path.partition("?")
@@ -164,8 +172,8 @@ class ReferenceTargets:
         if name == "memory":
             return self._opened_at("memory://", path.lstrip("/"), {})
         if _NAMES_VERSION.get(name, _NEVER).search(path) is not None:
-            return self._of_version(str(protocol), path, options)
-        if kind_of_protocol(str(protocol)) is not None:
+            return self._of_version(protocol, path, options)
+        if kind_of_protocol(protocol) is not None:
             host, _, rest = path.lstrip("/").partition("/")
             return self._opened_at(f"{protocol}://{host}", rest, options)
         return self._in_address(Address.parse(url), options)

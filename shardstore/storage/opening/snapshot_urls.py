@@ -136,30 +136,44 @@ def _found(answer: ReadOutcome, name: SnapshotName) -> Found | None:
 
 def _names(target: object, options: dict[str, Any] | None, transport: Transport) -> Iterator[SnapshotName]:
     """Yield a target cut at each ``@`` of its path, the outermost first."""
-    is_path = isinstance(target, os.PathLike)
-    if isinstance(target, os.PathLike):
-        target = text_of(target)
-    if isinstance(target, FSMap):
-        target = target.fs, target.root
-    if isinstance(target, str) and "@" in target:
-        try:
-            address = Address.parse(target)
-        except InvalidInput:  # which it is, however it is opened
-            return
-        for before, rest, depth in _cuts("/".join(address.segments)):
-            segments = tuple(before.split("/")) if before else ()
-            if is_path and os.path.lexists(address.at(depth + 1)):
-                return  # a directory of this name, and what is in it
-            store = Address(address.protocol, address.head, segments, address.tail, address.slash)
-            yield SnapshotName(store.at(len(segments)), rest, depth, options, transport)
-    elif isinstance(target, tuple) and len(target) == 2 and isinstance(fs := target[0], AbstractFileSystem):
-        path = str(fs._strip_protocol(str(target[1]))).rstrip("/")
-        inside = path.lstrip("/")
-        if any(has_host(protocol) for protocol in protocols_of(fs)):
-            inside = inside.partition("/")[2]
-        above = path.removesuffix(inside)
-        for before, rest, depth in _cuts(inside):
-            yield SnapshotName((fs, (above + before).rstrip("/") or above), rest, depth, options, transport)
+    found: Iterator[tuple[Any, str, int]]
+    if isinstance(target, str | os.PathLike):
+        found = _stores_in_url(text_of(target), is_path=not isinstance(target, str))
+    elif isinstance(target, FSMap):
+        found = _stores_in_filesystem(target.fs, target.root)
+    elif isinstance(target, tuple) and len(target) == 2 and isinstance(target[0], AbstractFileSystem):
+        found = _stores_in_filesystem(target[0], str(target[1]))
+    else:
+        return
+    for store, rest, depth in found:
+        yield SnapshotName(store, rest, depth, options, transport)
+
+
+def _stores_in_url(url: str, *, is_path: bool) -> Iterator[tuple[str, str, int]]:
+    """Yield the URL of each store that the text before an ``@`` may be, with the text and the depth as ``_cuts`` does."""
+    if "@" not in url:
+        return
+    try:
+        address = Address.parse(url)
+    except InvalidInput:  # which it is, however it is opened
+        return
+    for before, rest, depth in _cuts("/".join(address.segments)):
+        segments = tuple(before.split("/")) if before else ()
+        if is_path and os.path.lexists(address.at(depth + 1)):
+            return  # a directory of this name, and what is in it
+        store = Address(address.protocol, address.head, segments, address.tail, address.slash)
+        yield store.at(len(segments)), rest, depth
+
+
+def _stores_in_filesystem(fs: AbstractFileSystem, path: str) -> Iterator[tuple[tuple[AbstractFileSystem, str], str, int]]:
+    """Yield each store that the text before an ``@`` may be, as ``_stores_in_url`` does."""
+    path = str(fs._strip_protocol(path)).rstrip("/")
+    inside = path.lstrip("/")
+    if any(has_host(protocol) for protocol in protocols_of(fs)):
+        inside = inside.partition("/")[2]
+    above = path.removesuffix(inside)
+    for before, rest, depth in _cuts(inside):
+        yield (fs, (above + before).rstrip("/") or above), rest, depth
 
 
 def _cuts(path: str) -> Iterator[tuple[str, str, int]]:

@@ -89,7 +89,7 @@ async def read_json_set(place: SetPlace, expansion: Expansion, targets: Targets,
 
 async def _read(place: SetPlace, expansion: Expansion, targets: Targets, *, pins: bool, flat: bool) -> JSONSet:
     reads = [Read(place.name, (ByteRange(0, _PIECE_NBYTES),)), *([Read(place.name + PINS_SUFFIX, (EVERYTHING,))] if pins else [])]
-    first, *of_pins = await place.storage.read(reads)
+    first, *pin_file = await place.storage.read(reads)
     parser = ReferenceParser(expansion, flat=flat)
     unpacked = _unpacker(place)
     try:
@@ -103,13 +103,13 @@ async def _read(place: SetPlace, expansion: Expansion, targets: Targets, *, pins
             parser.feed(decoder.decode(block))
         parser.feed(decoder.decode(b"", True))
         table = parser.finish()
-        tokens = _tokens(place, of_pins, digest, targets)
+        tokens = _tokens(place, pin_file, digest, targets)
     except UnicodeDecodeError as exc:
         raise Corruption(f"{place.url}: it is not a JSON object in UTF-8, and so no set of references: {exc}") from exc
     except (Corruption, Unsupported) as exc:
         raise type(exc)(f"{place.url}: {exc}") from exc
     _warn_if(parser.document.leaves_out)
-    pinned = [outcome.generation.token for outcome in of_pins if isinstance(outcome, Found)]
+    pinned = [outcome.generation.token for outcome in pin_file if isinstance(outcome, Found)]
     return JSONSet(table, tokens, f"{digest.crc32c:08x}-{digest.nbytes:x} {pinned}")
 
 
@@ -140,11 +140,11 @@ async def _missing(place: SetPlace) -> NotFound:
     return NotFound(f"{place.url} cannot be opened: there is no such set of references")
 
 
-def _tokens(place: SetPlace, pins: Sequence[ReadOutcome], digest: SetDigest, targets: Targets) -> dict[str, str]:
+def _tokens(place: SetPlace, pin_file: Sequence[ReadOutcome], digest: SetDigest, targets: Targets) -> dict[str, str]:
     """Return the versions that the set says it was made of, by URL. Raises ``Corruption`` if the file next to it is of another set."""
-    if not pins or isinstance(pins[0], Absent):
+    if not pin_file or isinstance(pin_file[0], Absent):
         return {}
-    outcome = pins[0]
+    outcome = pin_file[0]
     if isinstance(outcome, Failed):
         if isinstance(outcome.error, AccessDenied):  # how some servers say that there is no such object
             return {}

@@ -72,11 +72,8 @@ class ReferenceReader:
         groups: dict[tuple[int, str, str | None, int], _ObjectReads] = {}
         for number, read, (reference, token) in reads:
             asked = None if read.generation is None else target_version(reference, read.generation)
-            if read.generation is not None and (asked is None or (token is not None and asked.token != token)):
-                outcomes[number] = CHANGED
-                continue
-            if reference.nbytes is not None and read.most_nbytes is not None and reference.nbytes > read.most_nbytes:
-                outcomes[number] = Failed(too_long(reference.nbytes, read.most_nbytes, f"reading {read.key!r} in {self._shown}"))
+            if (refused := self._refusal(read, reference, token, asked)) is not None:
+                outcomes[number] = refused
                 continue
             try:
                 target = self._targets.target(reference.url)
@@ -91,6 +88,14 @@ class ReferenceReader:
                 parts = (resolve(request, reference.nbytes) for request in read.ranges)
                 group.bounds += [(reference.offset + part.start, reference.offset + part.end) for part in parts if part.start < part.end]
         await self._send(list(groups.values()), outcomes)
+
+    def _refusal(self, read: Read, reference: Reference, token: str | None, asked: Generation | None) -> ReadOutcome | None:
+        """Return the outcome of a read that needs no request: of another version than the set names, or of too many bytes."""
+        if read.generation is not None and (asked is None or (token is not None and asked.token != token)):
+            return CHANGED
+        if reference.nbytes is not None and read.most_nbytes is not None and reference.nbytes > read.most_nbytes:
+            return Failed(too_long(reference.nbytes, read.most_nbytes, f"reading {read.key!r} in {self._shown}"))
+        return None
 
     async def _send(self, groups: Sequence[_ObjectReads], outcomes: list[ReadOutcome]) -> None:
         found = await _read_all([(group.target.storage, group.request(self._limits)) for group in groups])

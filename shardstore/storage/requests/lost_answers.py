@@ -64,12 +64,12 @@ class ObjectWrite:
         """Return what the status and code of a failed request mean on this kind of server."""
         raise NotImplementedError
 
-    def can_be_worded_otherwise(self, exc: RequestFailed) -> bool:
+    def has_other_etag_syntax(self, exc: RequestFailed) -> bool:
         """Return whether there is another way to write the condition, which the next request uses."""
         return False
 
     @property
-    def is_wording_proved(self) -> bool:
+    def etag_syntax_confirmed(self) -> bool:
         """True if the server is known to match versions as this client writes them."""
         return False
 
@@ -118,11 +118,11 @@ class ObjectWrite:
         found = None if head is None else head.generation
         is_mismatch = failure is Failure.REFUSED and isinstance(self.condition, IfGeneration)
         # Asked even if the object did change: under contention it always has, and the next write is to try the other way.
-        has_other_wording = is_mismatch and self.can_be_worded_otherwise(exc)
+        has_other_syntax = is_mismatch and self.has_other_etag_syntax(exc)
         if is_mismatch and holds(self.condition, found):
-            if has_other_wording:
+            if has_other_syntax:
                 return None
-            if self.versions_come_again and (self.is_wording_proved or not can_resend):
+            if self.versions_come_again and (self.etag_syntax_confirmed or not can_resend):
                 raise failed(self.key, self._url) from exc  # changed, and changed back before the look
             if not self.versions_come_again or self._sends >= _SENDS:
                 raise StorageError(f"the server refuses to match the version that it gave for {self.key!r} in {self._url}: {exc}") from exc

@@ -252,6 +252,10 @@ class RangePart:
 RangeOutcome = RangePart | Absent | Changed
 
 
+def as_list(outcome: RangeOutcome) -> list[RangePart] | Absent | Changed:
+    return [outcome] if isinstance(outcome, RangePart) else outcome
+
+
 class RangedReads(ABC):
     """The reads of a storage whose requests fetch one range each, and whose answers each show their version."""
 
@@ -278,8 +282,7 @@ class RangedReads(ABC):
         self, key: str, requests: Sequence[ByteRequest], generation: Generation | None, most_nbytes: int | None = None
     ) -> list[RangePart] | Absent | Changed:
         """Read the first of ``requests``, or all of them if the answer to the first holds the whole object; see ``get``."""
-        part = await self.get(key, requests[0], generation, most_nbytes)
-        return [part] if isinstance(part, RangePart) else part
+        return as_list(await self.get(key, requests[0], generation, most_nbytes))
 
     async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
         return await asyncio.gather(*(self._read_one(read) for read in reads))

@@ -80,7 +80,7 @@ class S3Write(ObjectWrite):
             return Failure.REFUSED
         return Failure.LOST if exc.is_lost else Failure.FINAL
 
-    def can_be_worded_otherwise(self, exc: RequestFailed) -> bool:
+    def has_other_etag_syntax(self, exc: RequestFailed) -> bool:
         """Return whether the ETag can be written in the other way, with quotes or without, if that has not been tried."""
         facts = facts_of(self.client)
         if exc.status != 412 or (facts.etag_wording_is_proved and facts.etag_unquoted == self._unquoted):
@@ -94,7 +94,7 @@ class S3Write(ObjectWrite):
         return True  # an ETag is made from the bytes
 
     @property
-    def is_wording_proved(self) -> bool:
+    def etag_syntax_confirmed(self) -> bool:
         return facts_of(self.client).etag_wording_is_proved
 
 

@@ -15,9 +15,8 @@ from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
 from shardstore.engine.moving import copy_nodes, move_between
 from shardstore.errors import InvalidInput
-from shardstore.storage.opening.location import Location, location_of, why_not_apart
+from shardstore.storage.opening.location import Location, canonical_url, location_of, may_be_one, why_not_apart
 from shardstore.storage.opening.open import open_storage
-from shardstore.storage.opening.servers import canonical_url, may_be_one
 from tests.packing.test_whose import files, made, pack
 
 pytestmark = pytest.mark.slow

@@ -132,9 +132,8 @@ def test_files_are_kept_within_a_bound(server: WebServer) -> None:
     files = [asked.path for asked in server.asked if asked.path.endswith(".parq")]
     assert len(files) == 20
     cache = storage._set._cache
-    assert 1 < len(cache._kept) < 10
-    assert 0 < cache.nbytes <= 2500
-    assert cache.nbytes == sum(nbytes for _, nbytes in cache._kept.values())
+    assert 1 < len(cache) < 10
+    assert 0 < cache.used <= 2500
 
 
 def test_readers_of_one_file_share_its_request(server: WebServer) -> None:

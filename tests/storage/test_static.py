@@ -22,11 +22,11 @@ from fsspec.registry import _registry
 
 import shardstore
 from shardstore.errors import InvalidInput, ReadOnly, StorageError
+from shardstore.model.containers import Lru
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteSuffix
 from shardstore.storage.base import Absent, Changed, Failed, Found, Read
 from shardstore.storage.generic.links import is_static
-from shardstore.storage.generic.seen import Memory
 from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.opening.open import open_storage
@@ -229,12 +229,12 @@ def test_shards_rewritten_by_others_are_read_as_they_are_now(fs: Plain) -> None:
 def test_what_is_remembered_is_bounded() -> None:
     fs = plain()
     storage = GenericStorage(fs, "p", static=True)
-    storage._seen = Memory(10)
+    storage._seen = Lru(10)
     s = SyncStorage(storage)
     for i in range(20):
         fs.objects[f"p/{i}"] = b"1"
         assert s.get(str(i)) == b"1"
-    assert len(storage._seen._last) == 10
+    assert len(storage._seen) == 10
     fs.asked()
     assert (s.get("19"), s.get("0")) == (b"1", b"1")
     assert fs.asked() == ["cat", "info", "cat"]

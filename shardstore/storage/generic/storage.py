@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,6 +20,7 @@ from fsspec.utils import stringify_path, tokenize
 
 from shardstore.errors import InvalidInput, StorageError, Unsupported
 from shardstore.model.capabilities import Capabilities
+from shardstore.model.containers import Lru
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfAbsent, IfGeneration, Unconditional
 from shardstore.model.ranges import EVERYTHING, BytesLike, Segment, resolve
 from shardstore.storage.abilities import HasIdentity, OnFilesystem
@@ -55,11 +57,13 @@ from shardstore.storage.generic.links import (
     protocols_of,
     without_dirs,
 )
-from shardstore.storage.generic.seen import Memory, Seen
-from shardstore.storage.inferred_versions import agrees, unversioned, version_of
+from shardstore.storage.inferred_versions import agrees, modified_seconds, trace_of, unversioned, version_from, version_of
 from shardstore.storage.redaction import redacted
 from shardstore.storage.requests.body import groups, joined
 from shardstore.storage.requests.conditions import check_deletion, failed, warn_not_honoured
+
+_MOST_SEEN = 1 << 15
+"""The most objects of which the last look is kept for a storage; some 10 MiB."""
 
 SPOOL_BYTES = 64 << 20
 """Bodies above this are collected in a local temporary file, not in memory."""
@@ -70,6 +74,32 @@ _ATTEMPTS = 3
 _COPY_ATTEMPTS = 20
 
 _warned: WeakKeyDictionary[AbstractFileSystem, bool] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One look at an object: its size, if the filesystem gives it, and what distinguishes its versions, if anything does."""
+
+    nbytes: int | None
+    trace: str | None
+    modified: float | None = None
+
+    @classmethod
+    def of(cls, info: Info) -> Seen:
+        return cls(size_in(info), trace_of(info), modified_seconds(info))
+
+    def version(self, nbytes: int) -> Generation:
+        """Return the version that was seen, for an object that turned out to have so many bytes; without a version, one that equals no
+        other.
+        """
+        return unversioned(nbytes) if self.trace is None else version_from(self.trace, nbytes, self.modified)
+
+    def may_be(self, generation: Generation) -> bool:
+        """Return whether the look may have been at this version."""
+        return self.nbytes is None or agrees(generation, self.version(self.nbytes))
+
+    def of_size(self, nbytes: int) -> Seen:
+        return replace(self, nbytes=nbytes)
 
 
 class GenericStorage(HasIdentity, OnFilesystem, Abilities):
@@ -108,7 +138,7 @@ class GenericStorage(HasIdentity, OnFilesystem, Abilities):
         self.static = is_static(fs) if static is None else static
         """True if nothing changes while it is open."""
         self.spool_bytes = SPOOL_BYTES
-        self._seen = Memory()
+        self._seen: Lru[str, Seen] = Lru(_MOST_SEEN)
 
     def with_static(self, static: bool) -> GenericStorage:
         """Return the same place with the statement that nothing changes in it, or that something may."""
@@ -211,7 +241,7 @@ class GenericStorage(HasIdentity, OnFilesystem, Abilities):
                 except ABSENT_ERRORS:
                     raise
                 except Exception:
-                    self._seen.drop(read.key)
+                    self._seen.pop(read.key)
                     if known is None or self.static:
                         raise
                     continue  # it may be shorter by now than it was
@@ -228,7 +258,7 @@ class GenericStorage(HasIdentity, OnFilesystem, Abilities):
 
     def _absence(self, key: str, exc: Exception) -> ReadOutcome:
         """Return the outcome of a read that ``exc`` says to be of no object."""
-        self._seen.drop(key)
+        self._seen.pop(key)
         if isinstance(exc, IsADirectoryError) and is_any(self.fs, _ON_DISK):
             return DIRECTORY
         if not self._is_referred(key):
@@ -268,7 +298,7 @@ class GenericStorage(HasIdentity, OnFilesystem, Abilities):
         try:
             info = await self._calls.info(self._full(key))
         except ABSENT_ERRORS:
-            self._seen.drop(key)
+            self._seen.pop(key)
             return None
         except Exception as exc:
             raise translated(exc, action, key, self.url) from exc

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from functools import partial
+from importlib import import_module
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -30,10 +32,13 @@ from shardstore.storage.opening.kinds import LocalOpener, kind_of_filesystem, ki
 from shardstore.storage.opening.references import OWN_OPTIONS, open_set
 from shardstore.storage.opening.snapshot_place import SnapshotPlace
 from shardstore.storage.opening.transports import Transport, carried_by, check_transport, is_carried
-from shardstore.storage.opening.zarr_stores import is_zarr_store, open_zarr_store
 from shardstore.storage.redaction import redacted, shown_cause, unusable_options
 from shardstore.storage.references.filesystems import check_made_by_user, for_inner_link, for_inner_links
 from shardstore.storage.static import as_said, check_static
+
+_ZARR_CLASSES = (("zarr.abc.store", "Store"), ("zarr.storage", "StorePath"))
+_ZARR_ADAPTER = "shardstore.adapters.zarr_storage"
+"""The module that makes storages of them by ``storage_of``. It lies in a layer above, and is loaded when such a store is given."""
 
 
 def open_storage(
@@ -99,8 +104,9 @@ def _open(target: object, options: dict[str, Any], local: LocalOpener) -> Storag
         return target.open()
     if isinstance(target, Storage):
         return target
-    if is_zarr_store(target):
-        return open_zarr_store(target)
+    if _is_zarr_store(target):
+        of_zarr: Storage = import_module(_ZARR_ADAPTER).storage_of(target)
+        return of_zarr
     if isinstance(target, FSMap):
         return _open_filesystem(target.fs, target.root, local)
     if isinstance(target, tuple) and len(target) == 2 and isinstance(target[0], AbstractFileSystem):
@@ -110,6 +116,12 @@ def _open(target: object, options: dict[str, Any], local: LocalOpener) -> Storag
     raise InvalidInput(
         f"a target is a path, a URL, (fs, path), an fsspec mapping, a zarr store or a storage, not a {type(target).__name__}"
     )
+
+
+def _is_zarr_store(target: object) -> bool:
+    """Return whether a target is a store of zarr-python 3, or a path in one. Programs that have made one have imported zarr."""
+    classes = [getattr(sys.modules.get(module), name, None) for module, name in _ZARR_CLASSES]
+    return isinstance(target, tuple(cls for cls in classes if isinstance(cls, type)))
 
 
 # -- URLs --------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ import json
 import os
 import re
 from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -35,6 +34,7 @@ from shardstore.format.references.parquet import (
 )
 from shardstore.format.references.table import Reference, value_of
 from shardstore.format.v2.keys import is_document
+from shardstore.model.containers import Lru
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import Absent, Found, Read, document_read, read_one
 from shardstore.storage.fallbacks import direct_children
@@ -129,7 +129,9 @@ class ParquetSet:
         self._old_set_id: str | None = None
         self._targets = targets
         self._pins = pins
-        self._cache = _Cache(cache_bytes)
+        most = max(1, cache_bytes)
+        # The file that was read last is kept whatever its size: its chunks are asked for one by one.
+        self._cache: Lru[tuple[str, int], ReferenceRows] = Lru(most, lambda rows: min(most, _kept_nbytes(rows)))
         self._arrays = _arrays_in(place, self._documents)
         self._bound = asyncio.Semaphore(_FILES_AT_ONCE)
         self._reading: dict[tuple[str, int], asyncio.Future[ReferenceRows]] = {}
@@ -318,29 +320,10 @@ class ParquetSet:
                     yield url
 
 
-class _Cache:
-    """The rows of the files that were used recently."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self._kept: OrderedDict[tuple[str, int], tuple[ReferenceRows, int]] = OrderedDict()
-        self.nbytes = 0
-
-    def get(self, name: tuple[str, int]) -> ReferenceRows | None:
-        found = self._kept.get(name)
-        if found is None:
-            return None
-        self._kept.move_to_end(name)
-        return found[0]
-
-    def put(self, name: tuple[str, int], rows: ReferenceRows) -> None:
-        nbytes = _ROW_NBYTES * len(rows) + sum(_INLINE_NBYTES + len(data) for data in rows.inline.values()) + _INLINE_NBYTES
-        nbytes += sum(_INLINE_NBYTES + len(url) for url in (*rows.targets, *rows.generations))
-        self._kept[name] = rows, nbytes
-        self.nbytes += nbytes
-        while self.nbytes > self._most_bytes and len(self._kept) > 1:  # the last one is in use
-            _, (_, dropped) = self._kept.popitem(last=False)
-            self.nbytes -= dropped
+def _kept_nbytes(rows: ReferenceRows) -> int:
+    """Return about how many bytes the rows of one file take in memory."""
+    texts = (*rows.inline.values(), *rows.targets, *rows.generations)
+    return _ROW_NBYTES * len(rows) + _INLINE_NBYTES + sum(_INLINE_NBYTES + len(text) for text in texts)
 
 
 async def read_parquet_set(place: SetPlace, targets: Targets, *, pins: bool, cache_bytes: int) -> ParquetSet | None:

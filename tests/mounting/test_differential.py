@@ -24,9 +24,10 @@ from shardstore.errors import StorageError
 from shardstore.format.store_keys import possible_owners
 from shardstore.mounting.mounts import Mount
 from shardstore.mounting.names import is_scratch, name_of, parent_of
+from tests.harness.scale import EXAMPLES
 from tests.mounting import worker
 
-OPERATIONS = int(os.environ.get("SHARDSTORE_MOUNT_OPERATIONS", "300"))
+OPERATIONS = 5 * EXAMPLES
 """The full size is 20000, some minutes for each seed."""
 
 _CHECKED = 200  # operations between two comparisons of everything

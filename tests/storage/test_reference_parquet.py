@@ -282,6 +282,7 @@ def test_pins_are_in_each_file(memory: SyncStorage) -> None:
     assert open_set(f"{memory.storage.url}/refs", pins=False).get("x/1") == DATA[::-1][4:8]
 
 
+@pytest.mark.slow
 def test_a_small_file_that_becomes_large_is_not_read(memory: SyncStorage) -> None:
     """Neither rows that take no room, nor one text that is all the same."""
     schema = pa.schema([("path", pa.string()), ("offset", pa.int64()), ("size", pa.int64()), ("raw", pa.binary())])
@@ -309,6 +310,7 @@ def test_a_small_file_that_becomes_large_is_not_read(memory: SyncStorage) -> Non
         assert "are read" in str(outcome.error)
 
 
+@pytest.mark.slow
 def test_bytes_that_come_again_and_again_are_held_once(memory: SyncStorage) -> None:
     """A small file whose rows share one value of a mebibyte."""
     schema = pa.schema([("path", pa.string()), ("offset", pa.int64()), ("size", pa.int64()), ("raw", pa.binary())])

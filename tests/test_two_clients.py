@@ -181,6 +181,6 @@ def test_clients_together_are_one_dictionary() -> None:
     run_state_machine_as_test(
         ClientsMachine,
         settings=hypothesis.settings(
-            max_examples=EXAMPLES // 2, stateful_step_count=25, suppress_health_check=list(hypothesis.HealthCheck)
+            max_examples=EXAMPLES // 4, stateful_step_count=25, suppress_health_check=list(hypothesis.HealthCheck)
         ),
     )

@@ -204,7 +204,7 @@ def test_the_suite_does_reach_shards() -> None:
 @pytest.fixture
 def machine_settings(request: pytest.FixtureRequest) -> hypothesis.settings:
     return hypothesis.settings(
-        max_examples=EXAMPLES // 2,
+        max_examples=EXAMPLES // 10,
         stateful_step_count=20,
         report_multiple_bugs=False,
         suppress_health_check=list(hypothesis.HealthCheck),
@@ -254,7 +254,7 @@ def test_hierarchy_machine_on_local_disk(tmp_path: Path, machine_settings: hypot
 @quiet
 @pytest.mark.usefixtures("without_client_shards")
 def test_hierarchy_machine_on_s3(s3_url: tuple[str, dict[str, Any]], machine_settings: hypothesis.settings) -> None:
-    few = hypothesis.settings(machine_settings, max_examples=EXAMPLES // 10, stateful_step_count=10)
+    few = hypothesis.settings(machine_settings, max_examples=EXAMPLES // 20, stateful_step_count=10)
     run_hierarchy_machine(UnderS3(*s3_url), few)
 
 
@@ -293,5 +293,5 @@ def test_store_machine_on_local_disk(tmp_path: Path, machine_settings: hypothesi
 
 
 def test_store_machine_on_s3(s3_url: tuple[str, dict[str, Any]], machine_settings: hypothesis.settings) -> None:
-    few = hypothesis.settings(machine_settings, max_examples=EXAMPLES // 10, stateful_step_count=10)
+    few = hypothesis.settings(machine_settings, max_examples=EXAMPLES // 20, stateful_step_count=10)
     run_store_machine(ZarrStoreStateMachine, UnderS3(*s3_url), few)

@@ -23,8 +23,8 @@ FULL = STAGE == "night"
 EXAMPLES = {"test": 20, "gate": 50, "night": 200}[STAGE]
 """Examples of each property; state machines, whose examples are long, have a fraction of them."""
 EVERY = {"test": 5, "gate": 3, "night": 1}[STAGE]
-"""Of the requests and other moments of an operation, one in so many is put to the test. Which ones changes from day to day."""
-_FIRST = datetime.date.today().toordinal() % EVERY  # noqa: DTZ011  # whichever day it is here
+"""Of the requests and other moments of an operation, one in so many is put to the test."""
+_TODAY = datetime.date.today().toordinal()  # noqa: DTZ011  # whichever day it is here
 
 
 def sized(full: int, small: int) -> int:
@@ -32,18 +32,22 @@ def sized(full: int, small: int) -> int:
     return full if FULL else small
 
 
-def moments(every: Iterable[T]) -> Iterator[T]:
-    """Return those of ``every`` moment at which an operation is broken off that this run puts to the test."""
-    return itertools.islice(every, _FIRST, None, EVERY)
+def moments(every: Iterable[T], *, sparse: int = 1) -> Iterator[T]:
+    """Return those of ``every`` moment at which an operation is broken off that this run puts to the test: other ones each day.
+
+    ``sparse`` times fewer, but at night, where very many operations are broken off.
+    """
+    step = 1 if FULL else EVERY * sparse
+    return itertools.islice(every, _TODAY % step, None, step)
 
 
-def at_requests(effect: Effect, attempt: Callable[[Fault], bool], *, least: int) -> int:
+def at_requests(effect: Effect, attempt: Callable[[Fault], bool], *, least: int, sparse: int = 1) -> int:
     """As ``shardstore.testing.faults.at_every_request``, at some of the requests; ``least`` is how many requests there are at least.
 
     Return how many were struck.
     """
-    for struck, at in enumerate(moments(itertools.count(1))):
+    for struck, at in enumerate(moments(itertools.count(1), sparse=sparse)):
         if not attempt(Fault(at, effect)):
-            assert struck >= least // EVERY, f"only {struck} requests were struck"
+            assert struck >= least // (EVERY * sparse), f"only {struck} requests were struck"
             return struck
     raise AssertionError("counting never ends")

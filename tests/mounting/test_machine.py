@@ -261,4 +261,4 @@ class FilesMachine(RuleBasedStateMachine):
 
 
 TestFiles = FilesMachine.TestCase
-TestFiles.settings = settings(max_examples=EXAMPLES // 2, stateful_step_count=30)
+TestFiles.settings = settings(max_examples=EXAMPLES // 4, stateful_step_count=30)

@@ -62,7 +62,7 @@ def requests_of(hierarchy: Path) -> tuple[int, int]:
 @pytest.mark.parametrize("where", ["source", "target", "record"])
 def test_at_every_request(where: str, fault: Any, hierarchy: Path, wanted: dict[str, bytes]) -> None:
     struck = completed = 0
-    for at in moments(range(1, sum(requests_of(hierarchy)) + 20)):
+    for at in moments(range(1, sum(requests_of(hierarchy)) + 20), sparse=2):
         places: dict[str, Storage] = {"source": memory(hierarchy), "target": memory(), "record": memory()}
         faulty = FaultStorage(places[where])
         faulty.plan(Fault(at, fault))

@@ -532,10 +532,10 @@ class TestHierarchyMachine:
         run_machine(new_repository(tmp_path), machine_settings)
 
     def test_on_local_disk(self, tmp_path: Path, machine_settings: hypothesis.settings) -> None:
-        few = hypothesis.settings(machine_settings, max_examples=EXAMPLES // 5)
+        few = hypothesis.settings(machine_settings, max_examples=EXAMPLES // 10)
         run_machine(Repository.create(tmp_path, fsync=False), few)
 
     def test_on_s3(self, s3_url: tuple[str, dict[str, Any]], machine_settings: hypothesis.settings) -> None:
         url, options = s3_url
-        few = hypothesis.settings(machine_settings, max_examples=EXAMPLES // 10, stateful_step_count=10)
+        few = hypothesis.settings(machine_settings, max_examples=EXAMPLES // 20, stateful_step_count=10)
         run_machine(Repository.create(url, storage_options=options), few)

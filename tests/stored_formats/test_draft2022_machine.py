@@ -237,6 +237,6 @@ class Machine(RuleBasedStateMachine):
 
 def test_any_order_of_operations() -> None:
     settings = hypothesis.settings(
-        max_examples=EXAMPLES, stateful_step_count=30, suppress_health_check=list(hypothesis.HealthCheck), print_blob=True
+        max_examples=EXAMPLES // 2, stateful_step_count=30, suppress_health_check=list(hypothesis.HealthCheck), print_blob=True
     )
     run_state_machine_as_test(Machine, settings=settings)

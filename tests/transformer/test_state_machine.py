@@ -255,7 +255,7 @@ def run(machine: type[Machine], examples: int, steps: int = 30) -> None:
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_in_memory(layers: int) -> None:
-    run(type("InMemory", (Machine,), {"layers": layers}), EXAMPLES // 2)
+    run(type("InMemory", (Machine,), {"layers": layers}), EXAMPLES // 5)
 
 
 @pytest.mark.parametrize("layers", [1, 2])
@@ -273,4 +273,4 @@ def test_on_s3(layers: int, s3_url: tuple[str, dict[str, Any]]) -> None:
     def storage(self: Machine) -> Storage:
         return open_storage(f"{url}/{uuid.uuid4().hex}", options)
 
-    run(type("OnS3", (Machine,), {"layers": layers, "storage": storage}), EXAMPLES // 10, 20)
+    run(type("OnS3", (Machine,), {"layers": layers, "storage": storage}), EXAMPLES // 20, 20)

@@ -76,6 +76,7 @@ class TestFileUrl(OnFileUrl, suite.TestZarrDirectoryStore):
     pass
 
 
+@pytest.mark.exhaustive
 class TestStore(OnStore, suite.TestZarrDictStore):
     pass
 
@@ -89,6 +90,7 @@ class TestRegionFileUrl(OnFileUrl, suite.TestZarrRegionAuto):
     pass
 
 
+@pytest.mark.exhaustive
 class TestRegionStore(OnStore, suite.TestZarrRegionAuto):
     pass
 

@@ -137,7 +137,7 @@ $(VENV)/.installed-mount: pyproject.toml $(VENV)/.installed-test
 
 mount-test: $(VENV)/.installed-mount $(ZARR2)/.installed
 	SHARDSTORE_MOUNT=1 SHARDSTORE_ZARR2="$(CURDIR)/$(ZARR2)/bin/python" $(PYTEST) \
-		tests/mounting "tests/test_docs.py::test_examples[docs/howto/mounting.md]" $(TESTARGS)
+		tests/mounting "tests/project/test_docs.py::test_examples[docs/howto/mounting.md]" $(TESTARGS)
 
 # A second S3 server beside moto; in an environment of its own, since it insists on another botocore than s3fs.
 $(MINISTACK)/.installed: $(VENV)/.created

@@ -28,7 +28,7 @@ from shardstore.model.options import KEY
 from shardstore.progress.steps import Lines, Step
 from shardstore.snapshots.named import _BranchHierarchy
 from tests.cli.running import PLAIN, run, succeed
-from tests.packing.sources import stored
+from tests.maintenance.packing.sources import stored
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from moto.server import ThreadedMotoServer
 import shardstore
 from shardstore.engine.options import EngineOptions
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MARKDOWN = [
     *sorted(ROOT.glob("*.md")),

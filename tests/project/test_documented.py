@@ -21,7 +21,7 @@ from shardstore.maintenance.packing.pack import PackOptions
 from shardstore.plan import policy
 from shardstore.references.comparing import ComparisonBounds
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "shardstore"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = sorted(path for path in PACKAGE.rglob("*.py"))

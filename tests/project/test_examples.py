@@ -21,7 +21,7 @@ from tests.stored import LocalObjects
 
 pytestmark = pytest.mark.zarr
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def run(example: str, *arguments: str, cwd: Path) -> str:

@@ -15,7 +15,7 @@ from shardstore.extras import EXTRAS, how_to_install
 
 pytestmark = pytest.mark.zarr
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def modules_after(statement: str) -> set[str]:

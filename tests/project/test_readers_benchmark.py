@@ -18,7 +18,7 @@ from tests.stored import LocalObjects, document
 
 pytestmark = pytest.mark.zarr
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 PAGE = ROOT / "docs/evidence/readers.md"
 

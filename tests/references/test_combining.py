@@ -19,7 +19,7 @@ from shardstore.references.combining import combined
 from shardstore.references.comparing import ComparisonBounds
 from shardstore.references.sets import reference_storage, set_source
 from tests.references.reading import by_fsspec
-from tests.storage.http_servers import WebServer
+from tests.storage.http.http_servers import WebServer
 
 pytestmark = [pytest.mark.zarr, pytest.mark.filterwarnings("ignore")]  # of pandas, about fastparquet
 

@@ -24,7 +24,7 @@ from shardstore.references.writing_parquet import RecordWriter
 from shardstore.storage.opening.open import open_storage
 from shardstore.testing.trace import TraceStorage
 from tests.golden import golden_cases
-from tests.packing.sources import cases, expected
+from tests.maintenance.packing.sources import cases, expected
 from tests.references.reading import by_fsspec
 
 pytestmark = [

@@ -30,8 +30,8 @@ from shardstore.storage.redaction import redacted
 from shardstore.testing.trace import TraceStorage
 from tests.cli.running import run, succeed
 from tests.server.conftest import Client, connected
+from tests.server.gate.test_s3 import NS, listed
 from tests.server.test_running import address, raw
-from tests.server.test_s3 import NS, listed
 
 CHUNK = "zarr3/ct/c/0/0/0"
 OTHER = "zarr3/ct/c/0/1/0"  # in the same shard

@@ -28,7 +28,7 @@ from shardstore.storage.inferred_versions import unversioned
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.trace import TraceStorage
 from tests.server.conftest import DATA, Client, connected, reading
-from tests.server.test_s3 import Counted
+from tests.server.gate.test_s3 import Counted
 
 pytestmark = pytest.mark.zarr
 

@@ -24,7 +24,7 @@ from shardstore.snapshots import Repository
 from shardstore.snapshots.session_storage import SessionStorage
 from shardstore.storage.wrappers import innermost
 from tests.snapshots.repositories import create_array, read_array, run
-from tests.test_processes import in_fork, may_fork, needs_fork
+from tests.together.gate.test_processes import in_fork, may_fork, needs_fork
 
 pytestmark = pytest.mark.zarr
 

@@ -31,7 +31,7 @@ from shardstore.storage.opening.open import open_storage
 from shardstore.storage.opening.snapshot_urls import holds_versioned_store, may_name_snapshot, named_snapshot
 from shardstore.testing.trace import TraceStorage
 from tests.snapshots.repositories import run
-from tests.test_processes import in_fork, may_fork, needs_fork
+from tests.together.gate.test_processes import in_fork, may_fork, needs_fork
 
 pytestmark = pytest.mark.zarr
 

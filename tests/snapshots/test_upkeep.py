@@ -20,8 +20,8 @@ from shardstore.storage.local.storage import LocalStorage
 from shardstore.testing.trace import TraceStorage
 from tests.cli.running import succeed
 from tests.golden import golden_cases, handmade_cases
-from tests.packing.sources import cases, expected, references
-from tests.packing.test_sources import v2_hierarchy
+from tests.maintenance.packing.gate.test_sources import v2_hierarchy
+from tests.maintenance.packing.sources import cases, expected, references
 from tests.snapshots.repositories import create_array, new_repository, read_array, run
 from tests.snapshots.whole import check_whole
 

@@ -30,10 +30,10 @@ from shardstore.errors import InvalidInput, ReadOnly
 from shardstore.model.ranges import resolve
 from shardstore.snapshots import Repository
 from shardstore.testing.storage_suite import SyncStorage
+from tests.adapters.zarr.gate.test_zarr_suites import machine_settings, quiet, without_client_shards
 from tests.harness.scale import EXAMPLES
 from tests.snapshots.repositories import new_repository
 from tests.snapshots.session_keys import array_document
-from tests.test_zarr_suites import machine_settings, quiet, without_client_shards
 from tests.under_array import GRID, RANK, UnderShardedArray, chunk_key
 
 pytestmark = pytest.mark.zarr

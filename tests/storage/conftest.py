@@ -17,8 +17,8 @@ from shardstore.storage.opening.open import open_storage
 from shardstore.storage.s3 import client as s3_client
 from shardstore.testing.storage_suite import SyncStorage
 from tests.harness.gcs_emulator import gcs_emulator
-from tests.storage.http_servers import WebServer
-from tests.storage.obstore_proxied import Url
+from tests.storage.http.http_servers import WebServer
+from tests.storage.obstore.obstore_proxied import Url
 
 
 @pytest.fixture

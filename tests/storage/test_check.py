@@ -17,7 +17,7 @@ from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.wrappers import CheckedStorage
 from shardstore.testing.faults import Cancel, Change, Delay, Fault, FaultStorage, Truncate
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop, values
-from tests.storage.test_faults import CHANGING, change
+from tests.testing.test_faults import CHANGING, change
 
 
 async def no_sleep(_seconds: float) -> None:

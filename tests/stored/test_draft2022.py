@@ -25,7 +25,7 @@ from shardstore.storage.memory import MemoryStorage
 from shardstore.stored.draft2022.documents import IMPLICIT
 from shardstore.stored.draft2022.storage import DraftStorage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
-from tests.stored_formats.hierarchies import (
+from tests.stored.hierarchies import (
     ENTRY_POINT,
     STORES,
     array,

@@ -13,7 +13,7 @@ from shardstore.storage.base import DirListing, ObjectInfo, Read, ReadOutcome
 from shardstore.storage.memory import MemoryStorage
 from shardstore.stored.draft2022.storage import DraftStorage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
-from tests.stored_formats.hierarchies import ENTRY_POINT, STORES, as_json, draft_array, draft_group, objects_of, store_name
+from tests.stored.hierarchies import ENTRY_POINT, STORES, as_json, draft_array, draft_group, objects_of, store_name
 
 STORED = {
     "zarr.json": as_json(ENTRY_POINT),

@@ -19,7 +19,7 @@ from shardstore.storage.memory import MemoryStorage
 from shardstore.stored.draft2022.storage import DraftStorage
 from shardstore.testing.storage_suite import SyncStorage
 from tests.harness.scale import EXAMPLES
-from tests.stored_formats.hierarchies import array, group
+from tests.stored.hierarchies import array, group
 
 pytestmark = pytest.mark.timeout(300 + 5 * EXAMPLES)
 

@@ -14,7 +14,7 @@ from shardstore.storage.memory import MemoryStorage
 from shardstore.stored.draft2022.documents import IMPLICIT
 from shardstore.stored.draft2022.storage import DraftStorage
 from shardstore.testing.storage_suite import SyncStorage
-from tests.stored_formats.hierarchies import array, draft_array, fill, generation_of
+from tests.stored.hierarchies import array, draft_array, fill, generation_of
 
 
 @pytest.mark.parametrize(("chunks_per_shard", "written"), [([], "c"), ([1], "c0"), (None, "c0")])

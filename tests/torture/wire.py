@@ -36,7 +36,7 @@ from shardstore.testing.storage_suite import on_io_loop
 from tests import shards
 from tests.harness import misbehaviours as mis
 from tests.harness.misbehaving_server import MisbehavingServer
-from tests.storage.http_servers import WebServer
+from tests.storage.http.http_servers import WebServer
 from tests.stored import FsspecObjects
 
 Kind = Literal["s3", "gcs", "http"]

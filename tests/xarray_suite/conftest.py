@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for rule in reversed(_WARNINGS):
             item.add_marker(pytest.mark.filterwarnings(rule), append=False)
         name = getattr(item, "originalname", item.name)
-        excluded = EXCLUDED_IN_SESSIONS if item.nodeid.startswith("tests/xarray_suite/test_sessions.py") else EXCLUDED
+        excluded = EXCLUDED_IN_SESSIONS if item.nodeid.startswith("tests/xarray_suite/night/test_sessions.py") else EXCLUDED
         if (exclusion := excluded.get(name)) is not None and exclusion.applies_to(item):
             item.add_marker(pytest.mark.xfail(reason=exclusion.reason, raises=exclusion.raises, strict=True))
 

@@ -12,7 +12,7 @@ import pytest
 import zarr
 
 import shardstore
-from tests.transformer.layers import document
+from tests.adapters.transformer.layers import document
 from tests.zarr2 import interpreter
 
 HERE = Path(__file__).parent

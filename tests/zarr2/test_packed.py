@@ -15,7 +15,7 @@ import zarr
 from zarr.storage import LocalStore
 
 import shardstore
-from tests.packing.sources import stored
+from tests.maintenance.packing.sources import stored
 from tests.zarr2 import interpreter
 from tests.zarr2.test_programs import HERE, NOT_SHARDED_BY_PEERS, PROGRAMS
 

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from importlib.metadata import version
 
 NOT_RUN = {
-    "test_store": "of zarr's own stores; its suites for other people's stores run in `tests/test_zarr_suites.py`",
+    "test_store": "of zarr's own stores; its suites for other people's stores run in `tests/adapters/zarr/gate/test_zarr_suites.py`",
     "test_codec_pipeline.py": "of zarr's own pipelines",
     "test_codec_pipeline_suite.py": "of zarr's own pipelines",
     "test_pipeline_parity.py": "of zarr's own pipelines",

@@ -24,7 +24,7 @@ import shardstore
 from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
 from shardstore.engine.metadata.hierarchy import HierarchyRegistry
 from shardstore.errors import InvalidInput, NotFound
-from tests.adapters import forked
+from tests.adapters.fsspec import forked
 from tests.adapters.places import RAW, Place, array_document, make_place, memory_place
 from tests.shards import presented, sharded_arrays
 

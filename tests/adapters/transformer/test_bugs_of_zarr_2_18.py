@@ -9,7 +9,7 @@ import pytest
 
 from shardstore import ShardingTransformer
 from shardstore.storage.local.storage import LocalStorage
-from tests.transformer.layers import document, layered, two_a_side
+from tests.adapters.transformer.layers import document, layered, two_a_side
 
 X = "data/root/x/"
 

@@ -12,8 +12,8 @@ from shardstore import ShardingTransformer
 from shardstore._sync import run_sync
 from shardstore.model.generation import UNCONDITIONAL
 from shardstore.storage.memory import MemoryStorage
+from tests.adapters.transformer.layers import CountedCalls, Store, document, layered
 from tests.engine.hooked import document as v3_document
-from tests.transformer.layers import CountedCalls, Store, document, layered
 
 ROOT = "data/root/x/c"
 

@@ -12,7 +12,7 @@ import zarr
 
 import shardstore
 from tests.cli.running import Outcome, run, succeed
-from tests.packing.test_whose import files, made, values
+from tests.maintenance.packing.gate.test_whose import files, made, values
 
 pytestmark = pytest.mark.slow
 

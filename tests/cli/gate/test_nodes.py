@@ -46,7 +46,7 @@ def test_an_array_is_copied_byte_for_byte(place: Place) -> None:
 
 @pytest.mark.parametrize(("source", "target"), [("d/a2", "v3/a2"), ("d", "v3")])
 def test_a_hierarchy_of_the_2022_draft_becomes_one_that_everything_reads(tmp_path: Path, source: str, target: str) -> None:
-    fixture = Path(__file__).parents[1] / "fixtures/transformer2022/t2d_missing"
+    fixture = Path(__file__).parents[2] / "fixtures/transformer2022/t2d_missing"
     shutil.copytree(fixture / "store", tmp_path / "d")
     before = snapshot(LocalObjects(tmp_path / "d"))
     succeed("cp", str(tmp_path / source), str(tmp_path / target))

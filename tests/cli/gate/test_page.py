@@ -15,7 +15,7 @@ from tests.cli.running import PLAIN
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 README = ROOT / "README.md"
 PAGE = ROOT / "docs/reference/command-line.md"
 STORE = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)

@@ -41,7 +41,7 @@ from shardstore.format.snapshots.state import (
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
-DRAFT = Path(__file__).parents[1] / "fixtures" / "icechunk_draft"
+DRAFT = Path(__file__).parents[2] / "fixtures" / "icechunk_draft"
 
 
 # -- names and coordinates ---------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from shardstore.format.snapshots.structure import (
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
-DRAFT = Path(__file__).parents[1] / "fixtures" / "icechunk_draft"
+DRAFT = Path(__file__).parents[2] / "fixtures" / "icechunk_draft"
 GROUP: dict[str, Any] = {"zarr_format": 3, "node_type": "group", "attributes": {"a": 1}}
 FILES = (ManifestFile("7CETCYESXYW6ZQ59MB70", 4410, 1000, 7), ManifestFile("9H3RCH8GNF2SN393TWD0", 10, 1, 8))
 

@@ -27,7 +27,7 @@ from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.requests.outcomes import RequestFailed
 from shardstore.storage.room import is_full, room_at
 from shardstore.testing.trace import TraceStorage
-from tests.packing.sources import read_by_zarr
+from tests.maintenance.packing.sources import read_by_zarr
 from tests.stored import StorageObjects, copy_tree
 
 pytestmark = pytest.mark.zarr

@@ -14,7 +14,7 @@ from shardstore.errors import Conflict, Corruption, Incomplete, InvalidInput, Re
 from shardstore.snapshots import Repository
 from shardstore.snapshots.chunk_files import MOST_INLINE_NBYTES
 from tests.golden import golden_cases
-from tests.packing.sources import cases, expected, references
+from tests.maintenance.packing.sources import cases, expected, references
 
 pytestmark = pytest.mark.zarr
 

@@ -16,7 +16,7 @@ import shardstore
 from shardstore.errors import InvalidInput, Unsupported
 from tests.cli.running import run, succeed
 from tests.golden import FIXTURES
-from tests.packing.sources import read_by_zarr
+from tests.maintenance.packing.sources import read_by_zarr
 
 pytestmark = pytest.mark.zarr
 

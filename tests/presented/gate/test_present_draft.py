@@ -17,7 +17,7 @@ from shardstore.errors import Corruption, InvalidInput, ShardStoreError, Unsuppo
 
 pytestmark = [pytest.mark.slow, pytest.mark.zarr]
 
-FIXTURES = Path(__file__).parent / "fixtures"
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 CASES = sorted(path for path in (FIXTURES / "transformer2022").iterdir() if path.is_dir())
 HANDMADE = FIXTURES / "handmade_transformer/layout2022"
 HAND_CASES = json.loads((HANDMADE / "case.json").read_text())["cases"]

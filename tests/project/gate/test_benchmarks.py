@@ -14,7 +14,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[3]
 BENCHMARKS = ROOT / "benchmarks"
 # One of each kind, and whom the bars compare.
 WORKLOADS = ("planes", "single chunks, warm", "full write", "1 % update", "listing", "hierarchy", "import")

@@ -17,7 +17,7 @@ from shardstore.plan.commits import NONCE_NBYTES
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[3]
 BENCHMARKS = ROOT / "benchmarks"
 # Of a quick run: a shard of 8 chunks of 5,000 bytes, with its index.
 CHUNKS, CHUNK_NBYTES, SHARD_NBYTES = 8, 5000, 8 * 5016 + 4

@@ -13,7 +13,7 @@ pytest.importorskip("icechunk", minversion="2")
 
 pytestmark = [pytest.mark.slow, pytest.mark.zarr]
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")

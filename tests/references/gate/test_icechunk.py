@@ -34,7 +34,7 @@ from shardstore.testing.faults import Fail, Fault, FaultStorage
 from tests import view
 from tests.golden import FIXTURES, GoldenCase, golden_cases, handmade_cases
 from tests.harness.gcs_emulator import gcs_emulator
-from tests.storage.http_servers import WebServer
+from tests.storage.http.http_servers import WebServer
 
 pytestmark = [pytest.mark.zarr, pytest.mark.slow, pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")]
 

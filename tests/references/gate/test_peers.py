@@ -24,10 +24,10 @@ import shardstore
 from shardstore import references
 from shardstore.errors import InvalidInput
 from tests.harness.gcs_emulator import gcs_emulator
-from tests.packing.sources import cases, expected
-from tests.packing.sources import references as kerchunk_set
+from tests.maintenance.packing.sources import cases, expected
+from tests.maintenance.packing.sources import references as kerchunk_set
 from tests.references.reading import filesystem
-from tests.storage.http_servers import WebServer
+from tests.storage.http.http_servers import WebServer
 
 pytestmark = [
     pytest.mark.zarr,

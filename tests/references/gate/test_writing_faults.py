@@ -24,7 +24,7 @@ from tests.references.reading import by_fsspec
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]  # of pandas, about fastparquet
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 OLD, NEW = np.arange(40, dtype="i4"), np.arange(40, dtype="i4")[::-1]
 FORMS: dict[str, dict[str, Any]] = {
     "json": {},
@@ -154,7 +154,7 @@ def test_an_update_fails_at_every_request(form: str, effect: Effect, tmp_path: P
 @pytest.mark.parametrize("had_one", [False, True], ids=["first", "replacing"])
 @pytest.mark.parametrize("form", FORMS)
 def test_killed_at_every_request(form: str, had_one: bool, after: bool, tmp_path: Path) -> None:
-    with Crasher(["shardstore.references", "tests.references.test_writing_faults"], [str(ROOT)]) as crasher:
+    with Crasher(["shardstore.references", "tests.references.gate.test_writing_faults"], [str(ROOT)]) as crasher:
         for at in moments(itertools.count(1)):
             root = tmp_path / str(at)
             make(root)
@@ -193,7 +193,7 @@ def icechunk_killed(child: Child, root: str, at: int, after: bool) -> None:
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("form", ["json", "parquet"])
 def test_an_update_killed_at_every_request(form: str, after: bool, tmp_path: Path) -> None:
-    with Crasher(["shardstore.references", "tests.references.test_writing_faults"], [str(ROOT)]) as crasher:
+    with Crasher(["shardstore.references", "tests.references.gate.test_writing_faults"], [str(ROOT)]) as crasher:
         for at in moments(itertools.count(1)):
             root = tmp_path / str(at)
             make(root)
@@ -216,7 +216,7 @@ def test_an_update_killed_at_every_request(form: str, after: bool, tmp_path: Pat
 def test_a_writer_into_icechunk_killed_at_every_request(after: bool, tmp_path: Path) -> None:
     import icechunk
 
-    with Crasher(["shardstore.references", "tests.references.test_writing_faults"], [str(ROOT)]) as crasher:
+    with Crasher(["shardstore.references", "tests.references.gate.test_writing_faults"], [str(ROOT)]) as crasher:
         for at in moments(itertools.count(1)):
             root = tmp_path / str(at)
             make(root)

@@ -22,7 +22,7 @@ from tests.snapshots.commit_workers import commit_and_die, commit_once
 from tests.snapshots.committing import MESSAGE, Contents, change, change_side, contents_of, make_history
 from tests.snapshots.whole import check_whole, messages_of
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PRELOADED = ["shardstore.adapters.versioned.repository", "shardstore.adapters.mapping.mapping", "pyarrow.parquet"]
 """What each child would import by itself."""
 

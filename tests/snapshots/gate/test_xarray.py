@@ -15,7 +15,7 @@ import zarr
 import shardstore
 from shardstore.errors import ReadOnly
 from shardstore.snapshots import Repository, Session
-from tests.test_xarray import weather
+from tests.adapters.zarr.gate.test_xarray import weather
 
 pytestmark = pytest.mark.zarr
 

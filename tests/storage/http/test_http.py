@@ -27,7 +27,7 @@ from shardstore.storage.http.listing import children
 from shardstore.storage.http.storage import HTTPStorage
 from shardstore.storage.opening.open import open_storage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop, values
-from tests.storage.http_servers import Asked, Behaviour, WebServer
+from tests.storage.http.http_servers import Asked, Behaviour, WebServer
 
 DATA = random.Random(5).randbytes(1000)
 OTHER = random.Random(6).randbytes(1000)

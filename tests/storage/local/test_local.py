@@ -23,7 +23,7 @@ from shardstore.storage.local.extents import Extents
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.local.temporary import TemporaryFile
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop, pieces
-from tests.storage.on_disk import files_below
+from tests.storage.local.on_disk import files_below
 
 
 @pytest.fixture

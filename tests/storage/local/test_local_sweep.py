@@ -21,7 +21,7 @@ from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.local.temporary import TemporaryFile
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
 from tests.harness.system_calls import SystemCalls
-from tests.storage.on_disk import NETWORK, files_below, mount_everything, start
+from tests.storage.local.on_disk import NETWORK, files_below, mount_everything, start
 
 DEAD = ".a.0a1b2c-1.0123456789ab.shardstore-tmp"
 DEAD_LOCK = ".a.shardstore-lock"

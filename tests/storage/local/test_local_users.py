@@ -30,9 +30,9 @@ from shardstore.storage.local.storage import LocalStorage
 from shardstore.testing.storage_suite import SyncStorage
 from tests.harness.crash import AtCall, Crasher
 from tests.harness.system_calls import SystemCalls
-from tests.storage import user_workers
-from tests.storage.on_disk import NETWORK, files_below, mount_everything, set_access_list
-from tests.storage.user_workers import MODES
+from tests.storage.local import user_workers
+from tests.storage.local.on_disk import NETWORK, files_below, mount_everything, set_access_list
+from tests.storage.local.user_workers import MODES
 from tests.torture.crew import ROOT
 
 A, B = 60_001, 60_002
@@ -58,7 +58,7 @@ def held_before() -> frozenset[int]:
 
 @pytest.fixture(scope="module")
 def crasher() -> Iterator[Crasher]:
-    with Crasher(["tests.storage.user_workers"], [str(ROOT)]) as running:
+    with Crasher(["tests.storage.local.user_workers"], [str(ROOT)]) as running:
         yield running
 
 

@@ -36,8 +36,8 @@ from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import Failed, Found, Read
 from shardstore.storage.opening.open import open_storage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop, values
-from tests.storage.http_servers import WebServer
-from tests.storage.reference_sets import open_references, open_set
+from tests.storage.http.http_servers import WebServer
+from tests.storage.references.reference_sets import open_references, open_set
 
 RECORD = 16
 V2 = {"zarr_format": 2, "dtype": "|u1", "compressor": None, "filters": None, "order": "C", "fill_value": 255}

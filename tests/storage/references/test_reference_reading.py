@@ -29,9 +29,9 @@ from shardstore.storage.opening.location import location_of
 from shardstore.storage.opening.open import open_storage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop, values
 from tests.golden import FIXTURES
-from tests.packing.sources import references
-from tests.storage.http_servers import Asked, WebServer
-from tests.storage.reference_sets import counted_targets, open_references, open_set, write_set
+from tests.maintenance.packing.sources import references
+from tests.storage.http.http_servers import Asked, WebServer
+from tests.storage.references.reference_sets import counted_targets, open_references, open_set, write_set
 
 DATA = bytes(range(256)) * 100
 

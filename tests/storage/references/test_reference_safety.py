@@ -16,8 +16,8 @@ from shardstore.errors import Corruption, InvalidInput
 from shardstore.format.references.pins import PinnedObject, PinnedStore, SetDigest, encode_pins
 from shardstore.storage.opening.open import open_storage
 from shardstore.testing.storage_suite import SyncStorage
-from tests.storage.http_servers import WebServer
-from tests.storage.reference_sets import open_set, write_set
+from tests.storage.http.http_servers import WebServer
+from tests.storage.references.reference_sets import open_set, write_set
 
 DATA = bytes(range(256))
 

@@ -14,7 +14,7 @@ from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.references.storage import ReferenceStorage
 from shardstore.storage.requests.conditions import check_deletion
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage
-from tests.storage.reference_sets import open_references
+from tests.storage.references.reference_sets import open_references
 from tests.storage.shown_elsewhere import ShownElsewhere
 
 BEFORE, BEHIND = b"before", b"behind it"

@@ -24,7 +24,7 @@ from shardstore.storage.requests.ranged_reads import UNASKED_NBYTES, TooMuch, cu
 from shardstore.testing.storage_suite import SyncStorage
 from tests.harness.misbehaving_server import MisbehavingServer
 from tests.harness.misbehaviours import flood, ignore_range
-from tests.storage.http_servers import WebServer
+from tests.storage.http.http_servers import WebServer
 from tests.torture.wire import without_checksums
 
 MIB = 1 << 20

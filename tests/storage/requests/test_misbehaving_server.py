@@ -21,7 +21,7 @@ import pytest
 
 from tests.harness import misbehaviours as mis
 from tests.harness.misbehaving_server import MisbehavingServer
-from tests.storage.http_servers import WebServer
+from tests.storage.http.http_servers import WebServer
 
 DATA = bytes(range(100))
 

@@ -29,8 +29,8 @@ from shardstore.errors import InvalidInput, Unsupported
 from shardstore.format.presentation import PresentLevel
 from shardstore.storage.memory import MemoryStorage
 from tests import view
+from tests.adapters.transformer.layers import CountedCalls, Store, document, layered
 from tests.golden import golden_cases
-from tests.transformer.layers import CountedCalls, Store, document, layered
 
 Values = npt.NDArray[Any]
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}

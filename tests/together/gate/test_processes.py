@@ -31,7 +31,7 @@ from tests.stored import LocalObjects
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[3]
 WORKERS = 3
 
 

@@ -17,8 +17,8 @@ from zarr.testing.store import StoreTests
 import shardstore
 from tests import view
 from tests.adapters.places import Place, make_place, memory_place
+from tests.adapters.zarr.gate.test_zarr_suites import ShardedArraySuite
 from tests.stored import as_zarr_memory
-from tests.test_zarr_suites import ShardedArraySuite
 from tests.under_array import SHARDED_ROOT, UnderShardedArray, chunk_key
 
 pytestmark = [pytest.mark.slow, pytest.mark.zarr]

@@ -18,8 +18,8 @@ from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.opening.open import open_storage
 from shardstore.testing.storage_suite import SyncStorage
+from tests.adapters.transformer.layers import document, layered
 from tests.harness.scale import EXAMPLES
-from tests.transformer.layers import document, layered
 
 pytestmark = pytest.mark.slow
 

@@ -27,9 +27,9 @@ from shardstore.storage.fallbacks import check_directory
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.wrappers import StorageWrapper
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage
+from tests.adapters.transformer.layers import CountedCalls, Store, document, layered
 from tests.engine.hooked import document as canonical_document
 from tests.engine.hooked import fresh_memory
-from tests.transformer.layers import CountedCalls, Store, document, layered
 
 pytestmark = pytest.mark.slow
 

@@ -38,7 +38,7 @@ from shardstore.errors import Corruption
 from shardstore.storage.memory import MemoryStorage
 from tests import view
 from tests.limits import limit_pipeline
-from tests.test_differential import Values, agree, selections
+from tests.together.test_differential import Values, agree, selections
 
 pytestmark = [
     pytest.mark.slow,

@@ -15,7 +15,7 @@ import zarr
 import shardstore
 from shardstore.errors import Unsupported
 from shardstore.storage.memory import MemoryStorage
-from tests.packing.sources import read_by_zarr
+from tests.maintenance.packing.sources import read_by_zarr
 from tests.stored import StorageObjects, snapshot
 
 pytestmark = pytest.mark.slow

@@ -16,7 +16,7 @@ import zarr
 import shardstore
 from shardstore.progress.steps import Progress
 from tests.clusters import dask_cluster
-from tests.packing.sources import stored
+from tests.maintenance.packing.sources import stored
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")]
 

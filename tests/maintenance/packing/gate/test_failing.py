@@ -17,7 +17,7 @@ from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.faults import DropReply, Fail, Fault, FaultStorage, TimeOut, Truncate
 from shardstore.testing.trace import TraceStorage
 from tests.harness.scale import FULL, moments
-from tests.packing.sources import stored
+from tests.maintenance.packing.sources import stored
 from tests.stored import StorageObjects, copy_tree, snapshot
 
 pytestmark = pytest.mark.slow

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.gate.test_page import STORE, commands_of
 from tests.cli.running import run
-from tests.cli.test_page import STORE, commands_of
-from tests.test_docs import bucket
+from tests.project.test_docs import bucket
 
 pytestmark = pytest.mark.slow
 
 __all__ = ["bucket"]
 
-PAGE = Path(__file__).parents[2] / "docs/howto/pack.md"
+PAGE = Path(__file__).parents[4] / "docs/howto/pack.md"
 
 
 @pytest.mark.usefixtures("bucket")

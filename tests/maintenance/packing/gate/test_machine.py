@@ -35,7 +35,7 @@ from shardstore.storage.memory import MemoryStorage
 from shardstore.stored.draft2022.storage import DraftStorage
 from shardstore.testing.trace import TraceStorage
 from tests.harness.scale import sized
-from tests.packing.sources import stored
+from tests.maintenance.packing.sources import stored
 from tests.stored import StorageObjects, snapshot
 
 pytestmark = pytest.mark.slow

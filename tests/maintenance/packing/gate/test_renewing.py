@@ -18,7 +18,7 @@ import shardstore
 from shardstore.errors import Conflict, Corruption
 from shardstore.maintenance.packing.object_table import Made
 from shardstore.maintenance.packing.record import Announced
-from tests.packing.sources import read_by_zarr, stored
+from tests.maintenance.packing.sources import read_by_zarr, stored
 
 pytestmark = pytest.mark.slow
 

@@ -25,7 +25,7 @@ from shardstore.progress.steps import Progress
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.trace import TraceStorage
 from tests.harness.scale import sized
-from tests.packing.sources import read_by_zarr, stored
+from tests.maintenance.packing.sources import read_by_zarr, stored
 from tests.stored import StorageObjects, copy_tree, snapshot
 
 pytestmark = pytest.mark.slow

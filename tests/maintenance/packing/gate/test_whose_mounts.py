@@ -25,7 +25,7 @@ from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.opening import location
 from shardstore.storage.opening.location import location_of, why_not_apart
 from tests.cli.running import run
-from tests.packing.test_whose import files, made, pack, values
+from tests.maintenance.packing.gate.test_whose import files, made, pack, values
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ from shardstore.engine.moving import copy_nodes, move_between
 from shardstore.errors import InvalidInput
 from shardstore.storage.opening.location import Location, canonical_url, location_of, may_be_one, why_not_apart
 from shardstore.storage.opening.open import open_storage
-from tests.packing.test_whose import files, made, pack
+from tests.maintenance.packing.gate.test_whose import files, made, pack
 
 pytestmark = pytest.mark.slow
 

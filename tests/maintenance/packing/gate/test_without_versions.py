@@ -27,7 +27,7 @@ from fsspec.spec import AbstractFileSystem
 import shardstore
 from shardstore.errors import InvalidInput
 from shardstore.storage.local.versions import FileGeneration
-from tests.packing.sources import read_by_zarr, stored
+from tests.maintenance.packing.sources import read_by_zarr, stored
 
 pytestmark = pytest.mark.slow
 

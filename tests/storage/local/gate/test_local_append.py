@@ -25,7 +25,7 @@ from shardstore.storage.local.storage import LocalStorage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop, values
 from tests.harness.crash import AtCall, Child, Crasher
 from tests.harness.system_calls import SystemCalls, fail
-from tests.storage.on_disk import mount_everything
+from tests.storage.local.on_disk import mount_everything
 from tests.torture.crew import ROOT
 
 pytestmark = pytest.mark.slow
@@ -332,7 +332,7 @@ def append_once(child: Child, root: str) -> None:
 @pytest.mark.parametrize("after", [False, True])
 def test_killed_at_every_call(tmp_path: Path, after: bool) -> None:
     outcomes: list[bool] = []
-    with Crasher(["tests.storage.test_local_append"], [str(ROOT)]) as crasher:
+    with Crasher(["tests.storage.local.gate.test_local_append"], [str(ROOT)]) as crasher:
         for at in itertools.count(1):
             root = tmp_path / str(at)
             s = SyncStorage(LocalStorage(root))
@@ -359,7 +359,7 @@ def left(tmp_path: Path) -> tuple[SyncStorage, Generation, Path]:
         append(s, old)
     s.delete("d/a")
     old = s.put("d/a", OLD)
-    with Crasher(["tests.storage.test_local_append"], [str(ROOT)]) as crasher:
+    with Crasher(["tests.storage.local.gate.test_local_append"], [str(ROOT)]) as crasher:
         assert crasher.run(append_once, str(tmp_path), at=AtCall(_last_write(tmp_path, crasher))).was_killed
     assert counted.calls
     return s, old, tmp_path / "d/a"
@@ -418,7 +418,7 @@ def test_the_attribute_means_nothing_without_the_record(left: tuple[SyncStorage,
 
 def test_a_writer_that_died_before_it_wrote_left_no_tail(s: SyncStorage, tmp_path: Path) -> None:
     old = s.put("d/a", OLD)
-    with Crasher(["tests.storage.test_local_append"], [str(ROOT)]) as crasher:
+    with Crasher(["tests.storage.local.gate.test_local_append"], [str(ROOT)]) as crasher:
         other = tmp_path.parent / f"{tmp_path.name}-counted"
         SyncStorage(LocalStorage(other)).put("d/a", OLD)
         calls = crasher.run(append_once, str(other)).calls
@@ -563,7 +563,7 @@ def test_verification_tells_a_tail_and_repair_cuts_it_off(tmp_path: Path) -> Non
     shard = tmp_path / "a/c/0"
     whole = shard.read_bytes()
 
-    with Crasher(["tests.storage.test_local_append"], [str(ROOT)]) as crasher:
+    with Crasher(["tests.storage.local.gate.test_local_append"], [str(ROOT)]) as crasher:
         calls = crasher.run(assign_once, str(tmp_path)).calls
         before = zarr.open_array(tmp_path / "a", mode="r")[:]
         assert crasher.run(assign_once, str(tmp_path), at=AtCall(calls.index("fdatasync") + 1)).was_killed

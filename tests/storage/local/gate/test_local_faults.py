@@ -24,7 +24,7 @@ from shardstore.storage.local.storage import LocalStorage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
 from tests.harness.scale import moments
 from tests.harness.system_calls import SystemCalls, fail
-from tests.storage.on_disk import mount_everything
+from tests.storage.local.on_disk import mount_everything
 
 pytestmark = pytest.mark.slow
 

@@ -36,8 +36,8 @@ from shardstore.storage.local.rules import Locks, WriteRules
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.opening.open import open_storage
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage
-from tests.storage.on_disk import NETWORK, files_below, mount_everything, start
-from tests.storage.test_local import increment_often
+from tests.storage.local.on_disk import NETWORK, files_below, mount_everything, start
+from tests.storage.local.test_local import increment_often
 
 pytestmark = pytest.mark.slow
 

@@ -21,9 +21,9 @@ from shardstore.storage.local.temporary import TemporaryFile
 from shardstore.testing.storage_suite import SyncStorage
 from tests.harness.crash import Crasher
 from tests.harness.system_calls import SystemCalls
-from tests.storage import user_workers
-from tests.storage.on_disk import NETWORK, mount_everything, set_access_list
-from tests.storage.test_local_users import A, B, crasher, shared, told, two_users  # noqa: F401  # fixtures
+from tests.storage.local import user_workers
+from tests.storage.local.on_disk import NETWORK, mount_everything, set_access_list
+from tests.storage.local.test_local_users import A, B, crasher, shared, told, two_users  # noqa: F401  # fixtures
 
 pytestmark = pytest.mark.slow
 

@@ -28,7 +28,7 @@ from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_lo
 from tests.harness import misbehaviours as mis
 from tests.harness.misbehaving_server import MisbehavingServer
 from tests.limits import resend_at_once
-from tests.storage.obstore_proxied import OURS, THEIRS, Proxied, Url, proxied
+from tests.storage.obstore.obstore_proxied import OURS, THEIRS, Proxied, Url, proxied
 
 pytestmark = pytest.mark.usefixtures("fresh_facts")
 

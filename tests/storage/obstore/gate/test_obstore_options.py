@@ -31,7 +31,7 @@ from shardstore.storage.s3.storage import S3Storage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
 from shardstore.testing.trace import TraceStorage
 from tests.harness.misbehaving_server import MisbehavingServer
-from tests.storage.obstore_proxied import OURS, Url, proxied
+from tests.storage.obstore.obstore_proxied import OURS, Url, proxied
 
 pytestmark = pytest.mark.usefixtures("fresh_facts")
 

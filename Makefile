@@ -1,8 +1,10 @@
 # Every target sets up what it needs: python3 >= 3.11 is enough to start with.
 #
 #   make demo              a real volume, written and read in three ways (URL=s3://bucket/prefix for another place)
-#   make test              tests that touch every module, on all cores, six to eight minutes on two (TESTARGS="-n0 -k index -x" passes arguments to pytest)
+#   make test              the tests of every room, on all cores, three minutes on two (TESTARGS="-n0 -k index -x" passes arguments to pytest)
+#   make test-gate         what the gate (.ci/run) runs besides: every kind of server, faults at every third request, more examples; ten minutes
 #   make test-all          all of them, twenty minutes
+#   make night             all of them at full size, hours: hundreds of seeds and examples, faults at every request, and torture
 #   make browser-test      a real Chromium draws through the server, and shows the report; needs Chromium and npm (apt install chromium npm)
 #   make mount-test        programs that know no shards on real mounts; needs FUSE and, as root on Debian, installs the rest
 #   make torture           the same tests of safety at full size: kills, races and faults, an hour (docs/evidence/torture.md)
@@ -27,6 +29,7 @@
 
 PYTHON   ?= python3
 VENV     ?= .venv
+TESTS    ?=
 TESTARGS ?=
 URL      ?=
 DEMOARGS ?=
@@ -48,7 +51,7 @@ CLIENTS    := build/clients
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all browser-test mount-test torture simulate zarr-suite safety bench bench-here bench-full bench-full-here bench-page bench-page-here bench-pack \
+.PHONY: help demo test test-gate test-all night browser-test .browser .mount mount-test torture simulate zarr-suite safety bench bench-here bench-full bench-full-here bench-page bench-page-here bench-pack \
 	bench-references bench-snapshots bench-upkeep bench-serving bench-mounting bench-transport readers check wheel-test clean
 
 help:
@@ -104,12 +107,25 @@ $(CLIENTS)/.installed: | $(VENV)/.created
 # Tests wait for servers and other processes now and then: one more worker than cores keeps these busy.
 PYTEST := $(BIN)/python -m pytest -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --dist worksteal
 
+# A stage is a set of directories: tests of a room are in its directory, those that only the gate runs in gate/ below it, and those of the night
+# in night/. A few tests and parameters in a file are marked by the same names. SHARDSTORE_STAGE says how much each test does (tests/harness/scale.py).
+IN_GATE := --ignore-glob='*/night' -m 'not night'
+IN_TEST := --ignore-glob='*/gate' --ignore-glob='*/night' --ignore=tests/torture --ignore=tests/zarr2 --ignore=tests/xarray_suite -m 'not gate and not night'
+OTHER_PYTHONS = SHARDSTORE_ZARR2="$(CURDIR)/$(ZARR2)/bin/python" SHARDSTORE_CLIENTS="$(CURDIR)/$(CLIENTS)/bin"
+
 test: $(VENV)/.installed-test
-	$(PYTEST) -m "not slow and not server and not exhaustive" $(TESTARGS)
+	$(PYTEST) $(TESTS) $(IN_TEST) $(TESTARGS)
+
+test-gate: $(VENV)/.installed-test $(ZARR2)/.installed $(CLIENTS)/.installed
+	SHARDSTORE_STAGE=gate $(OTHER_PYTHONS) $(PYTEST) $(IN_GATE) $(TESTARGS)
 
 test-all: $(VENV)/.installed-test $(ZARR2)/.installed $(CLIENTS)/.installed
-	SHARDSTORE_STAGE=$${SHARDSTORE_STAGE:-gate} \
-		SHARDSTORE_ZARR2="$(CURDIR)/$(ZARR2)/bin/python" SHARDSTORE_CLIENTS="$(CURDIR)/$(CLIENTS)/bin" $(PYTEST) $(TESTARGS)
+	SHARDSTORE_STAGE=gate $(OTHER_PYTHONS) $(PYTEST) $(TESTARGS)
+
+# What torture counts is one machine's work, so it runs by itself, after the others.
+night: $(VENV)/.installed-test $(ZARR2)/.installed $(CLIENTS)/.installed
+	SHARDSTORE_STAGE=night $(OTHER_PYTHONS) $(PYTEST) --ignore=tests/torture --timeout=3600 -o faulthandler_timeout=0 $(TESTARGS)
+	$(MAKE) torture
 
 $(VENV)/.installed-browser: pyproject.toml $(VENV)/.installed-test
 	@echo "installing Playwright, which drives the browser of the system, into $(VENV)"
@@ -134,6 +150,10 @@ $(VENV)/.installed-mount: pyproject.toml $(VENV)/.installed-test
 	@echo "installing pyfuse3, which is built, into $(VENV)"
 	$(PIP) install --editable '.[mount]'
 	@touch $@
+
+# What tests in a browser and on mounts need, for runs of all tests.
+.browser: $(VENV)/.installed-browser
+.mount: $(VENV)/.installed-mount
 
 mount-test: $(VENV)/.installed-mount $(ZARR2)/.installed
 	SHARDSTORE_MOUNT=1 SHARDSTORE_ZARR2="$(CURDIR)/$(ZARR2)/bin/python" $(PYTEST) \

@@ -39,35 +39,28 @@ hypothesis.settings.register_profile(STAGE, max_examples=EXAMPLES, deadline=None
 hypothesis.settings.load_profile(STAGE)
 
 
-# Whole directories that make test leaves to make test-all.
-_SLOW_DIRECTORIES = ("torture", "zarr2", "xarray_suite")
-# Tests of versioned stores that are long, or talk to servers, but for those of catalogs: the gate runs them shorter, or elsewhere.
-_OF_SNAPSHOTS = "snapshots/"
-_SLOW_FILES = tuple(f"snapshots/test_{name}" for name in ("commit_crashes", "commit_faults", "isolation", "kills", "lost_swaps", "xarray"))
-_EXHAUSTIVE_FILES = ("xarray_suite/test_sessions",)
-# Tests of the fsspec filesystem run on memory and local disks too.
-_OF_FILESYSTEM = "adapters/test_fs_"
-# A server for tests is named in their parameters, classes or names; each kind of storage has its contract tested in every run.
-_OF_SERVER = re.compile(r"(?<![a-z0-9])(s3|gcs|moto)(?![a-z0-9])|S3|GCS", re.IGNORECASE)
-_OF_EVERY_RUN = re.compile(r"storage/test_s3\.py|storage/test_gcs\.py::TestGCSStorage::|storage/test_obstore\.py::TestObstoreS3Storage::")
-# Except one test of each contract, which first writes a thousand objects to the server: tens of seconds.
-_MANY_OBJECTS = re.compile(r"::test_a_long_listing$")
+# A parameter or a name of a test says which server it talks to. Memory and local disks are of every run, servers of the gate.
+_SERVER = re.compile(r"(?i:(?<![a-z0-9])(s3|gcs|moto|ceph)(?![a-z0-9]))|(S3|GCS)(?![A-Za-z])")
+# Where a kind of storage makes next to no difference, and the tests are many: on servers at night.
+_SERVERS_AT_NIGHT = ("tests/snapshots/", "tests/adapters/fsspec/", "tests/cli/")
+_SERVERS_IN_GATE = (
+    "tests/snapshots/test_catalogs",
+    "tests/adapters/fsspec/gate/test_fs_zarr",
+    "tests/cli/test_target",
+    "tests/cli/test_verify",
+)
+# A thousand objects take seconds in most kinds of storage.
+_LONG_LISTING = re.compile(r"::(?!TestMemoryStorage|TestLocalStorage)\w+::test_a_long_listing$")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what of a file is of a later stage than its directory says."""
     for item in items:
-        place = item.nodeid.removeprefix("tests/")
-        is_of_catalogs = place.startswith("snapshots/test_catalogs")
-        if place.startswith(_EXHAUSTIVE_FILES) or (place.startswith(_OF_SNAPSHOTS) and item.get_closest_marker("slow") is not None):
-            item.add_marker("exhaustive")
-        if place.startswith((*_SLOW_DIRECTORIES, *_SLOW_FILES)):
-            item.add_marker("slow")
-        if _OF_SERVER.search(place) is not None and (_OF_EVERY_RUN.match(place) is None or _MANY_OBJECTS.search(place) is not None):
-            item.add_marker("server")
-            if place.startswith(_OF_SNAPSHOTS) and not is_of_catalogs:
-                item.add_marker("exhaustive")
-            if place.startswith(_OF_FILESYSTEM) and item.get_closest_marker("zarr") is None:
-                item.add_marker("exhaustive")
+        if _SERVER.search(item.nodeid.partition("::")[2]) is not None:
+            is_of_night = item.nodeid.startswith(_SERVERS_AT_NIGHT) and not item.nodeid.startswith(_SERVERS_IN_GATE)
+            item.add_marker("night" if is_of_night else "gate")
+        elif _LONG_LISTING.search(item.nodeid) is not None:
+            item.add_marker("gate")
 
 
 def why_no_mounts() -> str | None:

@@ -23,7 +23,7 @@ with warnings.catch_warnings():
     import pandas as pd
     import scipy.sparse
 
-pytestmark = [pytest.mark.zarr, pytest.mark.filterwarnings("default", "error:::shardstore.*")]
+pytestmark = [pytest.mark.filterwarnings("default", "error:::shardstore.*")]
 
 
 def cells() -> Any:

@@ -23,8 +23,6 @@ from shardstore.storage.opening.open import open_storage
 from shardstore.testing.trace import TraceStorage
 from tests.clusters import dask_cluster
 
-pytestmark = pytest.mark.zarr
-
 dask_array: Any = importlib.import_module("dask.array")  # half of it has no types
 
 # Each process that dask starts imports xarray and zarr: a second of this machine's time, so they are few and started once.
@@ -79,7 +77,7 @@ def cluster() -> Iterator[Any]:
         yield client
 
 
-@pytest.fixture(params=["synchronous", "threads", pytest.param("processes", marks=pytest.mark.slow), "distributed"])
+@pytest.fixture(params=["synchronous", "threads", pytest.param("processes", marks=pytest.mark.gate), "distributed"])
 def scheduler(request: pytest.FixtureRequest) -> Iterator[None]:
     match request.param:
         case "processes":

@@ -28,8 +28,6 @@ from shardstore.testing.trace import TraceStorage
 from tests import view
 from tests.stored import LocalObjects, Objects, StorageObjects
 
-pytestmark = pytest.mark.zarr
-
 REFUSAL = "asks for shards itself"
 SHAPE = (20, 30)
 VALUES = np.arange(1, 601, dtype="i4").reshape(SHAPE)

@@ -36,7 +36,6 @@ from shardstore.storage.requests.ranged_reads import TooMuch
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop, values
 
 pytestmark = [
-    pytest.mark.zarr,
     pytest.mark.filterwarnings("ignore:.*(writers that share|one writer|conditional).*:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:.*ObjectStore.*"),
 ]
@@ -262,7 +261,7 @@ def test_a_store_that_is_not_there_is_empty(tmp_path: Path) -> None:
 # -- verify, census, pack, open ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_verify_and_census_say_the_same_as_of_the_url(tmp_path: Path) -> None:
     filled(LocalStore(tmp_path / "x"))
     of_url = shardstore.verify(str(tmp_path / "x"), deep=True)
@@ -403,7 +402,7 @@ def repository(tmp_path: Path) -> icechunk.Repository:
     return icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path / "repository")))
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_pack_into_a_session_of_icechunk_and_out_of_its_snapshot(repository: icechunk.Repository, tmp_path: Path) -> None:
     source = filled(MemoryStore())
     session = repository.writable_session("main")

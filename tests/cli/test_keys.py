@@ -142,7 +142,7 @@ def test_large_values_come_in_pieces(local: Place, monkeypatch: pytest.MonkeyPat
     assert succeed("cat", local.url, "ct/c/0/0").raw == VALUES[:5, :5].tobytes()
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_bytes_reach_a_pipe_as_they_are(local: Place) -> None:
     done = spawn("cat", f"{local.url}/ct/c/0/1")
     assert (done.returncode, done.stderr) == (0, b"")

@@ -140,7 +140,7 @@ def test_not_there_and_in_the_way(source: Path, tmp_path: Path) -> None:
     assert "'a'" in outcome.err
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_interrupted_it_ends_cleanly_and_goes_on(tmp_path: Path) -> None:
     old, new = tmp_path / "old.zarr", tmp_path / "new.zarr"
@@ -184,7 +184,7 @@ main()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_interrupted_while_it_lists_it_says_that_nothing_was_done(source: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(

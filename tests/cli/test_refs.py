@@ -13,8 +13,6 @@ import shardstore
 from shardstore.cli.failures import ExitCode
 from tests.cli.running import run
 
-pytestmark = [pytest.mark.zarr]
-
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:

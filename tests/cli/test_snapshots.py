@@ -14,8 +14,6 @@ from shardstore.cli.failures import ExitCode
 from shardstore.snapshots import Repository
 from tests.cli.running import options_of, run, succeed
 
-pytestmark = pytest.mark.zarr
-
 DATA = np.arange(1, 65, dtype="u2").reshape(8, 8)
 
 
@@ -41,7 +39,7 @@ def store(tmp_path: Path) -> Store:
     return Store(str(tmp_path / "run.ice"))
 
 
-@pytest.fixture(params=["local", "memory", pytest.param("s3", marks=pytest.mark.server)])
+@pytest.fixture(params=["local", "memory", pytest.param("s3", marks=pytest.mark.gate)])
 def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     match request.param:
         case "s3":
@@ -138,7 +136,7 @@ def test_a_name_that_is_not_there_lists_what_is(store: Store) -> None:
 # -- shardstore snapshots ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_a_store_is_made_once(tmp_path: Path) -> None:
     url = str(tmp_path / "new.ice")
     made = succeed("snapshots", "init", url, "--json").json

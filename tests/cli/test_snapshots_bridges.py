@@ -16,8 +16,6 @@ from shardstore.cli.failures import ExitCode
 from shardstore.snapshots import Repository
 from tests.cli.running import run, spawn, succeed
 
-pytestmark = pytest.mark.zarr
-
 IS_2 = not icechunk.__version__.startswith("1.")
 needs_2 = pytest.mark.skipif(not IS_2, reason="icechunk 1 does not say where its chunks lie")
 DATA = np.arange(6400, dtype="i4").reshape(80, 80)
@@ -53,7 +51,7 @@ def test_export_says_what_it_wrote(repo: Repository, tmp_path: Path) -> None:
     np.testing.assert_array_equal(values(tmp_path / "out", access_to(f"file://{tmp_path}/run.ice/c/")), wanted)
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_export_prints_nothing_but_json(repo: Repository, tmp_path: Path) -> None:
     done = spawn("snapshots", "export", repo.url, str(tmp_path / "out"), "--to", "icechunk", "--json")
     assert done.returncode == 0, done.stderr

@@ -17,8 +17,6 @@ from shardstore.errors import InvalidInput
 from shardstore.snapshots import Repository
 from tests.cli.running import run, succeed
 
-pytestmark = pytest.mark.zarr
-
 DATA = np.repeat(np.arange(1, 17), 400)
 
 

@@ -202,7 +202,7 @@ def test_damaged_shards_have_their_exit_code(local: Place) -> None:
     assert "15  42" in outcome.out
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_pictures(local: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = succeed("census", local.url, "--draw").lines
     ct = drawn[drawn.index("ct") + 1 :][:8]
@@ -304,7 +304,7 @@ def test_options_of_long_work(command: str, local: Place) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGINT is not sent to one process there")
 @pytest.mark.parametrize(
     "command",
-    [["verify", "--deep"], *(pytest.param(one, marks=pytest.mark.slow) for one in (["census"], ["compact"], ["repair", "--yes"]))],
+    [["verify", "--deep"], *(pytest.param(one, marks=pytest.mark.gate) for one in (["census"], ["compact"], ["repair", "--yes"]))],
 )
 def test_interrupted_it_ends_cleanly(command: list[str], tmp_path: Path) -> None:
     store = shardstore.open(str(tmp_path / "a.zarr"), chunks_per_shard=(1,), fsync=False)

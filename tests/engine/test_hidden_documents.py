@@ -19,8 +19,6 @@ from shardstore.storage.local.storage import LocalStorage
 from shardstore.testing.trace import TraceStorage
 from tests.stored import on_io_loop
 
-pytestmark = pytest.mark.zarr
-
 GROUP = b'{"zarr_format": 3, "node_type": "group"}'
 
 

@@ -160,7 +160,7 @@ def test_wrapped_storages_and_other_views_are_asked(tmp_path: Path, store: shard
     assert as_v2.engine.get_from_page_cache("a/c/0", EVERYTHING) is None
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_beside_writers_every_value_is_whole(store: shardstore.ShardedStore) -> None:
     """Threads read while the IO loop writes: what they read was written, and never goes back."""
     ended = threading.Event()

@@ -16,8 +16,6 @@ from shardstore.errors import InvalidInput
 from shardstore.storage.memory import MemoryStorage
 from tests.stored import StorageObjects, document
 
-pytestmark = pytest.mark.zarr
-
 DOCUMENT: dict[str, Any] = {
     "zarr_format": 3,
     "node_type": "array",

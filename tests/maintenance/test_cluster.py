@@ -349,7 +349,7 @@ def dies(task: int) -> int:
     os._exit(1)
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_tasks_that_kill_their_workers_end_the_run() -> None:
     with dask.config.set({"distributed.scheduler.allowed-failures": 0}), dask_cluster() as client:
         executor = ClusterExecutor(client, patience=Patience(deaths=2))

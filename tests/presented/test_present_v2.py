@@ -28,8 +28,6 @@ from shardstore.testing.faults import Fail, Fault, FaultStorage
 from shardstore.testing.trace import TraceStorage
 from tests.engine.hooked import HookedStorage, fresh_memory
 
-pytestmark = pytest.mark.zarr
-
 VALUES = np.arange(100, dtype="<i4").reshape(10, 10)
 RESERVED = "_shardstore_v2"
 

@@ -19,8 +19,6 @@ import zarr
 from tests.shards import presented, sharded_arrays
 from tests.stored import LocalObjects
 
-pytestmark = pytest.mark.zarr
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -41,7 +39,7 @@ def examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("example", ["ome_pyramid.py", pytest.param("climate.py", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("example", ["ome_pyramid.py", pytest.param("climate.py", marks=pytest.mark.gate)])
 def test_without_arguments_nothing_is_left(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
@@ -138,7 +136,7 @@ def test_the_pyramid_says_what_ome_zarr_0_5_asks_for(tmp_path: Path) -> None:
 # -- the climate -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.gate)])
 def test_the_climate(tmp_path: Path, examples: Any, workers: str) -> None:
     root = tmp_path / "climate.zarr"
     run("climate.py", str(root), "--workers", workers, cwd=tmp_path)
@@ -152,7 +150,7 @@ def test_the_climate(tmp_path: Path, examples: Any, workers: str) -> None:
     assert len([key for key in LocalObjects(root).keys() if key.startswith("tas/c/")]) == 10 * 4  # noqa: SIM118 - no mapping
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_the_climate_follows_the_conventions(tmp_path: Path) -> None:
     """What CF asks of coordinates and packed data, in the stored attributes."""
     root = tmp_path / "climate.zarr"

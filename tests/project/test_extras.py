@@ -22,8 +22,6 @@ import shardstore
 from shardstore.cli.commands import COMMANDS
 from shardstore.extras import EXTRAS, how_to_install, packages_of
 
-pytestmark = pytest.mark.zarr
-
 ENVIRONMENTS = {
     "bare": (),
     "cli": ("cli",),
@@ -122,7 +120,7 @@ print(json.dumps(result))
 """
 
 
-@pytest.mark.parametrize("environment", ["bare", "readme", pytest.param("all", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("environment", ["bare", "readme", pytest.param("all", marks=pytest.mark.gate)])
 def test_every_public_name_can_be_asked_for(environment: str) -> None:
     for module, uses in run(environment, USES).items():
         names = uses.pop("names")
@@ -233,7 +231,7 @@ print(json.dumps(result))
 """
 
 
-@pytest.mark.parametrize("environment", ["cli", pytest.param("all", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("environment", ["cli", pytest.param("all", marks=pytest.mark.gate)])
 def test_every_command_has_its_help(environment: str) -> None:
     shown = run(environment, HELPS)
     assert len(shown) > len(COMMANDS) + 10

@@ -13,8 +13,6 @@ import pytest
 
 from shardstore.extras import EXTRAS, how_to_install
 
-pytestmark = pytest.mark.zarr
-
 ROOT = Path(__file__).parents[2]
 
 

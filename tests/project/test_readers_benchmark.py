@@ -16,8 +16,6 @@ import zarr
 import shardstore
 from tests.stored import LocalObjects, document
 
-pytestmark = pytest.mark.zarr
-
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 PAGE = ROOT / "docs/evidence/readers.md"

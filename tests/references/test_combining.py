@@ -21,7 +21,7 @@ from shardstore.references.sets import reference_storage, set_source
 from tests.references.reading import by_fsspec
 from tests.storage.http.http_servers import WebServer
 
-pytestmark = [pytest.mark.zarr, pytest.mark.filterwarnings("ignore")]  # of pandas, about fastparquet
+pytestmark = [pytest.mark.filterwarnings("ignore")]  # of pandas, about fastparquet
 
 X = np.arange(12, dtype="i8")
 

@@ -83,7 +83,7 @@ def test_update_after_a_resize_and_of_new_arrays(form: str, tmp_path: Path) -> N
     np.testing.assert_array_equal(ours(tmp_path / "set"), array[...])
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 @given(data=st.data())
 def test_an_updated_set_is_a_fresh_one(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     root = tmp_path_factory.mktemp("updated")
@@ -311,7 +311,7 @@ def test_other_peoples_files_stay_and_bad_names_change_nothing(tmp_path: Path) -
     assert (tmp_path / "refs/.zmetadata").read_bytes() == before
 
 
-@pytest.mark.server
+@pytest.mark.gate
 def test_sets_on_s3_with_options(s3_url: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
     url, options = s3_url
     store = shardstore.open(f"{url}/a.zarr", storage_options=options, chunks_per_shard=(4, 3))

@@ -15,7 +15,7 @@ from shardstore.errors import InvalidInput, NotFound
 from shardstore.snapshots import Repository
 from tests.cli.running import succeed
 
-pytestmark = [pytest.mark.zarr, pytest.mark.filterwarnings("ignore")]  # of pandas, about fastparquet
+pytestmark = [pytest.mark.filterwarnings("ignore")]  # of pandas, about fastparquet
 
 DATA = np.arange(1, 4097, dtype="i4").reshape(64, 64)
 TINY = np.arange(1, 5, dtype="i2")

@@ -28,7 +28,6 @@ from tests.maintenance.packing.sources import cases, expected
 from tests.references.reading import by_fsspec
 
 pytestmark = [
-    pytest.mark.zarr,
     pytest.mark.filterwarnings("ignore"),  # of pandas, about fastparquet, and of zarr, about types without a specification
 ]
 
@@ -111,7 +110,7 @@ def test_fsspec_reads_parquet_by_pyarrow_where_missing_chunks_are_filled(source:
     check(target, values_of(source), "v2")
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.parametrize("form", ["json", "parquet"])
 @pytest.mark.parametrize("case", GOLDEN, ids=lambda case: case.name)
 def test_shards_of_other_programs(case: Any, form: str, tmp_path: Path) -> None:
@@ -125,7 +124,7 @@ def test_shards_of_other_programs(case: Any, form: str, tmp_path: Path) -> None:
     assert references.check(target).is_sound
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.parametrize("folder", DRAFTS, ids=lambda folder: folder.name)
 def test_hierarchies_of_the_2022_draft(folder: Path, tmp_path: Path) -> None:
     report = references.write_json(folder / "store", tmp_path / "refs.json")

@@ -28,7 +28,7 @@ from shardstore.storage.opening.open import open_storage
 from shardstore.testing.storage_suite import SyncStorage
 from tests.server.conftest import DATA, make_store, reading
 
-pytestmark = [pytest.mark.zarr, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.filterwarnings("ignore")]
 
 WANTED = np.where(np.arange(64)[:, None, None] < 48, DATA, 0)
 

@@ -63,7 +63,7 @@ def storage(tmp_path: Path) -> Iterator[OverHTTP]:
 
 
 class TestStoredOverHTTP(StorageSuite):
-    @pytest.mark.slow
+    @pytest.mark.gate
     def test_a_long_listing(self, s: SyncStorage) -> None:
         super().test_a_long_listing(s)
 

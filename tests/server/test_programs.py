@@ -23,7 +23,7 @@ import shardstore
 from shardstore.server import Serving, serve
 from tests.server.conftest import make_store
 
-pytestmark = [pytest.mark.zarr, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.filterwarnings("ignore")]
 
 KEYS = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
 CHUNK = "ct/c/0/0/0"
@@ -31,7 +31,7 @@ ODD = "notes/a+b %41 ä"
 _BIN = os.environ.get("SHARDSTORE_CLIENTS")
 
 needs_programs = [
-    pytest.mark.server,
+    pytest.mark.gate,
     pytest.mark.skipif(_BIN is None, reason="SHARDSTORE_CLIENTS does not name a directory with aws, s3cmd and rclone"),
 ]
 

@@ -53,9 +53,7 @@ def raw(serving: Any, request: bytes, seconds: float = 10.0) -> bytes:
 # -- writers beside readers ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "answers", [ANSWERS, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.exhaustive, pytest.mark.timeout(3600)])]
-)
+@pytest.mark.parametrize("answers", [ANSWERS, pytest.param(100_000, marks=[pytest.mark.night, pytest.mark.timeout(3600)])])
 def test_no_answer_mixes_versions(tmp_path: Path, answers: int) -> None:
     """Each value of the array is one number, and another one with each commit; two halves of a chunk are fetched with ``If-Match``."""
     zarr.create_array(

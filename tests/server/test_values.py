@@ -30,8 +30,6 @@ from shardstore.testing.trace import TraceStorage
 from tests.server.conftest import DATA, Client, connected, reading
 from tests.server.gate.test_s3 import Counted
 
-pytestmark = pytest.mark.zarr
-
 CHUNK = "zarr3/ct/c/0/0/0"
 
 

@@ -78,7 +78,7 @@ def test_seeds_that_found_something(kind: Kind, seed: int) -> None:
     assert result.violation is None, result.violation
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.parametrize("kind", KINDS)
 def test_more_new_seeds(kind: Kind) -> None:
     first = int(time.time() * 1000)
@@ -107,7 +107,7 @@ def test_a_seed_is_always_the_same_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "faults", "least"), [pytest.param("aws", NETWORK_FAULTS, 20, marks=pytest.mark.slow), ("local", DISK_FAULTS, 10)]
+    ("kind", "faults", "least"), [pytest.param("aws", NETWORK_FAULTS, 20, marks=pytest.mark.gate), ("local", DISK_FAULTS, 10)]
 )
 def test_everything_happens(kind: Kind, faults: Sequence[str], least: int) -> None:
     """In some seeds together, each kind of fault, kills and pauses; the most of what is asked for is done all the same."""
@@ -141,7 +141,7 @@ def test_registers(operations: list[tuple[str, str | None, float, float]], is_ex
     assert (found is not None) is is_explained
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.parametrize(
     "name",
     [

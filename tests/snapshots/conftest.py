@@ -31,7 +31,7 @@ def postgres_place() -> Iterator[Path]:
         "local",
         "s3",
         "gcs",
-        pytest.param("ceph", marks=[pytest.mark.server, pytest.mark.slow]),
+        pytest.param("ceph", marks=pytest.mark.night),
         "sqlite",
         "postgresql",
     ]

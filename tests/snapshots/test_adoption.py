@@ -17,8 +17,6 @@ from shardstore.snapshots import Repository
 from shardstore.storage.memory import MemoryStorage
 from tests.snapshots.repositories import read_array
 
-pytestmark = pytest.mark.zarr
-
 DATA = np.arange(64, dtype="<i4").reshape(8, 8)
 
 

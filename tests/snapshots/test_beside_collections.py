@@ -26,8 +26,6 @@ from tests.snapshots.committing import make_history
 from tests.snapshots.repositories import read_array
 from tests.snapshots.whole import check_whole
 
-pytestmark = pytest.mark.zarr
-
 NOW = timedelta()
 FUTURE = datetime(2200, 1, 1, tzinfo=UTC)
 
@@ -98,10 +96,10 @@ def test_somebody_else_collects_at_every_request(tmp_path: Path, operation: str)
     beside_collections(tmp_path, operation, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize(
     "operation",
-    [one if one in ("commit", "read", "collect") else pytest.param(one, marks=pytest.mark.exhaustive) for one in OPERATIONS],
+    [one if one in ("commit", "read", "collect") else pytest.param(one, marks=pytest.mark.night) for one in OPERATIONS],
 )
 def test_somebody_else_collects_until_states_are_forgotten(tmp_path: Path, operation: str) -> None:
     beside_collections(tmp_path, operation, 10)

@@ -47,7 +47,7 @@ async def names(catalog: Catalog) -> list[str]:
 
 
 class TestCatalogs(CatalogSuite):
-    @pytest.fixture(params=[QUICK_ROUNDS, pytest.param(ROUNDS, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+    @pytest.fixture(params=[QUICK_ROUNDS, pytest.param(ROUNDS, marks=[pytest.mark.night, pytest.mark.timeout(1800)])])
     def rounds(self, request: pytest.FixtureRequest) -> int:
         return int(request.param)
 

@@ -16,8 +16,6 @@ from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.faults import Fail, Fault, FaultStorage
 from tests.snapshots.repositories import new_repository, read_array
 
-pytestmark = pytest.mark.zarr
-
 
 def numbers(*shape: int) -> Any:
     return np.random.default_rng(shape[0]).integers(1, 60_000, shape, dtype="u2")

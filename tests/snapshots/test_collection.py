@@ -28,8 +28,6 @@ from tests.snapshots.committing import contents_of, make_history
 from tests.snapshots.repositories import create_array, new_repository, read_array, run, traced_repository
 from tests.snapshots.whole import check_whole, current_state
 
-pytestmark = pytest.mark.zarr
-
 NOW = timedelta()
 FUTURE = datetime(2200, 1, 1, tzinfo=UTC)
 DATA = np.repeat(np.arange(40), 100)  # chunks too large to lie in manifests

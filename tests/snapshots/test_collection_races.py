@@ -22,8 +22,6 @@ from tests.snapshots.committing import contents_of, make_history
 from tests.snapshots.kill_workers import commit_beside_collections, create, value_of
 from tests.snapshots.whole import check_whole
 
-pytestmark = [pytest.mark.zarr]
-
 DAY = 86_400.0
 CLOCKS = (-DAY, DAY, -DAY / 2, 0.0)
 ROOT = Path(__file__).parents[2]
@@ -76,7 +74,7 @@ def collect_beside_writers(place: Path, commits: int) -> tuple[int, int]:
     return len(acknowledged()), removed
 
 
-@pytest.mark.parametrize("after", [pytest.param(False, marks=pytest.mark.slow, id="before"), pytest.param(True, id="after")])
+@pytest.mark.parametrize("after", [pytest.param(False, marks=pytest.mark.night, id="before"), pytest.param(True, id="after")])
 def test_killed_at_every_request(tmp_path: Path, after: bool) -> None:
     """The next run ends what the dead one began, and nothing is left."""
     make_history(LocalStorage(tmp_path / "history", fsync=False))
@@ -99,13 +97,13 @@ def test_killed_at_every_request(tmp_path: Path, after: bool) -> None:
     assert at > 10
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_nothing_that_is_needed_is_collected(tmp_path: Path) -> None:
     commits, removed = collect_beside_writers(tmp_path, 40)
     assert removed > commits
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(10))
 def test_nothing_that_is_needed_is_collected_in_ten_thousand_commits(tmp_path: Path, seed: int) -> None:

@@ -26,8 +26,6 @@ from shardstore.storage.wrappers import innermost
 from tests.snapshots.repositories import create_array, read_array, run
 from tests.together.gate.test_processes import in_fork, may_fork, needs_fork
 
-pytestmark = pytest.mark.zarr
-
 DATA = np.full(4000, 7, dtype="u1")
 FUTURE = datetime(2200, 1, 1, tzinfo=UTC)
 

@@ -17,8 +17,6 @@ from shardstore.errors import Conflict, InvalidInput, ReadOnly
 from shardstore.snapshots import ConflictDetector, ConflictError, ConflictType, ForkSession, Repository
 from tests.snapshots.repositories import create_array, new_repository, read_array
 
-pytestmark = pytest.mark.zarr
-
 DATA = np.random.default_rng(0).integers(0, 2**15, (64, 40)).astype("i4")
 
 
@@ -42,7 +40,7 @@ def write_rows(fork: Any, start: int, data: np.ndarray) -> Any:
     return fork
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_forks_are_written_in_other_processes_and_merged(tmp_path: Path) -> None:
     repo = Repository.create(tmp_path, pack=(2, 5), fsync=False)
     with repo.transaction(message="begin") as store:

@@ -32,7 +32,7 @@ from tests.harness.scale import EXAMPLES
 from tests.snapshots.icechunk_histories import IS_2, change, contents, read_key, set_document, write_key
 from tests.snapshots.repositories import run
 
-pytestmark = [pytest.mark.zarr, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.filterwarnings("ignore")]
 
 REFUSALS = (icechunk.IcechunkError, ValueError)
 DATA = np.arange(1, 4097, dtype="i4").reshape(64, 64)
@@ -195,7 +195,7 @@ class Failing:
         return found
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_export_that_fails_anywhere_does_not_look_whole(repo: Repository, tmp_path: Path) -> None:
     opened_store = repo._opened
     moment = repo._now()
@@ -217,7 +217,7 @@ def test_export_that_fails_anywhere_does_not_look_whole(repo: Repository, tmp_pa
     assert len(list(target.ancestry(branch="main"))) == 9
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_export_that_was_killed_is_refused_as_a_target(repo: Repository, tmp_path: Path) -> None:
     program = (
         "import os, signal, sys\n"
@@ -478,7 +478,7 @@ def test_metadata_that_icechunk_cannot_keep_become_texts(tmp_path: Path) -> None
     }
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_export_on_s3(s3_url: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
     url, options = s3_url
     repo = Repository.create(f"{url}/run.ice", storage_options=options, pack=(2, 2))

@@ -30,7 +30,7 @@ from tests.cli.running import succeed
 from tests.snapshots.icechunk_histories import IS_2, change, contents, history, new_icechunk, set_document, write_key
 from tests.snapshots.repositories import run
 
-pytestmark = [pytest.mark.zarr, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.filterwarnings("ignore")]
 needs_2 = pytest.mark.skipif(not IS_2, reason="icechunk 1 does not say where its chunks lie")
 
 FIXTURES = golden.FIXTURES / "icechunk"
@@ -217,7 +217,7 @@ def test_repository_that_icechunk_1_has_written(tmp_path: Path, copy: bool) -> N
 
 
 @needs_2
-@pytest.mark.slow
+@pytest.mark.night
 def test_virtual_shards_of_another_bucket(s3_endpoint: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"key": "test", "secret": "test", "endpoint_url": s3_endpoint}
     bucket = s3fs.S3FileSystem(**options)
@@ -232,7 +232,7 @@ def test_virtual_shards_of_another_bucket(s3_endpoint: str, tmp_path: Path) -> N
 
 
 @needs_2
-@pytest.mark.slow
+@pytest.mark.night
 def test_source_on_s3(s3_url: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
     url, options = s3_url
     first = Repository.create(f"{url}/run.ice", storage_options=options, pack=(2, 2))

@@ -18,10 +18,7 @@ from shardstore.snapshots import BasicConflictSolver, ConflictDetector, Conflict
 from tests.snapshots.repositories import new_repository
 
 icechunk = pytest.importorskip("icechunk")
-pytestmark = [
-    pytest.mark.zarr,
-    pytest.mark.skipif(int(icechunk.__version__.split(".")[0]) < 2, reason="Icechunk 1 has no moves, and another solver"),
-]
+pytestmark = [pytest.mark.skipif(int(icechunk.__version__.split(".")[0]) < 2, reason="Icechunk 1 has no moves, and another solver")]
 
 SHAPE, CHUNK = 32, 8
 ARRAYS, GROUPS = ("a", "g/b"), ("g", "e")
@@ -231,7 +228,7 @@ def test_icechunk_does_the_same_but_for_named_differences(tmp_path: Path) -> Non
         run_random(tmp_path, seed)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.timeout(1200)
 def test_there_are_no_other_differences(tmp_path: Path) -> None:
     for seed in range(1000, 3000):

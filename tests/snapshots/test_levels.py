@@ -51,7 +51,6 @@ def test_what_is_too_large_for_a_commit_is_not_merged() -> None:
     assert first_to_merge([1] * 10 + [MOST_MERGED_ROWS, 1]) is None
 
 
-@pytest.mark.zarr
 def test_a_large_base_is_left_alone_by_small_commits(tmp_path: Path) -> None:
     repo, trace = traced_repository(tmp_path)
     session = repo.writable_session()
@@ -105,8 +104,7 @@ def check_draft(repo: Repository, data: np.ndarray) -> list[ManifestPart]:
     return parts
 
 
-@pytest.mark.slow
-@pytest.mark.zarr
+@pytest.mark.gate
 def test_commits_of_the_draft_go_on_however_many_references_there_are(tmp_path: Path) -> None:
     """D16: the draft numbers rows by 16 bits. Where the next array would begin behind them, another manifest begins."""
     data = np.arange(40_000).astype("u1") | 1
@@ -134,7 +132,6 @@ def test_commits_of_the_draft_go_on_however_many_references_there_are(tmp_path: 
     check_draft(repo, data)
 
 
-@pytest.mark.zarr
 def test_attributes_of_the_draft_are_divided_among_files(tmp_path: Path) -> None:
     """D16, D19: rows of a file of attributes have numbers of 16 bits, too."""
     for schema, nfiles in (("draft", 3), ("auto", 1)):
@@ -151,7 +148,6 @@ def test_attributes_of_the_draft_are_divided_among_files(tmp_path: Path) -> None
             assert zarr.open_group(found.store, path=f"g{number}", mode="r").attrs["long"] == f"{number}" * 20_000
 
 
-@pytest.mark.zarr
 @pytest.mark.parametrize("what", ["urls", "etags", "inline", "long"])
 def test_columns_of_manifests_stay_within_what_arrow_can_hold(tmp_path: Path, what: str) -> None:
     """A column of text has less than 2 GiB: of rows with long values fewer go into one manifest."""
@@ -180,7 +176,6 @@ def test_columns_of_manifests_stay_within_what_arrow_can_hold(tmp_path: Path, wh
     assert len(refs.inline) == (100 if what == "inline" else 0)
 
 
-@pytest.mark.zarr
 def test_many_references_are_divided_among_manifests(tmp_path: Path) -> None:
     repo = new_repository(tmp_path)
     repo._store.files.manifest_rows = 100

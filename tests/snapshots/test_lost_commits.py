@@ -28,8 +28,6 @@ from tests.snapshots.repositories import create_array, read_array
 from tests.snapshots.whole import check_whole, messages_of
 from tests.torture.wire import Kind, wire
 
-pytestmark = pytest.mark.zarr
-
 DATA = np.arange(64, dtype="i4")
 
 
@@ -396,7 +394,7 @@ def test_a_commit_on_a_server(
         check_whole(storages[1])
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_a_commit_in_a_database(postgres_place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     resend_at_once(monkeypatch)
     storage = MemoryStorage(str(tmp_path))

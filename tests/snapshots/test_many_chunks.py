@@ -15,8 +15,6 @@ from shardstore.storage.opening.open import open_storage
 from shardstore.testing.trace import TraceStorage
 from tests.snapshots.repositories import create_array, read_array, run
 
-pytestmark = pytest.mark.zarr
-
 DATA = np.random.default_rng(0).integers(0, 2**16, (64, 32), dtype="u2")
 CHUNKS = (4, 32)  # 256 bytes: 16 of them
 

@@ -33,8 +33,6 @@ from shardstore.testing.trace import TraceStorage
 from tests.snapshots.repositories import run
 from tests.together.gate.test_processes import in_fork, may_fork, needs_fork
 
-pytestmark = pytest.mark.zarr
-
 SHAPE, CHUNKS = (16, 8), (4, 4)
 
 
@@ -73,7 +71,7 @@ def local(tmp_path: Path) -> Store:
     return Store(str(tmp_path / "run.ice"))
 
 
-@pytest.fixture(params=["local", "file", "memory", pytest.param("s3", marks=pytest.mark.server)])
+@pytest.fixture(params=["local", "file", "memory", pytest.param("s3", marks=pytest.mark.gate)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     match request.param:
         case "s3":
@@ -551,7 +549,7 @@ def test_options_that_cannot_be_right_are_refused_as_ever(tmp_path: Path) -> Non
         shardstore.get_mapper("nothing://bucket/a@b")
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_a_place_that_is_no_versioned_store_loads_nothing_more(tmp_path: Path) -> None:
     code = (
         f"import sys, shardstore; shardstore.get_mapper({str(tmp_path / 'a@b')!r})['k'] = b'v'; "

@@ -21,8 +21,6 @@ from shardstore.snapshots import Repository
 from shardstore.snapshots.named import insert, staging_session
 from tests.snapshots.repositories import create_array, new_repository, run
 
-pytestmark = pytest.mark.zarr
-
 DATA = np.arange(4, dtype="u1")
 GROUP = b'{"zarr_format": 3, "node_type": "group"}'
 

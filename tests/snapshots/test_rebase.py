@@ -27,8 +27,6 @@ from shardstore.storage.base import Changed, ConditionFailed, Read
 from shardstore.storage.wrappers import Counters
 from tests.snapshots.repositories import create_array, new_repository, read_array, run, traced_repository
 
-pytestmark = pytest.mark.zarr
-
 Change = Callable[[Session], object]
 DATA = np.arange(64, dtype="i4")
 

@@ -35,8 +35,6 @@ from shardstore.testing.trace import TraceStorage
 from tests.snapshots.repositories import create_array, new_repository, read_array, run, traced_repository
 from tests.snapshots.test_catalogs import WithoutConditions
 
-pytestmark = pytest.mark.zarr
-
 DATA = np.arange(64 * 32, dtype="u2").reshape(64, 32) * 31
 CHUNKS = (8, 8)
 
@@ -898,7 +896,7 @@ def test_a_commit_waits_for_chunk_files_that_are_on_their_way(tmp_path: Path, fa
     np.testing.assert_array_equal(read_array(again, "ct"), expected)
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_nothing_imports_pandas(tmp_path: Path) -> None:
     """It takes longer than all the rest, and pyarrow imports it where it is asked for numpy's arrays."""
     repo = Repository.create(tmp_path / "repo", fsync=False)

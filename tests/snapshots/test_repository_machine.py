@@ -13,7 +13,7 @@ from shardstore.snapshots import Repository
 from tests.harness.scale import EXAMPLES
 from tests.snapshots.repository_machine import Meeting, RepositoryMachine, meetings
 
-pytestmark = [pytest.mark.zarr, pytest.mark.timeout(300 + 5 * EXAMPLES)]
+pytestmark = [pytest.mark.timeout(300 + 5 * EXAMPLES)]
 
 
 class Machine(RepositoryMachine):

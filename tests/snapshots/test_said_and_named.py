@@ -20,8 +20,6 @@ from shardstore.snapshots import ConflictDetector, Repository
 from shardstore.storage.opening.snapshot_urls import _names
 from tests.snapshots.repositories import create_array, new_repository, read_array
 
-pytestmark = pytest.mark.zarr
-
 HALF = "half of \ud83d"
 
 

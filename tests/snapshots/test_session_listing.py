@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis.strategies as st
-import pytest
 import zarr
 from hypothesis import given
 
@@ -19,8 +18,6 @@ from shardstore.storage.fallbacks import direct_children
 from shardstore.testing.storage_suite import SyncStorage
 from tests.snapshots.repositories import new_repository, run
 from tests.snapshots.session_keys import array_document
-
-pytestmark = pytest.mark.zarr
 
 ENCODINGS = [ChunkKeyEncoding("default", "/"), ChunkKeyEncoding("default", "."), ChunkKeyEncoding("v2", "/"), ChunkKeyEncoding("v2", ".")]
 NUMBERS = st.sampled_from([0, 1, 2, 9, 10, 11, 19, 20, 99, 100, 2**32, 10**18])

@@ -23,8 +23,6 @@ from shardstore.testing.storage_suite import SyncStorage
 from tests.snapshots.repositories import create_array, new_repository, run
 from tests.snapshots.session_keys import array_document
 
-pytestmark = pytest.mark.zarr
-
 
 def winners(attempt: Callable[[int], Awaitable[bool | None]]) -> list[int]:
     """Run an attempt for each of 16 numbers at once; return the numbers of those that changed something."""

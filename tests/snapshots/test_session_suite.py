@@ -33,7 +33,7 @@ def with_history(repo: Repository) -> None:
     storage.renew()
 
 
-@pytest.mark.slow
+@pytest.mark.night
 class TestOneArray(StorageSuite):
     """At the root, of which nothing is stored."""
 
@@ -72,14 +72,14 @@ class TestCommitted(Committed):
     pass
 
 
-@pytest.mark.slow
+@pytest.mark.night
 class TestCommittedArrayForEach(Committed):
     @pytest.fixture
     def storage(self, repo: Repository) -> SessionOfKeys:
         return SessionOfKeys(repo, ArrayForEach())
 
 
-@pytest.mark.slow
+@pytest.mark.night
 class TestCommittedLocal(Committed):
     @pytest.fixture
     def repo(self, tmp_path: Path) -> Repository:

@@ -19,8 +19,6 @@ from shardstore.testing.latency import LatencyStorage
 from shardstore.testing.trace import TraceStorage
 from tests.snapshots.repositories import create_array, new_repository, run
 
-pytestmark = pytest.mark.zarr
-
 NAMES = [f"a{number}" for number in range(30)]
 
 

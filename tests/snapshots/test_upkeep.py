@@ -25,8 +25,6 @@ from tests.maintenance.packing.sources import cases, expected, references
 from tests.snapshots.repositories import create_array, new_repository, read_array, run
 from tests.snapshots.whole import check_whole
 
-pytestmark = pytest.mark.zarr
-
 FAST = {"connect_timeout": 1, "retries": {"max_attempts": 1}}
 DATA = np.repeat(np.arange(1, 17), 100)
 CHUNKS = (100,)
@@ -226,7 +224,7 @@ def test_a_hierarchy_becomes_a_repository(tmp_path: Path) -> None:
     assert again.verify().is_sound
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_adoption_of_1000_shards_asks_for_each_index_once(tmp_path: Path) -> None:
     array = zarr.create_array(tmp_path / "data.zarr", name="a", shape=(4000,), shards=(4,), chunks=(2,), dtype="u2", fill_value=9)
     array[...] = np.arange(4000)
@@ -380,7 +378,7 @@ def test_options_of_the_repository_count_for_other_places_of_its_protocol(s3_url
     assert session.set_virtual_hierarchy(f"{url}/data.zarr", "twice") == 16
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_other_options_than_those_of_the_repository_count_where_they_are_given(s3_url: tuple[str, dict[str, Any]]) -> None:
     url, options = s3_url
     sharded(f"{url}/data.zarr", storage_options=options)

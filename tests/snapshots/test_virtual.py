@@ -22,8 +22,6 @@ from shardstore.storage.base import Storage
 from shardstore.storage.opening.open import open_storage
 from tests.snapshots.repositories import create_array, new_repository, read_array, run
 
-pytestmark = pytest.mark.zarr
-
 DATA = np.arange(64, dtype="<i4")
 
 

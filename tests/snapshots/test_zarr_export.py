@@ -20,8 +20,6 @@ from shardstore.snapshots import Repository
 from shardstore.storage import abilities
 from tests.snapshots.repositories import create_array
 
-pytestmark = pytest.mark.zarr
-
 DATA = np.arange(96 * 64, dtype="<i4").reshape(96, 64)
 
 

@@ -36,8 +36,6 @@ from tests.snapshots.repositories import new_repository
 from tests.snapshots.session_keys import array_document
 from tests.under_array import GRID, RANK, UnderShardedArray, chunk_key
 
-pytestmark = pytest.mark.zarr
-
 __all__ = ["machine_settings", "without_client_shards"]  # fixtures
 
 
@@ -144,7 +142,7 @@ class TestCommittedChunks(ChunkSuite):
     committing = True
 
 
-@pytest.mark.slow
+@pytest.mark.night
 class TestCommittedChunksLocal(ChunkSuite):
     __test__ = True
     committing = True
@@ -154,7 +152,7 @@ class TestCommittedChunksLocal(ChunkSuite):
         return Repository.create(tmp_path, fsync=False)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 class TestCommittedChunksS3(ChunkSuite):
     __test__ = True
     committing = True
@@ -523,7 +521,7 @@ def run_machine(repo: Repository, settings: hypothesis.settings) -> None:
     run_state_machine_as_test(Machine, settings=settings)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @quiet
 @pytest.mark.timeout(300 + 5 * EXAMPLES)
 @pytest.mark.usefixtures("without_client_shards")

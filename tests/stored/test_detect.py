@@ -30,8 +30,6 @@ from shardstore.storage.wrappers import StorageWrapper
 from shardstore.stored.detect import DetectedStorage, is_draft
 from tests.engine.hooked import HookedStorage, document, fresh_memory
 
-pytestmark = pytest.mark.zarr
-
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 CASES = sorted(path.name for path in (FIXTURES / "transformer2022").iterdir() if path.is_dir())
 VALUES = np.arange(64, dtype="<i4").reshape(8, 8)

@@ -18,8 +18,6 @@ from shardstore.testing.storage_suite import SyncStorage
 from tests.engine.hooked import fresh_memory
 from tests.stored import StorageObjects, snapshot
 
-pytestmark = pytest.mark.zarr
-
 VALUES = np.arange(48, dtype="i4").reshape(6, 8)
 PLAIN = EngineOptions(chunks_per_shard=None)
 

@@ -15,8 +15,6 @@ from zarr.storage import LocalStore
 import shardstore
 from shardstore.errors import Corruption, InvalidInput
 
-pytestmark = pytest.mark.zarr
-
 MEMBER = [
     {
         "extension": "https://purl.org/zarr/spec/storage_transformers/sharding/1.0",

@@ -17,8 +17,6 @@ from shardstore.errors import InvalidInput
 from shardstore.storage.memory import MemoryStorage
 from tests.stored import StorageObjects
 
-pytestmark = pytest.mark.zarr
-
 
 def memory() -> MemoryStorage:
     return MemoryStorage(f"/v2-unsharded-{uuid.uuid4().hex}")

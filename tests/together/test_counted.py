@@ -30,8 +30,6 @@ from tests.limits import limit_pipeline
 from tests.shards import MISSING, Sharding, encode_index, sharded_arrays
 from tests.stored import StorageObjects, document
 
-pytestmark = pytest.mark.zarr
-
 CHUNK = 1000  # bytes; raw, so that every chunk is as long
 PER_SHARD = 16
 HOUR = 3600.0

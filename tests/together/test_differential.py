@@ -42,7 +42,6 @@ settings = hypothesis.settings(
 
 # Types without a specification, and arrays with more chunks than elements: zarr warns, and neither matters here.
 pytestmark = [
-    pytest.mark.zarr,
     pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning", "ignore::zarr.errors.ZarrUserWarning"),
     pytest.mark.timeout(300 + EXAMPLES),  # the run's is for the usual number of examples
 ]

@@ -18,8 +18,6 @@ from shardstore.adapters.versioned.repository import Repository
 from tests.cli.running import succeed
 from tests.server.conftest import connected
 
-pytestmark = pytest.mark.zarr
-
 # The name of a store, and that of a neighbour which a careless reader of URLs or patterns would take for it.
 NAMES = {
     "run::v2": "run",

@@ -51,7 +51,6 @@ def made(url: str, chunk: int = 16, **options: Any) -> Any:
     return array
 
 
-@pytest.mark.zarr
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="Python 3.11 cannot profile threads that run already")
 def test_a_warm_local_selection_goes_through_few_modules(tmp_path: Path) -> None:
     array = made(str(tmp_path))
@@ -60,8 +59,7 @@ def test_a_warm_local_selection_goes_through_few_modules(tmp_path: Path) -> None
     assert len(entered) <= 14, sorted(entered)
 
 
-@pytest.mark.zarr
-@pytest.mark.server
+@pytest.mark.gate
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="Python 3.11 cannot profile threads that run already")
 def test_a_cold_selection_on_s3_goes_through_few_modules(s3_url: tuple[str, dict[str, Any]]) -> None:
     url, options = s3_url
@@ -71,7 +69,6 @@ def test_a_cold_selection_on_s3_goes_through_few_modules(s3_url: tuple[str, dict
     assert len(entered) <= 20, sorted(entered)
 
 
-@pytest.mark.zarr
 def test_each_chunk_of_a_selection_is_located_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     located: list[str] = []
     decode_all = ChunkKeyEncoding.decode_all

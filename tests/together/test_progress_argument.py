@@ -22,8 +22,6 @@ from shardstore.progress.shown import reported, step_bar
 from shardstore.progress.steps import Step
 from shardstore.snapshots import Repository, Session
 
-pytestmark = pytest.mark.zarr
-
 
 class Terminal(io.StringIO):
     def isatty(self) -> bool:

@@ -32,8 +32,6 @@ from shardstore.maintenance.packing.pack import PackOptions
 from shardstore.snapshots import Repository, Session
 from tests.cli.running import run, succeed
 
-pytestmark = pytest.mark.zarr
-
 PACKAGE = Path(shardstore.__file__).parent
 VALUES = np.arange(64, dtype="i4").reshape(8, 8) + 1
 

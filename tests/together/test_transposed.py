@@ -27,7 +27,7 @@ from tests import view
 from tests.cli.running import run, succeed
 
 # As zarr-python warns of every codec before the sharding.
-pytestmark = [pytest.mark.zarr, pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")]
+pytestmark = [pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")]
 
 Values = npt.NDArray[Any]
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}

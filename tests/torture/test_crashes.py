@@ -94,7 +94,7 @@ def check_no_lock_is_held(root: Path) -> None:
             fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.night
 @pytest.mark.parametrize("mode", MODES)
 def test_killed_at_random_moments(crasher: Crasher, tmp_path: Path, record: Record, mode: str) -> None:
     kills = sized(1000, 12) if mode == "auto" else sized(200, 5)
@@ -206,7 +206,7 @@ def check_swept(place: Place) -> int:
     return swept
 
 
-@pytest.mark.exhaustive
+@pytest.mark.night
 @pytest.mark.parametrize("after", [False, True] if FULL else [False], ids=lambda after: "after" if after else "before")
 @pytest.mark.parametrize("place", APPENDING[1:], indirect=True)
 def test_killed_at_every_request_of_an_append(crasher: Crasher, place: Place, record: Record, after: bool) -> None:

@@ -245,7 +245,7 @@ def test_every_request(operation: Operation, local_kind: Kind, record: Record) -
     record(f"{struck} requests struck")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.night
 @pytest.mark.parametrize("operation", OPERATIONS if FULL else SAMPLE, ids=str)
 def test_every_request_of_servers(operation: Operation, server_kind: Kind, record: Record) -> None:
     """In runs that are not ``make torture``: some requests of some operations."""

@@ -74,7 +74,7 @@ def test_distinct_chunks_of_one_shard(place: Place, crew: Crew, record: Record) 
     record(f"{summary(place.kind, results)}; 0 lost")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.night
 @pytest.mark.parametrize(("location", "per_shard"), LAYOUTS, ids=["index at start", "many shards"][: len(LAYOUTS)])
 def test_distinct_chunks_in_other_layouts(place: Place, crew: Crew, record: Record, location: str, per_shard: int) -> None:
     words, each = 16, sized(60, 5)
@@ -84,7 +84,7 @@ def test_distinct_chunks_in_other_layouts(place: Place, crew: Crew, record: Reco
     record(f"{summary(place.kind, write_disjoint(place, crew, WRITERS, each, words))}; 0 lost")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.night
 def test_sixteen_writers_each_make_progress(place: Place, crew: Crew, record: Record) -> None:
     """All hammer one shard, each on a chunk of its own: all end, and nobody is told that it lost too often."""
     writers, times, words = sized(16, 5), sized(40, 8), 1024
@@ -130,7 +130,7 @@ def test_misaligned_dask_chunks_on_a_cluster(place: Place, cluster: Any, record:
 # -- overlapping sets ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.exhaustive
+@pytest.mark.night
 @pytest.mark.parametrize("compressors", COMPRESSORS, ids=str)
 def test_whole_shards_by_all(place: Place, crew: Crew, record: Record, compressors: Any) -> None:
     """Everybody assigns all chunks: what remains is one assignment, whole, and the last one of its writer."""
@@ -143,7 +143,7 @@ def test_whole_shards_by_all(place: Place, crew: Crew, record: Record, compresso
     record(f"{summary(place.kind, results)}; one writer's shard, whole")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.night
 @pytest.mark.parametrize("compressors", COMPRESSORS, ids=str)
 def test_overlapping_sets(place: Place, crew: Crew, record: Record, compressors: Any) -> None:
     """Everybody assigns runs of chunks, in two shards and a bit: each chunk is the last value that one of its writers gave it."""
@@ -164,7 +164,7 @@ def test_overlapping_sets(place: Place, crew: Crew, record: Record, compressors:
 # -- creating and erasing --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.exhaustive
+@pytest.mark.night
 def test_creators_of_one_array(place: Place, crew: Crew, record: Record) -> None:
     """All create the same arrays and write to them at once."""
     words, chunks = 16, 2 * WRITERS
@@ -175,7 +175,7 @@ def test_creators_of_one_array(place: Place, crew: Crew, record: Record) -> None
     record(f"{summary(place.kind, results)}; {len(paths)} arrays, 0 lost")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.night
 def test_a_chunk_written_while_its_shard_is_erased(place: Place, crew: Crew, record: Record) -> None:
     """An emptied shard is removed; whoever writes to it at that moment has written, or has not been answered yet."""
     erasers, writers, shards, words = sized(3, 1), sized(5, 2), sized(60, 3), 16

@@ -82,13 +82,13 @@ def watch_lives(place: Place, crew: Crew, record: Record, lives: Sequence[Life],
     )
 
 
-@pytest.mark.exhaustive
+@pytest.mark.night
 def test_while_arrays_are_created_again_with_other_shards(place: Place, crew: Crew, record: Record) -> None:
     if place.strategy == "append":
         pytest.skip("some of these arrays have their indices at the start")
     watch_lives(place, crew, record, OTHER_SHARDS, ["zarr, held open", "mapper", "filesystem", "transformer"])
 
 
-@pytest.mark.exhaustive
+@pytest.mark.night
 def test_while_arrays_are_created_again_with_other_chunks(place: Place, crew: Crew, record: Record) -> None:
     watch_lives(place, crew, record, OTHER_CHUNKS, ["zarr, opened anew"])

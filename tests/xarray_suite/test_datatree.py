@@ -12,8 +12,6 @@ from xarray.tests import test_backends_datatree as suite
 
 from tests.xarray_suite import places
 
-pytestmark = pytest.mark.zarr
-
 create_test_datatree = xarray_fixtures.create_test_datatree
 simple_datatree = xarray_fixtures.simple_datatree
 unaligned_datatree_zarr_factory = suite.unaligned_datatree_zarr_factory

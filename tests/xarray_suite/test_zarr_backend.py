@@ -26,8 +26,6 @@ from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
 from tests.xarray_suite import places
 from tests.xarray_suite.exclusions import EXCLUDED
 
-pytestmark = pytest.mark.zarr
-
 # Fixtures of theirs, by the names that their tests ask for.
 default_zarr_format = suite.default_zarr_format
 use_dask = xarray_fixtures.use_dask
@@ -67,7 +65,7 @@ class OnStore:
             yield target
 
 
-@pytest.mark.exhaustive
+@pytest.mark.night
 class TestMemoryUrl(OnMemoryUrl, suite.TestZarrDictStore):
     pass
 
@@ -76,12 +74,12 @@ class TestFileUrl(OnFileUrl, suite.TestZarrDirectoryStore):
     pass
 
 
-@pytest.mark.exhaustive
+@pytest.mark.night
 class TestStore(OnStore, suite.TestZarrDictStore):
     pass
 
 
-@pytest.mark.exhaustive
+@pytest.mark.night
 class TestRegionMemoryUrl(OnMemoryUrl, suite.TestZarrRegionAuto):
     pass
 
@@ -90,7 +88,7 @@ class TestRegionFileUrl(OnFileUrl, suite.TestZarrRegionAuto):
     pass
 
 
-@pytest.mark.exhaustive
+@pytest.mark.night
 class TestRegionStore(OnStore, suite.TestZarrRegionAuto):
     pass
 

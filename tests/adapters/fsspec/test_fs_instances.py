@@ -239,7 +239,7 @@ def test_a_call_on_the_io_loop_itself_is_an_error_and_no_deadlock(fs: ShardedFil
 # -- processes -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.parametrize("kind", ["local", "s3"])
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

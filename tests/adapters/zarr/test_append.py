@@ -23,8 +23,6 @@ from shardstore.testing.trace import TraceStorage
 from tests.shards import index_entries, sharding
 from tests.storage.s3.test_s3 import Calls, S3Url, honour_on_completion, unfinished_uploads
 
-pytestmark = pytest.mark.zarr
-
 INDEX_NBYTES = 16 * 64 + 4
 CHUNK_NBYTES = 4096
 
@@ -213,7 +211,7 @@ def test_on_s3_where_it_cannot_be_conditional_it_rewrites(s3: tuple[S3Storage, C
         shardstore.open(storage, strategy="append")
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_rewriting_copies_what_is_long_enough(s3: tuple[S3Storage, Calls]) -> None:
     storage, calls = s3
     array, values = large(shardstore.open(storage, chunks_per_shard=(64,), metadata_ttl=3600))

@@ -13,8 +13,6 @@ import pytest
 from shardstore.adapters.zarr import codec_threads
 from shardstore.adapters.zarr.codec_threads import INLINE_BYTES, in_threads, run_in_threads
 
-pytestmark = pytest.mark.zarr
-
 LARGE = INLINE_BYTES + 1
 
 

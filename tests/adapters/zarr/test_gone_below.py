@@ -19,8 +19,6 @@ from shardstore.errors import NotFound, ShardStoreError, StorageError
 from shardstore.snapshots import Repository
 from tests.snapshots.repositories import create_array
 
-pytestmark = pytest.mark.zarr
-
 DATA = np.arange(1, 9, dtype="u1")
 
 

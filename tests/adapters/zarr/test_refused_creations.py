@@ -18,8 +18,6 @@ import shardstore
 from shardstore.errors import InvalidInput
 from tests.stored import LocalObjects, on_io_loop
 
-pytestmark = pytest.mark.zarr
-
 VALUES = np.arange(1, 257, dtype="i4").reshape(16, 16)
 DESCRIBED: dict[str, Any] = {"shape": (16, 16), "chunks": (4, 4), "dtype": "i4"}
 

@@ -30,8 +30,6 @@ from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.trace import TraceStorage
 from tests.stored import LocalObjects, StorageObjects, document
 
-pytestmark = pytest.mark.zarr
-
 dask_array: Any = importlib.import_module("dask.array")  # half of it has no types
 
 CHUNKS, PER_SHARD, SHARD = (16, 16), (4, 4), (64, 64)

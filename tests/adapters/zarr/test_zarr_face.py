@@ -26,8 +26,6 @@ from tests import view
 from tests.limits import limit_pipeline
 from tests.stored import StorageObjects
 
-pytestmark = pytest.mark.zarr
-
 VALUES = np.arange(1, 65, dtype="i4")
 
 

@@ -25,8 +25,6 @@ from tests import view
 from tests.harness.scale import EXAMPLES
 from tests.stored import StorageObjects
 
-pytestmark = pytest.mark.zarr
-
 
 def memory() -> MemoryStorage:
     return MemoryStorage(f"/shrinking-{uuid.uuid4().hex}")

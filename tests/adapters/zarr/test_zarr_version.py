@@ -43,11 +43,11 @@ def run(program: str, packages: str, root: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_the_filesystem_leaves_zarr2_alone(with_zarr2: str, tmp_path: Path) -> None:
     assert run(OVER_URLS, with_zarr2, tmp_path / "data.zarr").strip() == "[]"
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_info_says_that_there_is_no_pipeline(with_zarr2: str, tmp_path: Path) -> None:
     assert json.loads(run(INFO, with_zarr2, tmp_path))["runtime"]["pipeline"] is None

@@ -21,8 +21,6 @@ from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.trace import TraceStorage
 from tests.limits import limit_pipeline
 
-pytestmark = pytest.mark.zarr
-
 PER_SHARD = 4
 CHUNK = 8
 SHARD_NBYTES = PER_SHARD * CHUNK * 4

@@ -14,8 +14,6 @@ import shardstore
 from tests.cli.running import Outcome, run, succeed
 from tests.maintenance.packing.gate.test_whose import files, made, values
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def places(tmp_path: Path) -> tuple[Path, Path]:

@@ -14,7 +14,7 @@ import shardstore
 from tests.cli.running import VALUES, Place, make_store, options_of, run, succeed
 from tests.stored import FsspecObjects, LocalObjects, snapshot
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")]
+pytestmark = [pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")]
 
 
 def below(objects: dict[str, bytes], path: str) -> dict[str, bytes]:

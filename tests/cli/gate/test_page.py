@@ -13,8 +13,6 @@ import pytest
 from shardstore.cli.failures import MEANINGS
 from tests.cli.running import PLAIN
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[3]
 README = ROOT / "README.md"
 PAGE = ROOT / "docs/reference/command-line.md"

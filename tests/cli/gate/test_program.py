@@ -46,8 +46,6 @@ from shardstore.storage.base import ConditionFailed
 from shardstore.storage.s3.client import S3Client, translated
 from tests.cli.running import PLAIN, Place, make_store, options_of, run, spawn, succeed
 
-pytestmark = pytest.mark.slow
-
 WITH_EXAMPLES = ["info", "ls", "cat", "cp", "mv", "rm", "advise", "compact", "repair"]
 
 

@@ -21,8 +21,6 @@ from shardstore.testing.latency import LatencyStorage
 from tests.engine.hooked import HookedStorage, document, fresh_memory
 from tests.harness.virtual_time import run_in_virtual_time
 
-pytestmark = pytest.mark.slow
-
 LATENCY = 0.02
 
 

@@ -33,8 +33,6 @@ from tests.engine.hooked import HookedStorage, document, fresh_memory
 from tests.harness.scale import moments
 from tests.stored import StorageObjects, snapshot
 
-pytestmark = pytest.mark.slow
-
 SHARDS = 40
 VALUES = np.random.default_rng(0).integers(1, 255, SHARDS * 4, dtype="u1")
 

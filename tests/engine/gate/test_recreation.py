@@ -15,8 +15,6 @@ from shardstore.storage.base import Found, Read
 from shardstore.storage.memory import MemoryStorage
 from tests.engine.hooked import HookedStorage, document, fresh_memory
 
-pytestmark = pytest.mark.slow
-
 N = 8
 CHUNKS = [(i, j) for i in range(N) for j in range(N)]
 

@@ -78,7 +78,7 @@ NAMES = st.sampled_from(["{{i}}", "{{j}}", "{{u}}", "{{ i }}", "{{ u}}"])
 TEXTS = st.lists(st.sampled_from(["s3://", "a/b", ".", "}", " ", "%"]) | NAMES, max_size=5).map("".join)
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 @given(key=TEXTS, url=TEXTS, offset=st.sampled_from(["7", "{{i}}", "{{i * 3 + j}}", "{{ (j + 1) // 2 }}"]))
 def test_plain_names_are_filled_in_as_jinja_does(key: str, url: str, offset: str) -> None:
     dimensions = {"i": [3, 1], "j": {"start": 1, "stop": 6, "step": 2}}

@@ -59,14 +59,14 @@ MEMBERS = st.fixed_dictionaries(
 SHAPES = st.sampled_from([{}, {"indent": 1}, {"separators": (",", ":")}, {"ensure_ascii": False}, {"separators": (" ,\n", " : ")}])
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 @given(V0 | MEMBERS.flatmap(lambda m: st.permutations(list(m.items())).map(dict)), SHAPES, st.integers(1, 200), st.integers(1, 100))
 def test_a_stream_gives_what_the_document_says(document: dict[str, Any], shape: dict[str, Any], nchars: int, piece: int) -> None:
     text = json.dumps(document, **shape)
     assert streamed(text, nchars, piece) == at_once(text)
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 @given(V0, st.integers(1, 40), st.data())
 def test_a_damaged_text_is_an_error_or_what_json_says(document: dict[str, Any], nchars: int, data: Any) -> None:
     text = json.dumps({"version": 1, "refs": document})

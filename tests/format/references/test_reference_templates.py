@@ -50,7 +50,7 @@ EXPRESSIONS = st.recursive(
 TEXTS = st.lists(st.sampled_from(["s3://", "}", "%d", " ", "\n", "é", "{", "{ {"]) | EXPRESSIONS.map("{{{{ {} }}}}".format), max_size=5)
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 @given(TEXTS.map("".join))
 def test_texts_are_filled_in_as_jinja_does(text: str) -> None:
     try:
@@ -70,7 +70,7 @@ def test_an_unknown_name_is_an_error_though_python_would_ignore_it() -> None:
     assert ours("{{ u % none_such }}") is None
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 @given(EXPRESSIONS, st.lists(st.integers(-(2**40), 2**40), min_size=1, max_size=5))
 def test_many_values_at_once_are_those_one_by_one(expression: str, values: list[int]) -> None:
     text = Templates({}).text(f"{{{{ {expression} }}}}", "a text")
@@ -135,7 +135,7 @@ def test_a_long_text_is_refused() -> None:
         Templates({"u": "x"}).rendered("{{u}}" * 20_000, "a text")
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_bombs_of_generated_keys_are_refused_before_they_are_made() -> None:
     dimension = {"stop": 10**6}
     bomb: dict[str, Any] = {"key": "x{{i}}", "url": "u", "dimensions": dict.fromkeys("ijklmnop", dimension)}

@@ -102,7 +102,7 @@ def test_what_does_not_fit_is_wider_or_refused(node: Node, message: str) -> None
     assert decode_structure(encode_structure([ROOT, node], {})).nodes["x"] == node
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_the_draft_names_65536_manifests() -> None:
     """D16: their ids are from 0 to 65,535."""
     parts = tuple(ManifestPart(ManifestFile(f"{number:020d}", 1, 1, 0), 0, ((0, 1),)) for number in range(65_537))

@@ -42,8 +42,6 @@ from tests.plan.carrying_out import sent
 from tests.shards import Sharding, encode_index, index_entries, presented, sharded_arrays
 from tests.stored import Objects, StorageObjects, on_io_loop, snapshot
 
-pytestmark = pytest.mark.slow
-
 LOOSE, TIGHT, EMPTIED = "a/c/0", "a/c/1", "a/c/2"
 
 

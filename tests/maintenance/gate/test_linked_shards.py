@@ -16,8 +16,6 @@ from tests.maintenance.laid_out import DEAD, array_document, laid_out, put_array
 from tests.maintenance.packing.gate.test_whose import files
 from tests.stored import StorageObjects
 
-pytestmark = pytest.mark.slow
-
 
 def store(path: Path) -> Path:
     """Two arrays with a loose shard and a torn one each; the shards of ``a`` lie elsewhere, behind a link."""

@@ -30,8 +30,6 @@ from shardstore.testing.trace import TraceStorage
 from tests.maintenance.packing.sources import read_by_zarr
 from tests.stored import StorageObjects, copy_tree
 
-pytestmark = pytest.mark.zarr
-
 CHUNKS, CHUNK_NBYTES, A_SHARD = 400, 2048, 4
 SHARD_NBYTES = A_SHARD * (CHUNK_NBYTES + 16) + 4
 

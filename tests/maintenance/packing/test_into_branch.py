@@ -16,8 +16,6 @@ from shardstore.snapshots.chunk_files import MOST_INLINE_NBYTES
 from tests.golden import golden_cases
 from tests.maintenance.packing.sources import cases, expected, references
 
-pytestmark = pytest.mark.zarr
-
 DATA = np.arange(64 * 48, dtype="<f4").reshape(64, 48)
 
 

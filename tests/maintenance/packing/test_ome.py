@@ -18,8 +18,6 @@ from tests.cli.running import run, succeed
 from tests.golden import FIXTURES
 from tests.maintenance.packing.sources import read_by_zarr
 
-pytestmark = pytest.mark.zarr
-
 GOLDEN = json.loads((FIXTURES / "ome_zarr/golden.json").read_text())
 HIERARCHIES = ["image.zarr", "plate.zarr"]
 

@@ -15,8 +15,6 @@ from tests.maintenance.laid_out import ANY_LENGTH, array_document
 from tests.shards import MISSING, encode_index, presented, sharding
 from tests.stored import LocalObjects, Objects, StorageObjects
 
-pytestmark = pytest.mark.zarr
-
 NBYTES = 2**16
 SHARED = [(0, NBYTES)] * 5 + [(7, NBYTES), (2 * NBYTES, 100), (MISSING, MISSING)]
 

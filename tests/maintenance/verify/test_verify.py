@@ -383,7 +383,7 @@ def test_memory_is_shared_by_the_tasks(storage: MemoryStorage, max_memory: int) 
     assert longest == (2**20 if max_memory == 1 else 8 * 2**20)
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_it_runs_on_other_executors(tmp_path: Path) -> None:
     make(str(tmp_path))
     (tmp_path / "ct/c/1/2").write_bytes(b"short")
@@ -539,7 +539,7 @@ def test_a_file_that_somebody_leaves_while_it_runs_may_be_in_use(tmp_path: Path)
     assert kinds_at(verified(LocalStorage(tmp_path))) == {("lock", "ct/.zarr.json.shardstore-lock")}
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_no_false_alarm_beside_a_writer(tmp_path: Path) -> None:
     """A writer that rewrites chunks, resizes, erases and recreates an array with other shards, all the while."""
     rng = np.random.default_rng(0)

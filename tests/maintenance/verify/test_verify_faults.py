@@ -93,7 +93,7 @@ def test_every_fault_is_found_and_health_is_believed(share: int, tmp_path: Path)
     assert sum(outcomes.values()) == len(range(share, TRIALS, _SHARES))
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_every_unfinished_upload_is_found(s3_url: tuple[str, dict[str, Any]]) -> None:
     import s3fs
 

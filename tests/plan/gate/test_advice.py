@@ -22,8 +22,6 @@ from shardstore.plan.advice import Access, ArrayFacts, Excess, advise, box, eval
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.trace import TraceStorage
 
-pytestmark = pytest.mark.slow
-
 HOUR = 3600.0
 ROOMY = ReadLimits(gap_bytes=512 * 2**10, request_bytes=16 * 2**20)
 

@@ -15,8 +15,6 @@ import shardstore
 from shardstore import ShardedMap, ShardingTransformer
 from shardstore.errors import Corruption, InvalidInput, ShardStoreError, Unsupported
 
-pytestmark = [pytest.mark.slow, pytest.mark.zarr]
-
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 CASES = sorted(path for path in (FIXTURES / "transformer2022").iterdir() if path.is_dir())
 HANDMADE = FIXTURES / "handmade_transformer/layout2022"

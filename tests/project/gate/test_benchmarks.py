@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[3]
 BENCHMARKS = ROOT / "benchmarks"
 # One of each kind, and whom the bars compare.

@@ -15,8 +15,6 @@ import pytest
 
 from shardstore.plan.commits import NONCE_NBYTES
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[3]
 BENCHMARKS = ROOT / "benchmarks"
 # Of a quick run: a shard of 8 chunks of 5,000 bytes, with its index.

@@ -11,7 +11,6 @@ import pytest
 
 pytest.importorskip("icechunk", minversion="2")
 
-pytestmark = [pytest.mark.slow, pytest.mark.zarr]
 
 ROOT = Path(__file__).parents[3]
 

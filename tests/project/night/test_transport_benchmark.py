@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.slow
-@pytest.mark.exhaustive
+@pytest.mark.gate
+@pytest.mark.night
 def test_a_quick_run(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     command = [sys.executable, str(ROOT / "benchmarks" / "transport.py"), "--quick", "--json", str(result)]

@@ -36,7 +36,7 @@ from tests.golden import FIXTURES, GoldenCase, golden_cases, handmade_cases
 from tests.harness.gcs_emulator import gcs_emulator
 from tests.storage.http.http_servers import WebServer
 
-pytestmark = [pytest.mark.zarr, pytest.mark.slow, pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")]
+pytestmark = [pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")]
 
 S3Url = tuple[str, dict[str, Any]]
 Values = dict[str, npt.NDArray[Any]]
@@ -188,7 +188,7 @@ def test_all_kinds_of_arrays_are_read_as_by_the_source(tmp_path: Path, path: str
     assert steps[-1].references == report.references
 
 
-@pytest.mark.exhaustive
+@pytest.mark.night
 @pytest.mark.parametrize("case", golden_cases(), ids=lambda case: case.name)
 def test_shards_of_other_implementations_show_the_same_bytes_and_values(case: GoldenCase) -> None:
     target = on_files(FIXTURES)
@@ -198,7 +198,7 @@ def test_shards_of_other_implementations_show_the_same_bytes_and_values(case: Go
     check_values(store_of(target), case.arrays)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.night
 @pytest.mark.parametrize("folder", sorted((FIXTURES / "transformer2022").glob("*/store")), ids=lambda folder: folder.parent.name)
 def test_hierarchies_of_the_2022_draft_show_the_same_bytes(folder: Path) -> None:
     target = on_files(FIXTURES)
@@ -345,7 +345,7 @@ def test_a_time_of_a_whole_second_is_kept_as_it_is(tmp_path: Path) -> None:
         zarr.open_array(store_of(target), mode="r")[...]
 
 
-@pytest.mark.exhaustive
+@pytest.mark.night
 @pytest.mark.parametrize("checksum", ["auto", "etag", "last_modified", None])
 def test_all_kinds_of_arrays_on_s3(s3_url: S3Url, checksum: Any) -> None:
     url, options = s3_url

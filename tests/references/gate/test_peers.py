@@ -30,8 +30,6 @@ from tests.references.reading import filesystem
 from tests.storage.http.http_servers import WebServer
 
 pytestmark = [
-    pytest.mark.zarr,
-    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore"),  # of pandas, about fastparquet, and of zarr, about types without a specification
 ]
 
@@ -151,8 +149,7 @@ def test_printed_lines_open_an_array_at_the_root(tmp_path: Path) -> None:
         np.testing.assert_array_equal(run(line)[...], VALUES)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.server
+@pytest.mark.night
 @pytest.mark.parametrize(("form", "place"), [("json v2", "s3"), ("json v3", "local"), ("parquet dual", "s3"), ("parquet v2", "local")])
 def test_printed_lines_open_a_set_of_s3(form: str, place: str, s3_url: S3Url, tmp_path: Path) -> None:
     url, options = s3_url
@@ -199,8 +196,7 @@ print(int(group["g/h/deep"][2, 1]), int(group["big"][7, 7]))
 """
 
 
-@pytest.mark.exhaustive
-@pytest.mark.slow
+@pytest.mark.night
 def test_printed_lines_open_groups_in_groups_whatever_the_seed_of_hashes(source: tuple[Path, Values], tmp_path: Path) -> None:
     line = programs(write("parquet v2", source[0], tmp_path))["zarr 3"]
     processes = [
@@ -310,7 +306,7 @@ def test_virtualizarr_reads_a_flat_set(form: str, tmp_path: Path) -> None:
 # -- versioned URLs ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.server
+@pytest.mark.gate
 @pytest.mark.parametrize("form", ["json v3", "parquet v2"])
 def test_versioned_urls_of_s3_lead_to_what_was_referred_to(form: str, s3_url: S3Url, tmp_path: Path) -> None:
     import s3fs
@@ -330,7 +326,7 @@ def test_versioned_urls_of_s3_lead_to_what_was_referred_to(form: str, s3_url: S3
     np.testing.assert_array_equal(array[...], VALUES + 1000)
 
 
-@pytest.mark.server
+@pytest.mark.gate
 def test_versioned_urls_of_gcs_need_a_bucket_that_keeps_versions(tmp_path: Path) -> None:
     with gcs_emulator(with_versions=True) as endpoint:
         check_versions_of_gcs({"endpoint_url": endpoint, "token": "anon"}, tmp_path)
@@ -353,7 +349,7 @@ def check_versions_of_gcs(options: dict[str, Any], tmp_path: Path) -> None:
     check(zarr.open_group(opened, mode="r", zarr_format=2), values)
 
 
-@pytest.mark.server
+@pytest.mark.gate
 def test_versioned_urls_are_refused_where_no_versions_are_kept(s3_url: S3Url, source: tuple[Path, Values], tmp_path: Path) -> None:
     url, options = s3_url
     make(f"{url}/a.zarr", options, nested=False)

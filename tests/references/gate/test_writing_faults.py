@@ -93,7 +93,7 @@ def check_none_or_whole(root: Path, form: str, *, had_one: bool) -> str:
     return "new" if is_new else "old"
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.parametrize("had_one", [False, True], ids=["first", "replacing"])
 @pytest.mark.parametrize("effect", [Fail(), DropReply()], ids=["fails", "answer lost"])
 @pytest.mark.parametrize("form", FORMS)
@@ -119,7 +119,7 @@ def test_fails_at_every_request(form: str, effect: Effect, had_one: bool, tmp_pa
     assert not FULL or seen >= ({"old"} if had_one and form.startswith("json") else {"none"})
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.parametrize("effect", [Fail(), DropReply()], ids=["fails", "answer lost"])
 @pytest.mark.parametrize("form", ["json", "parquet"])
 def test_an_update_fails_at_every_request(form: str, effect: Effect, tmp_path: Path) -> None:
@@ -148,8 +148,7 @@ def test_an_update_fails_at_every_request(form: str, effect: Effect, tmp_path: P
     assert at > (3 if FULL else 2)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("had_one", [False, True], ids=["first", "replacing"])
 @pytest.mark.parametrize("form", FORMS)
@@ -188,8 +187,7 @@ def icechunk_killed(child: Child, root: str, at: int, after: bool) -> None:
     child.acknowledge("whole")
 
 
-@pytest.mark.exhaustive
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("form", ["json", "parquet"])
 def test_an_update_killed_at_every_request(form: str, after: bool, tmp_path: Path) -> None:
@@ -210,8 +208,7 @@ def test_an_update_killed_at_every_request(form: str, after: bool, tmp_path: Pat
     assert at > (3 if FULL else 2)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_writer_into_icechunk_killed_at_every_request(after: bool, tmp_path: Path) -> None:
     import icechunk

@@ -28,7 +28,7 @@ HERE = Path(__file__).parent
 CHROMIUM = shutil.which(os.environ.get("SHARDSTORE_CHROMIUM", "chromium"))
 NPM = shutil.which("npm")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.timeout(180)]
 
 
 def need(there: bool, what: str) -> None:

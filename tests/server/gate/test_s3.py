@@ -45,7 +45,7 @@ def listed(http: Any, bucket: str, **parameters: Any) -> tuple[list[tuple[str, i
 
 
 @pytest.mark.parametrize("bucket", ["zarr3", "zarr2", "stored"])
-@pytest.mark.parametrize("most", [pytest.param(1, marks=pytest.mark.slow), 7, 1000])
+@pytest.mark.parametrize("most", [pytest.param(1, marks=pytest.mark.gate), 7, 1000])
 def test_keys_are_listed_in_order_and_once(client: Client, store: Path, bucket: str, most: int) -> None:
     wanted = {
         "zarr3": lambda: reading(store),
@@ -59,7 +59,7 @@ def test_keys_are_listed_in_order_and_once(client: Client, store: Path, bucket: 
 
 @pytest.mark.parametrize("bucket", ["zarr3", "stored"])
 @pytest.mark.parametrize("prefix", ["", "ct/", "ct/c/", "ct/c/1", "ct/c/0/", "deep/pl", "notes/", "nothing/", "zarr.json", "ct"])
-@pytest.mark.parametrize("most", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("most", [pytest.param(1, marks=pytest.mark.gate), 3, pytest.param(1000, marks=pytest.mark.gate)])
 def test_prefixes_and_delimiters(client: Client, store: Path, bucket: str, prefix: str, most: int) -> None:
     everything = [key for key, _ in listed(client.http, bucket)[0]]
     inside = [key for key in everything if key.startswith(prefix)]

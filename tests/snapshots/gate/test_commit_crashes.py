@@ -113,7 +113,7 @@ def sweep(history: History, tmp_path: Path, run: Callable[[Path, int], Ended], s
 
 UNHARMED = 10
 
-STRIDES = [47, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.exhaustive, pytest.mark.timeout(3600)])]
+STRIDES = [47, pytest.param(1, marks=[pytest.mark.night, pytest.mark.timeout(3600)])]
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
@@ -127,7 +127,7 @@ def test_killed_at_every_system_call(crasher: Crasher, history: History, tmp_pat
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.night)])
 def test_killed_at_every_request(crasher: Crasher, history: History, tmp_path: Path, stride: int, after: bool) -> None:
     requests, became_new = sweep(history, tmp_path, lambda root, at: crasher.run(commit_and_die, str(root), at, after), stride)
     assert requests > 12
@@ -165,7 +165,7 @@ def test_a_new_repository_and_what_is_done_to_its_refs_survive_a_loss_of_power(t
         check_whole(LocalStorage(tmp_path / after / "new/root"))
 
 
-@pytest.mark.parametrize("stride", [6, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [6, pytest.param(1, marks=pytest.mark.night)])
 def test_power_is_lost_at_every_flush_of_a_commit(history: History, tmp_path: Path, stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the worst that POSIX allows: nothing is left but what was flushed until then."""
     shutil.copytree(history.place, tmp_path / "disk/root")

@@ -177,9 +177,9 @@ def cases(*quick: tuple[str, Effect]) -> list[object]:
     """Every kind of storage with every effect; those that are not ``quick`` are left to ``make test-all``."""
     found: list[object] = []
     for kind, effect in itertools.product(("memory", "local"), EFFECTS):
-        marks = [] if (kind, effect) in quick else [pytest.mark.slow]
+        marks = [] if (kind, effect) in quick else [pytest.mark.night]
         if kind == "local" and not isinstance(effect, Fail | DropReply):
-            marks.append(pytest.mark.exhaustive)
+            marks.append(pytest.mark.night)
         found.append(pytest.param(kind, effect, marks=marks, id=f"{kind}-{effect}"))
     return found
 

@@ -12,8 +12,6 @@ from shardstore.snapshots import Repository
 from tests.snapshots.histories import Transaction, assert_contents, create, cycle, dependencies, in_order, in_threads, in_turns
 from tests.snapshots.repositories import new_repository
 
-pytestmark = pytest.mark.zarr
-
 Run = Callable[..., list[Transaction]]
 
 
@@ -40,7 +38,7 @@ def test_sessions_of_snapshot_isolation_could_not(repo: Repository) -> None:
     assert_contents(repo, order, every=20)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("run", [in_turns, in_threads])
 @pytest.mark.parametrize("seed", range(5))
@@ -51,7 +49,7 @@ def test_long_histories(repo: Repository, run: Run, seed: int) -> None:
     assert_contents(repo, order, every=100)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize("seed", range(10))
 def test_write_skew_is_found_in_every_history_of_snapshot_isolation(repo: Repository, seed: int) -> None:
     assert cycle(dependencies(in_order(repo, in_turns(repo, 300, seed, "snapshot")))) is not None

@@ -17,8 +17,6 @@ from shardstore.snapshots import Repository
 from tests.snapshots import kill_workers
 from tests.snapshots.kill_workers import commit_for_ever, create, value_of
 
-pytestmark = pytest.mark.zarr
-
 _NUMBERS = 1_000_000
 """The values of one process."""
 
@@ -77,7 +75,7 @@ def test_no_commit_of_killed_writers_is_lost_or_torn(tmp_path: Path) -> None:
     assert lives_and_deaths(tmp_path, 24, 4, 0, writers=2) >= 24
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(20))
 def test_ten_thousand_commits_of_killed_writers(tmp_path: Path, seed: int) -> None:

@@ -17,13 +17,11 @@ from shardstore.errors import ReadOnly
 from shardstore.snapshots import Repository, Session
 from tests.adapters.zarr.gate.test_xarray import weather
 
-pytestmark = pytest.mark.zarr
-
 PACK = (4, 2, 2)
 """Of arrays with three dimensions."""
 
 
-@pytest.fixture(params=["memory", pytest.param("local", marks=pytest.mark.slow), "s3"])
+@pytest.fixture(params=["memory", pytest.param("local", marks=pytest.mark.night), "s3"])
 def repo(request: pytest.FixtureRequest, tmp_path: Path) -> Repository:
     if request.param == "memory":
         return Repository.create(f"memory://{tmp_path}", pack=PACK)

@@ -496,7 +496,7 @@ def create_and_delete_often(root: str, times: int) -> None:
         s.delete(f"p/q/{os.getpid()}-{i}")
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.parametrize(("work", "left"), [(increment_often, ["d", "d/n"]), (create_and_delete_often, [])])
 def test_processes_race(s: SyncStorage, tmp_path: Path, work: Callable[[str, int], None], left: list[str]) -> None:
     root = tmp_path / "root"

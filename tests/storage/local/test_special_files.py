@@ -24,7 +24,7 @@ from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.local.storage import LocalStorage
 from tests.stored import on_io_loop
 
-pytestmark = [pytest.mark.zarr, pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")]
+pytestmark = [pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")]
 
 Make = Callable[[Path], None]
 

@@ -104,7 +104,7 @@ def test_the_first_chunk_takes_three_requests(server: WebServer) -> None:
     assert set(s.keys("x/3.")) == {f"x/3.{j}" for j in range(20)}
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_a_listing_by_prefix_reads_the_files_it_needs(server: WebServer) -> None:
     server.objects["/s/refs/.zmetadata"] = metadata({"x/.zarray": v2((64, 16), (1, 1)), "x/.zattrs": {}, "y/.zarray": v2((4,), (1,))})
     for record in range(64):
@@ -282,7 +282,7 @@ def test_pins_are_in_each_file(memory: SyncStorage) -> None:
     assert open_set(f"{memory.storage.url}/refs", pins=False).get("x/1") == DATA[::-1][4:8]
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_a_small_file_that_becomes_large_is_not_read(memory: SyncStorage) -> None:
     """Neither rows that take no room, nor one text that is all the same."""
     schema = pa.schema([("path", pa.string()), ("offset", pa.int64()), ("size", pa.int64()), ("raw", pa.binary())])
@@ -310,7 +310,7 @@ def test_a_small_file_that_becomes_large_is_not_read(memory: SyncStorage) -> Non
         assert "are read" in str(outcome.error)
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_bytes_that_come_again_and_again_are_held_once(memory: SyncStorage) -> None:
     """A small file whose rows share one value of a mebibyte."""
     schema = pa.schema([("path", pa.string()), ("offset", pa.int64()), ("size", pa.int64()), ("raw", pa.binary())])

@@ -113,7 +113,7 @@ def test_a_set_in_json_and_its_pins_are_one_round(server: WebServer) -> None:
     assert [asked.path for asked in server.asked] == ["/x/refs.json"]
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_a_large_set_is_read_in_pieces_of_one_version(server: WebServer) -> None:
     text = json.dumps({f"c/{i}": [f"{server.url}/x/data", i, 10] for i in range(200_000)}).encode()
     assert 8 << 20 < len(text) < 16 << 20
@@ -415,7 +415,7 @@ def test_it_is_told_from_others_and_can_be_pickled(tmp_path: Path) -> None:
     assert given[0].identity == given[1].identity != given[2].identity
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 def test_compressed_sets(suffix: str, tmp_path: Path) -> None:
     text = json.dumps({f"c/{i}": ["u", i, 1] for i in range(50_000)}).encode()

@@ -121,7 +121,7 @@ except ShardStoreError as exc:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_an_error_with_bounded_memory(name: str, tmp_path: Path) -> None:
     bomb = BOMBS[name]

@@ -78,6 +78,6 @@ def storage(request: pytest.FixtureRequest) -> Referred:
 
 
 class TestReferenceStorage(StorageSuite):
-    @pytest.mark.slow
+    @pytest.mark.gate
     def test_a_long_listing(self, s: SyncStorage) -> None:
         super().test_a_long_listing(s)

@@ -414,7 +414,7 @@ def test_stale(files: Files) -> None:
     assert client.ask("GET", "/nothing").status == 404
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_end_closes_connections_whose_clients_do_not_read() -> None:
     """What stays open is warned of when it is collected, which is in some later test."""
     web = WebServer()

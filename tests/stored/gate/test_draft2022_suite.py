@@ -14,8 +14,6 @@ from shardstore.storage.wrappers import StorageWrapper
 from shardstore.stored.draft2022.storage import DraftStorage
 from shardstore.testing.storage_suite import StorageSuite
 
-pytestmark = pytest.mark.slow
-
 _DOCUMENT = "zarr.json"  # the suite writes any bytes there
 
 

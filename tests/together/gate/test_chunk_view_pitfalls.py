@@ -30,8 +30,6 @@ from tests.golden import FIXTURES
 from tests.shards import presented, sharded_arrays
 from tests.stored import LocalObjects, Objects, StorageObjects, as_zarr_memory, copy_tree, document, snapshot
 
-pytestmark = [pytest.mark.slow, pytest.mark.zarr]
-
 HOUR = 3600.0
 
 

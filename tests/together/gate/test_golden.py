@@ -22,7 +22,7 @@ GOLDEN = golden_cases()
 HANDMADE = handmade_cases()
 
 # zarr warns of `gzip_over_shard` and of nested sharding, which is what those cases are about.
-pytestmark = [pytest.mark.slow, pytest.mark.zarr, pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")]
+pytestmark = [pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")]
 
 
 @pytest.fixture(params=["pipeline", "no pipeline"])

@@ -36,7 +36,7 @@ Values = npt.NDArray[Any]
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
 GZIP = {"name": "gzip", "configuration": {"level": 1}}
 CHECKSUM = {"name": "crc32c"}
-pytestmark = [pytest.mark.slow, pytest.mark.zarr, pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")]
+pytestmark = [pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")]
 
 
 def sharding(chunk_shape: tuple[int, ...], *codecs: dict[str, Any], location: str = "end", checksum: bool = True) -> dict[str, Any]:

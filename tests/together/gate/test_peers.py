@@ -25,7 +25,7 @@ Values = npt.NDArray[Any]
 Reader = Callable[[Path, str], Values]
 
 # Fixed-length strings and bytes have no specification yet, and zarr says so each time; the layout of their chunks is no concern here.
-pytestmark = [pytest.mark.slow, pytest.mark.zarr, pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")]
+pytestmark = [pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")]
 
 
 def by_zarr_python(root: Path, path: str) -> Values:

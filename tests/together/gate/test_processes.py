@@ -29,8 +29,6 @@ from shardstore.testing.trace import TraceStorage
 from tests import view, workers
 from tests.stored import LocalObjects
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[3]
 WORKERS = 3
 

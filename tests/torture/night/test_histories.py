@@ -310,7 +310,7 @@ def histories(share: float) -> Iterator[int]:
         yield random.SystemRandom().randrange(10**9)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.night
 def test_on_disks(disk: tuple[str, Path], forkserver: None, record: Record) -> None:
     kind, directory = disk
     totals = Totals()
@@ -324,7 +324,7 @@ def test_on_disks(disk: tuple[str, Path], forkserver: None, record: Record) -> N
     record(f"{kind}: {totals}")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.night
 @pytest.mark.parametrize("place", [kind for kind in SHARES if kind.startswith("moto") or kind == "gcs"], indirect=True)
 def test_on_servers(place: Place, forkserver: None, record: Record) -> None:
     if not FULL:

@@ -108,7 +108,7 @@ def here(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return Place(request.param, str(tmp_path / "root") if request.param == "local" else f"memory://{uuid.uuid4().hex}/root")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.night
 def test_in_threads(here: Place, record: Record) -> None:
     layout = prepared(here)
     jobs = jobs_of(here, layout)
@@ -116,7 +116,7 @@ def test_in_threads(here: Place, record: Record) -> None:
     judge(here, threads.run(jobs), record)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.night
 def test_in_processes(place: Place, crew: Crew, record: Record) -> None:
     if ROUNDS < 10 and place.kind != "local":
         pytest.skip("servers only at full size")

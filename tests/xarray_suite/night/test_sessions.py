@@ -21,8 +21,6 @@ from xarray.tests import test_backends as suite
 from tests.xarray_suite import places
 from tests.xarray_suite.exclusions import EXCLUDED_IN_SESSIONS
 
-pytestmark = pytest.mark.zarr
-
 # Fixtures of theirs, by the names that their tests ask for.
 use_dask = xarray_fixtures.use_dask
 time_unit = xarray_fixtures.time_unit

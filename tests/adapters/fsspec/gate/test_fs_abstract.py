@@ -23,8 +23,6 @@ from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
 from tests.adapters.places import Place, make_place
 from tests.engine.hooked import document
 
-pytestmark = pytest.mark.slow
-
 # The suites ask for nothing that fsspec calls optional but directories without anything in them.
 SUPPORTS_EMPTY_DIRECTORIES = False
 

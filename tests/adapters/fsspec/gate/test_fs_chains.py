@@ -21,8 +21,6 @@ from shardstore.errors import NotFound, ShardStoreError
 from tests.adapters.places import Place, array_document, is_document, make_place, memory_place, put_sample
 from tests.shards import presented
 
-pytestmark = pytest.mark.slow
-
 EXPECTED_CT = np.arange(64).reshape(8, 8) + 10
 EXPECTED_CT[2:4, 4:6] = 9
 

@@ -17,8 +17,6 @@ from tests.adapters.places import Place, array_document, make_place
 from tests.shards import presented
 from tests.stored import snapshot
 
-pytestmark = pytest.mark.slow
-
 ARRAY = array_document((1 << 20,), (1 << 18,), attributes={"n": 1})  # four chunks of 256 KiB
 CHUNK = bytes(range(256)) * 1024
 

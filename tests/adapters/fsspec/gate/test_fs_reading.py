@@ -15,8 +15,6 @@ from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
 from shardstore.errors import Corruption, InvalidInput, NotFound
 from tests.adapters.places import Place, array_document, is_document, make_place, memory_place, put_sample
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(params=["memory", "local", "s3"])
 def place(request: pytest.FixtureRequest) -> Place:

@@ -20,8 +20,6 @@ from tests.adapters.places import RAW, Place, array_document, is_document, make_
 from tests.shards import presented, sharded_arrays
 from tests.stored import as_zarr_memory, copy_tree, snapshot
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(params=["memory", "local", "s3"])
 def place(request: pytest.FixtureRequest) -> Place:

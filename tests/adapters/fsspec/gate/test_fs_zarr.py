@@ -21,8 +21,6 @@ from tests.adapters.zarr.gate.test_zarr_suites import ShardedArraySuite
 from tests.stored import as_zarr_memory
 from tests.under_array import SHARDED_ROOT, UnderShardedArray, chunk_key
 
-pytestmark = [pytest.mark.slow, pytest.mark.zarr]
-
 
 class FsspecSuite(StoreTests[FsspecStore, cpu.Buffer]):
     """What the suite asks its user to write, as zarr does for its own tests of this store."""

@@ -21,8 +21,6 @@ from shardstore.testing.storage_suite import SyncStorage
 from tests.adapters.transformer.layers import document, layered
 from tests.harness.scale import EXAMPLES
 
-pytestmark = pytest.mark.slow
-
 SIZE = 4
 """Bytes of every chunk of an array without compressor."""
 

@@ -31,8 +31,6 @@ from tests.adapters.transformer.layers import CountedCalls, Store, document, lay
 from tests.engine.hooked import document as canonical_document
 from tests.engine.hooked import fresh_memory
 
-pytestmark = pytest.mark.slow
-
 CHUNKS = 4096
 
 

@@ -18,8 +18,6 @@ from shardstore.adapters.tools.align import align
 from tests.shards import presented, sharded_arrays
 from tests.stored import LocalObjects
 
-pytestmark = [pytest.mark.slow, pytest.mark.zarr]
-
 PER_SHARD = {"tas": (4, 2, 2), "mask": (2, 2), "*": None}
 CHUNKS = {"tas": (3, 4, 5), "mask": (4, 5)}
 SHARDS = {"tas": (12, 8, 10), "mask": (8, 10)}

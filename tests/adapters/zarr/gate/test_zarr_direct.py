@@ -41,11 +41,9 @@ from tests.limits import limit_pipeline
 from tests.together.test_differential import Values, agree, selections
 
 pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.zarr,
     pytest.mark.filterwarnings(
         "ignore::zarr.errors.UnstableSpecificationWarning", "ignore::zarr.errors.ZarrUserWarning", "ignore::FutureWarning"
-    ),
+    )
 ]
 
 SETTINGS = settings(suppress_health_check=list(HealthCheck))

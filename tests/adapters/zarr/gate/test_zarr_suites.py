@@ -29,7 +29,7 @@ from tests.harness.scale import EXAMPLES
 from tests.stored import FsspecObjects, LocalObjects, Objects, StorageObjects
 from tests.under_array import SHARDED_ROOT, UnderShardedArray, chunk_key
 
-pytestmark = [pytest.mark.slow, pytest.mark.zarr, pytest.mark.timeout(300 + 5 * EXAMPLES)]  # the run's is for the usual number of examples
+pytestmark = [pytest.mark.timeout(300 + 5 * EXAMPLES)]  # the run's is for the usual number of examples
 
 
 def two_a_side(array: ArrayInfo) -> tuple[int, ...] | None:

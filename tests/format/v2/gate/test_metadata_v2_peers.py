@@ -23,7 +23,6 @@ from shardstore.format.v2.keys import canonical_chunk_key, v2_chunk_key
 
 # Of numcodecs' codecs, of data types without a specification, and of consolidated metadata, in v3.
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3 specification"),
     pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning"),
     pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part"),

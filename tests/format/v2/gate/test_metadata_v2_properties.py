@@ -18,8 +18,6 @@ from shardstore.format.v2.arrays import ARRAY_DIMENSIONS, array_from_v2, array_t
 from shardstore.format.v2.groups import consolidated_from_v2, consolidated_to_v2, group_from_v2, group_to_v2
 from shardstore.format.v2.kept import RESERVED, carry_kept, hide_kept
 
-pytestmark = pytest.mark.slow
-
 Json = dict[str, Any]
 
 # Documents of v2, in spellings of zarr-python 2 and of others.

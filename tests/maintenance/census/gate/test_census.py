@@ -34,8 +34,6 @@ from tests.maintenance.damaging import make_healthy
 from tests.shards import shard_chunks, sharded_arrays
 from tests.stored import LocalObjects, Objects, StorageObjects, document
 
-pytestmark = pytest.mark.slow
-
 
 def taken(storage: Any, path: str = "", **options: Any) -> Census:
     return take_census(Engine(storage), path, execution=Execution(workers=2), **options)

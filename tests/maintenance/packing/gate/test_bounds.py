@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 import zarr
 
-pytestmark = pytest.mark.slow
-
 pytest.importorskip("resource")
 
 # Not what getrusage says, which begins with what the process had that started this one.

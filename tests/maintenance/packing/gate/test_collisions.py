@@ -18,8 +18,6 @@ from shardstore.storage.memory import MemoryStorage
 from tests.maintenance.packing.sources import read_by_zarr
 from tests.stored import StorageObjects, snapshot
 
-pytestmark = pytest.mark.slow
-
 V2_ARRAY = {
     "zarr_format": 2,
     "shape": [4],

@@ -18,7 +18,7 @@ from shardstore.progress.steps import Progress
 from tests.clusters import dask_cluster
 from tests.maintenance.packing.sources import stored
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")]
+pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")]
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,6 @@ from tests.harness.scale import FULL, moments
 from tests.maintenance.packing.sources import stored
 from tests.stored import StorageObjects, copy_tree, snapshot
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def hierarchy(tmp_path_factory: pytest.TempPathFactory) -> Path:

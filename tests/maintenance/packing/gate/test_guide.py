@@ -11,8 +11,6 @@ from tests.cli.gate.test_page import STORE, commands_of
 from tests.cli.running import run
 from tests.project.test_docs import bucket
 
-pytestmark = pytest.mark.slow
-
 __all__ = ["bucket"]
 
 PAGE = Path(__file__).parents[4] / "docs/howto/pack.md"

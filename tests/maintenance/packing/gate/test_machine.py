@@ -38,8 +38,6 @@ from tests.harness.scale import sized
 from tests.maintenance.packing.sources import stored
 from tests.stored import StorageObjects, snapshot
 
-pytestmark = pytest.mark.slow
-
 SEEDS = sized(20, 1)
 ROUNDS = sized(5, 2)
 

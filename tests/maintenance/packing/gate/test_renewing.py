@@ -20,8 +20,6 @@ from shardstore.maintenance.packing.object_table import Made
 from shardstore.maintenance.packing.record import Announced
 from tests.maintenance.packing.sources import read_by_zarr, stored
 
-pytestmark = pytest.mark.slow
-
 Change = Callable[[Path], None]
 
 

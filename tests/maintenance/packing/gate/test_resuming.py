@@ -28,8 +28,6 @@ from tests.harness.scale import sized
 from tests.maintenance.packing.sources import read_by_zarr, stored
 from tests.stored import StorageObjects, copy_tree, snapshot
 
-pytestmark = pytest.mark.slow
-
 CHUNKS = sized(1200, 600)
 KILLS = sized(20, 4)
 COUNTS = (40,)

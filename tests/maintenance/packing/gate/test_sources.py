@@ -33,11 +33,7 @@ from tests.maintenance.packing.sources import cases, expected, read_by_zarr, ref
 from tests.shards import presented, sharded_arrays
 from tests.stored import LocalObjects
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.zarr,
-    pytest.mark.filterwarnings("ignore"),
-]  # of data types and codecs that zarr-python 3 knows and no specification does
+pytestmark = [pytest.mark.filterwarnings("ignore")]  # of data types and codecs that zarr-python 3 knows and no specification does
 
 GOLDEN = golden_cases()
 DRAFTS = cases("transformer2022")

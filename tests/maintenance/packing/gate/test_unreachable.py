@@ -18,8 +18,6 @@ from shardstore.engine.moving import copy_nodes, move_between
 from shardstore.errors import Incomplete, ShardStoreError, StorageError
 from shardstore.storage.opening.open import open_storage
 
-pytestmark = pytest.mark.slow
-
 
 def made(path: Path, value: int = 3, dtype: str = "i4", **more: Any) -> Path:
     array = zarr.open_group(path, mode="a").create_array("a", shape=(8,), chunks=(1,), dtype=dtype, compressors=None, **more)

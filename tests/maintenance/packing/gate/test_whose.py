@@ -27,8 +27,6 @@ from shardstore.storage.mapping import MappingStorage
 from shardstore.storage.opening.location import Location, location_of
 from shardstore.storage.opening.open import open_storage
 
-pytestmark = pytest.mark.slow
-
 
 def made(path: Path, value: int = 3, name: str = "a", chunks: int = 1) -> Path:
     array = zarr.open_group(path, mode="a").create_array(name, shape=(8,), chunks=(chunks,), dtype="i4", compressors=None)

@@ -27,8 +27,6 @@ from shardstore.storage.opening.location import location_of, why_not_apart
 from tests.cli.running import run
 from tests.maintenance.packing.gate.test_whose import files, made, pack, values
 
-pytestmark = pytest.mark.slow
-
 Mount = Callable[..., None]
 
 

@@ -19,8 +19,6 @@ from shardstore.storage.opening.location import Location, canonical_url, locatio
 from shardstore.storage.opening.open import open_storage
 from tests.maintenance.packing.gate.test_whose import files, made, pack
 
-pytestmark = pytest.mark.slow
-
 FRESH = {"skip_instance_cache": True}
 """A client that nobody has connected yet, with what another test's environment said."""
 
@@ -74,9 +72,9 @@ def bucket(s3_url: tuple[str, dict[str, Any]], tmp_path: Path) -> Bucket:
     return Bucket(*s3_url, made(tmp_path / "o"))
 
 
-@pytest.mark.server
+@pytest.mark.gate
 @pytest.mark.parametrize(
-    "spelling", [name if name in ("slash", "environment of S3") else pytest.param(name, marks=pytest.mark.exhaustive) for name in SPELLINGS]
+    "spelling", [name if name in ("slash", "environment of S3") else pytest.param(name, marks=pytest.mark.night) for name in SPELLINGS]
 )
 def test_a_source_is_known_however_its_server_is_spelled(
     tmp_path: Path, s3_endpoint: str, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, spelling: str
@@ -93,7 +91,7 @@ def test_a_source_is_known_however_its_server_is_spelled(
     bucket.check()
 
 
-@pytest.mark.server
+@pytest.mark.gate
 def test_references_to_a_bucket_are_known_however_they_get_there(
     tmp_path: Path, s3_endpoint: str, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,7 +108,7 @@ def test_references_to_a_bucket_are_known_however_they_get_there(
     bucket.check()
 
 
-@pytest.mark.server
+@pytest.mark.gate
 def test_a_server_of_two_names_is_not_overwritten(tmp_path: Path, s3_endpoint: str, bucket: Bucket) -> None:
     """Nobody knows that it is one; where nothing is at the target, nothing can be lost."""
     ours = {"endpoint_url": s3_endpoint, **FRESH}

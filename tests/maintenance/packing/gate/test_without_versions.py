@@ -29,8 +29,6 @@ from shardstore.errors import InvalidInput
 from shardstore.storage.local.versions import FileGeneration
 from tests.maintenance.packing.sources import read_by_zarr, stored
 
-pytestmark = pytest.mark.slow
-
 Objects = dict[str, bytes]
 
 

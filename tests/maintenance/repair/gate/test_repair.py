@@ -38,8 +38,6 @@ from tests.maintenance.laid_out import DEAD, appended, array_document, laid_out,
 from tests.shards import MISSING, Sharding, crc32c, encode_index, index_entries, presented
 from tests.stored import Objects, StorageObjects, on_io_loop, snapshot
 
-pytestmark = pytest.mark.slow
-
 SHARD = "a/c/0"
 SWAPS = Capabilities(pinned_reads=True, create_if_absent=True, compare_and_swap=True, across_machines=True)
 

@@ -25,7 +25,7 @@ from shardstore.testing.trace import TraceStorage
 from tests.shards import MISSING, Sharding, encode_index, index_entries, sharded_arrays
 from tests.stored import Objects, StorageObjects, document, on_io_loop
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")]
+pytestmark = [pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")]
 
 
 def surveyed(storage: Any, path: str = "", **options: Any) -> Survey:

@@ -28,8 +28,6 @@ from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_lo
 from tests.harness.coarse_times import CoarseTimes, has_attributes
 from tests.storage.swapped_chunks import check_readers_of_swapped_chunks
 
-pytestmark = pytest.mark.slow
-
 SECOND = 10**9
 MARK = "user.shardstore.version"
 

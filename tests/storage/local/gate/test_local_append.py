@@ -28,8 +28,6 @@ from tests.harness.system_calls import SystemCalls, fail
 from tests.storage.local.on_disk import mount_everything
 from tests.torture.crew import ROOT
 
-pytestmark = pytest.mark.slow
-
 OLD = bytes(range(256)) * 40
 NEW = b"new" * 3000
 TAIL = b"the index, by its checksum" * 6

@@ -26,8 +26,6 @@ from tests.harness.scale import moments
 from tests.harness.system_calls import SystemCalls, fail
 from tests.storage.local.on_disk import mount_everything
 
-pytestmark = pytest.mark.slow
-
 OLD = bytes(range(256)) * 12
 OTHER = b"other"
 NEW = b"new" * 1000

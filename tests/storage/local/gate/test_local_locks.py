@@ -39,8 +39,6 @@ from shardstore.testing.storage_suite import StorageSuite, SyncStorage
 from tests.storage.local.on_disk import NETWORK, files_below, mount_everything, start
 from tests.storage.local.test_local import increment_often
 
-pytestmark = pytest.mark.slow
-
 MODES = {"local": (False, False), "local cluster": (False, True), "network": (True, False), "network cluster": (True, True)}
 
 

@@ -25,8 +25,6 @@ from tests.storage.local import user_workers
 from tests.storage.local.on_disk import NETWORK, mount_everything, set_access_list
 from tests.storage.local.test_local_users import A, B, crasher, shared, told, two_users  # noqa: F401  # fixtures
 
-pytestmark = pytest.mark.slow
-
 ACCESS_LIST = "system.posix_acl_access"
 DEFAULT_LIST = "system.posix_acl_default"
 OLD = b"old" * 100

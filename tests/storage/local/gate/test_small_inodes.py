@@ -18,8 +18,6 @@ from shardstore.storage.local.storage import LocalStorage
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage
 from tests.storage.swapped_chunks import check_readers_of_swapped_chunks
 
-pytestmark = pytest.mark.slow
-
 
 class SmallInodes:
     """A file system in a file, mounted over a loop device."""

@@ -16,8 +16,6 @@ from werkzeug.serving import make_server
 import shardstore
 from shardstore.errors import AccessDenied
 
-pytestmark = [pytest.mark.zarr, pytest.mark.server]
-
 _DENIED = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
 
 

@@ -14,7 +14,7 @@ from shardstore.storage.base import Storage
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
-from tests.storage.s3.test_s3 import Refusal
+from tests.storage.s3.gate.test_s3 import Refusal
 
 S3Url = tuple[str, dict[str, Any]]
 GCSUrl = tuple[str, dict[str, Any]]

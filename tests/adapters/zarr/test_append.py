@@ -21,7 +21,7 @@ from shardstore.storage.s3.storage import S3Storage
 from shardstore.testing.storage_suite import on_io_loop
 from shardstore.testing.trace import TraceStorage
 from tests.shards import index_entries, sharding
-from tests.storage.s3.test_s3 import Calls, S3Url, honour_on_completion, unfinished_uploads
+from tests.storage.s3.gate.test_s3 import Calls, S3Url, honour_on_completion, unfinished_uploads
 
 INDEX_NBYTES = 16 * 64 + 4
 CHUNK_NBYTES = 4096

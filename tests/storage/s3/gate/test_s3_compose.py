@@ -16,7 +16,7 @@ from shardstore.storage.s3.client import facts_of, forget_facts
 from shardstore.storage.s3.parts import COPY_PAYS_NBYTES
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
-from tests.storage.s3.test_s3 import Calls, Refusal, S3Url, honour_on_completion, ignore, losing, unfinished_uploads
+from tests.storage.s3.gate.test_s3 import Calls, Refusal, S3Url, honour_on_completion, ignore, losing, unfinished_uploads
 
 OLD = bytes(range(256)) * (12 * 4096)  # 12 MiB
 APPEND: list[Segment] = [CopiedRange(0, len(OLD) - 100), NewBytes(b"new chunk"), NewBytes(b"index")]

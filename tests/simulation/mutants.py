@@ -47,7 +47,6 @@ _TEMPORARY = "shardstore.storage.local.temporary"
 _APPEND = "shardstore.storage.local.append"
 _RULES = "shardstore.storage.local.rules"
 _GCS = "shardstore.storage.gcs.storage"
-_FINISHED = "shardstore.maintenance.packing.finished"
 _PACK_RUN = "shardstore.maintenance.packing.run"
 _RECORD = "shardstore.maintenance.packing.record"
 _GCS_UPLOAD = "shardstore.storage.gcs.upload"
@@ -272,7 +271,7 @@ MUTANTS = (
     ),
     Mutant(
         "packing: a unit is done though the source has changed since",
-        _FINISHED,
+        _RECORD,
         "or entry.fingerprint != unit.fingerprint or not",
         "or not",
     ),

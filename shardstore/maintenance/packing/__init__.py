@@ -10,10 +10,10 @@
     translation ──► documents            or the reasons why there is none
     collisions, estimate                 refuse before anything is written: keys that collide, room that is not there
     units                                whole shards, or groups of chunks; what each is made from
-    finished, record                     which units are done, of what, and what is about to be written
+    record                               which units are done, of what, and what is about to be written
     removal                              objects of the target that are replaced or removed
     streams, writing                     one unit: its chunks in order, through bounded memory, into one object
 
 The faces and the command line import ``pack`` and ``report``. Begin with ``plan.py`` and ``run.py``, then ``units.py`` and
-``writing.py``; how a second run finds what is done is in ``finished.py``.
+``writing.py``; how a second run finds what is done is in ``record.py``.
 """

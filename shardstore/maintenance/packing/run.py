@@ -27,10 +27,18 @@ from shardstore.maintenance.packing.estimate import (
     needed,
     room_of,
 )
-from shardstore.maintenance.packing.finished import TargetObjects, intact_units, list_target
 from shardstore.maintenance.packing.object_table import NOTHING
 from shardstore.maintenance.packing.plan import Plan, check_settings, has_begun
-from shardstore.maintenance.packing.record import DOCUMENTS, Announced, FailedUnit, Finished, Recorded
+from shardstore.maintenance.packing.record import (
+    DOCUMENTS,
+    Announced,
+    FailedUnit,
+    Finished,
+    Recorded,
+    TargetObjects,
+    intact_units,
+    list_target,
+)
 from shardstore.maintenance.packing.removal import (
     Candidates,
     Obstacles,

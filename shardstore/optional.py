@@ -7,6 +7,7 @@ asking is no error; using a stand-in is one, which says how to install the extra
 from __future__ import annotations
 
 from importlib import import_module
+from types import ModuleType
 from typing import Any, NoReturn
 
 from shardstore.errors import Unsupported
@@ -39,6 +40,24 @@ def load(public: str, module: str, extra: str | None = None, hint: str = "") -> 
     for attribute, value in (about | {"__name__": name}).items():
         setattr(stand_in, attribute, value)
     return stand_in
+
+
+def needed(module: str, extra: str, what: str, hint: str = "") -> ModuleType:
+    """Return a module that needs the packages of an extra.
+
+    Args:
+        what: what needs it, for the error, such as "previews take zarr-python".
+        hint: what the error says behind the command that installs the extra.
+
+    Raises:
+        Unsupported: a package of the extra is missing.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] not in packages_of(extra):
+            raise
+        raise Unsupported(f"{what}: {how_to_install(extra)}{hint}") from exc
 
 
 class _MissingClass(type):

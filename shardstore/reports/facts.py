@@ -205,9 +205,7 @@ def facts_of(
             array,
             damage.get(array.path, ()),
             None if occupancy is None else occupancy.arrays.get(array.path),
-            "not looked at"
-            if verified is None
-            else verified.state_of(array.path, None if occupancy is None else occupancy.digest(array.path)),
+            _state_of(array.path, verified, occupancy),
             None if verified is None else verified.arrays.get(array.path),
             "" if previewer is None else previewer(array),
         )

@@ -16,13 +16,13 @@ from typing import Any
 from shardstore._sync import run_sync
 from shardstore.adapters.handle import FilesystemFace, Handle, StoreFace
 from shardstore.errors import InvalidInput, NotFound, Unsupported
-from shardstore.extras import how_to_install
 from shardstore.maintenance.advice import parse_access
 from shardstore.maintenance.survey.run import glance, survey
 from shardstore.maintenance.survey.storage import storage_facts
 from shardstore.maintenance.verify.run import VerifyReport
 from shardstore.model.options import check_flags
 from shardstore.model.words import plural, shape
+from shardstore.optional import needed
 from shardstore.progress.shown import reported
 from shardstore.progress.steps import Step
 from shardstore.reports.facts import MOST_ARRAYS, Facts, Previewer, facts_of, occupancy_of_report
@@ -94,13 +94,7 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
 
 def page_module() -> ModuleType:
     """Return the module that makes pages. Raises ``Unsupported`` if jinja2 is not installed."""
-    try:
-        from shardstore.reports import page
-    except ModuleNotFoundError as exc:
-        if (exc.name or "").partition(".")[0] not in ("jinja2", "markupsafe"):
-            raise
-        raise Unsupported(f"the page of a report takes jinja2: {how_to_install('report')}; --json gives the same facts without") from exc
-    return page
+    return needed("shardstore.reports.page", "report", "the page of a report takes jinja2", "; --json gives the same facts without")
 
 
 def report(
@@ -184,7 +178,9 @@ def report_on(
         raise InvalidInput(f"most_arrays {most_arrays!r} is not a number of arrays")
     accesses = [parse_access(text) for text in access]
     engine = handle.engine
-    previewer = _previewer(handle) if preview else None
+    previewer: Previewer | None = None
+    if preview:
+        previewer = needed("shardstore.reports.preview", "zarr", "previews take zarr-python").Previews(handle)
     earlier = None if verified is None else _verified(verified, engine.canonical.storage.url, path)
     at = datetime.now(UTC)
     occupancy = None if fast else occupancy_of_report(pictures=pictures)
@@ -200,16 +196,6 @@ def report_on(
         previewer=previewer,
         most_arrays=most_arrays,
     )
-
-
-def _previewer(handle: Handle) -> Previewer:
-    try:
-        from shardstore.reports.preview import Previews
-    except ModuleNotFoundError as exc:
-        if (exc.name or "").partition(".")[0] != "zarr":
-            raise
-        raise Unsupported(f"previews take zarr-python: {how_to_install('zarr')}") from exc
-    return Previews(handle)
 
 
 def _verified(given: VerifiedLike, url: str, path: str) -> Verified:

@@ -7,15 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from shardstore.adapters.handle import Handle
-from shardstore.engine.options import check_flags
-from shardstore.errors import Unsupported
-from shardstore.extras import how_to_install
 from shardstore.maintenance.census.file import Census, merged, read_census
 from shardstore.maintenance.census.run import take_census
 from shardstore.maintenance.cluster import ExecutorLike
 from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY, Execution, Part
 from shardstore.maintenance.verify.chunks import Decoder
 from shardstore.maintenance.verify.run import Copy, Progress, VerifyReport, verify_engine
+from shardstore.model.options import check_flags
+from shardstore.optional import needed
 from shardstore.progress.shown import reported
 from shardstore.progress.steps import Step
 
@@ -133,21 +132,17 @@ def _one_census(given: CensusLike | Sequence[CensusLike]) -> Census:
 
 def decoder() -> Decoder:
     """Return the function that makes decoders from zarr's codecs. Raises ``Unsupported`` if zarr-python is not installed."""
-    try:
-        from shardstore.adapters.zarr.decoding import zarr_decoder
-    except ModuleNotFoundError as exc:
-        if (exc.name or "").partition(".")[0] != "zarr":
-            raise
-        raise Unsupported(f"to decode chunks takes zarr-python: {how_to_install('zarr')}; without deep all else is verified") from exc
-    return zarr_decoder
+    module = needed(
+        "shardstore.adapters.zarr.decoding", "zarr", "to decode chunks takes zarr-python", "; without deep all else is verified"
+    )
+    made: Decoder = module.zarr_decoder
+    return made
 
 
 def picture_saver() -> Callable[[Census, str | os.PathLike[str], tuple[int, int] | None], None]:
     """Return the function that draws a census into a file. Raises ``Unsupported`` if matplotlib is not installed."""
-    try:
-        from shardstore.adapters.tools.census_plot import save_picture
-    except ModuleNotFoundError as exc:
-        if (exc.name or "").partition(".")[0] != "matplotlib":
-            raise
-        raise Unsupported(f"to draw into a file takes matplotlib: {how_to_install('plot')}; --draw draws in the terminal") from exc
-    return save_picture
+    module = needed(
+        "shardstore.adapters.tools.census_plot", "plot", "to draw into a file takes matplotlib", "; --draw draws in the terminal"
+    )
+    save: Callable[[Census, str | os.PathLike[str], tuple[int, int] | None], None] = module.save_picture
+    return save

@@ -24,7 +24,7 @@ from shardstore.storage.base import (
     Read,
     ReadOutcome,
     Storage,
-    unless_failed,
+    read_one,
 )
 from shardstore.storage.fallbacks import ReadsAndWrites, check_directory
 from shardstore.storage.requests.body import joined
@@ -150,17 +150,15 @@ class PartialAccessStorage(ReadsAndWrites, VersionedByRange, DocumentsFirst):
     async def _holds(self, key: str, condition: Condition) -> bool:
         """Return whether the condition holds now; another writer may come before the write."""
         generation = condition.generation if isinstance(condition, IfGeneration) else None
-        (outcome,) = await self.read([Read(key, (), generation)])
+        outcome = await read_one(self, Read(key, (), generation))
         if outcome == CHANGED and generation is not None and witness_of(generation) is None:  # all of its bytes identify it
-            (outcome,) = await self.read([Read(key, (EVERYTHING,))])
+            outcome = await read_one(self, Read(key, (EVERYTHING,)))
             return isinstance(outcome, Found) and outcome.generation == generation
-        outcome = unless_failed(outcome)
         return isinstance(outcome, Found) is not isinstance(condition, IfAbsent)
 
     async def delete(self, key: str, condition: Condition) -> bool:
         check_deletion(key, condition)
-        (found,) = await self.read([Read(key, ())])
-        if not isinstance(found, Found):
+        if not isinstance(await read_one(self, Read(key, ())), Found):
             return False
         if condition != UNCONDITIONAL and not await self._holds(key, condition):
             raise failed(key, self.url)

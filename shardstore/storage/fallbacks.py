@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from shardstore.errors import InvalidInput, ReadOnly, Unsupported
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import EVERYTHING, BytesLike, Segment
-from shardstore.storage.base import UNKNOWN_NBYTES, Abilities, Found, ObjectInfo, Read, Storage, read_one, unless_failed
+from shardstore.storage.base import UNKNOWN_NBYTES, Abilities, Found, ObjectInfo, Read, Storage, read_one
 
 
 class ReadsAndWrites(Abilities):
@@ -25,10 +25,9 @@ class ReadsAndWrites(Abilities):
 
     async def stat(self: Storage, key: str) -> ObjectInfo | None:
         """Return size and version by reading no bytes of the object, or all of it if that does not show its size."""
-        (outcome,) = await self.read([Read(key, ())])
+        outcome = await read_one(self, Read(key, ()))
         if isinstance(outcome, Found) and outcome.nbytes == UNKNOWN_NBYTES:
-            (outcome,) = await self.read([Read(key, (EVERYTHING,))])
-        outcome = unless_failed(outcome)
+            outcome = await read_one(self, Read(key, (EVERYTHING,)))
         return ObjectInfo(key, outcome.nbytes, outcome.generation) if isinstance(outcome, Found) else None
 
 

@@ -25,6 +25,7 @@ from fsspec.core import OpenFile, split_protocol
 from fsspec.spec import AbstractFileSystem
 
 from shardstore.errors import ShardStoreError
+from shardstore.model.containers import batched
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOutcome, Storage, read_one
@@ -113,8 +114,8 @@ class _OfMapping(_Fingerprinted):
 
     async def _fingerprinted(self, infos: Sequence[ObjectInfo]) -> list[ObjectInfo | None]:
         found: list[ObjectInfo | None] = []
-        for start in range(0, len(infos), _LOOKS_AT_ONCE):
-            found += await asyncio.gather(*(self._look(info.key) for info in infos[start : start + _LOOKS_AT_ONCE]))
+        for some in batched(infos, _LOOKS_AT_ONCE):
+            found += await asyncio.gather(*(self._look(info.key) for info in some))
         return found
 
     async def _look(self, key: str) -> ObjectInfo | None:
@@ -156,9 +157,7 @@ class _OfReferences(_Fingerprinted):
             for info, entry in zip(infos, entries, strict=True)
             if isinstance(entry, PinnedReference) and entry.token is None and entry.reference.url not in self._versions
         }
-        wanted = list(new.items())
-        for start in range(0, len(wanted), _LOOKS_AT_ONCE):
-            some = wanted[start : start + _LOOKS_AT_ONCE]
+        for some in batched(list(new.items()), _LOOKS_AT_ONCE):
             self._versions.update(await asyncio.gather(*(self._look(url, key, entry) for url, (key, entry) in some)))
         found: list[ObjectInfo | None] = []
         for info, entry in zip(infos, entries, strict=True):
@@ -206,9 +205,7 @@ class _OfFilesystemReferences(_Fingerprinted):
         return [fs.target if url is None else url, *map(int, span)]
 
     async def _look(self, urls: Iterable[str]) -> None:
-        new = list(dict.fromkeys(urls))
-        for start in range(0, len(new), _LOOKS_AT_ONCE):
-            some = new[start : start + _LOOKS_AT_ONCE]
+        for some in batched(list(dict.fromkeys(urls)), _LOOKS_AT_ONCE):
             fss = [self.inner.fs.fss[split_protocol(url)[0]] for url in some]
             self._versions.update(zip(some, await asyncio.gather(*map(_version_of, fss, some)), strict=True))
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from shardstore.errors import ReadOnly, StorageError
 from shardstore.model.capabilities import Capabilities
+from shardstore.model.containers import batched
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRange, ByteRequest, ByteSuffix, resolve
 from shardstore.storage.abilities import HasIdentity, OnFilesystem
@@ -279,8 +280,7 @@ class HTTPStorage(ReadsOnly, RangedReads, HasIdentity, OnFilesystem):
         if depth == 0:
             raise StorageError(f"listing {self.url}: directories lie {_LISTING_DEPTH} deep in each other, down to {directory!r}: a circle?")
         keys = [key for key in await page(self._client, directory) if key.startswith(prefix)]
-        for start in range(0, len(keys), _LOOK_UPS_AT_ONCE):
-            some = keys[start : start + _LOOK_UPS_AT_ONCE]
+        for some in batched(keys, _LOOK_UPS_AT_ONCE):
             infos = await self._stat_many([key for key in some if not key.endswith("/")])
             for key in some:
                 if key.endswith("/"):

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from shardstore.errors import InvalidInput, StorageError
 from shardstore.model.capabilities import Capabilities
+from shardstore.model.containers import batched
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import ByteRange, BytesLike, CopiedRange, NewBytes, Padding, Segment
 from shardstore.storage.abilities import BlockingReads, CopiesFrom, HasIdentity
@@ -165,8 +166,7 @@ class LocalStorage(LocalFiles, BlockingReads, CopiesFrom, HasIdentity, Abilities
             return [cached]
         if len(reads) <= _READS_A_HOP:
             return await self._read_hop(reads[0].key, "reading", lambda: self.read_blocking(reads))
-        share = max(_READS_A_HOP, -(-len(reads) // READ_WORKERS))
-        shares = [reads[start : start + share] for start in range(0, len(reads), share)]
+        shares = batched(reads, max(_READS_A_HOP, -(-len(reads) // READ_WORKERS)))
 
         async def one(mine: Sequence[Read]) -> list[ReadOutcome]:
             return await self._read_hop(mine[0].key, "reading", lambda: self.read_blocking(mine))
@@ -243,9 +243,8 @@ class LocalStorage(LocalFiles, BlockingReads, CopiesFrom, HasIdentity, Abilities
         path = self._path_to_write(key)
         with translating(key, "writing"), closing(TemporaryFile(path, key, self._rules)) as file:
             file.append([memoryview(before)])
-            for start in range(0, len(files), _FILES_A_LOOK):
+            for some in batched(files, _FILES_A_LOOK):
                 look()
-                some = files[start : start + _FILES_A_LOOK]
                 for where, (_, nbytes, version) in zip(source._paths([name for name, _, _ in some]), some, strict=True):
                     if where is None or not file.append_file(where, nbytes, version):
                         return None
@@ -376,8 +375,6 @@ class LocalStorage(LocalFiles, BlockingReads, CopiesFrom, HasIdentity, Abilities
         return await self._write_hop(key, "deleting", lambda: self._rules.delete(path, key, condition))
 
     async def delete_many(self, keys: Sequence[str]) -> None:
-        share = max(1, -(-len(keys) // WRITE_WORKERS))
-
         def delete_some(mine: Sequence[str]) -> None:
             for key in mine:
                 path = self._path(key)
@@ -388,8 +385,7 @@ class LocalStorage(LocalFiles, BlockingReads, CopiesFrom, HasIdentity, Abilities
             await self._write_hop(mine[0], "deleting", lambda: delete_some(mine))
 
         # An error is raised when all have ended: nothing is removed any more when this returns.
-        shares = [keys[start : start + share] for start in range(0, len(keys), share)]
-        await gather_all(*map(one, shares))
+        await gather_all(*map(one, batched(keys, max(1, -(-len(keys) // WRITE_WORKERS)))))
 
     async def delete_for_good(self, keys: Sequence[str]) -> None:
         """Remove objects under whose keys no process writes any more, faster than ``delete_many``, which waits for the writers of each.

@@ -16,6 +16,7 @@ from fsspec.asyn import get_loop
 from shardstore.errors import ReadOnly, ShardStoreError
 from shardstore.format.references.json import Expansion
 from shardstore.model.capabilities import Capabilities
+from shardstore.model.containers import batched
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import cut
 from shardstore.storage.abilities import HasIdentity
@@ -271,8 +272,8 @@ class ReferenceStorage(ReadsOnly, HasIdentity):
         cut_off = len(self._base)
         entries, prefixes = await (await self.references()).children(self._base + prefix)
         infos: list[ObjectInfo] = []
-        for start in range(0, len(entries), _LOOKS_AT_ONCE):
-            infos += await self._infos([(key[cut_off:], entry) for key, entry in entries[start : start + _LOOKS_AT_ONCE]])
+        for some in batched(entries, _LOOKS_AT_ONCE):
+            infos += await self._infos([(key[cut_off:], entry) for key, entry in some])
         return DirListing(tuple(infos), tuple(name[cut_off:] for name in prefixes))
 
     async def keys(self, prefix: str) -> AsyncIterator[str]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from shardstore.errors import InvalidInput, ShardStoreError, StorageError, Unsupported
 from shardstore.model.capabilities import Capabilities
+from shardstore.model.containers import batched
 from shardstore.model.generation import Condition, Generation, IfGeneration
 from shardstore.model.ranges import ByteRequest, BytesLike, Segment
 from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, DirListing, ObjectInfo
@@ -176,8 +177,7 @@ class S3Storage(BucketStorage[S3Client], ListsLeftovers):
             self.client.forget_listing(key)
 
     async def delete_many(self, keys: Sequence[str]) -> None:
-        batches = [keys[start : start + _KEYS_A_DELETE] for start in range(0, len(keys), _KEYS_A_DELETE)]
-        await asyncio.gather(*(self._delete_batch(batch) for batch in batches))
+        await asyncio.gather(*(self._delete_batch(batch) for batch in batched(keys, _KEYS_A_DELETE)))
 
     async def _delete_batch(self, keys: Sequence[str]) -> None:
         wanted = {"Objects": [{"Key": self.client.full_key(key)} for key in keys], "Quiet": True}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -46,6 +47,7 @@ from shardstore.storage.base import (
 )
 from shardstore.storage.fallbacks import ReadsAndWrites, check_directory
 from shardstore.storage.known_references import ChunksInFile, FileFault, KnownReferences, KnowsReferences
+from shardstore.storage.opening.location import ANYWHERE, HasPhysicalLocation, Location, location_of
 from shardstore.storage.redaction import redacted
 from shardstore.storage.requests.body import joined
 from shardstore.storage.requests.conditions import check_deletion
@@ -58,7 +60,7 @@ _FILES_AT_ONCE = 64
 _UNCHANGED = object()
 
 
-class SessionStorage(ReadsAndWrites, ChunkSource, HasIdentity, KnowsReferences):
+class SessionStorage(ReadsAndWrites, ChunkSource, HasIdentity, HasPhysicalLocation, KnowsReferences):
     """The nodes and chunks of one session as objects."""
 
     kind = "snapshot"
@@ -101,14 +103,18 @@ class SessionStorage(ReadsAndWrites, ChunkSource, HasIdentity, KnowsReferences):
         return self.session.files.storage
 
     @property
-    def leads_elsewhere(self) -> bool:
-        """True if virtual references may lead to files elsewhere."""
-        return bool(self._virtual.prefixes)
-
-    @property
     def identity(self) -> str:
         """A text that no other session has."""
         return f"{self._url}#{id(self.session)}"
+
+    def lies_in(self, path: str, *, links: bool) -> Location:
+        """Return the location of ``path``, whose chunks are anywhere in the files of the store."""
+        own = Location(frozenset({f"{self.identity} {self.url}/{path}".rstrip("/")}))
+        files = location_of(self.stored_in, links=links)
+        if path:  # of two paths in one session, as much is known
+            return replace(own, only_read=files.places)
+        unknown = files.unknown | (ANYWHERE if self._virtual.prefixes else frozenset())  # virtual references lead elsewhere
+        return replace(own, served=files.served, unknown=unknown, only_read=files.places)
 
     @property
     def capabilities(self) -> Capabilities:

@@ -28,12 +28,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from shardstore.errors import ShardStoreError
-from shardstore.storage.abilities import HasIdentity
 from shardstore.storage.base import Storage
 from shardstore.storage.generic.links import ARCHIVES, CACHES, REFERENCES, is_one, protocols_of, without_dirs
 from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.http.storage import HTTPStorage
-from shardstore.storage.known_references import KnowsReferences
 from shardstore.storage.local.directory import LocalFiles
 from shardstore.storage.local.mounts import Mounts
 from shardstore.storage.mapping import MappingStorage
@@ -241,20 +239,8 @@ def _location_of(storage: Storage, path: str, links: bool) -> Location:
         return _of_server(f"{root}/{path}".rstrip("/"))
     if isinstance(storage, BucketStorage):
         return _of_bucket(storage.client, path)
-    if (snapshot := storage.ability(KnowsReferences)) is not None:
-        return _of_session(storage, snapshot.stored_in, path, links)
     url = storage.url if storage.url.endswith("/") else storage.url + "/"
     return _of_url("", f"{url}{path}")
-
-
-def _of_session(session: Storage, stored_in: Storage, path: str, links: bool) -> Location:
-    """Return the location of a path in a session of a versioned store, whose chunks are anywhere in the files of the store."""
-    own = _of_url("" if (known := session.ability(HasIdentity)) is None else known.identity, f"{session.url}/{path}")
-    files = _with_mounts(_location_of(stored_in, "", links))
-    if path:  # of two paths in one session, as much is known
-        return replace(own, only_read=files.places)
-    unknown = files.unknown | (ANYWHERE if getattr(session, "leads_elsewhere", False) else frozenset())
-    return replace(own, served=files.served, unknown=unknown, only_read=files.places)
 
 
 def _of_server(url: str, *aliases: str) -> Location:

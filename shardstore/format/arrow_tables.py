@@ -8,6 +8,7 @@ there. A process that ends before that thread is aborted: the thread would relea
 
 from __future__ import annotations
 
+import io
 import struct
 from collections.abc import Sequence
 from itertools import chain
@@ -95,6 +96,15 @@ def read_parquet(data: bytes | memoryview, columns: Sequence[str] | None = None)
     import pyarrow.parquet as pq
 
     return pq.ParquetFile(pa.BufferReader(data)).read(columns=None if columns is None else list(columns), use_threads=False)
+
+
+def write_sealed(table: pa.Table, **options: Any) -> bytes:
+    """Return the bytes of a file of these rows, ``sealed``; ``options`` are those of ``pyarrow.parquet.write_table``."""
+    import pyarrow.parquet as pq  # an extra
+
+    file = io.BytesIO()
+    pq.write_table(table, file, **options)
+    return sealed(file.getvalue())
 
 
 def sealed(data: bytes) -> bytes:

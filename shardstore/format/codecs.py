@@ -93,21 +93,19 @@ def inverse(axes: Axes) -> Axes:
     return tuple(sorted(range(len(axes)), key=axes.__getitem__))
 
 
-def in_present_words(codecs: Any, ndim: int) -> Any:
-    """Return a list of codecs, including those inside shards, with today's spellings: today's libraries do not
-    read those of older drafts.
-    """
-    return [_in_present_words(codec, ndim) for codec in codecs] if isinstance(codecs, list) else codecs
+def in_current_spelling(codecs: Any, ndim: int) -> Any:
+    """Return a list of codecs, including those inside shards, with today's spellings: today's libraries read no older ones."""
+    return [_in_current_spelling(codec, ndim) for codec in codecs] if isinstance(codecs, list) else codecs
 
 
-def _in_present_words(codec: Any, ndim: int) -> Any:
+def _in_current_spelling(codec: Any, ndim: int) -> Any:
     name, configuration = codec_name(codec), codec_configuration(codec)
     if name == "endian":
         return codec | {"name": "bytes"} if isinstance(codec, dict) else "bytes"
     if name == TRANSPOSE and configuration.get("order") in ("C", "F"):
         return codec | {"configuration": configuration | {"order": list(transpose_order(codec, ndim) or ())}}
     if name == SHARDING:
-        lists = {member: in_present_words(configuration[member], ndim) for member in ("codecs", "index_codecs") if member in configuration}
+        lists = {name: in_current_spelling(value, ndim) for name, value in configuration.items() if name in ("codecs", "index_codecs")}
         return codec | {"configuration": configuration | lists} if lists else codec
     return codec
 

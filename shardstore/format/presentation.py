@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from shardstore.errors import InvalidInput
-from shardstore.format.codecs import SHARDING, Axes, codec_configuration, codec_name, in_present_words, leading_transposes, permuted
+from shardstore.format.codecs import SHARDING, Axes, codec_configuration, codec_name, in_current_spelling, leading_transposes, permuted
 from shardstore.format.json_text import JsonObject, dumps, parse_object
 from shardstore.format.metadata_v3 import (
     ArrayLayout,
@@ -48,7 +48,7 @@ def _as_presented(stored: JsonObject, layout: ArrayLayout) -> JsonObject:
     grid = {"name": "regular", "configuration": {"chunk_shape": list(layout.chunk_shape)}}
     *transposes, sharding = stored["codecs"]
     codecs = [*transposes, *codec_configuration(sharding)["codecs"]]
-    return stored | {"chunk_grid": grid, "codecs": in_present_words(codecs, layout.ndim)}
+    return stored | {"chunk_grid": grid, "codecs": in_current_spelling(codecs, layout.ndim)}
 
 
 def _with_transformers(document: JsonObject, transformers: list[Any]) -> JsonObject:
@@ -258,7 +258,7 @@ def can_be_presented(document: JsonObject, stored: JsonObject) -> bool:
     if stored.get(_TRANSFORMERS):
         return present_array(stored) == _with_transformers(document, document.get(_TRANSFORMERS) or [])
     shape = document.get("shape")
-    spelled = in_present_words(document.get("codecs"), len(shape) if isinstance(shape, list) else 0)
+    spelled = in_current_spelling(document.get("codecs"), len(shape) if isinstance(shape, list) else 0)
     return present_array(stored) == document | {"codecs": spelled}
 
 

@@ -55,8 +55,8 @@ def check_patterns(choices: Choices, found: Iterable[str]) -> None:
     One with wildcards may leave nothing out.
     """
     there = list(found)
-    telling = [pattern for pattern, choice in (choices.paths or {}).items() if choice is not None or not _WILDCARDS & set(pattern)]
-    unused = [pattern for pattern in telling if not fnmatch.filter(there, pattern)]
+    needed = [pattern for pattern, choice in (choices.paths or {}).items() if choice is not None or not _WILDCARDS & set(pattern)]
+    unused = [pattern for pattern in needed if not fnmatch.filter(there, pattern)]
     if unused:
         raise InvalidInput(f"{unused[0]!r} matches the path of no array: there are {', '.join(map(repr, there[:10])) or 'none'}")
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from shardstore._sync import run_sync
 from shardstore.errors import Conflict, InvalidInput
+from shardstore.model.containers import batched
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest
 from shardstore.model.words import plural, size
 from shardstore.references.batches import content, size_of
@@ -111,8 +112,7 @@ class Comparison:
         for name, url, entry in self._compared:
             compared.setdefault(url, []).append((name, entry))
         urls = [url for url in self._urls if url in compared or url in self._wanted]
-        for start in range(0, len(urls), self._bounds.sets_at_once):
-            some = urls[start : start + self._bounds.sets_at_once]
+        for some in batched(urls, self._bounds.sets_at_once):
             found = dict(zip(some, await asyncio.gather(*map(self._read, some)), strict=True))
             for url in some:
                 firsts |= {name: data for name, data in found[url].items() if self._firsts[name][0] == url}

@@ -187,7 +187,7 @@ _ANNOTATION = re.compile(r"\{[{%#]")
 def _keys(
     array: ReferencedArray, encoding: ChunkKeyEncoding, chunks: npt.NDArray[np.int64], head: str
 ) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the keys of chunks, with ``head`` in front, each in two parts."""
+    """Return the keys of chunks in two parts, the first with ``head`` in front."""
     if not array.chunk_grid:
         return [head] * len(chunks), [encoding.encode(())] * len(chunks)
     return encoding.encode_halves(np.unravel_index(chunks, array.chunk_grid), head)

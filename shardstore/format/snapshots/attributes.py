@@ -11,11 +11,10 @@ Specification: Icechunk draft, "Attributes Files", which says no more than that 
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 
 from shardstore.errors import Corruption
-from shardstore.format.arrow_tables import column, read_sealed, sealed
+from shardstore.format.arrow_tables import column, read_sealed, write_sealed
 
 MOST_INLINE_NBYTES = 16 << 10
 """Attributes up to this stay in the structure file."""
@@ -24,12 +23,9 @@ MOST_INLINE_NBYTES = 16 << 10
 def encode_attributes(rows: Sequence[bytes]) -> bytes:
     """Return the bytes of a file of these attributes."""
     import pyarrow as pa  # an extra
-    import pyarrow.parquet as pq
 
     schema = pa.schema([pa.field("attrs", pa.binary(), nullable=False)])
-    file = io.BytesIO()
-    pq.write_table(pa.Table.from_arrays([column(pa.binary(), rows)], schema=schema), file, compression="zstd", use_dictionary=False)
-    return sealed(file.getvalue())
+    return write_sealed(pa.Table.from_arrays([column(pa.binary(), rows)], schema=schema), compression="zstd", use_dictionary=False)
 
 
 def decode_attributes(data: bytes | memoryview) -> list[bytes]:

@@ -12,7 +12,6 @@ The file has a checksum, as ``arrow_tables.sealed`` says.
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore.errors import Corruption
-from shardstore.format.arrow_tables import bytes_column, numbers_column, read_sealed, sealed
+from shardstore.format.arrow_tables import bytes_column, numbers_column, read_sealed, write_sealed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +56,6 @@ NO_GARBAGE = Garbage(np.zeros(0, dtype="S1"), np.zeros(0, dtype=np.int64), np.ze
 def encode_garbage(garbage: Garbage) -> bytes:
     """Return the bytes of a list."""
     import pyarrow as pa  # an extra
-    import pyarrow.parquet as pq
 
     lengths = np.char.str_len(garbage.keys).astype(np.int64)
     pieces = (b"".join(garbage.keys[start : start + _AT_ONCE].tolist()) for start in range(0, len(garbage), _AT_ONCE))
@@ -68,9 +66,7 @@ def encode_garbage(garbage: Garbage) -> bytes:
         numbers_column(kinds["doomed"], garbage.doomed.astype(np.uint8)),
     ]
     schema = pa.schema([pa.field(name, kind, nullable=False) for name, kind in kinds.items()])
-    file = io.BytesIO()
-    pq.write_table(pa.Table.from_arrays(columns, schema=schema), file, compression="zstd", use_dictionary=["since", "doomed"])
-    return sealed(file.getvalue())
+    return write_sealed(pa.Table.from_arrays(columns, schema=schema), compression="zstd", use_dictionary=["since", "doomed"])
 
 
 def decode_garbage(data: bytes | memoryview) -> Garbage:

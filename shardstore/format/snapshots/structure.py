@@ -26,7 +26,6 @@ The file has a checksum, as ``arrow_tables.sealed`` says.
 
 from __future__ import annotations
 
-import io
 import json
 import operator
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,7 +34,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from shardstore.errors import Corruption, InvalidInput
-from shardstore.format.arrow_tables import column, read_sealed, sealed
+from shardstore.format.arrow_tables import column, read_sealed, write_sealed
 from shardstore.format.json_text import JsonObject
 from shardstore.format.snapshots.node_columns import NodeColumns, to_columns, to_document
 from shardstore.format.store_keys import check_node_paths
@@ -180,8 +179,6 @@ def encode_structure(nodes: Iterable[Node], changes: Mapping[str, Any], *, draft
         InvalidInput: ``decode_structure`` would refuse it: there is no root, two nodes have one path or id, or a path that no node can
             have; or, with ``draft``, something does not fit the draft's types.
     """
-    import pyarrow.parquet as pq  # an extra
-
     ordered = sorted(nodes, key=lambda node: node.path.split("/") if node.path else [])
     _check_nodes(ordered)
     files = {file: number for number, file in enumerate(dict.fromkeys(part.file for node in ordered for part in node.manifests))}
@@ -200,9 +197,7 @@ def encode_structure(nodes: Iterable[Node], changes: Mapping[str, Any], *, draft
     compression: dict[str, Any] = {"compression": "zstd", "compression_level": 3}
     if len(ordered) <= _FEW_NODES:
         compression = {"compression": "snappy", "use_dictionary": False}
-    file = io.BytesIO()
-    pq.write_table(rows, file, write_statistics=False, **compression)
-    return sealed(file.getvalue())
+    return write_sealed(rows, write_statistics=False, **compression)
 
 
 def _rows(nodes: Sequence[Node], files: Mapping[ManifestFile, int], documents: _Documents, schema: pa.Schema) -> pa.Table:
@@ -212,8 +207,8 @@ def _rows(nodes: Sequence[Node], files: Mapping[ManifestFile, int], documents: _
     columns: dict[str, list[Any]] = {
         "id": [node.id for node in nodes],
         "path": [f"/{node.path}" for node in nodes],
-        "attrs_reference": [_said_of_place(node.attributes) for node in nodes],
-        "manifests": [[_said_of_part(part, files) for part in node.manifests] if node.is_array else None for node in nodes],
+        "attrs_reference": [_attributes_member(node.attributes) for node in nodes],
+        "manifests": [[_manifest_member(part, files) for part in node.manifests] if node.is_array else None for node in nodes],
     }
     try:
         arrays = {name: column(schema.field(name).type, values) for name, values in columns.items()}
@@ -247,11 +242,11 @@ def _document_columns(documents: _Documents, schema: pa.Schema) -> dict[str, pa.
     return {member.name: column(member.type, columns[member.name]) for member in schema if member.name in columns}
 
 
-def _said_of_place(place: AttributesPlace | None) -> dict[str, Any] | None:
+def _attributes_member(place: AttributesPlace | None) -> dict[str, Any] | None:
     return None if place is None else {"attrs_file": place.file, "row": place.row, "flags": None}
 
 
-def _said_of_part(part: ManifestPart, files: Mapping[ManifestFile, int]) -> dict[str, Any]:
+def _manifest_member(part: ManifestPart, files: Mapping[ManifestFile, int]) -> dict[str, Any]:
     return {"manifest_id": files[part.file], "row": part.row, "extent": part.extent, "flags": None}
 
 

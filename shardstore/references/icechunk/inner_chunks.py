@@ -18,14 +18,14 @@ from shardstore.references.icechunk.blocks import Coords
 
 @dataclass(frozen=True, slots=True)
 class ShownArray:
-    """The document of an array as it is shown, with inner chunks, and the layout of its shards; ``None`` if it has none."""
+    """The presented document of an array, with inner chunks, and the layout of its shards; ``None`` if it has none."""
 
     document: JsonObject
     layout: ArrayLayout | None
 
     @property
     def chunk_grid(self) -> tuple[int, ...]:
-        """The number of chunks along each dimension, as it is shown."""
+        """The number of presented chunks along each dimension."""
         chunk_shape = self.document["chunk_grid"]["configuration"]["chunk_shape"]
         return tuple(-(-size // chunk) for size, chunk in zip(self.document["shape"], chunk_shape, strict=True))
 

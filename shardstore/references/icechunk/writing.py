@@ -264,10 +264,8 @@ def _opened(
     on_error: OnError,
     options: Mapping[str, Any] | None,
 ) -> tuple[ReferenceSource, Checksums]:
-    if on_error not in ("raise", "skip"):
-        raise InvalidInput(f"on_error {on_error!r} is neither 'raise' nor 'skip'")
     check_choice(checksum)
-    choices = Choices(paths, inline_nbytes=inline_nbytes)
+    choices = Choices(paths, inline_nbytes=inline_nbytes, on_error=on_error)
     if is_set(source):
         if base_url is not None:
             raise InvalidInput("base_url is for hierarchies: the references of a set are taken unchanged")

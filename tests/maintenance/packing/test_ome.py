@@ -128,7 +128,7 @@ def changed(**attributes: Any) -> dict[str, bytes]:
     [
         ({"multiscales": {"version": "0.3", "axes": ["c", "y", "x"]}}, "of version 0.3: bring them to 0.4 first"),
         ({"multiscales": {"version": "0.1"}}, "of version 0.1"),
-        ({"ome": {"version": "0.5"}}, "an attribute 'ome' beside 'multiscales'"),
+        ({"ome": {"version": "0.5"}}, "an attribute 'ome' as well as 'multiscales'"),
     ],
     ids=["0.3", "0.1", "both"],
 )

@@ -37,6 +37,7 @@ def test_import_loads_only_a_few_modules_of_its_own(usual: set[str]) -> None:
     assert {name for name in ours if name.startswith("shardstore")} == {"shardstore", "shardstore.errors"}
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     "name",
     ["ShardedFileSystem", "ShardedMap", "ShardingTransformer", "get_mapper", "align", "verify", "census"],

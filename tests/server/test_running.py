@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import signal
 import socket
@@ -25,10 +24,11 @@ from starlette.routing import Mount
 import shardstore
 from shardstore._sync import run_sync
 from shardstore.server import application, serve
+from tests.harness.scale import EXAMPLES
 from tests.server.conftest import Client, connected, reading
 
 CHUNK = "zarr3/ct/c/0/0/0"
-ANSWERS = int(os.environ.get("SHARDSTORE_ANSWERS", "2000"))
+ANSWERS = 20 * EXAMPLES
 
 
 def address(serving: Any) -> tuple[str, int]:

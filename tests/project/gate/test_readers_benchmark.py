@@ -16,7 +16,7 @@ import zarr
 import shardstore
 from tests.stored import LocalObjects, document
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BENCHMARKS = ROOT / "benchmarks"
 PAGE = ROOT / "docs/evidence/readers.md"
 

@@ -24,7 +24,7 @@ from tests.snapshots.whole import check_whole
 
 DAY = 86_400.0
 CLOCKS = (-DAY, DAY, -DAY / 2, 0.0)
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 _NUMBERS = 1_000_000
 
 

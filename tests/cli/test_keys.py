@@ -73,7 +73,7 @@ def test_listing_nothing_is_not_found(place: Place, arguments: list[str]) -> Non
     *flags, name = arguments
     outcome = run("ls", *flags, place.url, name, *place.options)
     assert outcome.code == 3
-    assert f"{name}: list what is above it" in outcome.error
+    assert f"{name}: list the directory above it" in outcome.error
 
 
 def test_damage_while_listing(local: Place) -> None:

@@ -133,7 +133,7 @@ $(VENV)/.installed-browser: pyproject.toml $(VENV)/.installed-test
 	@touch $@
 
 browser-test: $(VENV)/.installed-browser
-	SHARDSTORE_BROWSER=1 $(BIN)/python -m pytest tests/server/browser -n0 $(TESTARGS)
+	SHARDSTORE_BROWSER=1 $(BIN)/python -m pytest tests/apps/server/browser -n0 $(TESTARGS)
 
 # Programs for tests of mounts, and what pyfuse3 is built with: commands, each with Debian's package of it.
 MOUNT_PROGRAMS := gcc:gcc pkg-config:pkg-config fusermount3:fuse3 rsync:rsync gdal_translate:gdal-bin
@@ -157,7 +157,7 @@ $(VENV)/.installed-mount: pyproject.toml $(VENV)/.installed-test
 
 mount-test: $(VENV)/.installed-mount $(ZARR2)/.installed
 	SHARDSTORE_MOUNT=1 SHARDSTORE_ZARR2="$(CURDIR)/$(ZARR2)/bin/python" $(PYTEST) \
-		tests/mounting "tests/project/test_docs.py::test_examples[docs/howto/mounting.md]" $(TESTARGS)
+		tests/apps/mounting "tests/project/test_docs.py::test_examples[docs/howto/mounting.md]" $(TESTARGS)
 
 # A second S3 server beside moto; in an environment of its own, since it insists on another botocore than s3fs.
 $(MINISTACK)/.installed: $(VENV)/.created

@@ -14,7 +14,7 @@ scripts = importlib.metadata.entry_points(group="console_scripts", name="shardst
 assert [script.value for script in scripts] == ["shardstore.__main__:main"], "the wheel has no command shardstore"
 assert importlib.resources.files("shardstore").joinpath("py.typed").is_file(), "py.typed is missing from the wheel"
 for template in ("page.html.j2", "page.css", "page.js", "cards.html.j2", "cards.css"):
-    assert importlib.resources.files("shardstore.reports").joinpath("templates", template).is_file(), (
+    assert importlib.resources.files("shardstore.apps.reports").joinpath("templates", template).is_file(), (
         f"{template} is missing from the wheel"
     )
 

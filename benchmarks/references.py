@@ -168,7 +168,7 @@ def parquet_by_fsspec(place: Path) -> Callable[[], None]:
 
 
 def open_json_by_shardstore(place: Path) -> Callable[[], None]:
-    from shardstore.storage.opening.open import open_storage
+    from shardstore.opening.open import open_storage
 
     return lambda: print_nothing(open_storage(f"reference::{place}/ours.json"))
 
@@ -193,8 +193,8 @@ def first_chunk_by_shardstore(place: Path) -> Callable[[], None]:
     def run() -> None:
         from shardstore._sync import run_sync
         from shardstore.model.ranges import EVERYTHING
+        from shardstore.opening.open import open_storage
         from shardstore.storage.base import Read
-        from shardstore.storage.opening.open import open_storage
 
         print_nothing(run_sync(open_storage(f"reference::{place}/ours.refs").read([Read("a/0.0.0", (EVERYTHING,))])))
 
@@ -392,7 +392,7 @@ class Bar:
 def counted(place: Path) -> list[Bar]:
     """What is counted, not timed: requests."""
     from shardstore import references
-    from shardstore.storage.opening.open import open_storage
+    from shardstore.opening.open import open_storage
     from shardstore.testing.trace import TraceStorage
 
     def index_reads(trace: TraceStorage) -> int:

@@ -75,7 +75,7 @@ def serving(store: str, *options: str) -> Any:
 
 def run_application(app: Any) -> None:
     """Serve an application as the command does, until the process is interrupted."""
-    from shardstore.server.running import Serving
+    from shardstore.apps.server.running import Serving
 
     with Serving(app, socket.create_server(("127.0.0.1", 0)), "127.0.0.1") as made:
         print(made.url, flush=True)
@@ -104,8 +104,8 @@ def run_empty() -> None:
 def run_proxy(url: str) -> None:
     """A proxy of plain objects: one request to the storage for each that it gets."""
     from shardstore.model.ranges import EVERYTHING
+    from shardstore.opening.open import open_storage
     from shardstore.storage.base import Found, Read
-    from shardstore.storage.opening.open import open_storage
 
     storage = open_storage(url, {})
 

@@ -15,8 +15,8 @@ from snapshot_rows import Clock, Result
 from zarr.codecs import BloscCodec, ZstdCodec
 
 import shardstore
+from shardstore.opening.open import open_storage
 from shardstore.snapshots import Repository
-from shardstore.storage.opening.open import open_storage
 from shardstore.testing.latency import LatencyStorage
 
 LATENCY_SECONDS = 0.020

@@ -364,9 +364,9 @@ def counted(place: Path) -> Result:
     to commit one chunk.
     """
     import shardstore
+    from shardstore.opening import snapshot_urls
+    from shardstore.opening.open import open_storage
     from shardstore.snapshots import named
-    from shardstore.storage.opening import snapshot_urls
-    from shardstore.storage.opening.open import open_storage
     from shardstore.testing.trace import TraceStorage
 
     by_url: list[TraceStorage] = []

@@ -51,8 +51,8 @@ def one(url: str, options: dict[str, Any], workloads: list[str], prefix: str) ->
 
     from shardstore.model.generation import UNCONDITIONAL
     from shardstore.model.ranges import EVERYTHING, ByteRange
+    from shardstore.opening.open import open_storage
     from shardstore.storage.base import Found, Read
-    from shardstore.storage.opening.open import open_storage
 
     storage = open_storage(url, options)
     data = os.urandom(WRITTEN_NBYTES)
@@ -108,7 +108,7 @@ def fill(url: str, options: dict[str, Any], *, with_list: bool) -> None:
     import fsspec.asyn
 
     from shardstore.model.generation import UNCONDITIONAL
-    from shardstore.storage.opening.open import open_storage
+    from shardstore.opening.open import open_storage
 
     storage = open_storage(url, options, transport="obstore")  # the faster one
 

@@ -39,7 +39,7 @@ from zarr.storage import FsspecStore, LocalStore, WrapperStore
 
 import shardstore
 from shardstore.errors import ShardStoreError
-from shardstore.storage.opening.open import open_storage
+from shardstore.opening.open import open_storage
 from shardstore.testing.trace import TraceStorage
 
 VOLUME = Path(__file__).parent / "data" / "mni_icbm152_t1_tal_nlin_sym_09a_converted.nii.gz"

@@ -38,15 +38,15 @@ if TYPE_CHECKING:
     from shardstore.adapters.tools.verification import census, verify
     from shardstore.adapters.transformer import ShardingTransformer
     from shardstore.adapters.zarr.store import ShardedStore
+    from shardstore.apps.mounting.mounts import mount, unmount
+    from shardstore.apps.reports.reporting import report
+    from shardstore.apps.server.running import serve
     from shardstore.engine.options import Flavour, Present, Stored, StrategyName
     from shardstore.maintenance.compact import compact
     from shardstore.maintenance.packing.pack import pack, reshard, unpack
     from shardstore.maintenance.repair.run import repair
-    from shardstore.mounting.mounts import mount, unmount
     from shardstore.plan.commits import Strategy
     from shardstore.plan.policy import ShardingPolicy
-    from shardstore.reports.reporting import report
-    from shardstore.server.running import serve
 
 __version__ = "0.1.0"
 
@@ -99,12 +99,12 @@ _LAZY = {
     "unpack": "shardstore.maintenance.packing.pack",
     "compact": "shardstore.maintenance.compact",
     "repair": "shardstore.maintenance.repair.run",
-    "report": "shardstore.reports.reporting",
+    "report": "shardstore.apps.reports.reporting",
     "census": "shardstore.adapters.tools.verification",
     "verify": "shardstore.adapters.tools.verification",
-    "serve": "shardstore.server",
-    "mount": "shardstore.mounting.mounts",
-    "unmount": "shardstore.mounting.mounts",
+    "serve": "shardstore.apps.server",
+    "mount": "shardstore.apps.mounting.mounts",
+    "unmount": "shardstore.apps.mounting.mounts",
 }
 
 

@@ -10,7 +10,7 @@ from shardstore.extras import how_to_install
 def main() -> None:
     """Run the command line of this process."""
     try:
-        from shardstore.cli.app import main as run
+        from shardstore.apps.cli.app import main as run
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] not in ("typer", "rich", "click"):
             raise

@@ -42,12 +42,12 @@ hypothesis.settings.load_profile(STAGE)
 # A parameter or a name of a test says which server it talks to. Memory and local disks are of every run, servers of the gate.
 _SERVER = re.compile(r"(?i:(?<![a-z0-9])(s3|gcs|moto|ceph)(?![a-z0-9]))|(S3|GCS)(?![A-Za-z])")
 # Where a kind of storage makes next to no difference, and the tests are many: on servers at night.
-_SERVERS_AT_NIGHT = ("tests/snapshots/", "tests/adapters/fsspec/", "tests/cli/")
+_SERVERS_AT_NIGHT = ("tests/snapshots/", "tests/adapters/fsspec/", "tests/apps/cli/")
 _SERVERS_IN_GATE = (
     "tests/snapshots/test_catalogs",
     "tests/adapters/fsspec/gate/test_fs_zarr",
-    "tests/cli/test_target",
-    "tests/cli/test_verify",
+    "tests/apps/cli/test_target",
+    "tests/apps/cli/test_verify",
 )
 # A thousand objects take seconds in most kinds of storage.
 _LONG_LISTING = re.compile(r"::(?!TestMemoryStorage|TestLocalStorage)\w+::test_a_long_listing$")

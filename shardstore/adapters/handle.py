@@ -26,6 +26,11 @@ from shardstore.engine.metadata.hierarchy import HierarchyRegistry, Node
 from shardstore.engine.options import EngineOptions, check_flag
 from shardstore.errors import InvalidInput, NotFound, ReadOnly, Unsupported
 from shardstore.model.showing import ShownInNotebooks
+from shardstore.opening.chains import links_of_url, protocols_of_links, text_of
+from shardstore.opening.open import open_storage
+from shardstore.opening.snapshot_place import SnapshotPlace
+from shardstore.opening.snapshot_urls import may_name_snapshot, named_snapshot
+from shardstore.opening.transports import Transport, carried_by
 from shardstore.presented.engine_storage import EngineStorage
 from shardstore.presented.flavours import Presented, flavour_of, presented
 from shardstore.storage.abilities import HasIdentity
@@ -33,11 +38,6 @@ from shardstore.storage.base import Storage
 from shardstore.storage.draft_store import WITHOUT_VERSIONS, underlying_storage
 from shardstore.storage.known_references import KnowsReferences
 from shardstore.storage.local.rules import Locks
-from shardstore.storage.opening.chains import links_of_url, protocols_of_links, text_of
-from shardstore.storage.opening.open import open_storage
-from shardstore.storage.opening.snapshot_place import SnapshotPlace
-from shardstore.storage.opening.snapshot_urls import may_name_snapshot, named_snapshot
-from shardstore.storage.opening.transports import Transport, carried_by
 from shardstore.storage.redaction import redacted
 from shardstore.storage.static import as_said, check_static
 from shardstore.storage.wrappers import Counters, unreachable
@@ -309,7 +309,7 @@ class Face:
 class FilesystemFace(ShownInNotebooks, Face):
     """Base of a filesystem over an engine, whose paths are not keys."""
 
-    _shown_by = "shardstore.reports.reporting"
+    _shown_by = "shardstore.apps.reports.reporting"
 
     def key_of(self, path: str) -> str:
         """Return the presented key that a path names; ``""`` for the root."""
@@ -327,7 +327,7 @@ class FilesystemFace(ShownInNotebooks, Face):
 class StoreFace(ShownInNotebooks, Face):
     """Base of the stores over an engine, whose keys are presented keys."""
 
-    _shown_by = "shardstore.reports.reporting"
+    _shown_by = "shardstore.apps.reports.reporting"
 
     _handle: Handle
     _read_only: bool

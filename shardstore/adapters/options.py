@@ -11,10 +11,10 @@ from typing import Any, TypeAlias, TypedDict
 from shardstore.engine.options import Flavour, Present, Stored, StrategyName
 from shardstore.format.presentation import PresentLevel
 from shardstore.format.shard_index import IndexLocation
+from shardstore.opening.transports import Transport
 from shardstore.plan.commits import ChunkOrder, Strategy
 from shardstore.plan.policy import ShardingPolicy
 from shardstore.storage.local.rules import Locks
-from shardstore.storage.opening.transports import Transport
 
 PresentOption: TypeAlias = Present | Flavour
 """What clients see: the name of a flavour, or a flavour."""

@@ -19,13 +19,13 @@ from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.metadata_v3 import ArrayLayout, PlainArray
 from shardstore.format.store_keys import ancestors, possible_owners
 from shardstore.model.generation import Generation
+from shardstore.opening.snapshot_place import SnapshotPlace
 from shardstore.presented.flavours import Presented, flavour_of
 from shardstore.presented.view import Canonical, PresentedFlavour, View
 from shardstore.storage.base import UNKNOWN_NBYTES, ObjectInfo, Storage
 from shardstore.storage.inferred_versions import is_unversioned
 from shardstore.storage.local.directory import LocalFiles
 from shardstore.storage.local.inside import LeadsOutside
-from shardstore.storage.opening.snapshot_place import SnapshotPlace
 from shardstore.storage.read_ahead import ReadAhead
 from shardstore.stored.detect import DetectedStorage
 

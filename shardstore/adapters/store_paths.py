@@ -19,13 +19,13 @@ from shardstore.adapters.fsspec.root import root_depth
 from shardstore.adapters.handle import Handle
 from shardstore.errors import InvalidInput
 from shardstore.model.redaction import redacted
+from shardstore.opening.address import Address
+from shardstore.opening.kinds import kind_of_protocol
+from shardstore.opening.open import open_storage
+from shardstore.opening.options import options_of_another
+from shardstore.opening.snapshot_place import SnapshotPlace
+from shardstore.opening.snapshot_urls import holds_versioned_store, named_snapshot, refuse_to_change
 from shardstore.presented.flavours import Presented
-from shardstore.storage.opening.address import Address
-from shardstore.storage.opening.kinds import kind_of_protocol
-from shardstore.storage.opening.open import open_storage
-from shardstore.storage.opening.options import options_of_another
-from shardstore.storage.opening.snapshot_place import SnapshotPlace
-from shardstore.storage.opening.snapshot_urls import holds_versioned_store, named_snapshot, refuse_to_change
 from shardstore.stored.detect import is_draft
 
 

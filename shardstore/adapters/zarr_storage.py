@@ -51,11 +51,11 @@ from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfAbsent, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, BytesLike, resolve
 from shardstore.model.redaction import redacted
+from shardstore.opening.location import HasPhysicalLocation, Location
 from shardstore.storage.abilities import NamesLocation, RestrictsKeys, VersionedByRange
 from shardstore.storage.base import ABSENT, CHANGED, Absent, Changed, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome
 from shardstore.storage.fallbacks import ReadsAndWrites, check_directory
 from shardstore.storage.inferred_versions import agrees, unversioned
-from shardstore.storage.opening.location import HasPhysicalLocation, Location
 from shardstore.storage.requests.body import joined
 from shardstore.storage.requests.conditions import check_deletion, failed
 from shardstore.storage.requests.ranged_reads import check_most

@@ -35,6 +35,7 @@ from shardstore.format.v2.keys import is_document
 from shardstore.model.containers import batched
 from shardstore.model.generation import UNCONDITIONAL, Condition
 from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike
+from shardstore.opening.location import Location, location_of, why_not_apart
 from shardstore.storage.base import (
     ABSENT,
     Absent,
@@ -50,7 +51,6 @@ from shardstore.storage.base import (
 from shardstore.storage.boundaries import check_no_links, check_no_mounts, check_own
 from shardstore.storage.local.directory import LocalFiles
 from shardstore.storage.local.walk import LINK_TO_NOWHERE
-from shardstore.storage.opening.location import Location, location_of, why_not_apart
 from shardstore.storage.wrappers import innermost
 from shardstore.stored.detect import is_draft
 from shardstore.tasks import uninterrupted

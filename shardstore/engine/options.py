@@ -13,10 +13,10 @@ from shardstore.format.storage_transformers import transformer_index_format
 from shardstore.model.coalescing import ReadLimits
 from shardstore.model.options import check_flag as check_flag
 from shardstore.model.options import check_flags as check_flags  # by this name for the modules that take options of an engine
+from shardstore.opening.kinds import read_sizes
 from shardstore.plan.commits import ChunkOrder, Strategy
 from shardstore.plan.policy import ShardingPolicy, validate_policy
 from shardstore.plan.strategies import strategy_of
-from shardstore.storage.opening.kinds import read_sizes
 
 Stored = Literal["auto", "codec", "transformer", "transformer-v3"]
 """The formats that can be stored: final Zarr v3 sharded by the codec ``sharding_indexed``; a hierarchy of the 2022 draft, sharded by its

@@ -34,13 +34,13 @@ from shardstore.maintenance.shard_work import (
     shard_step,
 )
 from shardstore.model.showing import ShownInNotebooks
+from shardstore.opening.open import open_storage
+from shardstore.opening.snapshot_urls import named_snapshot, refuse_to_change
 from shardstore.plan.commits import ChunkOrder, DeleteShard, WriteShard
 from shardstore.plan.rewriting import plan_compaction
 from shardstore.progress.shown import reported
 from shardstore.progress.steps import Progress, Step
 from shardstore.storage.local.rules import Locks
-from shardstore.storage.opening.open import open_storage
-from shardstore.storage.opening.snapshot_urls import named_snapshot, refuse_to_change
 
 _ATTEMPTS = 8  # lost in a row against writers of the same shard: they leave no dead bytes behind
 

@@ -10,7 +10,7 @@ class ShownInNotebooks:
 
     __slots__ = ()
 
-    _shown_by = "shardstore.reports.results"  # a module whose ``html_of`` returns HTML, or None
+    _shown_by = "shardstore.apps.reports.results"  # a module whose ``html_of`` returns HTML, or None
 
     def _repr_html_(self) -> str | None:
         try:

@@ -19,6 +19,8 @@ from shardstore.format.references.parquet import METADATA_NAME, decode_metadata,
 from shardstore.format.references.pins import PinSection
 from shardstore.format.store_keys import join, metadata_key
 from shardstore.maintenance.pins import Pin, is_held
+from shardstore.opening.open import open_storage
+from shardstore.opening.reference_targets import LOCAL, canonical
 from shardstore.references.batches import ReferencedArray, content, size_of
 from shardstore.references.choices import Described, base_of, described
 from shardstore.references.opening import open_source
@@ -27,8 +29,6 @@ from shardstore.references.sets import PinsByUrl, reference_storage, set_source,
 from shardstore.references.stores import StoredArray
 from shardstore.references.storing import ParquetForm, form_of
 from shardstore.storage.base import Found, ObjectInfo, Storage, document_read, unless_failed
-from shardstore.storage.opening.open import open_storage
-from shardstore.storage.opening.reference_targets import LOCAL, canonical
 from shardstore.storage.references.storage import ReferenceStorage
 from shardstore.stored.detect import DetectedStorage
 

@@ -13,12 +13,12 @@ from shardstore.errors import InvalidInput, Unsupported
 from shardstore.format.json_text import JsonObject
 from shardstore.format.references.documents import DocumentFlavour, NodeDocuments, documents
 from shardstore.format.store_keys import groups_above
+from shardstore.opening.address import Address
+from shardstore.opening.chains import links_of_url
 from shardstore.references.batches import ReferenceSource
 from shardstore.references.stores import ArrayChoice, OnError
 from shardstore.storage.base import Storage
 from shardstore.storage.local.directory import LocalFiles
-from shardstore.storage.opening.address import Address
-from shardstore.storage.opening.chains import links_of_url
 
 Flavour = Literal["auto", "v2", "v3", "dual"]
 Urls = Literal["absolute", "relative", "versioned"]

@@ -7,6 +7,8 @@ from typing import Any
 
 from shardstore._sync import run_sync
 from shardstore.errors import Conflict, InvalidInput
+from shardstore.opening.open import open_storage
+from shardstore.opening.snapshot_urls import named_snapshot
 from shardstore.references.batches import ReferenceSource
 from shardstore.references.choices import Choices, base_of, check_patterns, chosen
 from shardstore.references.known import known_source
@@ -17,8 +19,6 @@ from shardstore.storage.abilities import NamesLocation
 from shardstore.storage.base import Storage
 from shardstore.storage.gcs.storage import GCSStorage
 from shardstore.storage.known_references import KnowsReferences
-from shardstore.storage.opening.open import open_storage
-from shardstore.storage.opening.snapshot_urls import named_snapshot
 from shardstore.storage.references.storage import ReferenceStorage
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.storage.wrappers import innermost

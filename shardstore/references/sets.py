@@ -22,13 +22,13 @@ from shardstore.format.references.parquet import MISSING, MOST_CHUNKS, Reference
 from shardstore.format.references.pins import PinnedObject, PinSection
 from shardstore.format.store_keys import join
 from shardstore.maintenance.array_plans import plan_v2_array
+from shardstore.opening.address import Address
+from shardstore.opening.chains import is_known, text_of
+from shardstore.opening.open import open_storage
+from shardstore.opening.reference_targets import absolute_url
 from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, read_nodes
 from shardstore.references.places import SetPlace
 from shardstore.storage.base import Storage
-from shardstore.storage.opening.address import Address
-from shardstore.storage.opening.chains import is_known, text_of
-from shardstore.storage.opening.open import open_storage
-from shardstore.storage.opening.reference_targets import absolute_url
 from shardstore.storage.redaction import redacted
 from shardstore.storage.references.entries import PinnedReference
 from shardstore.storage.references.storage import ReferenceStorage

@@ -22,8 +22,8 @@ from shardstore.format.json_text import dumps, is_encodable, loads_object
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING
+from shardstore.opening.snapshot_place import MOST_POINTER_NBYTES, POINTER_KEY
 from shardstore.storage.base import ConditionFailed, Found, Read, Storage, read_one
-from shardstore.storage.opening.snapshot_place import MOST_POINTER_NBYTES, POINTER_KEY
 from shardstore.storage.requests.outcomes import PROBE_PREFIX
 from shardstore.storage.wrappers import CheckedStorage
 

@@ -19,6 +19,8 @@ from shardstore.extras import how_to_install
 from shardstore.format.snapshots.state import Snapshot, State
 from shardstore.format.snapshots.structure import Structure
 from shardstore.format.store_keys import check_node_path, join
+from shardstore.opening.open import open_storage
+from shardstore.opening.snapshot_place import POINTER_KEY, WHY_READ_ONLY, NewHierarchy, Pinned, SnapshotName, SnapshotPlace
 from shardstore.plan.policy import ShardingPolicy
 from shardstore.snapshots.catalog import DEFAULT_NAME, Pointer, StorageCatalog, pointer_in
 from shardstore.snapshots.conflicts import ConflictDetector
@@ -29,8 +31,6 @@ from shardstore.snapshots.session_storage import SessionStorage
 from shardstore.snapshots.versioned_store import COMMIT_TRIES, CommitRequest, CurrentState, VersionedStore
 from shardstore.snapshots.virtual_files import VirtualFiles
 from shardstore.storage.base import Found, Storage
-from shardstore.storage.opening.open import open_storage
-from shardstore.storage.opening.snapshot_place import POINTER_KEY, WHY_READ_ONLY, NewHierarchy, Pinned, SnapshotName, SnapshotPlace
 from shardstore.storage.redaction import redacted
 
 

@@ -26,12 +26,12 @@ from shardstore.format.snapshots.state import Snapshot
 from shardstore.format.snapshots.structure import ManifestPart, Node, Structure
 from shardstore.format.store_keys import check_node_path, check_node_paths, groups_above, join
 from shardstore.model.chunks import ChunkCoords
+from shardstore.opening.snapshot_place import HOW_TO_CHANGE
 from shardstore.plan.policy import ShardingPolicy
 from shardstore.snapshots.chunk_files import ChunkGatherer, Written
 from shardstore.snapshots.chunk_places import ABSENT, FOLDED_AT, HELD, ArrayChanges, ChunkPlaces
 from shardstore.snapshots.files import KnownRefs, StoreFiles
 from shardstore.snapshots.read_set import ReadSet
-from shardstore.storage.opening.snapshot_place import HOW_TO_CHANGE
 
 MAX_MEMORY = 256 << 20
 """The bytes of chunks that a session holds before it stores some, by default."""

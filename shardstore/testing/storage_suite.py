@@ -28,6 +28,7 @@ from shardstore.model.ranges import (
     Segment,
     resolve,
 )
+from shardstore.opening.kinds import kind_named
 from shardstore.storage.abilities import VersionedByRange
 from shardstore.storage.base import (
     Absent,
@@ -42,7 +43,6 @@ from shardstore.storage.base import (
     Storage,
     unless_failed,
 )
-from shardstore.storage.opening.kinds import kind_named
 
 T = TypeVar("T")
 

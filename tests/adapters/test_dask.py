@@ -19,7 +19,7 @@ import zarr
 
 import shardstore
 from shardstore.adapters.tools.align import align
-from shardstore.storage.opening.open import open_storage
+from shardstore.opening.open import open_storage
 from shardstore.testing.trace import TraceStorage
 from tests.clusters import dask_cluster
 

@@ -28,10 +28,10 @@ from shardstore.adapters.zarr_storage import ZarrStorage
 from shardstore.errors import AccessDenied, Conflict, Incomplete, InvalidInput, ReadOnly, StorageError, Unsupported
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteSuffix
+from shardstore.opening.location import location_of
+from shardstore.opening.open import open_storage
 from shardstore.storage.abilities import VersionedByRange
 from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, Failed, Found, Read
-from shardstore.storage.opening.location import location_of
-from shardstore.storage.opening.open import open_storage
 from shardstore.storage.requests.ranged_reads import TooMuch
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop, values
 

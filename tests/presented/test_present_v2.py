@@ -20,10 +20,10 @@ from shardstore.engine.engine import Engine
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import Corruption, InvalidInput, NotFound, StorageError, Unsupported
 from shardstore.model.ranges import EVERYTHING
+from shardstore.opening.open import open_storage
 from shardstore.presented.flavours import Presented, presented
 from shardstore.presented.v2 import V2Flavour
 from shardstore.storage.base import Storage
-from shardstore.storage.opening.open import open_storage
 from shardstore.testing.faults import Fail, Fault, FaultStorage
 from shardstore.testing.trace import TraceStorage
 from tests.engine.hooked import HookedStorage, fresh_memory

@@ -138,7 +138,7 @@ def test_the_design_pages_name_code_that_exists() -> None:
     named: set[tuple[str, str]] = set()
     for page in (ROOT / "docs/design").rglob("*.md"):
         text = " ".join(page.read_text().split())
-        rooms = "adapters|cli|engine|format|maintenance|model|plan|presented|storage|stored|testing"
+        rooms = "adapters|apps|engine|format|maintenance|model|opening|plan|presented|references|snapshots|storage|stored|testing"
         for module in re.findall(rf"`((?:{rooms})/[a-z0-9_/]+\.py)`", text):
             assert (ROOT / "shardstore" / module).is_file(), (page.name, module)
         named |= set(re.findall(r"`([A-Za-z0-9_.]+)` in `([a-z0-9_/]+\.py)`", text))

@@ -20,8 +20,8 @@ import shardstore
 from shardstore import references
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, StorageError
 from shardstore.format.references.pins import SetDigest, decode_pins, encode_pins
+from shardstore.opening.open import open_storage
 from shardstore.references import storing
-from shardstore.storage.opening.open import open_storage
 from shardstore.testing.trace import TraceStorage
 from tests.golden import FIXTURES
 from tests.references.reading import by_fsspec

@@ -13,7 +13,7 @@ import shardstore
 from shardstore import references
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.snapshots import Repository
-from tests.cli.running import succeed
+from tests.apps.cli.running import succeed
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]  # of pandas, about fastparquet
 

@@ -19,9 +19,9 @@ from shardstore import references
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound
 from shardstore.format.references.parquet import decode_metadata, decode_rows, record_name
 from shardstore.format.references.pins import decode_pins
+from shardstore.opening.open import open_storage
 from shardstore.references import storing
 from shardstore.references.writing_parquet import RecordWriter
-from shardstore.storage.opening.open import open_storage
 from shardstore.testing.trace import TraceStorage
 from tests.golden import golden_cases
 from tests.maintenance.packing.sources import cases, expected

@@ -17,7 +17,7 @@ from greenlet import GreenletExit, getcurrent
 
 from shardstore import _sync
 from shardstore.maintenance import execution
-from shardstore.storage.opening import location
+from shardstore.opening import location
 from tests.simulation.loop import SimulationLoop, current_process
 
 P = ParamSpec("P")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from shardstore.opening.open import open_storage
 from shardstore.snapshots import Catalog, SQLCatalog, StorageCatalog
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.opening.open import open_storage
 from tests.harness.postgres import NoPostgres, postgres, postgres_url
 
 

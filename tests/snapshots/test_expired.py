@@ -17,9 +17,9 @@ import zarr
 from zarr.storage import FsspecStore
 
 import shardstore
+from shardstore.apps.mounting.errnos import error_number
+from shardstore.apps.server import serve
 from shardstore.errors import Corruption, NotFound, ShardStoreError, SnapshotExpired
-from shardstore.mounting.errnos import error_number
-from shardstore.server import serve
 from shardstore.snapshots import Repository
 from shardstore.snapshots.session_storage import SessionStorage
 from shardstore.storage.wrappers import innermost

@@ -26,7 +26,7 @@ from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.faults import DropReply, Fail, Fault, FaultStorage
 from shardstore.testing.storage_suite import SyncStorage
 from tests import golden
-from tests.cli.running import succeed
+from tests.apps.cli.running import succeed
 from tests.snapshots.icechunk_histories import IS_2, change, contents, history, new_icechunk, set_document, write_key
 from tests.snapshots.repositories import run
 

@@ -14,10 +14,10 @@ import pytest
 import zarr
 
 from shardstore.errors import NotFound, WriteOutcomeUnknown
+from shardstore.opening.transports import Transport
 from shardstore.snapshots import Catalog, ConflictDetector, ConflictError, Pointer, Repository, Session, SQLCatalog, StorageCatalog
 from shardstore.snapshots.catalog import moved
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.opening.transports import Transport
 from shardstore.testing.storage_suite import on_io_loop
 from tests.harness import misbehaviours as mis
 from tests.harness.cut_connections import CARRIED_OUT, CutConnections

@@ -10,8 +10,8 @@ import pytest
 import zarr
 
 from shardstore.errors import Corruption
+from shardstore.opening.open import open_storage
 from shardstore.snapshots import Repository
-from shardstore.storage.opening.open import open_storage
 from shardstore.testing.trace import TraceStorage
 from tests.snapshots.repositories import create_array, read_array, run
 

@@ -23,12 +23,12 @@ import zarr
 
 import shardstore
 from shardstore.errors import AccessDenied, InvalidInput, NotFound, ReadOnly, StorageError, Unsupported
+from shardstore.opening import snapshot_urls
+from shardstore.opening.open import open_storage
+from shardstore.opening.snapshot_urls import holds_versioned_store, may_name_snapshot, named_snapshot
 from shardstore.snapshots import Repository
 from shardstore.storage.base import Failed, Read, ReadOutcome, Storage
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.opening import snapshot_urls
-from shardstore.storage.opening.open import open_storage
-from shardstore.storage.opening.snapshot_urls import holds_versioned_store, may_name_snapshot, named_snapshot
 from shardstore.testing.trace import TraceStorage
 from tests.snapshots.repositories import run
 from tests.together.gate.test_processes import in_fork, may_fork, needs_fork

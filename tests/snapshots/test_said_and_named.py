@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import shardstore
 from shardstore.errors import InvalidInput
 from shardstore.format.snapshots.state import check_ref_name
+from shardstore.opening.snapshot_urls import _names
 from shardstore.snapshots import ConflictDetector, Repository
-from shardstore.storage.opening.snapshot_urls import _names
 from tests.snapshots.repositories import create_array, new_repository, read_array
 
 HALF = "half of \ud83d"

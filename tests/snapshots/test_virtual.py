@@ -16,10 +16,10 @@ from shardstore import open as open_store
 from shardstore import references
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ReadOnly
 from shardstore.model.generation import Generation
+from shardstore.opening.open import open_storage
 from shardstore.snapshots import Repository, Session
 from shardstore.snapshots.levels import MOST_LEVELS
 from shardstore.storage.base import Storage
-from shardstore.storage.opening.open import open_storage
 from tests.snapshots.repositories import create_array, new_repository, read_array, run
 
 DATA = np.arange(64, dtype="<i4")

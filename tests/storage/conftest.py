@@ -9,11 +9,11 @@ from typing import Any
 import gcsfs
 import pytest
 
+from shardstore.opening.open import open_storage
 from shardstore.storage.gcs import probe as gcs_probe
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.obstore.gcs import ObstoreGCSStorage
 from shardstore.storage.obstore.s3 import ObstoreS3Storage
-from shardstore.storage.opening.open import open_storage
 from shardstore.storage.s3 import client as s3_client
 from shardstore.testing.storage_suite import SyncStorage
 from tests.harness.gcs_emulator import gcs_emulator

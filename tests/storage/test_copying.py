@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from shardstore.model.generation import UNCONDITIONAL
+from shardstore.opening.open import open_storage
 from shardstore.storage.abilities import copy_between
 from shardstore.storage.base import Storage
-from shardstore.storage.opening.open import open_storage
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
 from tests.storage.s3.gate.test_s3 import Refusal

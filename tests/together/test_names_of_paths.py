@@ -15,8 +15,8 @@ import zarr
 import shardstore
 from shardstore import references
 from shardstore.adapters.versioned.repository import Repository
-from tests.cli.running import succeed
-from tests.server.conftest import connected
+from tests.apps.cli.running import succeed
+from tests.apps.server.conftest import connected
 
 # The name of a store, and that of a neighbour which a careless reader of URLs or patterns would take for it.
 NAMES = {

@@ -26,11 +26,11 @@ import shardstore
 from shardstore import references
 from shardstore.adapters.options import FurtherOptions, OpenOptions
 from shardstore.adapters.versioned.opened import RepositoryArguments
-from shardstore.cli.commands import COMMANDS
+from shardstore.apps.cli.commands import COMMANDS
 from shardstore.errors import Conflict, InvalidInput, NotFound, ShardStoreError
 from shardstore.maintenance.packing.pack import PackOptions
 from shardstore.snapshots import Repository, Session
-from tests.cli.running import run, succeed
+from tests.apps.cli.running import run, succeed
 
 PACKAGE = Path(shardstore.__file__).parent
 VALUES = np.arange(64, dtype="i4").reshape(8, 8) + 1

@@ -15,10 +15,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 import shardstore
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import InvalidInput
+from shardstore.opening import kinds
+from shardstore.opening.kinds import StorageKind, register_kind
+from shardstore.opening.open import open_storage
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.opening import kinds
-from shardstore.storage.opening.kinds import StorageKind, register_kind
-from shardstore.storage.opening.open import open_storage
 
 
 class ToyFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types

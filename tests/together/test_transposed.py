@@ -24,7 +24,7 @@ from shardstore.engine.options import StrategyName
 from shardstore.errors import Corruption, InvalidInput
 from shardstore.format.metadata_v3 import ArrayLayout, parse_layout
 from tests import view
-from tests.cli.running import run, succeed
+from tests.apps.cli.running import run, succeed
 
 # As zarr-python warns of every codec before the sharding.
 pytestmark = [pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")]

@@ -23,11 +23,11 @@ import shardstore
 from shardstore.engine.actions import SetValue
 from shardstore.errors import NotFound, StorageError, WriteOutcomeUnknown
 from shardstore.model.ranges import EVERYTHING
+from shardstore.opening.open import open_storage
 from shardstore.storage.base import Storage
 from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.opening.open import open_storage
 from shardstore.testing.faults import (
     Change,
     Delay,

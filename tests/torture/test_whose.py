@@ -32,8 +32,8 @@ from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
 from shardstore.engine.moving import copy_nodes, move_between
 from shardstore.errors import InvalidInput, ShardStoreError
-from shardstore.storage.opening.open import open_storage
-from tests.cli.running import run
+from shardstore.opening.open import open_storage
+from tests.apps.cli.running import run
 from tests.harness.scale import sized
 
 World = dict[str, bytes]

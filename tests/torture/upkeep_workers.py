@@ -26,8 +26,8 @@ import shardstore
 from shardstore.errors import Conflict, Corruption
 from shardstore.model.generation import IfGeneration
 from shardstore.model.ranges import EVERYTHING
+from shardstore.opening.open import open_storage
 from shardstore.storage.base import ConditionFailed, Found, Read, Storage
-from shardstore.storage.opening.open import open_storage
 from shardstore.testing.storage_suite import on_io_loop
 from tests.maintenance.laid_out import DEAD, Part, laid_out
 from tests.shards import Sharding, index_entries

@@ -26,11 +26,11 @@ from shardstore.engine.actions import ERASE, SetValue
 from shardstore.engine.engine import Engine
 from shardstore.engine.options import EngineOptions
 from shardstore.model.ranges import EVERYTHING, ByteRequest
+from shardstore.opening.transports import Transport, carried_by
 from shardstore.storage.base import Storage
 from shardstore.storage.gcs.storage import GCSStorage
 from shardstore.storage.http.client import Retries
 from shardstore.storage.http.storage import HTTPStorage
-from shardstore.storage.opening.transports import Transport, carried_by
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.testing.storage_suite import on_io_loop
 from tests import shards

@@ -14,10 +14,10 @@ from fsspec.spec import AbstractFileSystem
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import InvalidInput
 from shardstore.model.redaction import redacted
+from shardstore.opening.chains import LOCAL_PROTOCOLS, reads_through_another, scheme_of
+from shardstore.opening.kinds import kind_of_protocol
+from shardstore.opening.open import chained_target
 from shardstore.storage.base import Storage
-from shardstore.storage.opening.chains import LOCAL_PROTOCOLS, reads_through_another, scheme_of
-from shardstore.storage.opening.kinds import kind_of_protocol
-from shardstore.storage.opening.open import chained_target
 
 _CHAIN_OPTIONS = frozenset({"fo", "fs", "target_protocol"})
 _OWN_OPTIONS = sorted(

@@ -19,11 +19,11 @@ from shardstore.adapters.fsspec.chain import ChainLink
 from shardstore.adapters.handle import Handle
 from shardstore.errors import AccessDenied, InvalidInput, NotFound, ShardStoreError, StorageError
 from shardstore.format.store_keys import metadata_key, metadata_path
+from shardstore.opening.address import Address
+from shardstore.opening.open import open_storage
+from shardstore.opening.snapshot_place import Pinned
+from shardstore.opening.snapshot_urls import may_name_snapshot, named_snapshot
 from shardstore.storage.base import Storage
-from shardstore.storage.opening.address import Address
-from shardstore.storage.opening.open import open_storage
-from shardstore.storage.opening.snapshot_place import Pinned
-from shardstore.storage.opening.snapshot_urls import may_name_snapshot, named_snapshot
 
 _LINKS = ("sharded::", "sharded://")
 _MOST_LEVELS = 32  # requests at most, all at once; chunk keys of six dimensions use eight

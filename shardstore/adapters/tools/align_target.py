@@ -23,9 +23,9 @@ from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import METADATA_NAME, ArrayLayout, is_array, parse_plain
 from shardstore.format.store_keys import join
 from shardstore.model.ranges import EVERYTHING
+from shardstore.opening.chains import text_of
 from shardstore.plan.policy import ShardingPolicy
 from shardstore.presented.flavours import Presented
-from shardstore.storage.opening.chains import text_of
 
 _CHAIN = "sharded::"
 

@@ -30,6 +30,9 @@ from shardstore.format.snapshots.file_names import CHUNKS
 from shardstore.format.snapshots.state import Snapshot, State
 from shardstore.format.snapshots.structure import Node
 from shardstore.model.chunks import ChunkCoords
+from shardstore.opening.address import Address
+from shardstore.opening.chains import text_of
+from shardstore.opening.open import open_storage
 from shardstore.references.choices import base_of
 from shardstore.references.icechunk.blocks import Coords
 from shardstore.references.icechunk.library import library, translated
@@ -44,9 +47,6 @@ from shardstore.snapshots.reachable import Progress
 from shardstore.snapshots.session import SessionCore
 from shardstore.snapshots.versioned_store import CurrentState
 from shardstore.storage.base import Storage
-from shardstore.storage.opening.address import Address
-from shardstore.storage.opening.chains import text_of
-from shardstore.storage.opening.open import open_storage
 from shardstore.storage.redaction import redacted
 
 _WORK = "shardstore-export"

@@ -15,6 +15,8 @@ from shardstore.adapters.versioned.virtual_hierarchy import adopt_hierarchy, pla
 from shardstore.engine.options import check_flags
 from shardstore.errors import Corruption, InvalidInput, NotFound
 from shardstore.format.snapshots.state import check_said
+from shardstore.opening.open import open_storage
+from shardstore.opening.options import options_of_another
 from shardstore.progress.shown import reported
 from shardstore.references.sets import is_set
 from shardstore.snapshots.collect import Collected, Expired, collect, expire
@@ -29,8 +31,6 @@ from shardstore.snapshots.versioned_store import (
     CommitRequest,
     CurrentState,
 )
-from shardstore.storage.opening.open import open_storage
-from shardstore.storage.opening.options import options_of_another
 
 if TYPE_CHECKING:
     from shardstore.adapters.versioned.icechunk_export import IcechunkExport

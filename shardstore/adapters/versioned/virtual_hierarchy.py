@@ -20,6 +20,7 @@ from shardstore.format.references.parquet import MISSING
 from shardstore.format.snapshots.manifest import ChunkRefs, VirtualCheck
 from shardstore.format.snapshots.state import Ref, check_said
 from shardstore.format.store_keys import check_node_path, check_node_paths, groups_above, join
+from shardstore.opening.location import location_of
 from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, size_of
 from shardstore.references.choices import Choices, Paths, base_of, check_patterns, chosen, described
 from shardstore.references.known import known_source
@@ -32,7 +33,6 @@ from shardstore.snapshots.reachable import Progress
 from shardstore.snapshots.session import SessionCore
 from shardstore.snapshots.virtual_files import VirtualFiles, place_of_all
 from shardstore.storage.known_references import KnowsReferences
-from shardstore.storage.opening.location import location_of
 
 _GROUP: JsonObject = {"zarr_format": 3, "node_type": "group", "attributes": {}}
 

@@ -24,8 +24,8 @@ from shardstore.adapters.zarr.chunk_pipeline import PipelineLimits, has_place_be
 from shardstore.adapters.zarr.chunks import item_bytes
 from shardstore.adapters.zarr_storage import storage_of
 from shardstore.errors import InvalidInput
+from shardstore.opening.location import location_of
 from shardstore.storage.base import Storage
-from shardstore.storage.opening.location import location_of
 
 Region = tuple[slice, ...]
 

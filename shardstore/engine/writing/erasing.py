@@ -18,10 +18,10 @@ from shardstore.format.metadata_v3 import ArrayLayout, PlainArray
 from shardstore.format.store_keys import join, metadata_path
 from shardstore.model.chunks import ChunkCoords, RemovedChunks, ShardGrid
 from shardstore.model.containers import batched, gathered
+from shardstore.opening.snapshot_urls import holds_versioned_store
 from shardstore.plan.prefixes import PrefixPlan, chunks_of, plan_prefix
 from shardstore.storage.abilities import FileTree
 from shardstore.storage.base import Storage
-from shardstore.storage.opening.snapshot_urls import holds_versioned_store
 
 _KEYS_AT_ONCE = 1000  # as many as one request of S3 deletes
 _SHARDS_AT_ONCE = 64

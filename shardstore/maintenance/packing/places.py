@@ -16,6 +16,14 @@ from shardstore.engine.engine import Engine
 from shardstore.errors import Conflict, InvalidInput
 from shardstore.maintenance.execution import SharedStorage
 from shardstore.maintenance.packing.record import INSIDE, SUFFIX, Record
+from shardstore.opening.address import Address
+from shardstore.opening.chains import text_of
+from shardstore.opening.location import Location, location_of, why_not_apart
+from shardstore.opening.made_versions import options_of_new, with_versions
+from shardstore.opening.open import open_storage
+from shardstore.opening.options import protocol_of
+from shardstore.opening.snapshot_place import NewHierarchy, SnapshotPlace
+from shardstore.opening.snapshot_urls import named_snapshot
 from shardstore.plan.policy import ShardingPolicy
 from shardstore.presented.view import View
 from shardstore.storage.abilities import RestrictsKeys
@@ -23,15 +31,7 @@ from shardstore.storage.base import ObjectInfo, Storage
 from shardstore.storage.boundaries import check_own
 from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.local.storage import LocalStorage
-from shardstore.storage.made_versions import options_of_new, with_versions
 from shardstore.storage.mapping import MappingStorage
-from shardstore.storage.opening.address import Address
-from shardstore.storage.opening.chains import text_of
-from shardstore.storage.opening.location import Location, location_of, why_not_apart
-from shardstore.storage.opening.open import open_storage
-from shardstore.storage.opening.options import protocol_of
-from shardstore.storage.opening.snapshot_place import NewHierarchy, SnapshotPlace
-from shardstore.storage.opening.snapshot_urls import named_snapshot
 from shardstore.storage.redaction import redacted
 from shardstore.storage.requests.outcomes import PROBE_PREFIX
 from shardstore.storage.wrappers import CheckedStorage

@@ -24,13 +24,13 @@ from shardstore.errors import InvalidInput
 from shardstore.format.store_keys import join
 from shardstore.model.generation import UNCONDITIONAL, Generation
 from shardstore.model.ranges import CopiedRange
+from shardstore.opening.address import has_host
+from shardstore.opening.chains import links_of_url, scheme_of, text_of
+from shardstore.opening.location import location_of
+from shardstore.opening.open import open_storage
 from shardstore.storage.base import Storage
 from shardstore.storage.boundaries import check_own
 from shardstore.storage.local.directory import LocalFiles
-from shardstore.storage.opening.address import has_host
-from shardstore.storage.opening.chains import links_of_url, scheme_of, text_of
-from shardstore.storage.opening.location import location_of
-from shardstore.storage.opening.open import open_storage
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.storage.wrappers import innermost
 

@@ -43,12 +43,12 @@ from shardstore.maintenance.shard_work import (
     shard_step,
 )
 from shardstore.model.showing import ShownInNotebooks
+from shardstore.opening.open import open_storage
+from shardstore.opening.snapshot_urls import named_snapshot, refuse_to_change
 from shardstore.progress.shown import reported
 from shardstore.progress.steps import Progress, Step
 from shardstore.storage.base import ConditionFailed, Found, Storage, document_read, read_one
 from shardstore.storage.local.rules import Locks
-from shardstore.storage.opening.open import open_storage
-from shardstore.storage.opening.snapshot_urls import named_snapshot, refuse_to_change
 
 _ATTEMPTS = 8  # at a shard that other clients keep writing
 _MOST_NAMED = 1000  # chunks in a note

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardstore.model.capabilities import Capabilities
+from shardstore.opening.kinds import kind_named
+from shardstore.opening.snapshot_place import SnapshotPlace
 from shardstore.presented.flavours import Presented
-from shardstore.storage.opening.kinds import kind_named
-from shardstore.storage.opening.snapshot_place import SnapshotPlace
 from shardstore.stored.detect import is_draft
 
 Stored = Literal["v3", "2022 draft"]

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from shardstore.errors import InvalidInput
+from shardstore.opening.chains import text_of
 from shardstore.references.icechunk.library import library
 from shardstore.references.icechunk.lines import location_of, prefix_of, shown_local_path
-from shardstore.storage.opening.chains import text_of
 from shardstore.storage.redaction import HARMLESS, redacted
 
 Options = Mapping[str, Any]

@@ -29,6 +29,9 @@ from shardstore.format.json_text import JsonObject, NumberText, dumps, loads_obj
 from shardstore.format.metadata_v3 import METADATA_NAME
 from shardstore.format.references.parquet import MISSING, ReferenceRows
 from shardstore.format.store_keys import check_key, groups_above, join
+from shardstore.opening.open import open_storage
+from shardstore.opening.reference_targets import names_version
+from shardstore.opening.snapshot_urls import named_snapshot
 from shardstore.progress.shown import reported
 from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, ReferredObject, size_of
 from shardstore.references.choices import Choices, Described, Paths, base_of, check_patterns, chosen, described
@@ -53,9 +56,6 @@ from shardstore.references.sets import is_set
 from shardstore.references.stores import OnError, store_source
 from shardstore.storage.base import UNKNOWN_NBYTES
 from shardstore.storage.known_references import KnowsReferences
-from shardstore.storage.opening.open import open_storage
-from shardstore.storage.opening.reference_targets import names_version
-from shardstore.storage.opening.snapshot_urls import named_snapshot
 from shardstore.storage.redaction import redacted
 
 if TYPE_CHECKING:  # an extra

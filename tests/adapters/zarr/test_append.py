@@ -162,7 +162,7 @@ def test_storages_that_copy_nothing_are_refused() -> None:
 @pytest.fixture
 def s3(s3_url: S3Url, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A storage, and its calls, of a server that makes completions conditional."""
-    from shardstore.storage.opening.open import open_storage
+    from shardstore.opening.open import open_storage
 
     storage = open_storage(*s3_url)
     assert isinstance(storage, S3Storage)

@@ -23,7 +23,7 @@ assert not is_zarr(keys) and array_of_zarr(keys) is None
 print(sorted(name for name in sys.modules if name.startswith("shardstore.adapters.zarr.")))
 """
 
-INFO = "import sys; from shardstore.cli.app import app; app(['info', '--runtime', '--json'])"
+INFO = "import sys; from shardstore.apps.cli.app import app; app(['info', '--runtime', '--json'])"
 
 
 @pytest.fixture

@@ -23,10 +23,10 @@ from shardstore.engine.options import EngineOptions
 from shardstore.errors import Conflict, InvalidInput, NotFound, StorageError
 from shardstore.model.generation import UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING, BytesLike
+from shardstore.opening.open import open_storage
 from shardstore.storage.base import Storage
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.opening.open import open_storage
 from shardstore.storage.s3.client import forget_facts
 from shardstore.testing.trace import TraceStorage
 from tests.engine.hooked import HookedStorage, document, fresh_memory

@@ -27,12 +27,12 @@ from shardstore.maintenance.shard_content import dead_nbytes
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL, Generation
 from shardstore.model.ranges import CopiedRange
+from shardstore.opening.open import open_storage
 from shardstore.plan.commits import DeleteShard, WriteShard
 from shardstore.plan.rewriting import plan_compaction
 from shardstore.storage.local import directory as local_directory
 from shardstore.storage.local.mounts import Mount
 from shardstore.storage.local.storage import LocalStorage
-from shardstore.storage.opening.open import open_storage
 from shardstore.testing.faults import Cancel, Change, DropReply, Fail, Fault, FaultStorage, Refuse, Truncate
 from shardstore.testing.trace import TraceStorage
 from tests.engine.hooked import HookedStorage, document, fresh_memory

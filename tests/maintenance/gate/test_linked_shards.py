@@ -11,7 +11,7 @@ import pytest
 import shardstore
 from shardstore.errors import Conflict, InvalidInput
 from shardstore.storage.local.storage import LocalStorage
-from tests.cli.running import run
+from tests.apps.cli.running import run
 from tests.maintenance.laid_out import DEAD, array_document, laid_out, put_array
 from tests.maintenance.packing.gate.test_whose import files
 from tests.stored import StorageObjects

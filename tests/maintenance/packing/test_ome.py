@@ -14,7 +14,7 @@ import zarr
 
 import shardstore
 from shardstore.errors import InvalidInput, Unsupported
-from tests.cli.running import run, succeed
+from tests.apps.cli.running import run, succeed
 from tests.golden import FIXTURES
 from tests.maintenance.packing.sources import read_by_zarr
 

@@ -19,7 +19,7 @@ import pytest
 import zarr
 
 import shardstore
-from shardstore.cli.commands import COMMANDS
+from shardstore.apps.cli.commands import COMMANDS
 from shardstore.extras import EXTRAS, how_to_install, packages_of
 
 ENVIRONMENTS = {
@@ -105,7 +105,7 @@ def test_the_packages_of_other_extras_are_hidden() -> None:
 USES = """
 import doctest, importlib, inspect, pydoc
 result = {}
-for name in ("shardstore", "shardstore.references", "shardstore.snapshots", "shardstore.server"):
+for name in ("shardstore", "shardstore.references", "shardstore.snapshots", "shardstore.apps.server"):
     module = importlib.import_module(name)
     result[name] = {
         "names": {each: outcome(lambda: (getattr(module, each), None)[1]) for each in dir(module)},
@@ -160,7 +160,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 CALLS = {
     "shardstore.serve(url)": "serve",
-    "shardstore.server.application(url)": "serve",
+    "shardstore.apps.server.application(url)": "serve",
     "shardstore.open(url)": "zarr",
     "shardstore.ShardedStore(url)": "zarr",
     "shardstore.ShardedStore.open": "zarr",
@@ -183,7 +183,7 @@ CALLS = {
 
 def test_using_what_needs_an_extra_says_how_to_install_it(store: Path, tmp_path: Path) -> None:
     code = """
-import shardstore, shardstore.server
+import shardstore, shardstore.apps.server
 from shardstore.adapters.tools import verification
 url, empty = sys.argv[1:3]
 print(json.dumps([outcome(lambda: eval(call)) for call in json.loads(sys.argv[3])]))
@@ -214,8 +214,8 @@ print(json.dumps([outcome(call) for call in calls]))
 
 HELPS = """
 from typer.testing import CliRunner
-from shardstore.cli.app import app
-from shardstore.cli.commands import COMMANDS
+from shardstore.apps.cli.app import app
+from shardstore.apps.cli.commands import COMMANDS
 from importlib import import_module
 result = {}
 def show(*arguments):
@@ -268,7 +268,7 @@ COMMAND_LINES = {
 def test_a_command_that_needs_an_extra_says_how_to_install_it(store: Path, tmp_path: Path) -> None:
     code = """
 from typer.testing import CliRunner
-from shardstore.cli.app import app
+from shardstore.apps.cli.app import app
 shown = [CliRunner().invoke(app, line.split()) for line in json.loads(sys.argv[1])]
 print(json.dumps([[done.exit_code, done.output] for done in shown]))
 """

@@ -28,8 +28,8 @@ from shardstore import references
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, StorageError, Unsupported
 from shardstore.format.chunk_keys import ChunkKeyEncoding, parse_chunk_key_encoding
 from shardstore.model.ranges import ByteSuffix
+from shardstore.opening.open import open_storage
 from shardstore.references import ReferenceProgress, write_icechunk
-from shardstore.storage.opening.open import open_storage
 from shardstore.testing.faults import Fail, Fault, FaultStorage
 from tests import view
 from tests.golden import FIXTURES, GoldenCase, golden_cases, handmade_cases

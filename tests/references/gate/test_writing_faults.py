@@ -14,9 +14,9 @@ import zarr
 import shardstore
 from shardstore import references
 from shardstore.errors import NotFound, ShardStoreError
+from shardstore.opening.open import open_storage
 from shardstore.references import places
 from shardstore.storage.base import Storage
-from shardstore.storage.opening.open import open_storage
 from shardstore.testing.faults import DropReply, Effect, Fail, Fault, FaultStorage, Kill
 from tests.harness.crash import Child, Crasher
 from tests.harness.scale import FULL, moments

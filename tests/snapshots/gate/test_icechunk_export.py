@@ -26,8 +26,8 @@ from shardstore.adapters.versioned import icechunk_export
 from shardstore.adapters.versioned.opened import OpenedStore, RepositoryOptions
 from shardstore.errors import InvalidInput
 from shardstore.format.json_text import dumps
+from shardstore.opening.open import open_storage
 from shardstore.snapshots import IcechunkExport, Repository
-from shardstore.storage.opening.open import open_storage
 from tests.harness.scale import EXAMPLES
 from tests.snapshots.icechunk_histories import IS_2, change, contents, read_key, set_document, write_key
 from tests.snapshots.repositories import run

@@ -18,7 +18,7 @@ from shardstore.snapshots import ConflictDetector, Repository
 from shardstore.snapshots.inspection import Amount
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.testing.trace import TraceStorage
-from tests.cli.running import succeed
+from tests.apps.cli.running import succeed
 from tests.golden import golden_cases, handmade_cases
 from tests.maintenance.packing.gate.test_sources import v2_hierarchy
 from tests.maintenance.packing.sources import cases, expected, references

@@ -29,11 +29,11 @@ import shardstore
 from shardstore.errors import AccessDenied, InvalidInput, ReadOnly, StorageError, Unsupported
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix
+from shardstore.opening.open import open_storage
 from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, Failed, Found, ObjectInfo, Read
 from shardstore.storage.generic import calls as generic_calls
 from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.inferred_versions import agrees, is_unversioned, unversioned, version_of
-from shardstore.storage.opening.open import open_storage
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop, pieces, values
 
 pytestmark = pytest.mark.filterwarnings("ignore:the filesystem .* does not honour conditional writes")

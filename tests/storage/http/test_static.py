@@ -25,11 +25,11 @@ from shardstore.errors import InvalidInput, ReadOnly, StorageError
 from shardstore.model.containers import Lru
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteSuffix
+from shardstore.opening.open import open_storage
 from shardstore.storage.base import Absent, Changed, Failed, Found, Read
 from shardstore.storage.generic.links import is_static
 from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.local.storage import LocalStorage
-from shardstore.storage.opening.open import open_storage
 from shardstore.storage.static import StaticStorage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
 

@@ -14,10 +14,10 @@ from shardstore._sync import run_sync
 from shardstore.errors import AccessDenied, Conflict, InvalidInput, StorageError
 from shardstore.model.generation import UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING, ByteRange
+from shardstore.opening.open import open_storage
 from shardstore.storage.base import Absent, Failed, Found, Read
 from shardstore.storage.boundaries import check_no_links, check_own
 from shardstore.storage.local.storage import LocalStorage
-from shardstore.storage.opening.open import open_storage
 from shardstore.storage.wrappers import CheckedStorage
 from shardstore.stored.draft2022.storage import DraftStorage
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from shardstore.opening.open import open_storage
 from shardstore.storage.obstore.gcs import ObstoreGCSStorage
 from shardstore.storage.obstore.s3 import ObstoreS3Storage
-from shardstore.storage.opening.open import open_storage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
 from tests.harness.misbehaving_server import MisbehavingServer
 

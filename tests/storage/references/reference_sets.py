@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from shardstore.opening.open import open_storage
 from shardstore.storage.base import ObjectInfo, Read, ReadOutcome, Storage
-from shardstore.storage.opening.open import open_storage
 from shardstore.storage.references.storage import ReferenceStorage
 from shardstore.storage.wrappers import StorageWrapper
 from shardstore.testing.storage_suite import SyncStorage

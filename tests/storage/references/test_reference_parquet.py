@@ -33,8 +33,8 @@ from shardstore.format.references.parquet import (
     encode_rows,
 )
 from shardstore.model.ranges import EVERYTHING
+from shardstore.opening.open import open_storage
 from shardstore.storage.base import Failed, Found, Read
-from shardstore.storage.opening.open import open_storage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop, values
 from tests.storage.http.http_servers import WebServer
 from tests.storage.references.reference_sets import open_references, open_set

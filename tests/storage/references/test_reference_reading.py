@@ -23,10 +23,10 @@ from shardstore.errors import Conflict, Corruption, InvalidInput, ReadOnly, Shar
 from shardstore.format.references.pins import PinnedObject, PinnedStore, SetDigest, encode_pins
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteSuffix
+from shardstore.opening.location import location_of
+from shardstore.opening.open import open_storage
 from shardstore.storage.base import CHANGED, UNKNOWN_NBYTES, Failed, Found, Read
 from shardstore.storage.local.storage import LocalStorage
-from shardstore.storage.opening.location import location_of
-from shardstore.storage.opening.open import open_storage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop, values
 from tests.golden import FIXTURES
 from tests.maintenance.packing.sources import references

@@ -14,7 +14,7 @@ import pytest
 
 from shardstore.errors import Corruption, InvalidInput
 from shardstore.format.references.pins import PinnedObject, PinnedStore, SetDigest, encode_pins
-from shardstore.storage.opening.open import open_storage
+from shardstore.opening.open import open_storage
 from shardstore.testing.storage_suite import SyncStorage
 from tests.storage.http.http_servers import WebServer
 from tests.storage.references.reference_sets import open_set, write_set
@@ -111,7 +111,7 @@ BOMBS = {
 
 _OPEN = """
 import resource, sys
-from shardstore.storage.opening.open import open_storage
+from shardstore.opening.open import open_storage
 from shardstore.errors import ShardStoreError
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:

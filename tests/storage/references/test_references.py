@@ -21,10 +21,10 @@ from fsspec.implementations.reference import ReferenceFileSystem
 
 import shardstore
 from shardstore.errors import Corruption, InvalidInput, NotFound, Unsupported
-from shardstore.storage.opening.address import Address
-from shardstore.storage.opening.open import open_storage
-from shardstore.storage.opening.reference_targets import ReferenceTargets, SetAddress, TargetOptions
-from shardstore.storage.opening.references import split_url
+from shardstore.opening.address import Address
+from shardstore.opening.open import open_storage
+from shardstore.opening.reference_targets import ReferenceTargets, SetAddress, TargetOptions
+from shardstore.opening.references import split_url
 from shardstore.storage.references.storage import ReferenceStorage
 from shardstore.testing.storage_suite import SyncStorage
 

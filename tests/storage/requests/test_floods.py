@@ -16,10 +16,10 @@ import pytest
 import shardstore
 from shardstore.errors import ShardStoreError
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix, resolve
+from shardstore.opening.open import open_storage
 from shardstore.storage.base import Absent, Failed, Found, Read
 from shardstore.storage.http.client import forget_facts
 from shardstore.storage.obstore.reading import ObstoreStorage
-from shardstore.storage.opening.open import open_storage
 from shardstore.storage.requests.ranged_reads import UNASKED_NBYTES, TooMuch, cut, cut_unannounced, exactly
 from shardstore.testing.storage_suite import SyncStorage
 from tests.harness.misbehaving_server import MisbehavingServer

@@ -29,7 +29,7 @@ import zarr
 
 import shardstore
 from shardstore.format.shard_index import IndexLocation
-from shardstore.storage.opening.open import open_storage
+from shardstore.opening.open import open_storage
 from tests.harness.scale import FULL, sized
 from tests.shards import presented
 from tests.stored import StorageObjects

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import shardstore
-from shardstore.storage.opening.open import open_storage
+from shardstore.opening.open import open_storage
 from tests.harness.scale import sized
 from tests.shards import Sharding, presented, sharded_arrays
 from tests.stored import StorageObjects

@@ -13,10 +13,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
+from shardstore.opening.open import open_storage
 from shardstore.storage.base import Storage
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.opening.open import open_storage
 from shardstore.testing.storage_suite import SyncStorage
 from tests.adapters.transformer.layers import document, layered
 from tests.harness.scale import EXAMPLES

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.gate.test_page import STORE, commands_of
-from tests.cli.running import run
+from tests.apps.cli.gate.test_page import STORE, commands_of
+from tests.apps.cli.running import run
 from tests.project.test_docs import bucket
 
 __all__ = ["bucket"]

@@ -27,7 +27,7 @@ from shardstore._sync import run_sync
 from shardstore.errors import Corruption, InvalidInput, NotFound, Unsupported
 from shardstore.format.shard_index import IndexLocation
 from shardstore.maintenance.packing.listing import list_source
-from shardstore.storage.opening.open import open_storage
+from shardstore.opening.open import open_storage
 from tests.golden import golden_cases, handmade_cases
 from tests.maintenance.packing.sources import cases, expected, read_by_zarr, references, stored
 from tests.shards import presented, sharded_arrays

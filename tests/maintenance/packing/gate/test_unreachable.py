@@ -16,7 +16,7 @@ from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
 from shardstore.engine.moving import copy_nodes, move_between
 from shardstore.errors import Incomplete, ShardStoreError, StorageError
-from shardstore.storage.opening.open import open_storage
+from shardstore.opening.open import open_storage
 
 
 def made(path: Path, value: int = 3, dtype: str = "i4", **more: Any) -> Path:

@@ -23,9 +23,9 @@ from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
 from shardstore.engine.moving import copy_nodes
 from shardstore.errors import Conflict, Corruption, Incomplete, InvalidInput, NotFound
+from shardstore.opening.location import Location, location_of
+from shardstore.opening.open import open_storage
 from shardstore.storage.mapping import MappingStorage
-from shardstore.storage.opening.location import Location, location_of
-from shardstore.storage.opening.open import open_storage
 
 
 def made(path: Path, value: int = 3, name: str = "a", chunks: int = 1) -> Path:
@@ -342,7 +342,7 @@ def test_a_mount_of_the_source_is_known(tmp_path: Path, monkeypatch: pytest.Monk
     def stat(path: Any, *args: Any, **options: Any) -> os.stat_result:
         return look(str(path).replace(str(mounted), str(source)), *args, **options)
 
-    monkeypatch.setattr("shardstore.storage.opening.location.os.stat", stat)
+    monkeypatch.setattr("shardstore.opening.location.os.stat", stat)
     before = files(tmp_path)
     with pytest.raises(InvalidInput, match="overlap"):
         pack(source, mounted / inside, overwrite=True)

@@ -20,11 +20,11 @@ from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
 from shardstore.engine.moving import copy_nodes, move_between
 from shardstore.errors import Conflict, InvalidInput
+from shardstore.opening import location
+from shardstore.opening.location import location_of, why_not_apart
 from shardstore.storage.local.mounts import Mounts
 from shardstore.storage.local.storage import LocalStorage
-from shardstore.storage.opening import location
-from shardstore.storage.opening.location import location_of, why_not_apart
-from tests.cli.running import run
+from tests.apps.cli.running import run
 from tests.maintenance.packing.gate.test_whose import files, made, pack, values
 
 Mount = Callable[..., None]

@@ -15,8 +15,8 @@ from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
 from shardstore.engine.moving import copy_nodes, move_between
 from shardstore.errors import InvalidInput
-from shardstore.storage.opening.location import Location, canonical_url, location_of, may_be_one, why_not_apart
-from shardstore.storage.opening.open import open_storage
+from shardstore.opening.location import Location, canonical_url, location_of, may_be_one, why_not_apart
+from shardstore.opening.open import open_storage
 from tests.maintenance.packing.gate.test_whose import files, made, pack
 
 FRESH = {"skip_instance_cache": True}

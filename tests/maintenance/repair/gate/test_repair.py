@@ -25,11 +25,11 @@ from shardstore.maintenance.repair.quarantine import _beside
 from shardstore.maintenance.repair.run import RepairReport, ShardRepair
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL
+from shardstore.opening.open import open_storage
 from shardstore.plan.commits import NONCE_NBYTES
 from shardstore.storage.local.names import LOCK_SUFFIX, TEMP_SUFFIX
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.opening.open import open_storage
 from shardstore.testing.faults import Cancel, Change, DropReply, Fail, Fault, FaultStorage, Refuse, Truncate
 from shardstore.testing.trace import TraceStorage
 from tests.engine.hooked import HookedStorage, document, fresh_memory

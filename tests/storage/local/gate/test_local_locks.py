@@ -24,6 +24,7 @@ import shardstore
 from shardstore.errors import InvalidInput, StorageError, Unsupported
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, IfGeneration
 from shardstore.model.ranges import EVERYTHING, CopiedRange, NewBytes
+from shardstore.opening.open import open_storage
 from shardstore.storage.base import Changed, ConditionFailed
 from shardstore.storage.local import lock_files as local_lock_files
 from shardstore.storage.local import range_locks as local_range_locks
@@ -34,7 +35,6 @@ from shardstore.storage.local.names import LOCK_SUFFIX, TEMP_SUFFIX, lock_path
 from shardstore.storage.local.range_locks import DIRECTORY_LOCK, give_up
 from shardstore.storage.local.rules import Locks, WriteRules
 from shardstore.storage.local.storage import LocalStorage
-from shardstore.storage.opening.open import open_storage
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage
 from tests.storage.local.on_disk import NETWORK, files_below, mount_everything, start
 from tests.storage.local.test_local import increment_often

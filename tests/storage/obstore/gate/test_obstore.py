@@ -19,10 +19,10 @@ import shardstore
 from shardstore.errors import AccessDenied, StorageError, WriteOutcomeUnknown
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix
+from shardstore.opening.open import open_storage
 from shardstore.storage.base import Absent, Changed, ConditionFailed, Found, Read
 from shardstore.storage.obstore.gcs import ObstoreGCSStorage
 from shardstore.storage.obstore.s3 import ObstoreS3Storage
-from shardstore.storage.opening.open import open_storage
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop, values
 from tests.harness import misbehaviours as mis
@@ -101,7 +101,7 @@ def test_pickles_and_equality(both: ObstoreS3Storage | ObstoreGCSStorage) -> Non
 
 FORKED = """
 import os, sys, json
-from shardstore.storage.opening.open import open_storage
+from shardstore.opening.open import open_storage
 from shardstore.testing.storage_suite import SyncStorage
 url, options = json.loads(sys.argv[1])
 storage = open_storage(url, options, transport="obstore")

@@ -21,12 +21,12 @@ import shardstore
 from shardstore.errors import AccessDenied, InvalidInput, Unsupported
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteSuffix
+from shardstore.opening.open import open_storage
 from shardstore.storage.base import Changed, Found, Read
 from shardstore.storage.obstore import s3_options as obstore_s3_options
 from shardstore.storage.obstore.gcs import ObstoreGCSStorage
 from shardstore.storage.obstore.gcs import current_settings as gcs_settings
 from shardstore.storage.obstore.s3 import ObstoreS3Storage
-from shardstore.storage.opening.open import open_storage
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
 from shardstore.testing.trace import TraceStorage

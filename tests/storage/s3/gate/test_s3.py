@@ -17,8 +17,8 @@ import s3fs
 from shardstore.errors import AccessDenied, Conflict, StorageError, WriteOutcomeUnknown
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix
+from shardstore.opening.open import open_storage
 from shardstore.storage.base import Changed, ConditionFailed, Failed, Found, Read, ServerTimes
-from shardstore.storage.opening.open import open_storage
 from shardstore.storage.requests.outcomes import WRITE_ID
 from shardstore.storage.s3.client import S3Client, facts_of, forget_facts
 from shardstore.storage.s3.storage import S3Storage
@@ -822,6 +822,6 @@ def test_instances_of_another_loop_are_replaced(storage: S3Storage, s: SyncStora
 
 
 def test_importing_shardstore_imports_no_s3fs() -> None:
-    imported = "import sys, shardstore.storage.opening.open, shardstore.storage.s3.storage"
+    imported = "import sys, shardstore.opening.open, shardstore.storage.s3.storage"
     code = f"{imported}; assert not {{'s3fs', 'botocore', 'aiobotocore'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

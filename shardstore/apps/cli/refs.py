@@ -1,0 +1,371 @@
+"""``shardstore refs``: writes sets of references, checks them and brings them up to date."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, get_args
+
+import typer
+
+from shardstore import references
+from shardstore.apps.cli.arguments import AsJson, PairOptions, StorageOptions
+from shardstore.apps.cli.execution import interruptible
+from shardstore.apps.cli.failures import ExitCode
+from shardstore.apps.cli.output import complain, print_json
+from shardstore.errors import InvalidInput
+from shardstore.model.options import option
+from shardstore.model.words import plural, shape, size
+from shardstore.progress.shown import step_bar
+from shardstore.references.checking import CheckReport
+from shardstore.references.choices import Flavour
+from shardstore.references.places import JSON_SUFFIXES
+from shardstore.references.report import ReferenceProgress, ReferenceReport
+
+_MOST_SHOWN = 20  # keys
+
+Source = Annotated[str, typer.Argument(metavar="SRC", help="A Zarr hierarchy: a path, URL or chain of URLs.", show_default=False)]
+Set = Annotated[
+    str, typer.Argument(metavar="SET", help="A set of references: a file of JSON, or a directory of Parquet.", show_default=False)
+]
+NewSet = Annotated[str, typer.Argument(metavar="SET", help="Where the set goes.", show_default=False)]
+Format = Annotated[
+    str | None,
+    typer.Option(
+        "--format", metavar="json|parquet", help="By default JSON if SET ends in .json, .json.gz or .json.zst.", show_default=False
+    ),
+]
+FlavourOption = Annotated[
+    str | None,
+    typer.Option("--flavour", metavar="v2|v3|dual|auto", help="The documents in the set. JSON: auto; Parquet: v2.", show_default=False),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the set that is there.")]
+
+
+@dataclass(frozen=True)
+class SetOptions:
+    """Options of ``references.write_json`` and ``write_parquet``."""
+
+    inline_nbytes: int = option(
+        0, "Write chunks of at most this many bytes into the set itself.", "BYTES", form="number", flags=("--inline",)
+    )
+    urls: str = option("absolute", "How references name objects.", "absolute|relative|versioned")
+    base_url: str | None = option(None, "Prefix of keys in references, instead of the URL of SRC.", "URL")
+    pins: bool = option(True, "Do not record which versions of objects the references were made from.")
+    mixed_protocols: bool = option(False, "Allow URLs of several protocols in one set, which fsspec cannot read.")
+
+
+@dataclass(frozen=True)
+class JsonOptions:
+    """Options of ``references.write_json`` alone."""
+
+    version: int = option(1, "JSON: the version of the format.", "0|1", form="number")
+    templates: bool = option(False, "JSON: write the common beginning of all URLs only once.")
+    generators: bool = option(False, "JSON: write one rule for all references of an array, if there is one. fsspec ignores it by default.")
+
+
+@dataclass(frozen=True)
+class ParquetOptions:
+    """Options of ``references.write_parquet`` alone."""
+
+    record_size: int = option(100_000, "Parquet: chunks in a file.", "N", form="number")
+    missing: str = option("null", "Parquet: fill writes a chunk of the fill value for each missing one.", "null|fill")
+    root_as: str | None = option(None, "Parquet: the name of an array at the root.", "NAME")
+
+
+def refs() -> None:
+    """Write and update sets of references, through which programs that know no shards read every chunk in place."""
+
+
+def write(
+    *,
+    source: Source,
+    target: NewSet,
+    form: Format = None,
+    flavour: FlavourOption = None,
+    include: Annotated[
+        list[str] | None,
+        typer.Option("--include", metavar="PATTERN", help="Only arrays whose paths match; repeatable.", show_default=False),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option("--exclude", metavar="PATTERN", help="No arrays whose paths match; repeatable.", show_default=False)
+    ] = None,
+    shards: Annotated[
+        list[str] | None,
+        typer.Option("--whole-shards", metavar="PATTERN", help="Refer to whole shards of these arrays; repeatable.", show_default=False),
+    ] = None,
+    options: SetOptions,
+    json_options: JsonOptions,
+    parquet_options: ParquetOptions,
+    skip_damaged: Annotated[
+        bool, typer.Option("--skip-damaged", help="Leave out damaged shards, instead of stopping with an error.")
+    ] = False,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+    storage: PairOptions,
+) -> None:
+    """Write references to all chunks of a hierarchy: of shards, to the inner chunks, which stay where they are.
+
+    Makes one listing, and one small request for the index of each shard. No data is copied. When a shard is rewritten, references into it
+    become wrong. fsspec, kerchunk and GDAL do not detect that; shardstore does, and shardstore refs check shows what changed.
+
+    Examples:
+
+        shardstore refs write data.zarr data.refs
+
+        shardstore refs write s3://bucket/data.zarr s3://bucket/data.json.zst --flavour v3
+
+        shardstore refs write data.zarr refs.json --exclude 'labels/*' --inline 4096 --urls relative
+    """
+    kind = _format(form, target)
+    own, other = (json_options, parquet_options) if kind == "json" else (parquet_options, json_options)
+    if other != type(other)():
+        refused = next(f"--{name.replace('_', '-')}" for name, value in vars(type(other)()).items() if vars(other)[name] != value)
+        raise InvalidInput(f"{refused} means nothing for a set in {'JSON' if kind == 'json' else 'Parquet'}")
+    source_options, target_options = storage.parsed_pair(source, target)
+    arguments: dict[str, Any] = vars(options) | vars(own)
+    if flavour is not None:
+        arguments["flavour"] = _flavour(flavour)
+    function: Callable[..., ReferenceReport] = references.write_json if kind == "json" else references.write_parquet
+    with _progress("no new set was finished: run the same command again, with --overwrite if a part of it exists") as progress:
+        report = function(
+            source,
+            target,
+            paths=_paths(include, exclude, shards),
+            overwrite=overwrite,
+            on_error="skip" if skip_damaged else "raise",
+            storage_options=source_options or None,
+            target_options=target_options,
+            progress=progress,
+            **arguments,
+        )
+    _show_report(report, as_json)
+
+
+def check(
+    *,
+    target: Set,
+    deep: Annotated[bool, typer.Option("--deep", help="Read the index of each shard too, and compare every reference.")] = False,
+    as_json: AsJson = False,
+    storage: PairOptions,
+) -> None:
+    """Show which objects have changed since a set was written: references into them lead to other bytes. The exit code is 6 then.
+
+    One listing; no data is read. Options are those of the store; give --target-options if the set needs different ones.
+
+    Examples:
+
+        shardstore refs check data.refs
+    """
+    report = references.check(target, deep=deep, storage_options=storage.parsed() or None, target_options=storage.parsed_target())
+    if as_json:
+        print_json(asdict(report))
+    else:
+        _show_check(report)
+    if not report.is_sound:
+        objects = len(report.changed) + len(report.gone) + len(report.new)
+        what = f"objects changed, gone or new: {objects:,}" if objects else f"wrong references: {len(report.wrong):,}"
+        complain("warning", f"{what}. shardstore refs update {target} brings the set up to date, if it was not made of other sets")
+        raise typer.Exit(ExitCode.CONFLICT)
+
+
+def update(
+    *,
+    target: Set,
+    source: Annotated[
+        str | None,
+        typer.Option("--source", metavar="URL", help="The store, if it has moved since the set was written.", show_default=False),
+    ] = None,
+    output: Annotated[
+        str | None, typer.Option("--output", metavar="SET", help="Another place for the new set.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+    storage: PairOptions,
+) -> None:
+    """Write a set again with the options of the first time. Only the indices of shards that have changed since are read.
+
+    Options are those of the store; give --target-options if the set needs different ones.
+
+    Examples:
+
+        shardstore refs update data.refs
+
+        shardstore refs update s3://bucket/data.json --output s3://bucket/today.json
+    """
+    with _progress("run the same command again") as progress:
+        report = references.update(
+            target,
+            source,
+            output=output,
+            storage_options=storage.parsed() or None,
+            target_options=storage.parsed_target(),
+            progress=progress,
+        )
+    if not as_json:
+        typer.echo(f"{plural(report.index_requests, 'index', 'indices')} read again")
+    _show_report(report, as_json)
+
+
+def combine(
+    *,
+    sets: Annotated[list[str], typer.Argument(metavar="SET...", help="Sets of references, in their order.", show_default=False)],
+    target: Annotated[str, typer.Option("--output", metavar="SET", help="Where the new set goes.", show_default=False)],
+    dim: Annotated[
+        str | None, typer.Option("--dim", metavar="NAME", help="The dimension along which arrays are put one behind the other.")
+    ] = None,
+    form: Format = None,
+    flavour: FlavourOption = None,
+    mixed_protocols: Annotated[
+        bool, typer.Option("--mixed-protocols", help="Allow URLs of several protocols in one set, which fsspec cannot read.")
+    ] = False,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+    storage: PairOptions,
+) -> None:
+    """Make one set of several: arrays side by side, or one behind the other along a dimension. Nothing is decoded.
+
+    Arrays have to have the same chunks and codecs, and all sets but the last end with a whole chunk. Arrays without the dimension have to
+    be the same in all sets, byte for byte; they are read where sets refer to different copies, up to 16 MiB of a set. To combine by the
+    values of coordinates, use VirtualiZarr or kerchunk.
+
+    Examples:
+
+        shardstore refs combine monday.json tuesday.json --dim time --output week.refs
+    """
+    with _progress("no new set was finished: run the same command again, with --overwrite if a part of it exists") as progress:
+        report = references.combine(
+            sets,
+            target,
+            dim=dim,
+            format="json" if _format(form, target) == "json" else "parquet",
+            flavour=None if flavour is None else _flavour(flavour),
+            mixed_protocols=mixed_protocols,
+            overwrite=overwrite,
+            storage_options=storage.parsed() or None,
+            target_options=storage.parsed_target(),
+            progress=progress,
+        )
+    _show_report(report, as_json)
+
+
+def info(*, target: Set, as_json: AsJson = False, storage: StorageOptions) -> None:
+    """Show the arrays of a set, and the store that it was made from. References are not counted.
+
+    Examples:
+
+        shardstore refs info data.refs
+    """
+    found = references.describe(target, target_options=storage.parsed() or None)
+    if as_json:
+        print_json(asdict(found))
+        return
+    typer.echo(f"{found.target}: {found.format}, documents of Zarr {found.flavour}")
+    for path, grid in found.arrays.items():
+        typer.echo(f"{path or '(root)'}  {shape(grid)} chunks")
+    if found.store is None:
+        typer.echo("not pinned: replaced objects will not be detected")
+    else:
+        typer.echo(f"pinned to {plural(found.objects, 'object')} of {found.store}")
+
+
+def pins(
+    *,
+    target: Set,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            "--store", metavar="URL", help="The store that the keys belong to, if the set was made from another one.", show_default=False
+        ),
+    ] = None,
+    storage: StorageOptions,
+) -> None:
+    """Print the objects that a set holds offsets into, a line each, for compact --pins and repair --pins.
+
+    Examples:
+
+        shardstore refs pins data.refs > pinned.txt
+    """
+    for pin in references.pins(target, store=store, target_options=storage.parsed() or None):
+        typer.echo(json.dumps({"key": pin.key, "generation": pin.generation}))
+
+
+COMMANDS: Mapping[str, Callable[..., None]] = {
+    "write": write,
+    "check": check,
+    "update": update,
+    "combine": combine,
+    "pins": pins,
+    "info": info,
+}
+"""The commands of the group, by name."""
+
+
+# -- arguments ---------------------------------------------------------------------------------------------------------
+
+
+def _format(given: str | None, target: str) -> str:
+    if given is None:
+        return "json" if target.endswith(JSON_SUFFIXES) else "parquet"
+    if given not in ("json", "parquet"):
+        raise InvalidInput(f"--format {given} is neither json nor parquet")
+    return given
+
+
+def _flavour(given: str) -> Flavour:
+    for flavour in get_args(Flavour):
+        if given == flavour:
+            return flavour  # type: ignore[no-any-return]  # one of its values
+    raise InvalidInput(f"--flavour {given} is none of {', '.join(get_args(Flavour))}")
+
+
+def _paths(include: list[str] | None, exclude: list[str] | None, shards: list[str] | None) -> dict[str, Any] | None:
+    """Return the choices by pattern, in the order in which they count."""
+    if twice := set(exclude or ()) & {*(include or ()), *(shards or ())}:
+        raise InvalidInput(f"--exclude {min(twice)} is named by --include or --whole-shards too")
+    paths: dict[str, Any] = dict.fromkeys(exclude or ())
+    if include and "*" not in include:
+        if shards and set(include) != set(shards):
+            raise InvalidInput("--whole-shards together with --include are to name the same patterns; use --exclude to leave arrays out")
+        paths |= dict.fromkeys(shards or include, "shards" if shards else "chunks") | {"*": None}
+    else:
+        paths |= dict.fromkeys(shards or (), "shards")
+    return paths or None
+
+
+@contextmanager
+def _progress(advice: str) -> Iterator[Callable[[ReferenceProgress], None]]:
+    with interruptible(lambda: advice), step_bar() as bar:
+        yield lambda found: bar(found.step())
+
+
+# -- output ------------------------------------------------------------------------------------------------------------
+
+
+def _show_report(report: ReferenceReport, as_json: bool) -> None:
+    if as_json:
+        print_json(asdict(report))
+        return
+    counts = f"{plural(report.arrays, 'array')}, {plural(report.references, 'reference')} to {plural(report.targets, 'object')}"
+    typer.echo(f"{counts}, {size(report.nbytes)}")
+    lines = [f"{report.missing:,} chunks are missing in the source"] if report.missing else []
+    lines += [f"{report.inlined:,} chunks are in the set itself"] if report.inlined else []
+    lines += [f"documents of Zarr {report.flavour}: {report.why}"]
+    lines += [f"left out: {path or '(root)'}: {why}" for path, why in list(report.left_out.items())[:_MOST_SHOWN]]
+    if not report.is_pinned:
+        lines.append("not pinned: replaced objects will not be detected")
+    for line in lines:
+        typer.echo(line)
+    typer.echo("")
+    typer.echo(report.how_to_open)
+
+
+def _show_check(report: CheckReport) -> None:
+    for what, keys in (("changed", report.changed), ("gone", report.gone), ("new", report.new), ("wrong", report.wrong)):
+        for key in keys[:_MOST_SHOWN]:
+            typer.echo(f"{key}: {what}")
+        if len(keys) > _MOST_SHOWN:
+            typer.echo(f"… and {len(keys) - _MOST_SHOWN:,} more {what} (--json)")
+    counts = f"{len(report.changed):,} changed, {len(report.gone):,} gone, {len(report.new):,} new"
+    typer.echo(f"{plural(report.objects, 'object')} of {report.store}: {counts}")

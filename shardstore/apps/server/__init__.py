@@ -1,0 +1,23 @@
+"""Read-only HTTP of a store: the presented values for viewers and clients that know no shards, the stored objects, and the read operations
+of S3 on both.
+
+Other rooms import ``application`` and ``serve`` from here. They need the extra ``serve``; this module can be imported without it. Begin
+with ``application.py``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardstore import optional
+
+if TYPE_CHECKING:
+    from shardstore.apps.server.application import Application, application
+    from shardstore.apps.server.running import Serving, serve
+else:  # with stand-ins where the extra is missing
+    Application = optional.load("shardstore.apps.server.Application", "shardstore.apps.server.application", "serve")
+    application = optional.load("shardstore.apps.server.application", "shardstore.apps.server.application", "serve")
+    Serving = optional.load("shardstore.apps.server.Serving", "shardstore.apps.server.running", "serve")
+    serve = optional.load("shardstore.serve", "shardstore.apps.server.running", "serve")
+
+__all__ = ["Application", "Serving", "application", "serve"]

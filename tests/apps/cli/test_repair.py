@@ -1,0 +1,94 @@
+"""``shardstore repair``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+import shardstore
+from tests.apps.cli.running import VALUES, Place, run, succeed
+from tests.shards import encode_index, index_entries, sharded_arrays
+from tests.stored import FsspecObjects, LocalObjects, Objects, snapshot
+
+
+def quarantine_of(place: Place) -> Objects:
+    url = f"{place.url}.quarantine"
+    return FsspecObjects(url, place.storage_options) if "://" in url else LocalObjects(Path(url))
+
+
+@pytest.fixture
+def torn(place: Place) -> str:
+    """The key of a shard to which something was appended, and not finished."""
+    key = "ct/c/0/1"
+    shard = place.objects.get(key)
+    assert shard is not None
+    place.objects.put(key, shard + shard[:71])
+    return key
+
+
+def test_it_says_what_it_would_do_and_does_it(place: Place, torn: str) -> None:
+    before = snapshot(place.objects)
+    outcome = run("repair", place.url, *place.options)
+    assert outcome.code == 5
+    what = f"{torn}: behind its last valid index there are 71 bytes, of an append that was not finished, or that is damaged; "
+    named = "ct/c/0/3, ct/c/0/4, ct/c/0/5, ct/c/1/3, ct/c/1/4, ct/c/1/5"
+    left = (
+        f"{what}nothing is done: to cut it behind that index may bring old values back, and needs --allow-reverting "
+        f"(allow_reverting=True): 6 chunks in it; may be old: {named}"
+    )
+    assert outcome.lines == [left, "9 shards looked at, 1 would be dealt with"]
+    assert outcome.err == "warning: nothing was changed: --yes does it\n"
+    outcome = run("repair", place.url, "--yes", *place.options)
+    assert (outcome.code, outcome.lines[0]) == (5, left)
+    assert outcome.err == "warning: 1 damaged shard left: restore from a copy, or say --allow-reverting to go back to an older index\n"
+    assert snapshot(place.objects) == before
+    assert snapshot(quarantine_of(place)) == {}
+    outcome = run("repair", "--yes", "--allow-reverting", f"{place.url}/ct", *place.options)
+    assert outcome.code == 5
+    told = (
+        f"{what}it is cut behind that index: its chunks are as they were then, those that were written since are not in it: 6 chunks kept; "
+        f"reverted, may be old: {named}"
+    )
+    assert outcome.lines[:2] == [told, "6 shards looked at, 1 dealt with"]
+    assert outcome.lines[2].startswith("damaged objects are kept in ")
+    assert outcome.lines[2].endswith("data.zarr.quarantine")
+    assert before[torn] in snapshot(quarantine_of(place)).values()
+    store = shardstore.open(place.url, storage_options=place.storage_options or None, index_cache_bytes=0)
+    array = zarr.open_array(store, path="ct", mode="r")
+    assert np.array_equal(array[:12], VALUES)
+    assert succeed("repair", place.url, *place.options).lines == ["9 shards looked at, 0 would be dealt with"]
+
+
+def test_lost_chunks_are_told_by_the_exit_code(local: Place, tmp_path: Path) -> None:
+    layout = sharded_arrays(local.objects)["ct"]
+    shard = local.objects.get("ct/c/0/0")
+    assert shard is not None
+    entries = index_entries(layout, shard)
+    entries[4] = (10**9, 1)
+    local.objects.put("ct/c/0/0", shard[: -layout.index_nbytes] + encode_index(layout, entries))
+    outcome = run("repair", local.url, "--yes", "--json", "--quarantine", str(tmp_path / "kept"))
+    assert outcome.code == 5
+    (finding,) = outcome.json["findings"]["shards"]
+    assert (finding["remedy"], finding["kept"], finding["lost"]) == ("dropped", 5, {"count": 1, "chunks": ["ct/c/1/1"]})
+    rest = ["ct/c/0/0", "ct/c/0/1", "ct/c/0/2", "ct/c/1/0", "ct/c/1/2"]  # the shard was longer; where its bytes are missing is not known
+    assert (finding["reverted"], finding["uncertain"]) == ({"count": 0, "chunks": []}, {"count": 5, "chunks": rest})
+    kept = tmp_path / "kept" / finding["quarantined"]
+    assert kept.is_file()
+    assert kept.with_name(kept.name + ".json").is_file()
+    assert succeed("repair", local.url, "--yes").code == 0
+
+
+def test_metadata_that_cannot_be_read_is_named(local: Place) -> None:
+    local.objects.put("ct/zarr.json", b'{"zarr_format": 3, ')
+    outcome = run("repair", local.url, "--yes")
+    assert outcome.code == 5
+    assert outcome.err == "warning: ct has metadata that cannot be read, which is never guessed: restore it\n"
+
+
+def test_wrong_usage(local: Place) -> None:
+    assert run("repair", local.url, "--older-than", "-1").code == 2
+    assert run("repair", local.url, "--yes", "--quarantine", f"{local.url}/inside").code == 2
+    assert run("repair", f"{local.url}/nowhere").code == 3

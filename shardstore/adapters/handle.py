@@ -23,8 +23,10 @@ from shardstore.adapters.batch_values import raise_failed
 from shardstore.engine.actions import Action
 from shardstore.engine.engine import Engine
 from shardstore.engine.metadata.hierarchy import HierarchyRegistry, Node
-from shardstore.engine.options import EngineOptions, check_flag
+from shardstore.engine.options import EngineOptions
 from shardstore.errors import InvalidInput, NotFound, ReadOnly, Unsupported
+from shardstore.model.options import check_flag
+from shardstore.model.redaction import redacted
 from shardstore.model.showing import ShownInNotebooks
 from shardstore.opening.chains import links_of_url, protocols_of_links, text_of
 from shardstore.opening.open import open_storage
@@ -38,7 +40,6 @@ from shardstore.storage.base import Storage
 from shardstore.storage.draft_store import WITHOUT_VERSIONS, underlying_storage
 from shardstore.storage.known_references import KnowsReferences
 from shardstore.storage.local.rules import Locks
-from shardstore.storage.redaction import redacted
 from shardstore.storage.static import as_said, check_static
 from shardstore.storage.wrappers import Counters, unreachable
 

@@ -15,8 +15,8 @@ from shardstore.adapters.batch_values import given_bytes, values_of
 from shardstore.adapters.handle import Handle, SynchronousFace
 from shardstore.adapters.options import StoreOptions
 from shardstore.engine.actions import ERASE, Action, Patch, SetValue
-from shardstore.engine.options import check_flags
 from shardstore.errors import InvalidInput
+from shardstore.model.options import check_flags
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, BytesLike, ByteSuffix
 from shardstore.presented.engine_storage import EngineStorage
 from shardstore.storage.base import Storage

@@ -15,11 +15,11 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, ZipStore
 from shardstore.adapters.handle import Face
 from shardstore.errors import InvalidInput
 from shardstore.model.generation import Generation
+from shardstore.model.redaction import redacted
 from shardstore.opening.location import Location, StorePlace, location_of
 from shardstore.storage.generic.links import is_any
 from shardstore.storage.generic.storage import GenericStorage, described
 from shardstore.storage.local.storage import LocalStorage
-from shardstore.storage.redaction import redacted
 
 T = TypeVar("T")
 

@@ -11,8 +11,7 @@ from shardstore.format.presentation import PresentLevel
 from shardstore.format.shard_index import IndexCodecs, IndexFormat, IndexLocation
 from shardstore.format.storage_transformers import transformer_index_format
 from shardstore.model.coalescing import ReadLimits
-from shardstore.model.options import check_flag as check_flag
-from shardstore.model.options import check_flags as check_flags  # by this name for the modules that take options of an engine
+from shardstore.model.options import check_flags
 from shardstore.opening.kinds import read_sizes
 from shardstore.plan.commits import ChunkOrder, Strategy
 from shardstore.plan.policy import ShardingPolicy, validate_policy

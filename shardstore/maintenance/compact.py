@@ -16,7 +16,7 @@ from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
 from shardstore.engine.fresh_layout import StaleLayout
 from shardstore.engine.index_cache import CachedIndex
-from shardstore.engine.options import EngineOptions, check_flags
+from shardstore.engine.options import EngineOptions
 from shardstore.errors import Corruption, InvalidInput, NotFound
 from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.maintenance.cluster import ExecutorLike
@@ -33,6 +33,7 @@ from shardstore.maintenance.shard_work import (
     check_can_swap,
     shard_step,
 )
+from shardstore.model.options import check_flags
 from shardstore.model.showing import ShownInNotebooks
 from shardstore.opening.open import open_storage
 from shardstore.opening.snapshot_urls import named_snapshot, refuse_to_change

@@ -6,9 +6,9 @@ import os
 from dataclasses import dataclass
 
 from shardstore.errors import InvalidInput
+from shardstore.model.redaction import redacted
 from shardstore.opening.chains import LOCAL_PROTOCOLS, links_of_url, scheme_of
 from shardstore.opening.kinds import kind_of_protocol
-from shardstore.storage.redaction import redacted
 
 _OURS = "sharded::"
 

@@ -16,7 +16,7 @@ from fsspec.registry import available_protocols, get_filesystem_class, known_imp
 from fsspec.spec import AbstractFileSystem
 
 from shardstore.errors import InvalidInput
-from shardstore.storage.redaction import redacted
+from shardstore.model.redaction import redacted
 
 OURS = "sharded"
 """The protocol of views of stores in fsspec; registered by ``adapters.fsspec.filesystem``."""

@@ -20,6 +20,7 @@ from fsspec.spec import AbstractFileSystem
 
 from shardstore.errors import AccessDenied, InvalidInput, NotFound, ShardStoreError, StorageError, Unsupported
 from shardstore.extras import how_to_install
+from shardstore.model.redaction import redacted, shown_cause, unusable_options
 from shardstore.opening import options as open_options
 from shardstore.opening.chains import OURS, check_cut, check_known, is_known, links_of_url, protocols_of_links
 from shardstore.opening.kinds import LocalOpener, kind_of_filesystem, kind_of_protocol
@@ -32,7 +33,6 @@ from shardstore.storage.generic.links import REFERENCES, is_any, without_dirs
 from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.local.rules import Locks, check_follow_links, check_locks
 from shardstore.storage.local.storage import LocalStorage
-from shardstore.storage.redaction import redacted, shown_cause, unusable_options
 from shardstore.storage.references.filesystems import check_made_by_user, for_inner_link, for_inner_links
 from shardstore.storage.static import as_said, check_static
 

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 from fsspec.spec import AbstractFileSystem
 
 from shardstore.errors import InvalidInput
+from shardstore.model.redaction import HARMLESS, redacted
 from shardstore.opening.address import Address
 from shardstore.opening.chains import parameters_of, text_of
 from shardstore.opening.kinds import kind_of_protocol
-from shardstore.storage.redaction import HARMLESS, redacted
 
 T = TypeVar("T")
 

@@ -20,13 +20,13 @@ from fsspec.spec import AbstractFileSystem
 
 from shardstore.errors import Corruption, InvalidInput, NotFound, StorageError
 from shardstore.format.references.pins import object_url
+from shardstore.model.redaction import redacted
 from shardstore.opening.address import Address
 from shardstore.opening.chains import links_of_url, protocols_of_links
 from shardstore.opening.kinds import kind_of_filesystem, kind_of_protocol, read_sizes
 from shardstore.storage.base import Storage
 from shardstore.storage.generic.links import is_one, protocols_of
 from shardstore.storage.generic.storage import GenericStorage
-from shardstore.storage.redaction import redacted
 from shardstore.storage.references.entries import ReferenceTarget
 
 Opener = Callable[[Any, Mapping[str, Any] | None], Storage]

@@ -15,11 +15,11 @@ from fsspec.utils import tokenize
 
 from shardstore.errors import InvalidInput
 from shardstore.format.references.json import Expansion
+from shardstore.model.redaction import HARMLESS, redacted
 from shardstore.opening.address import Address
 from shardstore.opening.chains import links_of_url, scheme_of
 from shardstore.opening.reference_targets import Opener, ReferenceTargets, SetAddress, TargetOptions, canonical, protocols_in
 from shardstore.storage.generic.links import links_of, protocols_of
-from shardstore.storage.redaction import HARMLESS, redacted
 from shardstore.storage.references.entries import SetPlace
 from shardstore.storage.references.parquet_set import CACHE_BYTES
 from shardstore.storage.references.storage import ReferenceStorage, SetChoices

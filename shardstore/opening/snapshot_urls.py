@@ -27,6 +27,7 @@ from fsspec.spec import AbstractFileSystem
 from shardstore.errors import AccessDenied, Corruption, InvalidInput, ReadOnly, ShardStoreError
 from shardstore.format.json_text import loads_object
 from shardstore.model.ranges import EVERYTHING
+from shardstore.model.redaction import redacted
 from shardstore.opening.address import Address, has_host
 from shardstore.opening.chains import text_of
 from shardstore.opening.open import open_storage
@@ -42,7 +43,6 @@ from shardstore.opening.snapshot_place import (
 from shardstore.opening.transports import Transport
 from shardstore.storage.base import Failed, Found, Read, ReadOutcome, Storage
 from shardstore.storage.generic.links import protocols_of
-from shardstore.storage.redaction import redacted
 from shardstore.storage.requests.ranged_reads import TooMuch
 
 _READER = "shardstore.snapshots.named"

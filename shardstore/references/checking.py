@@ -11,7 +11,6 @@ from typing import Any
 from fsspec.core import split_protocol
 
 from shardstore._sync import run_sync
-from shardstore.engine.options import check_flag
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.format.draft2022.keys import canonical_key
 from shardstore.format.json_text import loads_object, same_text
@@ -19,6 +18,7 @@ from shardstore.format.references.parquet import METADATA_NAME, decode_metadata,
 from shardstore.format.references.pins import PinSection
 from shardstore.format.store_keys import join, metadata_key
 from shardstore.maintenance.pins import Pin, is_held
+from shardstore.model.options import check_flag
 from shardstore.opening.open import open_storage
 from shardstore.opening.reference_targets import LOCAL, canonical
 from shardstore.references.batches import ReferencedArray, content, size_of

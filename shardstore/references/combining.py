@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from shardstore.engine.options import check_flags
 from shardstore.errors import InvalidInput
 from shardstore.format.json_text import JsonObject, same_text
 from shardstore.format.references.documents import NodeDocuments
 from shardstore.format.v2.arrays import ARRAY_DIMENSIONS
+from shardstore.model.options import check_flags
 from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, strides
 from shardstore.references.choices import Choices, Flavour
 from shardstore.references.comparing import Comparison, ComparisonBounds

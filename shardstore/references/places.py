@@ -15,12 +15,12 @@ from shardstore.format.references.parquet import METADATA_NAME
 from shardstore.format.references.pins import PINS_SUFFIX, UNPINNED, PinSection, SetDigest, section_of
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import EVERYTHING
+from shardstore.model.redaction import redacted
 from shardstore.opening.address import Address
 from shardstore.opening.chains import text_of
 from shardstore.opening.location import location_of
 from shardstore.opening.open import open_storage
 from shardstore.storage.base import Found, Read, Storage, read_one
-from shardstore.storage.redaction import redacted
 
 _MEMBERS = re.compile(rb'"(refs|gen|templates|([^"]*/)?(\.zgroup|\.zarray|\.zattrs|\.zmetadata|zarr\.json))"\s*:')
 _PIECE = 4 * 2**20

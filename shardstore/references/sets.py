@@ -22,6 +22,7 @@ from shardstore.format.references.parquet import MISSING, MOST_CHUNKS, Reference
 from shardstore.format.references.pins import PinnedObject, PinSection
 from shardstore.format.store_keys import join
 from shardstore.maintenance.array_plans import plan_v2_array
+from shardstore.model.redaction import redacted
 from shardstore.opening.address import Address
 from shardstore.opening.chains import is_known, text_of
 from shardstore.opening.open import open_storage
@@ -29,7 +30,6 @@ from shardstore.opening.reference_targets import absolute_url
 from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, read_nodes
 from shardstore.references.places import SetPlace
 from shardstore.storage.base import Storage
-from shardstore.storage.redaction import redacted
 from shardstore.storage.references.entries import PinnedReference
 from shardstore.storage.references.storage import ReferenceStorage
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from shardstore.engine.options import check_flags
+from shardstore.model.options import check_flags
 from shardstore.references.choices import Choices, Flavour, Paths, Urls
 from shardstore.references.opening import open_source
 from shardstore.references.places import open_set, options_for

@@ -19,6 +19,7 @@ from shardstore.extras import how_to_install
 from shardstore.format.snapshots.state import Snapshot, State
 from shardstore.format.snapshots.structure import Structure
 from shardstore.format.store_keys import check_node_path, join
+from shardstore.model.redaction import redacted
 from shardstore.opening.open import open_storage
 from shardstore.opening.snapshot_place import POINTER_KEY, WHY_READ_ONLY, NewHierarchy, Pinned, SnapshotName, SnapshotPlace
 from shardstore.plan.policy import ShardingPolicy
@@ -31,7 +32,6 @@ from shardstore.snapshots.session_storage import SessionStorage
 from shardstore.snapshots.versioned_store import COMMIT_TRIES, CommitRequest, CurrentState, VersionedStore
 from shardstore.snapshots.virtual_files import VirtualFiles
 from shardstore.storage.base import Found, Storage
-from shardstore.storage.redaction import redacted
 
 
 def _cut(state: State, rest: str, url: str) -> tuple[Snapshot, str, str]:

@@ -26,6 +26,7 @@ from shardstore.model.coalescing import ReadLimits, coalesce_all
 from shardstore.model.containers import batched
 from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration, Unconditional
 from shardstore.model.ranges import ByteRange, BytesLike, cut, resolve
+from shardstore.model.redaction import redacted
 from shardstore.opening.location import ANYWHERE, HasPhysicalLocation, Location, location_of
 from shardstore.snapshots.chunk_places import ABSENT as NO_PLACE
 from shardstore.snapshots.chunk_places import HELD, ChunkPlaces, file_name, token_in_file, token_of_inline, token_of_written
@@ -48,7 +49,6 @@ from shardstore.storage.base import (
 )
 from shardstore.storage.fallbacks import ReadsAndWrites, check_directory
 from shardstore.storage.known_references import ChunksInFile, FileFault, KnownReferences, KnowsReferences
-from shardstore.storage.redaction import redacted
 from shardstore.storage.requests.body import joined
 from shardstore.storage.requests.conditions import check_deletion
 from shardstore.storage.wrappers import Counters

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardstore.errors import InvalidInput, StorageError, WriteOutcomeUnknown
 from shardstore.extras import how_to_install
+from shardstore.model.redaction import redacted
 from shardstore.snapshots.catalog import Pointer, check_store_name, is_gone, moved
-from shardstore.storage.redaction import redacted
 from shardstore.storage.requests import lost_answers
 
 if TYPE_CHECKING:  # an extra

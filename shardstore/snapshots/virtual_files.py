@@ -19,12 +19,12 @@ from shardstore.format.snapshots.file_names import CHUNKS, encode_id
 from shardstore.format.snapshots.manifest import ChunkRefs, VirtualCheck
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRange
+from shardstore.model.redaction import redacted
 from shardstore.opening.open import open_storage
 from shardstore.opening.reference_targets import ReferenceTargets, SetAddress, TargetOptions
 from shardstore.snapshots.files import MissingFile
 from shardstore.storage.base import Absent, Changed, Failed, Found, LeadsNowhere, Read, ReadOutcome, Storage
 from shardstore.storage.local.versions import may_be_same_bytes
-from shardstore.storage.redaction import redacted
 
 Asked = tuple[bytes | str, Sequence[ByteRange], VirtualCheck | None]
 """The id of a chunk file, or the URI of a virtual one; ranges of it; and what proves that a virtual one is unchanged."""

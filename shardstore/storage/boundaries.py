@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from itertools import chain
 
 from shardstore.errors import Conflict
+from shardstore.model.redaction import redacted
 from shardstore.storage.abilities import FileTree
 from shardstore.storage.base import Storage
 from shardstore.storage.local.directory import LocalFiles
-from shardstore.storage.redaction import redacted
 
 _NAMED = 3
 

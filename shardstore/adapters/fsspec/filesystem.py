@@ -24,9 +24,9 @@ from shardstore.adapters.handle import FilesystemFace, Handle
 from shardstore.adapters.own_shards import set_value
 from shardstore.adapters.zarr_version import imported_zarr
 from shardstore.engine.actions import ERASE, Action, SetValue
-from shardstore.engine.options import check_flags
 from shardstore.errors import InvalidInput, NotFound, ReadOnly, SnapshotExpired
 from shardstore.format.store_keys import ancestors, join
+from shardstore.model.options import check_flags
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix
 from shardstore.opening.snapshot_place import Pinned
 from shardstore.presented.flavours import Presented

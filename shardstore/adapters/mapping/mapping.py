@@ -10,9 +10,9 @@ from shardstore.adapters.batch_values import given_bytes
 from shardstore.adapters.handle import Handle, SynchronousFace
 from shardstore.adapters.options import StoreOptions
 from shardstore.engine.actions import ERASE, SetValue
-from shardstore.engine.options import check_flags
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.format.store_keys import join
+from shardstore.model.options import check_flags
 from shardstore.model.ranges import EVERYTHING, BytesLike
 
 OnError = Literal["raise", "omit", "return"]

@@ -30,6 +30,7 @@ from shardstore.format.snapshots.file_names import CHUNKS
 from shardstore.format.snapshots.state import Snapshot, State
 from shardstore.format.snapshots.structure import Node
 from shardstore.model.chunks import ChunkCoords
+from shardstore.model.redaction import redacted
 from shardstore.opening.address import Address
 from shardstore.opening.chains import text_of
 from shardstore.opening.open import open_storage
@@ -47,7 +48,6 @@ from shardstore.snapshots.reachable import Progress
 from shardstore.snapshots.session import SessionCore
 from shardstore.snapshots.versioned_store import CurrentState
 from shardstore.storage.base import Storage
-from shardstore.storage.redaction import redacted
 
 _WORK = "shardstore-export"
 """The branch on which snapshots are written, or the beginning of its name; it is removed."""

@@ -37,6 +37,7 @@ from shardstore.format.snapshots.state import Ref, check_ref_name
 from shardstore.format.store_keys import join
 from shardstore.model.containers import Lru, batched
 from shardstore.model.ranges import ByteRange
+from shardstore.model.redaction import redacted
 from shardstore.references.icechunk.blocks import Coords
 from shardstore.references.icechunk.histories import (
     INLINE,
@@ -61,7 +62,6 @@ from shardstore.snapshots.new_history import NewHistory
 from shardstore.snapshots.reachable import Progress
 from shardstore.snapshots.session import SessionCore
 from shardstore.storage.base import LeadsNowhere
-from shardstore.storage.redaction import redacted
 
 _AT_ONCE = 32
 _SNAPSHOTS_KEPT = 9

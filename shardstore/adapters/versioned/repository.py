@@ -12,9 +12,9 @@ from shardstore._sync import run_sync
 from shardstore.adapters.versioned.opened import OpenedStore, RepositoryArguments, RepositoryOptions, check_prefixes
 from shardstore.adapters.versioned.session import Session
 from shardstore.adapters.versioned.virtual_hierarchy import adopt_hierarchy, place_of_objects
-from shardstore.engine.options import check_flags
 from shardstore.errors import Corruption, InvalidInput, NotFound
 from shardstore.format.snapshots.state import check_said
+from shardstore.model.options import check_flags
 from shardstore.opening.open import open_storage
 from shardstore.opening.options import options_of_another
 from shardstore.progress.shown import reported

@@ -12,7 +12,6 @@ import numpy as np
 
 from shardstore._sync import run_sync
 from shardstore.adapters.versioned.opened import OpenedStore
-from shardstore.engine.options import check_flags
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.format.json_text import JsonObject, dumps
 from shardstore.format.metadata_v3 import METADATA_NAME, mentions_sharding
@@ -20,6 +19,7 @@ from shardstore.format.references.parquet import MISSING
 from shardstore.format.snapshots.manifest import ChunkRefs, VirtualCheck
 from shardstore.format.snapshots.state import Ref, check_said
 from shardstore.format.store_keys import check_node_path, check_node_paths, groups_above, join
+from shardstore.model.options import check_flags
 from shardstore.opening.location import location_of
 from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, size_of
 from shardstore.references.choices import Choices, Paths, base_of, check_patterns, chosen, described

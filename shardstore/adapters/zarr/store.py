@@ -17,11 +17,11 @@ from shardstore.adapters.zarr.arrays import replace_methods
 from shardstore.adapters.zarr.chunk_pipeline import handles_keys_as
 from shardstore.adapters.zarr.pipeline import install_pipeline
 from shardstore.engine.actions import ERASE, SetIfMissing, SetValue
-from shardstore.engine.options import check_flags
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.errors import NotFound, ReadOnly
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.format.store_keys import join
+from shardstore.model.options import check_flags
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix
 
 if TYPE_CHECKING:

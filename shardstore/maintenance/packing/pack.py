@@ -20,13 +20,13 @@ from shardstore.maintenance.packing.run import carry_out
 from shardstore.maintenance.packing.translation import Mode, TargetForm
 from shardstore.maintenance.pins import Pin, check_none_held
 from shardstore.model.options import check_flag, option
+from shardstore.model.redaction import redacted
 from shardstore.opening.options import options_of_another
 from shardstore.opening.snapshot_urls import named_snapshot, refuse_to_change
 from shardstore.plan.commits import ChunkOrder
 from shardstore.plan.policy import ShardingPolicy
 from shardstore.progress.shown import reported
 from shardstore.progress.steps import Progress
-from shardstore.storage.redaction import redacted
 
 DEFAULT_MAX_MEMORY = 160 << 20
 _LEAST_MEMORY = 16 << 20

@@ -16,6 +16,7 @@ from shardstore.engine.engine import Engine
 from shardstore.errors import Conflict, InvalidInput
 from shardstore.maintenance.execution import SharedStorage
 from shardstore.maintenance.packing.record import INSIDE, SUFFIX, Record
+from shardstore.model.redaction import redacted
 from shardstore.opening.address import Address
 from shardstore.opening.chains import text_of
 from shardstore.opening.location import Location, location_of, why_not_apart
@@ -32,7 +33,6 @@ from shardstore.storage.boundaries import check_own
 from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.mapping import MappingStorage
-from shardstore.storage.redaction import redacted
 from shardstore.storage.requests.outcomes import PROBE_PREFIX
 from shardstore.storage.wrappers import CheckedStorage
 from shardstore.stored.detect import DetectedStorage

@@ -45,8 +45,8 @@ from shardstore.maintenance.packing.writing import UnitDone
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING
+from shardstore.model.redaction import redacted
 from shardstore.storage.base import Absent, ConditionFailed, Found, Read, Storage, read_one, unless_failed
-from shardstore.storage.redaction import redacted
 from shardstore.storage.requests.outcomes import PROBE_PREFIX
 
 FORMAT = 2

@@ -16,7 +16,6 @@ from typing import Any
 from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
 from shardstore.engine.fresh_layout import StaleLayout
-from shardstore.engine.options import check_flags
 from shardstore.engine.reading.reader import same_shards
 from shardstore.engine.writing.committer import Shard
 from shardstore.engine.writing.plan_writer import PlanWriter
@@ -42,6 +41,7 @@ from shardstore.maintenance.shard_work import (
     check_can_swap,
     shard_step,
 )
+from shardstore.model.options import check_flags
 from shardstore.model.showing import ShownInNotebooks
 from shardstore.opening.open import open_storage
 from shardstore.opening.snapshot_urls import named_snapshot, refuse_to_change

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from shardstore.errors import InvalidInput
+from shardstore.model.redaction import HARMLESS, redacted
 from shardstore.opening.chains import text_of
 from shardstore.references.icechunk.library import library
 from shardstore.references.icechunk.lines import location_of, prefix_of, shown_local_path
-from shardstore.storage.redaction import HARMLESS, redacted
 
 Options = Mapping[str, Any]
 OptionsOf = Callable[[str], Options]

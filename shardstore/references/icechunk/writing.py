@@ -22,13 +22,14 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore._sync import run_sync
-from shardstore.engine.options import check_flags
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.json_text import JsonObject, NumberText, dumps, loads_object
 from shardstore.format.metadata_v3 import METADATA_NAME
 from shardstore.format.references.parquet import MISSING, ReferenceRows
 from shardstore.format.store_keys import check_key, groups_above, join
+from shardstore.model.options import check_flags
+from shardstore.model.redaction import redacted
 from shardstore.opening.open import open_storage
 from shardstore.opening.reference_targets import names_version
 from shardstore.opening.snapshot_urls import named_snapshot
@@ -56,7 +57,6 @@ from shardstore.references.sets import is_set
 from shardstore.references.stores import OnError, store_source
 from shardstore.storage.base import UNKNOWN_NBYTES
 from shardstore.storage.known_references import KnowsReferences
-from shardstore.storage.redaction import redacted
 
 if TYPE_CHECKING:  # an extra
     import icechunk

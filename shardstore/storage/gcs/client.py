@@ -13,10 +13,10 @@ from typing import Any
 
 from shardstore.errors import AccessDenied, ShardStoreError, StorageError
 from shardstore.model.generation import Generation
+from shardstore.model.redaction import redacted, shown_cause, unusable_options
 from shardstore.storage.connection_errors import CHECK_ENDPOINT, is_unreachable
 from shardstore.storage.gcs.bounded import Allowed, bounded
 from shardstore.storage.inferred_versions import modified_seconds
-from shardstore.storage.redaction import redacted, shown_cause, unusable_options
 from shardstore.storage.requests.bucket import BucketClient
 from shardstore.storage.requests.outcomes import WRITE_ID, Head, RequestFailed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 
 from shardstore.errors import AccessDenied, NoSpace, ReadOnly, ShardStoreError, StorageError, Unsupported
-from shardstore.storage.redaction import redacted
+from shardstore.model.redaction import redacted
 from shardstore.storage.room import FULL_ERRNOS
 
 ABSENT_ERRORS = (FileNotFoundError, IsADirectoryError, NotADirectoryError)

@@ -23,6 +23,7 @@ from shardstore.model.capabilities import Capabilities
 from shardstore.model.containers import Lru
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfAbsent, IfGeneration, Unconditional
 from shardstore.model.ranges import EVERYTHING, BytesLike, Segment, resolve
+from shardstore.model.redaction import redacted
 from shardstore.storage.abilities import HasIdentity, OnFilesystem
 from shardstore.storage.base import (
     ABSENT,
@@ -58,7 +59,6 @@ from shardstore.storage.generic.links import (
     without_dirs,
 )
 from shardstore.storage.inferred_versions import agrees, modified_seconds, trace_of, unversioned, version_from, version_of
-from shardstore.storage.redaction import redacted
 from shardstore.storage.requests.body import groups, joined
 from shardstore.storage.requests.conditions import check_deletion, failed, warn_not_honoured
 

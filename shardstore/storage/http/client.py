@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from shardstore.errors import AccessDenied, InvalidInput, ShardStoreError, StorageError
+from shardstore.model.redaction import redacted, shown_cause
 from shardstore.storage.connection_errors import CHECK_ADDRESS, is_unreachable
-from shardstore.storage.redaction import redacted, shown_cause
 from shardstore.storage.requests.bound import Bound
 from shardstore.storage.requests.outcomes import RequestFailed
 

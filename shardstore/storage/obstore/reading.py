@@ -21,12 +21,12 @@ from typing import Generic, TypeVar
 
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import ByteRequest, BytesLike, Segment
+from shardstore.model.redaction import redacted
 from shardstore.storage.abilities import ObstoreCarried
 from shardstore.storage.base import ABSENT, CHANGED, DirListing, ObjectInfo
 from shardstore.storage.gcs.storage import GCSStorage
 from shardstore.storage.obstore import requests as obstore_requests
 from shardstore.storage.obstore.requests import Bucket, ObstoreAnswer
-from shardstore.storage.redaction import redacted
 from shardstore.storage.requests.outcomes import RequestFailed
 from shardstore.storage.requests.ranged_reads import NOTHING, RangedReads, RangeOutcome, RangePart
 from shardstore.storage.s3.storage import S3Storage

@@ -22,7 +22,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import GCSStore, S3Store
 
 from shardstore.model.ranges import ByteOffset, ByteRange, ByteRequest
-from shardstore.storage.redaction import redacted, shown_cause
+from shardstore.model.redaction import redacted, shown_cause
 from shardstore.storage.requests.outcomes import RequestFailed
 from shardstore.storage.requests.ranged_reads import check_most
 

@@ -17,9 +17,9 @@ from shardstore.format.references.table import Reference
 from shardstore.model.coalescing import CoalescedReads, ReadLimits, coalesce_all
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRange, resolve
+from shardstore.model.redaction import redacted
 from shardstore.storage.base import CHANGED, UNKNOWN_NBYTES, Absent, Changed, Failed, Found, LeadsNowhere, Read, ReadOutcome, Storage
 from shardstore.storage.local.versions import may_be_same_bytes
-from shardstore.storage.redaction import redacted
 from shardstore.storage.references.entries import PinnedReference, ReferenceTarget, Targets
 from shardstore.storage.references.versions import presented_version, target_version
 from shardstore.storage.requests.ranged_reads import NOTHING, too_long

@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 from shardstore.errors import AccessDenied, ShardStoreError, StorageError
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import Generation
+from shardstore.model.redaction import unusable_options
 from shardstore.storage.base import ServerTimes
 from shardstore.storage.connection_errors import CHECK_ENDPOINT, is_unreachable
 from shardstore.storage.inferred_versions import modified_seconds
-from shardstore.storage.redaction import unusable_options
 from shardstore.storage.requests.bucket import BucketClient
 from shardstore.storage.requests.outcomes import WRITE_ID, Head, RequestFailed, server_times
 

@@ -23,10 +23,10 @@ from shardstore.apps.cli.failures import ExitCode
 from shardstore.apps.server import serve
 from shardstore.apps.server.application import MOST_KEY_NBYTES, MOST_SEGMENTS
 from shardstore.errors import Corruption, NotFound, ShardStoreError, StorageError
+from shardstore.model.redaction import redacted
 from shardstore.storage.base import Found, Read, ReadOutcome
 from shardstore.storage.inferred_versions import unversioned
 from shardstore.storage.local.storage import LocalStorage
-from shardstore.storage.redaction import redacted
 from shardstore.testing.trace import TraceStorage
 from tests.apps.cli.running import run, succeed
 from tests.apps.server.conftest import Client, connected

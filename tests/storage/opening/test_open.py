@@ -20,12 +20,12 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
 from shardstore.errors import Corruption, InvalidInput, NotFound, StorageError, Unsupported
+from shardstore.model.redaction import redacted, shown_cause
 from shardstore.opening.open import open_storage
 from shardstore.storage.gcs.client import GCSClient
 from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.redaction import redacted, shown_cause
 from shardstore.storage.requests.bucket import split_bucket
 from shardstore.storage.s3.client import translated
 from shardstore.storage.s3.storage import S3Storage

@@ -236,6 +236,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q -n0 tests/project/test_plain_words.py
 
 wheel-test: $(VENV)/.created
 	rm -rf $(WHEEL_DIR) $(WHEEL_VENV)

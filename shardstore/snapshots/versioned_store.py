@@ -277,7 +277,7 @@ class VersionedStore:
         also: Callable[[], Awaitable[None]] | None = None,
         turn: Turn | None = None,
     ) -> CurrentState:
-        """Swap the current state for what ``change`` makes of it, which is called again whenever somebody else was first.
+        """Swap the current state for what ``change`` makes of it, which is called again whenever another writer was first.
 
         ``begin``: the state to try first. ``also`` stores files in the first round, before the first swap. ``turn``: that of which this is
         a part, which has been started. Raises what ``change`` raises, with nothing changed, and ``Unsupported`` if the catalog cannot swap

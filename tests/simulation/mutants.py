@@ -75,8 +75,8 @@ MUTANTS = (
     Mutant(
         "a remembered index says that nothing is to be done",
         _COMMITTER,
-        "if isinstance(plan, NothingToDo) and not from_cache:",
-        "if isinstance(plan, NothingToDo):",
+        "            if from_cache:\n                raise Outdated\n            if updates:",
+        "            if updates:",
     ),
     Mutant(
         "chunks are read of whatever version",
@@ -284,8 +284,8 @@ MUTANTS = (
     Mutant(
         "packing: what is about to be written is not announced",
         _PACK_RUN,
-        "            await self.write_down(record.announce(announced))\n        kind",
-        "            pass\n        kind",
+        "            await self.write_down(record.announce(announced))\n        restricted",
+        "            pass\n        restricted",
     ),
     Mutant(
         "packing: older results count as much as newer ones",

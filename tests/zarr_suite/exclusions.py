@@ -63,7 +63,7 @@ _DICT = "looks for keys in the dictionary that it has handed to zarr"
 _DELETES = "deletes a group by its name as a key, which of zarr's stores only `LocalStore` does; `delete_dir` is for that"
 _BELOW = "edits `zarr.json` on disk, around the store; of a sharded array, what lies there is not what the store shows"
 
-_KEY = "uses the key of a shard, with `shards=`; a key of the store is a chunk's, whoever asks"
+_KEY = "uses the key of a shard, with `shards=`; a key of the store is a chunk's, whichever program asks"
 _READ_BACK = "creates with `shards=` and reads the metadata, or missing chunks, back from the store, which shows chunks"
 _WRAPPED = "creates with `shards=` in a store that wraps ours, or handles keys in its own way: without our pipeline that is refused"
 _TWICE = "counts warnings; zarr warns twice, since each node is created in memory first, to ask the store before anything is deleted"

@@ -38,7 +38,10 @@ def fresh(top: ShardingTransformer, counted: CountedCalls) -> ShardingTransforme
 
 
 def test_get_partial_values(store: tuple[ShardingTransformer, CountedCalls]) -> None:
-    """Indices, then chunks: two calls for any keys and ranges; one where the indices are known or a shard is wanted whole."""
+    """Indices, then chunks: two calls for any keys and ranges; one where the indices are known or a shard is wanted whole.
+
+    What is no chunk comes by a call of its own, at the same time.
+    """
     top, counted = store
     top.set_partial_values([(key, 0, key.encode()) for key in keys(range(6), range(8))])
     for asked in (
@@ -48,7 +51,8 @@ def test_get_partial_values(store: tuple[ShardingTransformer, CountedCalls]) -> 
         [(f"{ROOT}5/5", (-4, None)), (f"{ROOT}5/5", (0, 2)), (f"{ROOT}7/7", None), ("zarr.json", (0, 1))],
     ):
         client = fresh(top, counted)
-        for most in (2, 2):
+        most = 2 + any(key == "zarr.json" for key, _ in asked)
+        for _ in range(2):
             with counted.block() as calls:
                 values = client.get_partial_values(asked)
             assert set(calls) <= {"get_partial_values"}

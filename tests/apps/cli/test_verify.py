@@ -76,7 +76,7 @@ def test_what_is_found_many_times_is_said_once(local: Place) -> None:
     assert "write its chunks again and 1 more like this: ct/c/0/1 error index ct/c/0/2: its index cannot be read: the object has 5" in told
     assert told.count("note stray") == 1
     assert "and 11 more like this: ct/stray1.txt, ct/stray10.txt, " in told
-    assert "ct/stray6.txt and 3 others 3 errors, 12 notes" in told
+    assert "ct/stray6.txt and 3 more 3 errors, 12 notes" in told
     assert len(run("verify", local.url, "--json").json["findings"]) == 15
     info = " ".join(run("info", local.url).out.split())
     assert info.count("damaged ct/c/0/") == 2
@@ -330,12 +330,12 @@ import os, signal
 import shardstore.maintenance.execution as execution
 from shardstore.apps.cli.app import main
 
-take = execution._Run._take
+take = execution._TasksInFlight._take
 
 def take_and_interrupt(run, future):
     take(run, future)
     os.kill(os.getpid(), signal.SIGINT)
 
-execution._Run._take = take_and_interrupt
+execution._TasksInFlight._take = take_and_interrupt
 main()
 """

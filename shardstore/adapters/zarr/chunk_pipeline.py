@@ -31,7 +31,7 @@ from shardstore.adapters.zarr.chunks import ChunkCodec, Info, MemoryGetter, Memo
 from shardstore.adapters.zarr.codec_chains import DESTINATION_NBYTES
 from shardstore.adapters.zarr.codec_threads import INLINE_BYTES, in_threads, pieces, run_in_threads, threads_at_once
 from shardstore.engine.actions import ERASE, Action, SetValue
-from shardstore.engine.metadata.hierarchy import LocatedChunks
+from shardstore.engine.metadata.hierarchy import MANY_KEYS, LocatedChunks
 from shardstore.engine.reading.chunk_parts import ChunkParts, ShardPart
 from shardstore.model.containers import batched
 from shardstore.model.ranges import EVERYTHING
@@ -377,7 +377,11 @@ async def _parts(place: EnginePlace, keys: Sequence[str], most_nbytes: int, limi
     await place.ensure_open()
     mine = [place.key(key) for key in keys]
     parts = place.engine.known_parts(mine, threads)
-    return parts if isinstance(parts, ChunkParts) else await run_async(place.engine.chunk_parts(mine, threads, parts))
+    if isinstance(parts, ChunkParts):
+        return parts
+    if len(mine) < MANY_KEYS and not place.engine.keeps_chunks:
+        return None  # the reader finds out where they are, and reads them, in one call
+    return await run_async(place.engine.chunk_parts(mine, threads, parts))
 
 
 async def _encoded_elsewhere(

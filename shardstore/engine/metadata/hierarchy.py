@@ -37,7 +37,8 @@ logger = logging.getLogger(__name__)
 
 NEVER = float("-inf")
 _CERTAIN_SECONDS = 60.0  # the clocks of one server's machines differ by less, and the time that it gives is rounded to a second
-_MANY = 8  # keys that are worth looking at all together
+MANY_KEYS = 8
+"""So many keys are located together. Fewer are left to the reader, which reads small shards whole, with their indices."""
 _MOST_ABSENT = 10_000  # paths that were asked for and not there; worth a request each, no more
 
 
@@ -524,14 +525,14 @@ class Hierarchy:
 
         If keys begin with the path of a known array and ``c/`` or ``c.``, no array further out can be the owner. Raises as that does.
         """
-        if len(keys) < _MANY:
+        if len(keys) < MANY_KEYS:
             return None
         (first,) = await self.locate(keys[:1], for_write=for_write)
         return _located_with(first, keys) if isinstance(first, ChunkTarget) else None
 
     def fresh_together(self, keys: Sequence[str]) -> LocatedChunks | None:
-        """Do the same if the array is known and fresh; from any thread."""
-        first = self.fresh_chunk(keys[0]) if len(keys) >= _MANY else None
+        """Do the same for any number of keys, if the array is known and fresh; from any thread."""
+        first = self.fresh_chunk(keys[0])
         return None if first is None else _located_with(first, keys)
 
     def _may_trust(self, node: Node, for_write: bool) -> bool:

@@ -141,6 +141,8 @@ def test_the_design_pages_name_code_that_exists() -> None:
         rooms = "adapters|apps|engine|format|maintenance|model|opening|plan|presented|references|snapshots|storage|stored|testing"
         for module in re.findall(rf"`((?:{rooms})/[a-z0-9_/]+\.py)`", text):
             assert (ROOT / "shardstore" / module).is_file(), (page.name, module)
+        for tested in re.findall(r"`(tests/[a-z0-9_/]+(?:\.py)?)`", text):
+            assert (ROOT / tested).exists(), (page.name, tested)
         named |= set(re.findall(r"`([A-Za-z0-9_.]+)` in `([a-z0-9_/]+\.py)`", text))
     assert len(named) > 40
     for name, module in named:

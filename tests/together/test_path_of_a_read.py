@@ -1,4 +1,4 @@
-"""How many modules of the package a selection of zarr goes through, and how often its chunks are located.
+"""How many modules of the package a selection, an assignment, a commit, a pack and a mounted file go through; how often chunks are located.
 
 Modules of ``model`` and ``format`` do not count: they are values and pure functions, which nobody has to follow.
 """
@@ -17,7 +17,11 @@ import pytest
 import zarr
 
 import shardstore
+from shardstore._sync import run_sync
+from shardstore.adapters.file_access import FileAccess
+from shardstore.apps.mounting.files import Files
 from shardstore.format.chunk_keys import ChunkKeyEncoding
+from shardstore.snapshots import Repository
 
 PACKAGE = str(Path(shardstore.__file__).parent) + "/"
 VALUES = ("model/", "format/")
@@ -51,22 +55,92 @@ def made(url: str, chunk: int = 16, **options: Any) -> Any:
     return array
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="Python 3.11 cannot profile threads that run already")
+needs_profile = pytest.mark.skipif(sys.version_info < (3, 12), reason="Python 3.11 cannot profile threads that run already")
+
+
+@needs_profile
 def test_a_warm_local_selection_goes_through_few_modules(tmp_path: Path) -> None:
     array = made(str(tmp_path))
-    array[10:100, 10:100]
-    entered = modules_entered(lambda: array[10:100, 10:100])
-    assert len(entered) <= 14, sorted(entered)
+    for few in (False, True):
+        part = (slice(10, 30), slice(10, 30)) if few else (slice(10, 100), slice(10, 100))
+        array[part]
+        entered = modules_entered(lambda part=part: array[part])
+        assert len(entered) <= 15, sorted(entered)
+
+
+@needs_profile
+def test_few_chunks_that_are_known_are_read_without_a_hop_to_the_loop(tmp_path: Path) -> None:
+    array = made(str(tmp_path))
+    array[0:20, 0:20]
+    entered = modules_entered(lambda: array[0:20, 0:20])
+    assert "engine/values.py" not in entered
+    assert "engine/reading/reader.py" not in entered
+
+
+@needs_profile
+def test_an_assignment_of_a_chunk_goes_through_few_modules(tmp_path: Path) -> None:
+    array = made(str(tmp_path))
+    array[0:16, 0:16] = 1
+    entered = modules_entered(lambda: array.__setitem__((slice(0, 16), slice(0, 16)), 2))
+    assert len(entered) <= 41, sorted(entered)
+
+
+@needs_profile
+def test_a_commit_goes_through_few_modules(tmp_path: Path) -> None:
+    repository = Repository.create(str(tmp_path))
+    session = repository.writable_session("main")
+    array = zarr.create_array(session.store, name="a", shape=(64, 64), chunks=(16, 16), dtype="u2")
+    array[...] = 1
+    session.commit("made")
+    session = repository.writable_session("main")
+    zarr.open_array(session.store, path="a")[0:32, 0:32] = 2
+    entered = modules_entered(lambda: session.commit("changed"))
+    assert len(entered) <= 28, sorted(entered)
+
+
+@needs_profile
+def test_a_pack_goes_through_few_modules(tmp_path: Path) -> None:
+    zarr.create_array(str(tmp_path / "plain"), shape=(128, 128), chunks=(16, 16), dtype="u2")[...] = 1
+    shardstore.pack(str(tmp_path / "plain"), str(tmp_path / "first"))
+    entered = modules_entered(lambda: shardstore.pack(str(tmp_path / "plain"), str(tmp_path / "second")))
+    assert len(entered) <= 57, sorted(entered)
+
+
+@needs_profile
+def test_a_read_of_a_mounted_file_goes_through_few_modules(tmp_path: Path) -> None:
+    made(str(tmp_path))
+    files = Files(FileAccess.open(str(tmp_path), {}, {}))
+
+    async def read() -> bytes:
+        file = await files.open("a/c/0/0")
+        try:
+            return bytes(await file.read(0, 1 << 20))
+        finally:
+            await files.release(file)
+
+    assert run_sync(read())
+    entered = modules_entered(lambda: run_sync(read()))
+    assert len(entered) <= 22, sorted(entered)
 
 
 @pytest.mark.gate
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="Python 3.11 cannot profile threads that run already")
+@needs_profile
 def test_a_cold_selection_on_s3_goes_through_few_modules(s3_url: tuple[str, dict[str, Any]]) -> None:
     url, options = s3_url
     made(url, storage_options=options)
     array = zarr.open_array(shardstore.open(url, storage_options=options), path="a", mode="r")
     entered = modules_entered(lambda: array[10:100, 10:100])
-    assert len(entered) <= 20, sorted(entered)
+    assert len(entered) <= 21, sorted(entered)
+
+
+@pytest.mark.gate
+@needs_profile
+def test_an_assignment_on_s3_goes_through_few_modules(s3_url: tuple[str, dict[str, Any]]) -> None:
+    url, options = s3_url
+    array = made(url, storage_options=options)
+    array[0:16, 0:32] = 1
+    entered = modules_entered(lambda: array.__setitem__((slice(0, 16), slice(0, 32)), 2))
+    assert len(entered) <= 39, sorted(entered)
 
 
 def test_each_chunk_of_a_selection_is_located_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,7 @@ from shardstore.model.containers import batched
 from shardstore.model.generation import UNCONDITIONAL, Condition
 from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike
 from shardstore.opening.location import Location, location_of, why_not_apart
+from shardstore.storage.abilities import FileTree
 from shardstore.storage.base import (
     ABSENT,
     Absent,
@@ -341,8 +342,8 @@ class _Copying:
         try:
             if self._overwrites:
                 await self._read_beginning()
-            if self._overwrite and (cut := getattr(self.target.storage, "cut_links", None)) is not None:
-                await cut(self.target.below)
+            if self._overwrite and (tree := self.target.storage.ability(FileTree)) is not None:
+                await tree.cut_links(self.target.below)
             left = await self._make_way() if self._overwrites else set()
             await self._copy_all(self._data())
             await self._delete(left)

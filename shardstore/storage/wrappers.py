@@ -226,6 +226,9 @@ class CheckedStorage(StorageWrapper):
         self._sleep = sleep
         self._counters = counters or Counters()
 
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"_counters": Counters()}  # or each copy would be another storage to ``SharedStorage``
+
     async def _asked(self, what: str, key: str, request: Awaitable[T], error: type[ShardStoreError] = StorageError) -> T:
         """Return the answer to a request; raise ``error`` if it was cancelled, but not by the caller."""
         try:

@@ -14,6 +14,7 @@ import shardstore
 from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
 from shardstore.engine.moving import copy_nodes, move_between
+from shardstore.engine.options import EngineOptions
 from shardstore.errors import ShardStoreError
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
@@ -93,3 +94,18 @@ def test_what_was_there_outlives_a_source_that_cannot_be_read(storage: Any, firs
     run_sync(copy_nodes(Engine(given), "a", Engine(storage), "a", overwrite=True))
     assert values(storage) == [7] * 12
     assert set(snapshot(objects)) == {"zarr.json", "a/zarr.json", "a/c/0", "a/c/1", "a/c/2"}
+
+
+@pytest.mark.parametrize("stored", ["auto", "codec"])
+def test_a_copy_over_a_link_replaces_the_link(tmp_path: Path, stored: Any) -> None:
+    target = LocalStorage(tmp_path / "t")
+    put(target, "b", 1, 1)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "zarr.json").write_text("of another program")
+    (tmp_path / "t/a").symlink_to(outside)
+    options = EngineOptions(stored=stored)
+    run_sync(copy_nodes(Engine(source(), options), "a", Engine(target, options), "a", overwrite=True))
+    assert [path.name for path in outside.iterdir()] == ["zarr.json"]
+    assert (outside / "zarr.json").read_text() == "of another program"
+    assert values(target) == [7] * 12

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 import time
 from collections.abc import Iterator
@@ -10,10 +11,13 @@ from typing import Any
 
 import pytest
 
+from shardstore._sync import run_sync
 from shardstore.errors import AccessDenied, Corruption, InvalidInput, StorageError
 from shardstore.maintenance.cluster import ExecutorLost
-from shardstore.maintenance.execution import Execution, Failure, Interrupted, Part, check_running
+from shardstore.maintenance.execution import Execution, Failure, Interrupted, Part, SharedStorage, check_running
 from shardstore.maintenance.object_tasks import Ahead, halved
+from shardstore.storage.memory import MemoryStorage
+from shardstore.storage.wrappers import CheckedStorage
 
 
 def double(task: int) -> int:
@@ -193,3 +197,12 @@ def test_parts_that_are_none(text: str) -> None:
 def test_options_that_cannot_be(options: dict[str, object]) -> None:
     with pytest.raises(InvalidInput):
         Execution(**options)  # type: ignore[arg-type]  # that is the point
+
+
+def test_copies_of_a_storage_that_is_used_between_them_are_one_in_a_process() -> None:
+    shared = SharedStorage(CheckedStorage(MemoryStorage("/shared")))
+    opened = []
+    for _ in range(3):
+        opened.append(pickle.loads(pickle.dumps(shared)).storage)
+        run_sync(shared.storage.stat("key"))
+    assert opened[0] is opened[1] is opened[2]

@@ -248,12 +248,9 @@ class Obstacles:
         return Obstacles(objects, tuple(link for link in self.links if self.as_draft or _touch(link, path)))
 
     def without(self, known: Iterable[Obstacles]) -> Obstacles:
-        """Return those that are in none of the ``known``."""
+        """Return the objects that are in none of the ``known``, and all links: an array above which a link lies may have no unit."""
         keys = {info.key for some in known for info in some.objects}
-        links = {link for some in known for link in some.links}
-        return Obstacles(
-            tuple(info for info in self.objects if info.key not in keys), tuple(link for link in self.links if link not in links)
-        )
+        return Obstacles(tuple(info for info in self.objects if info.key not in keys), self.links)
 
     async def remove(self, places: Places) -> None:
         """Remove the links themselves, and the objects in the versions that were looked at; what is gone already is no error.

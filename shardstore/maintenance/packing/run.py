@@ -12,7 +12,7 @@ from the record.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -203,15 +203,15 @@ class _PackingRun:
         links = await links_of(plan.places) if start.old.cuts_links else ()
         if not start.earlier:
             return Obstacles(links=links, as_draft=plan.wanted.as_draft)
-        candidates = self._superseded(start.earlier)
+        candidates = self._superseded(start.earlier, start.there.unknown)
         written = {path for unit in self.left() for path in plan.arrays_of(unit)}
         found = await in_the_way(self._storage, plan.target, plan.keys, candidates, start.earlier, written, plan.places.shown_target)
         objects = {info.key: info for info in (*await start.old.v2_documents(self._storage), *found)}
         return Obstacles(tuple(objects.values()), links, as_draft=plan.wanted.as_draft)
 
-    def _superseded(self, recorded: Recorded) -> Candidates:
+    def _superseded(self, recorded: Recorded, unknown: Sequence[str]) -> Candidates:
         plan = self._plan
-        return superseded(recorded, plan.unit_names, plan.documents, self._start.there.unknown, as_draft=plan.wanted.as_draft)
+        return superseded(recorded, plan.unit_names, plan.documents, unknown, as_draft=plan.wanted.as_draft)
 
     # -- units ---------------------------------------------------------------------------------------------------------
 
@@ -323,7 +323,8 @@ class _PackingRun:
     async def _make_visible(self, recorded: Recorded) -> None:
         """Write the documents, the deepest first, then remove what runs have made for things that are gone."""
         plan, record, old, stored = self._plan, self._record, self._start.old, self._plan.places.stored_target
-        gone = await removable(self._storage, self._superseded(recorded), recorded, plan.target.arrays, plan.places.shown_target)
+        unknown = [] if old.cuts_links else self._start.there.unknown  # ``clear_up`` removes what is overwritten
+        gone = await removable(self._storage, self._superseded(recorded, unknown), recorded, plan.target.arrays, plan.places.shown_target)
         if probes := [info.key async for info in stored.list(PROBE_PREFIX)]:
             await stored.delete_many(probes)  # of drivers that died while they asked what the server honours
         await self._obstacles.remove(plan.places)

@@ -30,6 +30,7 @@ from shardstore.format.store_keys import check_key, check_node_path, join, metad
 from shardstore.model.chunks import RemovedChunks
 from shardstore.model.ranges import EVERYTHING, BytesLike, cut
 from shardstore.storage.base import Read, ReadOutcome, Storage
+from shardstore.tasks import uninterrupted
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +83,13 @@ class TransactionView(KeyedStore):
     async def read_versions(self, reads: Sequence[Read]) -> list[ReadOutcome]:
         overlay = self.overlay
         decided = [overlay.decides(check_key(read.key)) for read in reads]
+        # What is held back is looked at first: a commit that ends while the rest is read closes the overlay.
+        values = [overlay.get(read.key) if is_held else None for read, is_held in zip(reads, decided, strict=True)]
         below = iter(await self._below.versions.read([read for read, is_held in zip(reads, decided, strict=True) if not is_held]))
-        outcomes: list[ReadOutcome] = []
-        for read, is_held in zip(reads, decided, strict=True):
-            value = overlay.get(read.key) if is_held else None
-            outcomes.append(content_outcome(read, None if value is None else memoryview(value)) if is_held else next(below))
-        return outcomes
+        return [
+            content_outcome(read, None if value is None else memoryview(value)) if is_held else next(below)
+            for read, value, is_held in zip(reads, values, decided, strict=True)
+        ]
 
     async def size(self, key: str) -> int | None:
         return self.overlay.nbytes(key) if self.overlay.decides(key) else await self._below.values.size(key)
@@ -114,7 +116,12 @@ class TransactionView(KeyedStore):
     # -- updates -------------------------------------------------------------------------------------------------------
 
     async def update_many(self, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
+        if not self.is_open:
+            return list(await self._update_after(updates))  # one batch: one commit of each shard
         return [await self._update(key, action) for key, action in await self._with_whole(updates)]
+
+    async def erase_many(self, keys: Sequence[str]) -> None:
+        await uninterrupted(super().erase_many(keys))
 
     async def _with_whole(self, updates: Sequence[KeyUpdate]) -> Sequence[KeyUpdate]:
         """Mark updates that give all bytes of a chunk."""
@@ -184,9 +191,8 @@ class TransactionView(KeyedStore):
 
     async def erase_chunks(self, prefix: str) -> None:
         """Erase everything below a prefix but the documents of nodes."""
-        async for value in self.list(prefix):
-            if metadata_path(value.key) is None:
-                self.overlay.erase(value.key)
+        # By updates, which are carried out even if the transaction has ended while the keys were listed.
+        await self.erase_many([value.key async for value in self.list(prefix) if metadata_path(value.key) is None])
 
     async def erase_removed(self, path: str, chunk_shape: tuple[int, ...], removed: RemovedChunks) -> bool:
         """Erase the chunks that an array loses when it shrinks; see ``Engine.erase_removed``."""

@@ -136,6 +136,8 @@ class Values:
         reads += [document_read(metadata_key(path)) for path in paths]
         if chunks and reads:
             again, outcomes = await asyncio.gather(self._read_chunks(chunks, requests, values), self._storage.read(reads))
+            if again:  # an array is laid out otherwise by now: what was read at the same time may be of before
+                outcomes = await self._storage.read(reads)
         else:
             again = await self._read_chunks(chunks, requests, values)
             outcomes = await self._storage.read(reads) if reads else []

@@ -321,7 +321,8 @@ class StoreFiles:
 
 def _cache(limit: int, size: Callable[[T], int]) -> Lru[Any, T]:
     """Return a cache that keeps even a value larger than the limit until another one is put: it is needed again in the next step."""
-    return Lru(limit, lambda value: min(limit, size(value)))
+    most = max(1, limit)  # with 0, no value would count
+    return Lru(most, lambda value: min(most, size(value)))
 
 
 def _nbytes_of_refs(arrays: Mapping[int, KnownRefs]) -> int:

@@ -532,7 +532,7 @@ class Hierarchy:
 
     def fresh_together(self, keys: Sequence[str]) -> LocatedChunks | None:
         """Do the same for any number of keys, if the array is known and fresh; from any thread."""
-        first = self.fresh_chunk(keys[0])
+        first = self.fresh_chunk(keys[0]) if keys else None
         return None if first is None else _located_with(first, keys)
 
     def _may_trust(self, node: Node, for_write: bool) -> bool:

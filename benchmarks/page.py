@@ -52,7 +52,7 @@ of shards, lists chunks and opens a hierarchy. It does so in three places:
   honour conditions on uploads of several parts as AWS does.
 
 Every turn of a contender is a process of its own, forked from one that has imported the Python packages and done nothing else. Rounds are
-interleaved: one turn of everybody, then the next. Nobody flushes to disk, except the contenders called durable, which are `fsync=True`,
+interleaved: one turn of each, then the next. No contender flushes to disk, except the contenders called durable, which are `fsync=True`,
 shardstore's default. What contenders read must be equal, and what they wrote is read back by plain zarr-python: other values are an error
 of the run.
 """
@@ -90,9 +90,9 @@ make bench-page                           # these two pages, from the results in
 - The scale `quick` has smaller arrays than `full`, and three rounds; on S3, and of the updates of a large shard, it has one.
 - The model of latency has no limit of bandwidth and no slow requests. tensorstore cannot be wrapped: it reads the same files from an HTTP
   server on this machine that waits as long, so it pays for HTTP besides.
-- The server of S3 shares the processors with everybody, so requests and bytes mean more than seconds there.
+- The server of S3 shares the processors with all programs, so requests and bytes mean more than seconds there.
 - What was read of shards whose index was not known counts only when the array's document has been looked at behind it: between the two
-  the array might have been made anew in another form. That goes along with the chunks. Where shards are read whole it is one round more
+  the array might have been made again in another form. That goes along with the chunks. Where shards are read whole it is one round more
   than the requests alone take, except for shards that AWS stored a minute or more before the document was looked at first.
 """
 _TABLES_OPENING = f"""\

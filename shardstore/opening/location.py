@@ -30,6 +30,7 @@ from fsspec.spec import AbstractFileSystem
 from shardstore.errors import ShardStoreError
 from shardstore.opening.kinds import kind_of_protocol
 from shardstore.opening.open import open_storage
+from shardstore.storage.abilities import HasIdentity
 from shardstore.storage.base import Storage
 from shardstore.storage.generic.links import ARCHIVES, CACHES, REFERENCES, is_one, protocols_of, without_dirs
 from shardstore.storage.generic.storage import GenericStorage
@@ -240,7 +241,8 @@ def _location_of(storage: Storage, path: str, links: bool) -> Location:
     if isinstance(storage, BucketStorage):
         return _of_bucket(storage.client, path)
     url = storage.url if storage.url.endswith("/") else storage.url + "/"
-    return _of_url("", f"{url}{path}")
+    identified = storage.ability(HasIdentity)
+    return _of_url("" if identified is None else identified.identity, f"{url}{path}")
 
 
 def _of_server(url: str, *aliases: str) -> Location:

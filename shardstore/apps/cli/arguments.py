@@ -8,14 +8,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from shardstore.adapters.store_paths import StorePath, pair_options, resolve, resolve_pair
 from shardstore.apps.cli.progress import said_if_slow
 from shardstore.errors import InvalidInput
 from shardstore.model.options import KEY, CommandOption, Form
+
+if TYPE_CHECKING:
+    from shardstore.adapters.store_paths import StorePath
 
 DEBUG = "shardstore.debug"
 _WAITING = "waiting for the storage to answer"
@@ -65,6 +67,8 @@ class StorageOptions:
 
     def resolve(self, url: str) -> StorePath:
         """Return the place that a URL names. Raises as ``shardstore.adapters.store_paths.resolve``."""
+        from shardstore.adapters.store_paths import resolve  # of commands, which --help does without
+
         with said_if_slow(_WAITING):
             return resolve(url, self.parsed())
 
@@ -81,11 +85,15 @@ class PairOptions(StorageOptions):
 
     def parsed_pair(self, source: str, target: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the options of the filesystems of two URLs."""
+        from shardstore.adapters.store_paths import pair_options
+
         one, other = pair_options(source, target, self.parsed(), self.parsed_target())
         return dict(one), dict(other)
 
     def resolve_pair(self, source: str, target: str) -> tuple[StorePath, StorePath]:
         """Return the places that two URLs name. Raises as ``shardstore.adapters.store_paths.resolve``."""
+        from shardstore.adapters.store_paths import resolve_pair
+
         with said_if_slow(_WAITING):
             return resolve_pair(source, target, *self.parsed_pair(source, target))
 

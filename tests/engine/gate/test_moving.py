@@ -24,6 +24,7 @@ from shardstore.errors import Conflict, InvalidInput, NotFound, StorageError
 from shardstore.model.generation import UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING, BytesLike
 from shardstore.opening.open import open_storage
+from shardstore.storage.abilities import HasIdentity
 from shardstore.storage.base import Storage
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
@@ -320,12 +321,12 @@ def test_links_do_not_hide_that_places_overlap(tmp_path: Path) -> None:
 
 
 def test_the_same_bucket_name_on_another_server_is_another_place() -> None:
-    class Elsewhere(MemoryStorage):
-        endpoint = "http://127.0.0.1:1"
+    class Elsewhere(MemoryStorage, HasIdentity):
+        identity = "http://127.0.0.1:1"
         url = "s3://bucket"
 
-    class Here(MemoryStorage):
-        endpoint = "http://127.0.0.1:2"
+    class Here(MemoryStorage, HasIdentity):
+        identity = "http://127.0.0.1:2"
         url = "s3://bucket"
 
     one, other = Here(f"/{uuid.uuid4().hex}"), Elsewhere(f"/{uuid.uuid4().hex}")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zarr
 
 ROOT = Path(__file__).parents[3]
 BENCHMARKS = ROOT / "benchmarks"
@@ -62,7 +63,10 @@ def test_every_kind_of_workload_was_measured(run: Any) -> None:
 
 def test_requests_and_bytes_are_those_of_the_work(run: Any) -> None:
     # Planes of 4 chunks by 4, 2 by 4 and 2 by 4: two along each dimension, in shards of 2 by 2 by 2; and the model's own count agrees.
-    assert run.median("planes", "latency", "zarr-python", "requests") == 2 * (4 + 16) + 4 * (2 + 8)
+    # zarr-python reads each chunk by itself, or from 3.4 on the chunks of a shard together; with the index, which it does not keep.
+    merges = tuple(map(int, zarr.__version__.split(".")[:2])) >= (3, 4)
+    requests = 2 * (4 + 4) + 4 * (2 + 2) if merges else 2 * (4 + 16) + 4 * (2 + 8)
+    assert run.median("planes", "latency", "zarr-python", "requests") == requests
     assert run.median("planes", "latency", "requests alone", "requests") == 4 + 16  # indices, and shards that planes cross
     assert run.median("planes", "latency", "shardstore", "requests") == 16  # small shards come with their index
     assert run.median("planes", "latency", "shardstore", "operations") == 6

@@ -144,7 +144,7 @@ def test_exit_codes(monkeypatch: pytest.MonkeyPatch, local: Place, error: Except
         raise error
 
     assert exit_code(error) == code
-    monkeypatch.setattr("shardstore.apps.cli.ls.resolve", fail)
+    monkeypatch.setattr("shardstore.adapters.store_paths.resolve", fail)
     outcome = run("ls", local.url)
     assert outcome.code == code
     assert outcome.error.startswith("x" if isinstance(error, ShardStoreError) else "RuntimeError: x")
@@ -376,7 +376,7 @@ def test_an_interrupt_is_one_line(monkeypatch: pytest.MonkeyPatch, local: Place)
     def interrupt(*arguments: object) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("shardstore.apps.cli.ls.resolve", interrupt)
+    monkeypatch.setattr("shardstore.adapters.store_paths.resolve", interrupt)
     outcome = run("ls", local.url)
     assert (outcome.code, outcome.error) == (130, "interrupted")
 

@@ -374,14 +374,12 @@ async def _parts(place: EnginePlace, keys: Sequence[str], most_nbytes: int, limi
     threads = threads_at_once()
     if not place.engine.reads_parts or most_nbytes * threads > limits.wave_bytes:
         return None
+    if len(keys) < MANY_KEYS and not place.engine.keeps_chunks:
+        return None
     await place.ensure_open()
     mine = [place.key(key) for key in keys]
     parts = place.engine.known_parts(mine, threads)
-    if isinstance(parts, ChunkParts):
-        return parts
-    if len(mine) < MANY_KEYS and not place.engine.keeps_chunks:
-        return None  # the reader finds out where they are, and reads them, in one call
-    return await run_async(place.engine.chunk_parts(mine, threads, parts))
+    return parts if isinstance(parts, ChunkParts) else await run_async(place.engine.chunk_parts(mine, threads, parts))
 
 
 async def _encoded_elsewhere(

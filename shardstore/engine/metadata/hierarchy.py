@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 NEVER = float("-inf")
 _CERTAIN_SECONDS = 60.0  # the clocks of one server's machines differ by less, and the time that it gives is rounded to a second
 MANY_KEYS = 8
-"""So many keys are located together. Fewer are left to the reader, which reads small shards whole, with their indices."""
+"""So many keys are worth looking at all together. Fewer are left to the reader, which locates and reads them in one call."""
 _MOST_ABSENT = 10_000  # paths that were asked for and not there; worth a request each, no more
 
 
@@ -531,8 +531,8 @@ class Hierarchy:
         return _located_with(first, keys) if isinstance(first, ChunkTarget) else None
 
     def fresh_together(self, keys: Sequence[str]) -> LocatedChunks | None:
-        """Do the same for any number of keys, if the array is known and fresh; from any thread."""
-        first = self.fresh_chunk(keys[0]) if keys else None
+        """Do the same if the array is known and fresh; from any thread."""
+        first = self.fresh_chunk(keys[0]) if len(keys) >= MANY_KEYS else None
         return None if first is None else _located_with(first, keys)
 
     def _may_trust(self, node: Node, for_write: bool) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore.engine.index_cache import CachedIndex, IndexCache
-from shardstore.engine.metadata.hierarchy import MANY_KEYS, Hierarchy, LocatedChunks
+from shardstore.engine.metadata.hierarchy import Hierarchy, LocatedChunks
 from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import group_located
 from shardstore.errors import Corruption, ShardStoreError
@@ -149,7 +149,7 @@ class PartReads:
     def known(self, keys: Sequence[str], threads: int) -> ChunkParts | LocatedChunks | None:
         """Return what ``find`` returns, if the array is fresh and all indices are cached; from any thread.
 
-        If only indices are missing, return where the chunks are, for ``find``, or ``None`` if these are fewer than ``MANY_KEYS``.
+        If only indices are missing, return where the chunks are, for ``find``.
         """
         located = self._hierarchy.fresh_together(keys)
         if located is None:
@@ -160,7 +160,7 @@ class PartReads:
         for key in located.shard_keys:
             index = self._indices.peek(key, index_format, unverified=trusts)
             if index is None:
-                return located if len(keys) >= MANY_KEYS else None
+                return located
             indices.append((index, False))
         self._counters.add(index_hits=len(indices))
         return self._divided(located, indices, threads)

@@ -1,4 +1,4 @@
-"""Reads of values for programs that show a store: ranges of one version each, with what came of it as a value."""
+"""Reads of values for programs that show a store. Each read returns ranges of one version, ``None`` if there is no value, or an error."""
 
 from __future__ import annotations
 

@@ -26,9 +26,9 @@ from shardstore.engine.moving import NodeAccess, copy_nodes, move_between
 from shardstore.engine.options import V3, EngineOptions
 from shardstore.engine.own_shards import ClientView, client_view
 from shardstore.engine.pinned import OpenValue
-from shardstore.engine.reading.chunk_parts import ChunkParts, ChunkSource, PageCacheReader, PartReads
 from shardstore.engine.reading.listing import ListedBatch, ListedDir, Listing
 from shardstore.engine.reading.prefetching import prefetch
+from shardstore.engine.reading.read_plan import ChunkSource, Planner, ReadPlan
 from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.engine.transaction_view import OverlayCommit, StoredState, TransactionView
@@ -150,11 +150,9 @@ class Engine(KeyedStore):
         self._writer = Writer(self._committer, self.options.commit_concurrency)
         self._v2_arrays = WrittenV2Arrays(self.storage, self.options)
         self._values = Values(shown, self.hierarchy, self._documents, self._reader, self._writer, contention, self._v2_arrays)
-        self._page_cache_read: PageCacheReader | None = None
-        self._part_reads: PartReads | None = None
+        self._planner: Planner | None = None
         if (direct := storage.ability(BlockingReads)) is not None:
-            self._page_cache_read = PageCacheReader(direct, self.hierarchy, self._indices, self.counters)
-            self._part_reads = PartReads(direct, self.hierarchy, self._indices, self._reader, limits, self.counters)
+            self._planner = Planner(direct, self.hierarchy, self._indices, self._reader, limits, self.counters)
         self._chunks = storage.ability(ChunkSource)
         self._versions = VersionReader(shown, self._values, self._reader)
         self._listing = Listing(shown, self.hierarchy, self._reader)
@@ -184,35 +182,30 @@ class Engine(KeyedStore):
     def _is_draft(self) -> bool:
         return isinstance(self.storage, DetectedStorage) and self.storage.is_draft
 
-    def get_from_page_cache(self, key: str, request: ByteRequest) -> memoryview | None:
-        if self._page_cache_read is None or self.held is not None or self._is_draft:
-            return None
-        return self._page_cache_read.get(key, request)
-
     @property
-    def reads_parts(self) -> bool:
+    def plans_reads(self) -> bool:
         if self._chunks is not None:
-            return self.held is None and self._chunks.divides_chunks()
-        return self._part_reads is not None and self._part_reads.is_of_use and self.held is None and not self._is_draft
+            return self.held is None and self._chunks.plans_reads()
+        return self._planner is not None and self._planner.is_of_use and self.held is None and not self._is_draft
 
     @property
     def keeps_chunks(self) -> bool:
         """True if the storage finds many chunks at once itself, wherever they lie."""
         return self._chunks is not None
 
-    def known_parts(self, keys: Sequence[str], threads: int) -> ChunkParts | LocatedChunks | None:
-        if self._part_reads is None or not self.reads_parts:
-            return None
-        return self._part_reads.known(keys, threads)
+    def known_plan(self, keys: Sequence[str]) -> ReadPlan | LocatedChunks | None:
+        return self._planner.known(keys) if self._planner is not None and self.plans_reads else None
 
-    async def chunk_parts(self, keys: Sequence[str], threads: int, located: LocatedChunks | None = None) -> ChunkParts | None:
-        if self._chunks is not None and self.reads_parts:
-            check_keys(keys)
-            return await self._chunks.chunk_parts(keys, threads, self.counters)
-        if self._part_reads is None or not self.reads_parts:
+    def short_value(self, key: str, request: ByteRequest) -> memoryview | None:
+        return None if self._planner is None or self.held is not None or self._is_draft else self._planner.short_value(key, request)
+
+    async def plan_read(self, keys: Sequence[str], located: LocatedChunks | None = None) -> ReadPlan | None:
+        if not self.plans_reads:
             return None
         check_keys(keys)
-        return await self._part_reads.find(keys, threads, located)
+        if self._chunks is not None:
+            return await self._chunks.plan_read(keys, self.counters)
+        return None if self._planner is None else await self._planner.find(keys, located)
 
     async def get_many(self, requests: Sequence[KeyRequest], located: LocatedChunks | None = None) -> list[Value]:
         """Return values as ``KeyedStore.get_many`` does. ``located`` are their chunks, if ``locate_chunks`` has found them."""

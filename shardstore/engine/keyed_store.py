@@ -13,8 +13,8 @@ from typing import TypeVar
 from shardstore.engine.actions import ERASE, Creation, SetIfMissing
 from shardstore.engine.metadata.hierarchy import LocatedChunks
 from shardstore.engine.pinned import OpenValue
-from shardstore.engine.reading.chunk_parts import ChunkParts
 from shardstore.engine.reading.listing import ListedBatch, ListedDir, ListedValue
+from shardstore.engine.reading.read_plan import ReadPlan
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.engine.values import KeyRequest, KeyUpdate
 from shardstore.format.store_keys import check_key
@@ -91,23 +91,26 @@ class KeyedStore(ABC):
     # -- what some kinds read faster; by default none of it is possible ------------------------------------------------
 
     @property
-    def reads_parts(self) -> bool:
-        """Return whether ``chunk_parts`` is worth asking; from any thread."""
+    def plans_reads(self) -> bool:
+        """Return whether ``plan_read`` is worth asking; from any thread."""
         return False
 
-    def get_from_page_cache(self, key: str, request: ByteRequest) -> memoryview | None:
-        """Return a value, or the part that is asked for, if it is in memory; in the calling thread, whichever it is.
+    def known_plan(self, keys: Sequence[str]) -> ReadPlan | LocatedChunks | None:
+        """Return the plan of a read of whole chunks, if it needs nothing that is not known; else what ``plan_read`` can go on from.
 
-        ``None`` means: ask ``get``.
+        In the calling thread, whichever it is.
         """
         return None
 
-    def known_parts(self, keys: Sequence[str], threads: int) -> ChunkParts | LocatedChunks | None:
-        """Do as ``chunk_parts`` does, in the calling thread, if no request is needed; else return what ``chunk_parts`` can go on from."""
+    async def plan_read(self, keys: Sequence[str], located: LocatedChunks | None = None) -> ReadPlan | None:
+        """Return the plan of a read of whole chunks; ``None`` if ``get_many`` has to be asked for them."""
         return None
 
-    async def chunk_parts(self, keys: Sequence[str], threads: int, located: LocatedChunks | None = None) -> ChunkParts | None:
-        """Return whole chunks in parts that so many threads read; ``None`` if ``get_many`` has to be asked for them."""
+    def short_value(self, key: str, request: ByteRequest) -> memoryview | None:
+        """Return a value, or the part that is asked for, if it is short and in memory; in the calling thread, whichever it is.
+
+        ``None`` means: ask ``get``.
+        """
         return None
 
     async def locate_chunks(self, keys: Sequence[str]) -> LocatedChunks | None:

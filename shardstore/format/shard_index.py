@@ -143,7 +143,7 @@ class ShardIndex:
         Raises:
             Corruption: the entry is half empty, wraps, ends past the object, or is not of ``chunk_nbytes``.
         """
-        offset, nbytes = (int(v) for v in self.flat[slot])
+        offset, nbytes = self.flat[slot].tolist()
         if offset == nbytes == EMPTY:
             return None
         if EMPTY in (offset, nbytes):

@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from shardstore.engine.reading.chunk_parts import MOST_OBJECT_BYTES, MOST_OBJECTS, ChunkParts, ChunkSource, divide
+from shardstore.engine.reading.read_plan import MOST_OBJECT_BYTES, MOST_OBJECTS, Carrier, ChunkSource, PlannedObject, ReadPlan
 from shardstore.errors import Corruption, InvalidInput, ReadOnly, ShardStoreError, SnapshotExpired
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.snapshots.file_names import CHUNKS, encode_id
@@ -284,32 +284,35 @@ class SessionStorage(ReadsAndWrites, ChunkSource, HasIdentity, HasPhysicalLocati
 
     # -- many chunks of one array, for the engine ------------------------------------------------------------------------
 
-    def divides_chunks(self) -> bool:
+    def plans_reads(self) -> bool:
         below = self.session.files.given.ability(BlockingReads)
         return below is not None and below.reads_in_threads()
 
-    async def chunk_parts(self, keys: Sequence[str], threads: int, counters: Counters) -> ChunkParts | None:
+    async def plan_read(self, keys: Sequence[str], counters: Counters) -> ReadPlan | None:
         below, places = self.session.files.given.ability(BlockingReads), await self._places_of_all(keys)
         if places is None or below is None:
             return None
-        divided = ChunkParts(below, counters, [], [], np.flatnonzero(~places.exists).tolist(), [])
         ends = places.offset + places.nbytes
         is_own = np.array([isinstance(file, bytes) for file in places.files], dtype=np.bool_)
         in_files = (places.file >= 0) & (places.nbytes > 0) & (ends < MOST_OBJECT_BYTES)
         in_files[in_files] = is_own[places.file[in_files]]
-        divided.rest.extend(np.flatnonzero(places.exists & ~in_files).tolist())
         numbers = np.flatnonzero(in_files)
         groups = list(_by_file(places.file[numbers]))
-        if not groups or len(groups) > MOST_OBJECTS:
-            return divided if not groups else None
-        objects = [(CHUNKS + file_name(places.files[file]), None) for file, _ in groups]
+        if len(groups) > MOST_OBJECTS:
+            return None
         of_object = np.zeros(len(numbers), dtype=np.int64)
         for at, (_, within) in enumerate(groups):
             of_object[within] = at
-            divided.shards.append(numbers[within])
-        starts, nbytes = places.offset[numbers].astype(np.int64), places.nbytes[numbers].astype(np.int64)
-        divide(divided, objects, numbers, of_object, starts, nbytes, self._limits.gap_bytes, threads)
-        return divided
+        return ReadPlan(
+            Carrier(below, counters, self._limits.gap_bytes),
+            [PlannedObject(CHUNKS + file_name(places.files[file]), None, numbers[within]) for file, within in groups],
+            numbers,
+            of_object,
+            places.offset[numbers].astype(np.int64),
+            places.nbytes[numbers].astype(np.int64),
+            missing=np.flatnonzero(~places.exists).tolist(),
+            rest=np.flatnonzero(places.exists & ~in_files).tolist(),
+        )
 
     async def chunk_values(self, keys: Sequence[str]) -> list[memoryview | ShardStoreError | None] | None:
         places = await self._places_of_all(keys)

@@ -178,9 +178,9 @@ def test_a_document_and_chunks_of_one_batch_are_of_one_array() -> None:
     run_sync(check())
 
 
-def test_no_keys_have_no_known_parts() -> None:
+def test_no_keys_have_no_plan() -> None:
     _, engine = gated()
-    assert engine.known_parts([], 2) is None
+    assert engine.known_plan([]) is None
 
 
 @pytest.mark.parametrize("cache_bytes", [1, 7, 8])

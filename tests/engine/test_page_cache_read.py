@@ -57,7 +57,7 @@ def get(store: shardstore.ShardedStore, key: str, wanted: Any = None) -> bytes |
 
 
 def page_cache_read(store: Any, key: str, request: Any = EVERYTHING) -> bytes | None:
-    found = store.engine.get_from_page_cache(key, request)
+    found = store.engine.short_value(key, request)
     return None if found is None else bytes(found)
 
 
@@ -157,7 +157,7 @@ def test_wrapped_storages_and_other_views_are_asked(tmp_path: Path, store: shard
     as_v2 = shardstore.get_mapper(tmp_path, present="v2", fsync=False, metadata_ttl=3600)
     for _ in range(3):
         assert as_v2["a/0"] == VALUES[0].tobytes()
-    assert as_v2.engine.get_from_page_cache("a/c/0", EVERYTHING) is None
+    assert as_v2.engine.short_value("a/c/0", EVERYTHING) is None
 
 
 @pytest.mark.gate

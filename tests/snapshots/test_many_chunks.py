@@ -45,7 +45,7 @@ WANTED = np.concatenate([DATA[:4] + 1, np.full((8, 32), 7, dtype="u2"), DATA[12:
 
 def test_chunks_are_read_wherever_they_are(repo: Repository) -> None:
     session = repo.readonly_session()
-    assert session.storage.divides_chunks() is not isinstance(repo._opened.options.url, TraceStorage)
+    assert session.storage.plans_reads() is not isinstance(repo._opened.options.url, TraceStorage)
     assert np.array_equal(read_array(session, "a"), WANTED)
     keys = [f"a/c/{number}/0" for number in range(16)]
     values: Any = run(session.storage.chunk_values(keys))

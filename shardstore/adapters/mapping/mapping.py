@@ -89,7 +89,7 @@ class ShardedMap(SynchronousFace, MutableMapping[str, bytes]):
     # -- single keys -----------------------------------------------------------------------------------------------
 
     def __getitem__(self, key: str) -> bytes:
-        value = self.engine.get_from_page_cache(_checked(key), EVERYTHING)
+        value = self.engine.short_value(_checked(key), EVERYTHING)
         if value is None:
             value = run_sync(self.engine.get((key, EVERYTHING)))
         if value is None:

@@ -32,7 +32,7 @@ from shardstore.adapters.zarr.codec_chains import DESTINATION_NBYTES
 from shardstore.adapters.zarr.codec_threads import INLINE_BYTES, in_threads, pieces, run_in_threads, threads_at_once
 from shardstore.engine.actions import ERASE, Action, SetValue
 from shardstore.engine.metadata.hierarchy import MANY_KEYS, LocatedChunks
-from shardstore.engine.reading.chunk_parts import ChunkParts, ShardPart
+from shardstore.engine.reading.read_plan import ReadPart, ReadPlan
 from shardstore.model.containers import batched
 from shardstore.model.ranges import EVERYTHING
 from shardstore.tasks import gather_all
@@ -223,9 +223,9 @@ class ChunkPipeline(CodecPipeline):
             scatter_chunks(codec, _at(infos, numbers), values, out, drop_axes)
 
         rest: Sequence[int] = range(len(infos))
-        parts = await _parts(place, keys, max(sizes), limits) if is_sync else None
-        if parts is not None:
-            rest = await _scatter_parts(parts, sum(sizes), scatter, limits)
+        plan = await _plan(place, keys, max(sizes), limits) if is_sync else None
+        if plan is not None:
+            rest = await _carry_out(plan, sum(sizes), scatter, limits)
             if not rest:
                 return tuple(found)
 
@@ -369,17 +369,18 @@ async def _fetch(place: EnginePlace, keys: Sequence[str], located: LocatedChunks
     return values_of(await run_async(place.engine.get_many([(place.key(key), EVERYTHING) for key in keys], located)))
 
 
-async def _parts(place: EnginePlace, keys: Sequence[str], most_nbytes: int, limits: PipelineLimits) -> ChunkParts | None:
-    """Return the parts in which threads of this process read chunks of at most so many decoded bytes; ``None`` if they cannot."""
-    threads = threads_at_once()
-    if not place.engine.reads_parts or most_nbytes * threads > limits.wave_bytes:
-        return None
-    if len(keys) < MANY_KEYS and not place.engine.keeps_chunks:
+async def _plan(place: EnginePlace, keys: Sequence[str], most_nbytes: int, limits: PipelineLimits) -> ReadPlan | None:
+    """Return the plan by which this process reads chunks of at most so many decoded bytes in its threads; ``None`` if it cannot."""
+    if not place.engine.plans_reads or most_nbytes * threads_at_once() > limits.wave_bytes:
         return None
     await place.ensure_open()
     mine = [place.key(key) for key in keys]
-    parts = place.engine.known_parts(mine, threads)
-    return parts if isinstance(parts, ChunkParts) else await run_async(place.engine.chunk_parts(mine, threads, parts))
+    known = place.engine.known_plan(mine)
+    if isinstance(known, ReadPlan):
+        return known
+    if len(keys) < MANY_KEYS and not place.engine.keeps_chunks:
+        return None  # the engine locates and reads few in one call
+    return await run_async(place.engine.plan_read(mine, known))
 
 
 async def _encoded_elsewhere(
@@ -395,63 +396,70 @@ Scatter = Callable[[Sequence[int], Sequence[memoryview | None]], None]
 """A function that puts chunks, given by their numbers, into the output."""
 
 
-async def _scatter_parts(parts: ChunkParts, nbytes: int, scatter: Scatter, limits: PipelineLimits) -> Sequence[int]:
+async def _carry_out(plan: ReadPlan, nbytes: int, scatter: Scatter, limits: PipelineLimits) -> Sequence[int]:
     """Read and scatter chunks of so many decoded bytes; the numbers of those that are left, in whose place there may be anything."""
-    may_wait = nbytes > limits.inline_bytes  # what is less is done by the loop's thread
-    work = _PartsWork(parts, scatter, limits.announced_bytes, may_wait=may_wait)
-    if work.waiting:
-        await run_in_threads(len(work.waiting), nbytes, work.run, work.stop, limits.inline_bytes)
-    return sorted(parts.rest + [i for shard in work.failed for i in parts.shards[shard].tolist()])
+    work = _PlanWork(plan, scatter, limits.announced_bytes)
+    if nbytes <= limits.inline_bytes:
+        work.run_without_waiting()
+    if tasks := len(work.waiting) + len(work.late):
+        await run_in_threads(tasks, nbytes, work.run, work.stop, inline_bytes=0)
+    return sorted([*plan.rest, *(i for at in work.failed for i in plan.objects[at].numbers.tolist())])
 
 
-class _PartsWork:
-    """The work of several threads on one batch: each takes the next part when it asks."""
+class _PlanWork:
+    """The work of several threads on one plan: each takes the next part when it asks."""
 
-    def __init__(self, parts: ChunkParts, scatter: Scatter, announced_bytes: int, *, may_wait: bool) -> None:
-        self._parts = parts
+    def __init__(self, plan: ReadPlan, scatter: Scatter, announced_bytes: int) -> None:
+        self._plan = plan
         self._scatter = scatter
-        self._may_wait = may_wait
-        self.waiting: deque[ShardPart | Sequence[int]] = deque(parts.parts)
+        parts = plan.parts(threads_at_once())
+        self.waiting: deque[ReadPart | Sequence[int]] = deque(parts)
         """Parts, and the numbers of chunks that are missing."""
-        self.waiting.extend(parts.missing[start:end] for start, end in pieces(len(parts.missing)))
-        self._late: deque[ShardPart] = deque()  # the system was asked to fetch them
-        self._most_late = max(1, announced_bytes // max([1, *(part.nbytes for part in parts.parts)]))
+        self.waiting.extend(plan.missing[start:end] for start, end in pieces(len(plan.missing)))
+        self.late: deque[ReadPart] = deque()
+        """Parts that the system was asked to fetch."""
+        self._most_late = max(1, announced_bytes // max([1, *(part.nbytes for part in parts)]))
         self.failed: set[int] = set()
-        """The shards of which nothing counts."""
+        """The numbers of objects of which nothing counts."""
 
     def stop(self) -> None:
         self.waiting.clear()
-        self._late.clear()
+        self.late.clear()
 
     def run(self) -> None:
         """Work until nothing is left."""
         while (task := self._next()) is not None:
             task()
 
+    def run_without_waiting(self) -> None:
+        """Work until only parts are left that have to be waited for."""
+        while self.waiting:
+            self._begin(self.waiting.popleft())
+
     def _next(self) -> Callable[[], None] | None:
-        while self.waiting or self._late:
+        while self.waiting or self.late:
             try:
-                if len(self._late) > self._most_late or not self.waiting:
-                    return partial(self._wait_for, self._late.popleft())
-                part = self.waiting.popleft()
+                if len(self.late) > self._most_late or not self.waiting:
+                    return partial(self._wait_for, self.late.popleft())
+                return partial(self._begin, self.waiting.popleft())
             except IndexError:  # another thread took it
                 continue
-            return partial(self._read, part) if isinstance(part, ShardPart) else partial(self._scatter, part, [None] * len(part))
         return None
 
-    def _read(self, part: ShardPart) -> None:
-        values = None if part.shard in self.failed else self._parts.in_memory(part)
-        if values is not None:
-            self._scatter(part.numbers, values)
-        elif self._may_wait:
-            self._late.append(part)
-        else:
-            self.failed.add(part.shard)
+    def _begin(self, part: ReadPart | Sequence[int]) -> None:
+        if not isinstance(part, ReadPart):
+            self._scatter(part, [None] * len(part))
+        elif part.at not in self.failed:
+            values = self._plan.in_memory(part)
+            if values is None:
+                self.late.append(part)
+            else:
+                self._scatter(part.numbers, values)
 
-    def _wait_for(self, part: ShardPart) -> None:
-        values = None if part.shard in self.failed else self._parts.wait_for(part)
+    def _wait_for(self, part: ReadPart) -> None:
+        values = None if part.at in self.failed else self._plan.wait_for(part)
         if values is None:
-            self.failed.add(part.shard)
+            self.failed.add(part.at)
         else:
             self._scatter(part.numbers, values)
 

@@ -135,7 +135,7 @@ class ShardedStore(StoreFace, Store):
         if not self._is_open or not key[-1:].isdigit():  # for the chunks of an array there is a pipeline already
             await self._ensure_open()
         request = byte_request(byte_range)
-        value = self.engine.get_from_page_cache(key, request)
+        value = self.engine.short_value(key, request)
         return _buffer(await run_async(self.engine.get((key, request))) if value is None else value, prototype)
 
     async def get_partial_values(

@@ -262,7 +262,7 @@ def test_single_chunks_are_read_again_and_again(tmp_path: Path) -> None:
     engine = store._handle.engine
     keys = [f"c/0/{j}" for j in range(16)]
     assert engine.hierarchy.fresh_chunk(keys[0]) is None
-    assert run_sync(engine.chunk_parts(keys, 2)) is None
+    assert run_sync(engine.plan_read(keys)) is None
     one = shardstore.open(str(tmp_path), present_level=1, metadata_ttl=math.inf)
     np.testing.assert_array_equal(zarr.open_array(one)[...], expected)
     assert one._handle.engine.hierarchy.fresh_chunk("c/0/0") is not None

@@ -24,7 +24,7 @@ from shardstore.adapters.zarr import chunk_pipeline as zarr_pipeline
 from shardstore.adapters.zarr import chunks as zarr_chunks
 from shardstore.adapters.zarr import codec_threads
 from shardstore.engine.engine import Engine
-from shardstore.engine.reading.chunk_parts import ChunkParts, PartLimits, ShardPart
+from shardstore.engine.reading.read_plan import PartLimits, ReadPart, ReadPlan
 from shardstore.errors import Corruption
 from shardstore.model.ranges import EVERYTHING, ByteRange
 from shardstore.storage.local import directory as local_directory
@@ -60,8 +60,9 @@ def in_threads(array: Any) -> Any:
 
 
 def limit_parts(engine: Engine, least_bytes: int, most_bytes: int) -> PartLimits:
-    assert engine._part_reads is not None
-    limits = engine._part_reads.part_limits = PartLimits(least_bytes, most_bytes)
+    assert engine._planner is not None
+    limits = PartLimits(least_bytes, most_bytes)
+    engine._planner.carrier = replace(engine._planner.carrier, limits=limits)
     return limits
 
 
@@ -97,15 +98,15 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def before_part(monkeypatch: pytest.MonkeyPatch, number: int, act: Callable[[], None]) -> None:
     """Act when the part of this number is about to be read."""
-    read, seen = ChunkParts.in_memory, []
+    read, seen = ReadPlan.in_memory, []
 
-    def hooked(parts: ChunkParts, part: ShardPart) -> Any:
+    def hooked(plan: ReadPlan, part: ReadPart) -> Any:
         seen.append(part)
         if len(seen) == number + 1:
             act()
-        return read(parts, part)
+        return read(plan, part)
 
-    monkeypatch.setattr(ChunkParts, "in_memory", hooked)
+    monkeypatch.setattr(ReadPlan, "in_memory", hooked)
 
 
 # -- what is read ------------------------------------------------------------------------------------------------------
@@ -117,9 +118,9 @@ def test_the_engine_is_not_asked_for_values(array: Any, monkeypatch: pytest.Monk
     for selection in ((slice(None), slice(None)), (slice(3, 38), slice(7, 31)), (slice(0, 40), 17), (slice(1, 40, 7), slice(0, 40, 3))):
         np.testing.assert_array_equal(array[selection], VALUES[selection])
     np.testing.assert_array_equal(array.oindex[[1, 39, 4], [0, 38]], VALUES[np.ix_([1, 39, 4], [0, 38])])
-    assert counts == [4]  # of few chunks it takes no longer
+    assert not counts
     counters.reset()
-    monkeypatch.setattr(Engine, "chunk_parts", must_not_be_asked)  # everything is known: not even the loop is asked
+    monkeypatch.setattr(Engine, "plan_read", must_not_be_asked)  # everything is known: not even the loop is asked
     np.testing.assert_array_equal(array[...], VALUES)
     assert (counters.chunks_read, counters.index_hits, counters.index_misses) == (64, 8, 0)
     assert counters.bytes_read == sum(path.stat().st_size - (8 * 16 + 4) for path in shards(array))
@@ -167,25 +168,25 @@ def test_the_same_values_as_the_engine_gives(tmp_path_factory: pytest.TempPathFa
     if data.draw(st.booleans()):
         engine._indices.drop_prefix("a/")
     limits = limit_parts(engine, *data.draw(st.sampled_from([(1, 1), (64, 600), (2**16, 2**20)])))
-    parts = engine.known_parts(keys, 2)
-    if not isinstance(parts, ChunkParts):
-        parts = run_sync(engine.chunk_parts(keys, 2, parts))
-    assert parts is not None
+    plan = engine.known_plan(keys)
+    if not isinstance(plan, ReadPlan):
+        plan = run_sync(engine.plan_read(keys, plan))
+    assert plan is not None
+    parts = plan.parts(2)
     values: list[Any] = [...] * len(keys)
-    for i in parts.missing:
+    for i in plan.missing:
         values[i] = None
-    for part in parts.parts:
-        found = parts.wait_for(part)
+    for part in parts:
+        found = plan.wait_for(part)
         assert found is not None
         for i, value in zip(part.numbers, found, strict=True):
             assert values[i] is ...
             values[i] = value
-    for i in parts.rest:
+    for i in plan.rest:
         values[i] = run_sync(engine.get_many([(keys[i], EVERYTHING)]))[0]
     assert values == run_sync(engine.get_many([(key, EVERYTHING) for key in keys]))
     assert all(
-        sum(r.end - r.start for r in part.read.ranges if isinstance(r, ByteRange)) <= 2 * max(limits.most_bytes, 5000)
-        for part in parts.parts
+        sum(r.end - r.start for r in part.read.ranges if isinstance(r, ByteRange)) <= 2 * max(limits.most_bytes, 5000) for part in parts
     )
 
 
@@ -212,14 +213,21 @@ def test_what_is_not_in_memory_is_waited_for_by_the_threads(array: Any, monkeypa
     assert sum(announced) == array.store.counters.bytes_read > 0
 
 
-def test_where_a_loop_would_wait_the_engine_is_asked(array: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is small is worked on where it arrives, in a thread that others wait for too."""
+def test_the_thread_of_a_loop_does_not_wait(array: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is small is worked on in the thread of a loop, for which other tasks wait: what is not in memory goes to other threads."""
     monkeypatch.setattr(local_reading, "_cached_pread", not_in_memory)
     limit_pipeline(array, inline_bytes=2**20)
-    monkeypatch.setattr(ChunkParts, "wait_for", must_not_be_asked)
+    wait, names = ReadPlan.wait_for, set()
+
+    def noted(plan: ReadPlan, part: ReadPart) -> Any:
+        names.add(threading.current_thread().name.partition("_")[0])
+        return wait(plan, part)
+
+    monkeypatch.setattr(ReadPlan, "wait_for", noted)
     counts = asked(monkeypatch)
     np.testing.assert_array_equal(array[...], VALUES)
-    assert counts == [64]
+    np.testing.assert_array_equal(array[0, 0], VALUES[0, 0])
+    assert (counts, names) == ([], {"shardstore-codec"})
 
 
 def test_no_more_is_announced_than_can_be_held(array: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,24 +236,25 @@ def test_no_more_is_announced_than_can_be_held(array: Any, monkeypatch: pytest.M
     for module in (zarr_pipeline, codec_threads):
         monkeypatch.setattr(module, "threads_at_once", lambda: 1)
     limit_parts(array.store.engine, 1, 60)
-    fetch, wait = local_reading.fetch_soon, ChunkParts.wait_for
+    fetch, wait = local_reading.fetch_soon, ReadPlan.wait_for
 
-    def waiting(parts: ChunkParts, part: ShardPart) -> Any:
+    def waiting(plan: ReadPlan, part: ReadPart) -> Any:
         waited.append(part)
-        return wait(parts, part)
+        return wait(plan, part)
 
     def announcing(path: str, read: Any) -> None:
         announced.append(path)
         assert len(announced) - len(waited) <= 5
         fetch(path, read)
 
-    monkeypatch.setattr(ChunkParts, "wait_for", waiting)
+    monkeypatch.setattr(ReadPlan, "wait_for", waiting)
     monkeypatch.setattr(local, "fetch_soon", announcing)
-    parts = array.store.engine.known_parts([f"a/c/{i}/{j}" for i in range(8) for j in range(8)], 1)
-    assert isinstance(parts, ChunkParts)
-    limit_pipeline(array, announced_bytes=3 * max(part.nbytes for part in parts.parts))
+    plan = array.store.engine.known_plan([f"a/c/{i}/{j}" for i in range(8) for j in range(8)])
+    assert isinstance(plan, ReadPlan)
+    parts = plan.parts(1)
+    limit_pipeline(array, announced_bytes=3 * max(part.nbytes for part in parts))
     np.testing.assert_array_equal(array[...], VALUES)
-    assert len(announced) == len(waited) == len(parts.parts) > 20
+    assert len(announced) == len(waited) == len(parts) > 20
 
 
 def test_what_is_missing_is_left_to_the_threads(array: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,15 +275,15 @@ def test_a_selection_that_is_cancelled_writes_nothing_any_more(array: Any, monke
     for module in (zarr_pipeline, codec_threads):
         monkeypatch.setattr(module, "threads_at_once", lambda: 1)
     begun, go_on = threading.Event(), threading.Event()
-    read, reads = ChunkParts.in_memory, []
+    read, reads = ReadPlan.in_memory, []
 
-    def slowly(parts: ChunkParts, part: ShardPart) -> Any:
+    def slowly(plan: ReadPlan, part: ReadPart) -> Any:
         reads.append(part)
         begun.set()
         assert go_on.wait(10)
-        return read(parts, part)
+        return read(plan, part)
 
-    monkeypatch.setattr(ChunkParts, "in_memory", slowly)
+    monkeypatch.setattr(ReadPlan, "in_memory", slowly)
 
     async def cancelled() -> int:
         selection = asyncio.ensure_future(array.async_array.getitem(Ellipsis))
@@ -295,13 +304,13 @@ def test_the_kind_of_file_system_is_found_out_when_it_is_used(tmp_path: Path, mo
     kinds = ["autofs"]
     monkeypatch.setattr(local_directory, "mount_of", lambda path: Mount(path, kinds[-1]))
     store = opened(tmp_path)
-    at_first = store.engine.reads_parts
+    at_first = store.engine.plans_reads
     kinds.append("nfs4")
     array = zarr.create_array(store, name="a", shape=SHAPE, chunks=CHUNK, dtype="<u2", compressors=None, fill_value=0)
     with pytest.warns(RuntimeWarning, match="network"):
         array[...] = VALUES
     np.testing.assert_array_equal(array[...], VALUES)
-    assert (at_first, store.engine.reads_parts) == (True, False)
+    assert (at_first, store.engine.plans_reads) == (True, False)
     assert not store.engine.storage.capabilities.across_machines
 
 
@@ -321,7 +330,7 @@ def test_large_chunks_are_left_to_the_engine(array: Any, monkeypatch: pytest.Mon
 
 def test_a_wrapped_storage_sees_every_read(array: Any, tmp_path: Path) -> None:
     store = shardstore.open(TraceStorage(LocalStorage(tmp_path)), chunks_per_shard=PER_SHARD)
-    assert not store.engine.reads_parts
+    assert not store.engine.plans_reads
     np.testing.assert_array_equal(zarr.open_array(store, path="a")[...], VALUES)
 
 
@@ -363,16 +372,16 @@ def test_of_an_index_that_is_not_verified(array: Any) -> None:
     engine = array.store.engine
     keys = [f"a/c/{i}/{j}" for i in range(8) for j in range(8)]
     np.testing.assert_array_equal(array[...], VALUES)
-    assert isinstance(engine.known_parts(keys, 2), ChunkParts)
+    assert isinstance(engine.known_plan(keys), ReadPlan)
     entry = engine._indices.peek("a/c/1/1", run_sync(engine.layout("a")).index_format, unverified=True)
     engine._indices.put("a/c/1/1", replace(entry, is_verified=False))
-    assert not isinstance(engine.known_parts(keys, 2), ChunkParts)
+    assert not isinstance(engine.known_plan(keys), ReadPlan)
     np.testing.assert_array_equal(array[...], VALUES)
-    assert isinstance(engine.known_parts(keys, 2), ChunkParts)
+    assert isinstance(engine.known_plan(keys), ReadPlan)
     engine.hierarchy.distrust("a")
-    assert not isinstance(engine.known_parts(keys, 2), ChunkParts)
+    assert not isinstance(engine.known_plan(keys), ReadPlan)
     np.testing.assert_array_equal(array[...], VALUES)
-    assert isinstance(engine.known_parts(keys, 2), ChunkParts)
+    assert isinstance(engine.known_plan(keys), ReadPlan)
 
 
 def test_a_chunk_erased_by_another_writer_reads_as_fill_value(array: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

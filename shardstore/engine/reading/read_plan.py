@@ -1,0 +1,325 @@
+"""The plan of a read: where the bytes of each wanted chunk lie, as arrays. It is made without a request, once everything is known.
+
+Everything is known if the arrays' documents are fresh, and the indices of the shards are cached and verified. Who carries a plan out is the
+caller's choice: the calling thread, if the bytes are in the page cache; or threads that decode, each of which reads a part just before it
+decodes it. A part is short, and reuses the memory of the part before: a batch that lies in memory all at once has to be allocated, and is
+out of the processor's cache when it is decoded. What is not known is left to the reader, which asks.
+
+A plan is made and carried out in any thread, while the IO loop runs: it only looks at values that are replaced as a whole. A read of the
+version that the plan names confirms the index by which it was planned.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardstore.engine.index_cache import CachedIndex, IndexCache
+from shardstore.engine.metadata.hierarchy import MANY_KEYS, Hierarchy, LocatedChunks
+from shardstore.engine.reading.reader import Reader
+from shardstore.engine.reading.shard_chunks import group_located
+from shardstore.errors import Corruption, ShardStoreError
+from shardstore.format.shard_index import places_in
+from shardstore.model.coalescing import ReadLimits, coalesce_all
+from shardstore.model.generation import Generation
+from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, resolve
+from shardstore.storage.abilities import BlockingReads, DirectAccess
+from shardstore.storage.base import Found, Read, ReadOutcome
+from shardstore.storage.wrappers import Counters
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+_PARTS_A_THREAD = 4  # so that threads end at about the same time
+_STRIDE = 2**44  # between the bytes of one object and of the next, where they are numbered together
+MOST_OBJECT_BYTES = _STRIDE // 2
+MOST_OBJECTS = 2**18
+
+
+@dataclass(frozen=True, slots=True)
+class PartLimits:
+    """The size of a part, which depends on what each thread gets. A single chunk is never split."""
+
+    least_bytes: int = 2**16
+    most_bytes: int = 2**20
+    """The allocator keeps as many bytes for the next part."""
+
+
+class PlannedObject(NamedTuple):
+    """One version of a stored object, of which chunks are wanted."""
+
+    key: str
+    version: Generation | None
+    """``None`` if the object is never replaced."""
+    numbers: Ints
+    """The numbers of all that is wanted of it. If one of its parts is not read, none of it counts: it may be of another version."""
+
+
+class ReadPart(NamedTuple):
+    """Some chunks of one object, which are read together."""
+
+    at: int
+    """The number of the object in the plan."""
+    numbers: list[int]
+    """The numbers of the chunks in the batch."""
+    read: Read
+    places: list[tuple[int, int, int]]
+    """For each chunk: the range of the read that it lies in, and its first and last byte there, the last one exclusive."""
+    nbytes: int
+    """The bytes of all ranges together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Carrier:
+    """The means to carry out plans: the storage, whose answers are counted, and the limits of a part."""
+
+    storage: BlockingReads
+    counters: Counters
+    gap_bytes: int
+    limits: PartLimits = PartLimits()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadPlan:
+    """The places of the wanted bytes of a batch of chunks, ``(n,)`` each. Nothing has been read yet but indices."""
+
+    carrier: Carrier
+    objects: Sequence[PlannedObject]
+    numbers: Ints
+    """The number of the chunk in the batch: where its value goes."""
+    of_object: Ints
+    """The number of the object that it lies in."""
+    offsets: Ints
+    nbytes: Ints
+    missing: Sequence[int] = ()
+    """The numbers of chunks that do not exist, if the parts of their objects are read."""
+    rest: Sequence[int] = ()
+    """The numbers of what the engine has to be asked for."""
+    index_hits: int = 0
+    """The number of indices that were cached; counted when the plan is carried out."""
+
+    def parts(self, threads: int) -> list[ReadPart]:
+        """Return the parts that so many threads read."""
+        self.carrier.counters.add(index_hits=self.index_hits)
+        if not len(self.numbers):
+            return []
+        limits = self.carrier.limits
+        part_nbytes = min(limits.most_bytes, max(limits.least_bytes, int(self.nbytes.sum()) // (_PARTS_A_THREAD * threads)))
+        # Parts of all objects are made at once: bytes of object i are counted from i times _STRIDE.
+        starts = self.offsets + self.of_object * _STRIDE
+        coalesced = coalesce_all(starts, starts + self.nbytes, ReadLimits(self.carrier.gap_bytes, part_nbytes))
+        requests, of_request = coalesced.requests, coalesced.of_request
+        bases = np.array([request.start for request in requests], dtype=np.int64)
+        lengths = np.array([request.end for request in requests], dtype=np.int64) - bases
+        # Several requests of an object are one part where they are as short together as one may be, about.
+        of_part = (bases // _STRIDE) * MOST_OBJECT_BYTES + (np.cumsum(lengths) - lengths) // part_nbytes
+        in_order = np.argsort(of_request, kind="stable")
+        of_request = of_request[in_order]
+        firsts = coalesced.offsets()[in_order]
+        lasts = (firsts + self.nbytes[in_order]).tolist()
+        which, whose, froms = self.numbers[in_order].tolist(), of_request.tolist(), firsts.tolist()
+        begins = np.flatnonzero(np.diff(of_part[of_request], prepend=-1)).tolist()
+        parts: list[ReadPart] = []
+        for begin, end in zip(begins, [*begins[1:], len(which)], strict=True):
+            low, high = whose[begin], whose[end - 1]
+            at = requests[low].start // _STRIDE
+            base = at * _STRIDE
+            ranges = tuple([ByteRange(request.start - base, request.end - base) for request in requests[low : high + 1]])
+            within = [(n - low, first, last) for n, first, last in zip(whose[begin:end], froms[begin:end], lasts[begin:end], strict=True)]
+            parts.append(self._part(at, which[begin:end], ranges, within))
+        return parts
+
+    def _part(self, at: int, numbers: list[int], ranges: tuple[ByteRange, ...], places: list[tuple[int, int, int]]) -> ReadPart:
+        of = self.objects[at]
+        return ReadPart(at, numbers, Read(of.key, ranges, of.version), places, sum([one.end - one.start for one in ranges]))
+
+    def in_memory(self, part: ReadPart) -> list[memoryview] | None:
+        """Return the chunks of a part, or ``None`` if they have to be waited for: then call ``wait_for`` later. From any thread."""
+        return self._cut(part, self.carrier.storage.read_in_memory(part.read))
+
+    def wait_for(self, part: ReadPart) -> list[memoryview] | None:
+        """Return the chunks of a part; ``None`` if the engine has to be asked for all of its object. From any thread."""
+        (outcome,) = self.carrier.storage.read_blocking([part.read])
+        return self._cut(part, outcome)
+
+    def _cut(self, part: ReadPart, outcome: ReadOutcome | None) -> list[memoryview] | None:
+        if not isinstance(outcome, Found):
+            return None
+        buffers = outcome.buffers
+        if sum(map(len, buffers)) != part.nbytes:
+            return None  # the object is cut off: no answer is longer than what was asked for
+        self.carrier.counters.add(requests=len(buffers), bytes_read=part.nbytes, chunks_read=len(part.numbers))
+        return [buffers[at][first:last] for at, first, last in part.places]
+
+
+class ChunkSource(DirectAccess, ABC):
+    """A storage of chunks that is not asked by the key: it finds many at once by itself, and each is an object to it, not a shard."""
+
+    @abstractmethod
+    def plans_reads(self) -> bool:
+        """Return whether ``plan_read`` is worth asking."""
+
+    @abstractmethod
+    async def plan_read(self, keys: Sequence[str], counters: Counters) -> ReadPlan | None:
+        """Return the plan of a read of whole chunks; ``None`` if the engine has to be asked for all."""
+
+    @abstractmethod
+    async def chunk_values(self, keys: Sequence[str]) -> list[memoryview | ShardStoreError | None] | None:
+        """Return whole chunks of one array, ``None`` for one that is not there; no list if the keys are not of one array."""
+
+
+@dataclass(frozen=True, slots=True)
+class _IndexedShard:
+    """The wanted chunks of a shard that exists, with its index."""
+
+    key: str
+    numbers: Ints
+    slots: Ints
+    index: CachedIndex
+    is_current: bool
+    """The index was read just now; else a read of a chunk confirms it."""
+
+
+_Index = tuple[CachedIndex | ShardStoreError | None, bool]
+"""The index of a shard, and whether it was read just now."""
+
+
+class Planner:
+    """Plans the reads of one store."""
+
+    def __init__(
+        self, storage: BlockingReads, hierarchy: Hierarchy, indices: IndexCache, reader: Reader, limits: ReadLimits, counters: Counters
+    ) -> None:
+        self._hierarchy = hierarchy
+        self._indices = indices
+        self._reader = reader
+        self.carrier = Carrier(storage, counters, limits.gap_bytes)
+        self.is_of_use = True
+        """False once it was found out that the storage is better read in another way."""
+
+    def known(self, keys: Sequence[str]) -> ReadPlan | LocatedChunks | None:
+        """Return the plan of a read of whole chunks, if all is known without a request; from any thread.
+
+        If only indices of many chunks are missing, return where the chunks are, for ``find``.
+        """
+        if len(keys) < MANY_KEYS:
+            return self._of_few(keys)
+        located = self._hierarchy.fresh_together(keys)
+        if located is None:
+            return None
+        index_format = located.layout.index_format
+        trusts = self._hierarchy.never_checks
+        indices: list[_Index] = []
+        for key in located.shard_keys:
+            index = self._indices.peek(key, index_format, unverified=trusts)
+            if index is None:
+                return located
+            indices.append((index, False))
+        return self._planned(located, indices, hits=len(indices))
+
+    async def find(self, keys: Sequence[str], located: LocatedChunks | None = None) -> ReadPlan | None:
+        """Return the plan of a read of whole chunks; ``None`` if the engine has to be asked for all. ``known`` found ``located``."""
+        try:
+            if located is None:
+                located = await self._hierarchy.locate_together(keys, for_write=False)
+            if located is None or located.node.is_uncommitted or located.node.path in self._hierarchy.deep_arrays:
+                return None
+            indices = await self._reader.verified_indices(group_located(located, [EVERYTHING] * len(keys)))
+        except ShardStoreError:  # the reader meets it too, and says more
+            return None
+        return None if indices is None else self._planned(located, indices, hits=0)  # the reader has counted them
+
+    def short_value(self, key: str, request: ByteRequest) -> memoryview | None:
+        """Return the bytes that ``request`` asks for of a chunk, if they are few and in the page cache; ``None`` means: ask the engine."""
+        if (place := self._place(key, request)) is None:
+            return None
+        shard_key, index, wanted = place
+        found = self.carrier.storage.read_page_cache(Read(shard_key, (wanted,), index.generation))
+        if found is None:
+            return None
+        (data,) = found.buffers
+        self.carrier.counters.add(requests=1, bytes_read=len(data), chunks_read=1, index_hits=1)
+        return data
+
+    def _place(self, key: str, request: ByteRequest) -> tuple[str, CachedIndex, ByteRange] | None:
+        """Return the shard of a chunk, its index, and where the wanted bytes lie; ``None`` if that is not known, or there are none."""
+        target = self._hierarchy.fresh_chunk(key)
+        if target is None:
+            return None
+        index = self._indices.peek(target.shard_key, target.layout.index_format, unverified=self._hierarchy.never_checks)
+        if index is None:
+            return None
+        try:
+            where = index.index.location(target.slot, index.object_nbytes)
+        except Corruption:  # the reader meets it too, and says more
+            return None
+        if where is None:
+            return None
+        inside = resolve(request, where.nbytes)
+        wanted = ByteRange(where.offset + inside.start, where.offset + inside.end)
+        return (target.shard_key, index, wanted) if wanted.start < wanted.end <= MOST_OBJECT_BYTES else None
+
+    def _of_few(self, keys: Sequence[str]) -> ReadPlan | None:
+        """Return the plan for few chunks, located one by one, since arrays take longer; ``None`` also if one of them is missing."""
+        shards: dict[str, tuple[int, CachedIndex, list[int]]] = {}
+        of_object, offsets, lengths = [], [], []
+        for number, key in enumerate(keys):
+            if (place := self._place(key, EVERYTHING)) is None:
+                return None
+            shard_key, index, wanted = place
+            at, first, numbers = shards.setdefault(shard_key, (len(shards), index, []))
+            if index is not first:
+                return None  # the loop has just replaced it
+            numbers.append(number)
+            of_object.append(at)
+            offsets.append(wanted.start)
+            lengths.append(wanted.end - wanted.start)
+        if not shards or not self._may_carry_out():
+            return None
+        objects = [PlannedObject(key, index.generation, np.array(numbers)) for key, (_, index, numbers) in shards.items()]
+        order, of, begins, sizes = np.array([list(range(len(keys))), of_object, offsets, lengths], dtype=np.int64)
+        return ReadPlan(self.carrier, objects, order, of, begins, sizes, index_hits=len(shards))
+
+    def _may_carry_out(self) -> bool:
+        """Return whether the storage reads best in any thread. It is asked after its first use, which may mount the place."""
+        self.is_of_use = self.carrier.storage.reads_in_threads()
+        return self.is_of_use
+
+    def _planned(self, located: LocatedChunks, indices: Sequence[_Index], *, hits: int) -> ReadPlan | None:
+        if not self._may_carry_out():
+            return None
+        missing: list[int] = []
+        rest: list[int] = []
+        shards: list[_IndexedShard] = []
+        for key, numbers, (index, is_current) in zip(located.shard_keys, located.numbers(), indices, strict=True):
+            if index is None:
+                missing.extend(numbers.tolist())
+            elif isinstance(index, ShardStoreError) or index.object_nbytes > MOST_OBJECT_BYTES:
+                rest.extend(numbers.tolist())
+            else:
+                shards.append(_IndexedShard(key, numbers, located.slots[numbers], index, is_current))
+        if len(shards) > MOST_OBJECTS:
+            return None
+        if not shards:
+            nothing = np.empty(0, dtype=np.int64)
+            return ReadPlan(self.carrier, (), nothing, nothing, nothing, nothing, missing, rest, hits)
+        objects = [PlannedObject(shard.key, shard.index.generation, shard.numbers) for shard in shards]
+        numbers = np.concatenate([shard.numbers for shard in shards])
+        places = places_in([(shard.index.index, shard.index.object_nbytes, shard.slots) for shard in shards])
+        of_shard = np.repeat(np.arange(len(shards)), [len(shard.numbers) for shard in shards])
+        offsets, nbytes = places.offsets, places.nbytes
+        if not places.exists.all() or not nbytes.all():
+            # A shard is planned if no entry is damaged, and if its index was read just now, or a read confirms it.
+            asked = np.bincount(of_shard, places.exists & (places.nbytes > 0), len(shards)) > 0
+            are_current = np.array([shard.is_current for shard in shards])
+            keep: Bools = (asked | are_current) & (np.bincount(of_shard, places.is_damaged, len(shards)) == 0)
+            rest.extend(numbers[~keep[of_shard]].tolist())
+            missing.extend(numbers[keep[of_shard] & ~places.exists].tolist())
+            there = keep[of_shard] & places.exists
+            numbers, of_shard, offsets, nbytes = numbers[there], of_shard[there], offsets[there], nbytes[there]
+        return ReadPlan(self.carrier, objects, numbers, of_shard, offsets, nbytes, missing, rest, hits)

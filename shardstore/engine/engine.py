@@ -18,6 +18,7 @@ from shardstore.engine.actions import OwnShards
 from shardstore.engine.contention import Contention, Sleep
 from shardstore.engine.index_cache import IndexCache
 from shardstore.engine.keyed_store import KeyedStore, weakly
+from shardstore.engine.layout_proof import LayoutProof
 from shardstore.engine.metadata.consolidated import stale_consolidated
 from shardstore.engine.metadata.documents import Documents
 from shardstore.engine.metadata.hierarchy import ChunkTarget, Hierarchy, LocatedChunks
@@ -145,11 +146,12 @@ class Engine(KeyedStore):
         self._indices = IndexCache(self.options.index_cache_bytes)
         limits = self.options.read_limits(storage.kind)
         self._documents = Documents(shown, self.hierarchy, self._indices, self.options, contention)
-        self._reader = Reader(shown, self.hierarchy, self._indices, limits, self.counters)
-        self._committer = Committer(shown, self.hierarchy, self._indices, self._reader, self.options, self.counters, contention)
+        proof = LayoutProof(shown, self.hierarchy, self._indices)
+        self._reader = Reader(shown, self.hierarchy, self._indices, proof, limits, self.counters)
+        self._committer = Committer(shown, self.hierarchy, self._indices, proof, self._reader, self.options, self.counters, contention)
         self._writer = Writer(self._committer, self.options.commit_concurrency)
         self._v2_arrays = WrittenV2Arrays(self.storage, self.options)
-        self._values = Values(shown, self.hierarchy, self._documents, self._reader, self._writer, contention, self._v2_arrays)
+        self._values = Values(shown, self.hierarchy, self._documents, proof, self._reader, self._writer, contention, self._v2_arrays)
         self._planner: Planner | None = None
         if (direct := storage.ability(BlockingReads)) is not None:
             self._planner = Planner(direct, self.hierarchy, self._indices, self._reader, limits, self.counters)

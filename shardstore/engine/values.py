@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from shardstore.engine.actions import (
     Action,
@@ -19,7 +19,7 @@ from shardstore.engine.actions import (
     revising,
 )
 from shardstore.engine.contention import Contention
-from shardstore.engine.fresh_layout import StaleLayout, each_with_fresh_layout, with_fresh_layout
+from shardstore.engine.layout_proof import LayoutProof, StaleLayout, each_with_fresh_layout, with_fresh_layout
 from shardstore.engine.metadata.documents import Documents
 from shardstore.engine.metadata.hierarchy import (
     ChunkTarget,
@@ -49,7 +49,6 @@ from shardstore.storage.base import (
     ConditionFailed,
     Failed,
     Found,
-    Guard,
     GuardChanged,
     Read,
     ReadOutcome,
@@ -76,6 +75,7 @@ class Values:
     _storage: Storage
     _hierarchy: Hierarchy
     _documents: Documents
+    _proof: LayoutProof
     _reader: Reader
     _writer: Writer
     _contention: Contention
@@ -132,7 +132,11 @@ class Values:
                     values[i] = _value_without_read(target)
         paths = list(dict.fromkeys(target.path for _, target in documents))
         owners = [self._plain_owner(target.key) for _, target in plain]
-        reads = self._plain_reads([Read(target.key, (requests[i][1],)) for i, target in plain], owners)
+        guards = {path: self._proof.guard(owner) for path, owner in {owner.path: owner for owner in owners if owner is not None}.items()}
+        reads = [
+            Read(target.key, (requests[i][1],), None, None if owner is None else guards[owner.path])
+            for (i, target), owner in zip(plain, owners, strict=True)
+        ]
         reads += [document_read(metadata_key(path)) for path in paths]
         if chunks and reads:
             again, outcomes = await asyncio.gather(self._read_chunks(chunks, requests, values), self._storage.read(reads))
@@ -142,7 +146,7 @@ class Values:
             again = await self._read_chunks(chunks, requests, values)
             outcomes = await self._storage.read(reads) if reads else []
         self._show_documents(dict(zip(paths, outcomes[len(plain) :], strict=True)), documents, requests, values)
-        doubtful = await self._show_plain(plain, owners, outcomes[: len(plain)], values)
+        doubtful = await self._show_plain(plain, owners, reads, outcomes[: len(plain)], values)
         await self._settle_hidden([*((i, target.key) for i, target in plain), *((i, target.key) for i, target in documents)], values)
         return again + doubtful, bool(doubtful)
 
@@ -168,13 +172,23 @@ class Values:
         return []
 
     async def _show_plain(
-        self, plain: list[tuple[int, PlainTarget]], owners: Sequence[Node | None], outcomes: Sequence[ReadOutcome], values: list[Value]
+        self,
+        plain: list[tuple[int, PlainTarget]],
+        owners: Sequence[Node | None],
+        reads: Sequence[Read],
+        outcomes: Sequence[ReadOutcome],
+        values: list[Value],
     ) -> list[int]:
-        """Set the values of plain objects; return the requests whose objects may have become shards since they were located."""
-        pairs = zip(owners, outcomes, strict=True)
-        errors = await self._documents_after(
-            [None if owner is None or owner.predates_metadata_check(found) else owner for owner, found in pairs]
-        )
+        """Set the values of plain objects; return the requests whose objects may have become shards since they were located.
+
+        What did not bring its own proof that its array has no shards is proven by the array's document, in a round of its own.
+        """
+        unproven = [
+            owner
+            for owner, read, outcome in zip(owners, reads, outcomes, strict=False)
+            if owner is not None and not self._proof.came_with_read(owner, read.guard, outcome)
+        ]
+        errors = await self._learn_again(list(dict.fromkeys(owner.path for owner in unproven)))
         found: list[tuple[int, str]] = []
         outdated: list[int] = []
         for (i, target), owner, outcome in zip(plain, owners, outcomes, strict=True):
@@ -239,19 +253,9 @@ class Values:
             if any(is_shown[path]) and (metadata_path(key) is None or self._hierarchy.known(path) is None):
                 values[i] = None
 
-    def _plain_reads(self, reads: Sequence[Read], owners: Sequence[Node | None]) -> list[Read]:
-        """Return the reads, guarded by the documents of the owners if the storage has guarded reads."""
-        if not self._storage.capabilities.guarded_reads:
-            return list(reads)
-        guards = [None if owner is None else Guard(metadata_key(owner.path), owner.generation) for owner in owners]
-        return [replace(read, guard=guard) for read, guard in zip(reads, guards, strict=True)]
-
-    async def _documents_after(self, owners: Sequence[Node | None]) -> dict[str, ShardStoreError]:
-        """Read the owners' documents in a round of their own, unless the storage has guarded reads; return their errors by path."""
-        paths = list(dict.fromkeys(owner.path for owner in owners if owner is not None))
-        if not paths or self._storage.capabilities.guarded_reads:
-            return {}
-        documents = await self._storage.read([document_read(metadata_key(path)) for path in paths])
+    async def _learn_again(self, paths: Sequence[str]) -> dict[str, ShardStoreError]:
+        """Read the documents of ``paths`` in a round of their own; return their errors by path."""
+        documents = await self._storage.read([document_read(metadata_key(path)) for path in paths]) if paths else []
         errors: dict[str, ShardStoreError] = {}
         for path, outcome in zip(paths, documents, strict=True):
             try:
@@ -261,11 +265,9 @@ class Values:
         return errors
 
     def _plain_owner(self, key: str) -> Node | None:
-        """Return the known array without shards that has such a chunk: it may have shards by now. ``None`` if documents never change."""
-        if self._hierarchy.never_checks:
-            return None
+        """Return the known array without shards that has such a chunk, if it has to be proven that it has no shards by now."""
         owner = self._hierarchy.owner(possible_owners(key))
-        return None if owner is None or owner[0].layout is not None or self._hierarchy.is_pending(owner[0].path) else owner[0]
+        return None if owner is None or owner[0].layout is not None or not self._proof.is_needed(owner[0]) else owner[0]
 
     def may_be_shard(self, key: str) -> bool:
         """Return whether the key looks like a chunk, and no array is known that has it."""

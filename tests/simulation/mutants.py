@@ -39,6 +39,7 @@ class Mutant:
 
 _COMMITTER = "shardstore.engine.writing.committer"
 _READER = "shardstore.engine.reading.reader"
+_PROOF = "shardstore.engine.layout_proof"
 _LOST = "shardstore.storage.requests.lost_answers"
 _S3 = "shardstore.storage.s3.storage"
 _S3_UPLOAD = "shardstore.storage.s3.upload"
@@ -240,7 +241,7 @@ MUTANTS = (
     ),
     Mutant(
         "indices of an array that was created again stay",
-        _READER,
+        _PROOF,
         '                self._indices.drop_prefix(join(path, ""))\n                changed = True',
         "                pass",
     ),

@@ -36,7 +36,6 @@ from shardstore.stored.detect import restored_arrays
 logger = logging.getLogger(__name__)
 
 NEVER = float("-inf")
-_CERTAIN_SECONDS = 60.0  # the clocks of one server's machines differ by less, and the time that it gives is rounded to a second
 MANY_KEYS = 8
 """So many keys are worth looking at all together. Fewer are left to the reader, which locates and reads them in one call."""
 _MOST_ABSENT = 10_000  # paths that were asked for and not there; worth a request each, no more
@@ -70,16 +69,6 @@ class Node:
         """Return the chunk that a key relative to this node names, or ``None`` if this node has no such chunk."""
         array = self.layout or self.plain
         return None if array is None else array.key_encoding.decode(relative_key, array.ndim)
-
-    def predates_metadata_check(self, outcome: ReadOutcome) -> bool:
-        """Return whether an object that was read had been there for a while when this document was seen.
-
-        If so, it has the layout in the document, and the document need not be read again: objects are deleted before a document is written
-        that gives them another meaning.
-        """
-        return (
-            isinstance(outcome, Found) and outcome.times is not None and outcome.times.stored + _CERTAIN_SECONDS < self.metadata_server_time
-        )
 
 
 class ChunkTarget(NamedTuple):

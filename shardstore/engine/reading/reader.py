@@ -1,19 +1,18 @@
 """Reads chunks out of shards: first indices, then chunks. That is two rounds of requests for any batch, and one if the indices are cached.
 
 Index and chunks of a shard come from one generation. If it changes in between, the shard is read again; after some
-tries a single request gets both its index and its chunks. If the index was read just now, the array's document is read again in the
-round of the chunks, so that the shard is not read by the layout of an array that was there before. Where the shard was stored before the
-last check of the document, its layout is already proven.
+tries a single request gets both its index and its chunks. No shard is read by the layout of an array that was there before: see
+``layout_proof``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from shardstore.engine.fresh_layout import StaleLayout
 from shardstore.engine.index_cache import CachedIndex, IndexCache, IndexVersions, parse_chunk_version
-from shardstore.engine.metadata.hierarchy import NEVER, ChunkTarget, Hierarchy, Node
+from shardstore.engine.layout_proof import LayoutProof, StaleLayout
+from shardstore.engine.metadata.hierarchy import NEVER, ChunkTarget, Hierarchy
 from shardstore.engine.reading.shard_chunks import (
     ShardRead,
     Value,
@@ -27,9 +26,7 @@ from shardstore.engine.reading.shard_chunks import (
     wanted_chunks,
 )
 from shardstore.errors import Conflict, Corruption, ShardStoreError
-from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.format.shard_index import Places
-from shardstore.format.store_keys import join, metadata_key
 from shardstore.model.chunks import ChunkLocation
 from shardstore.model.coalescing import CoalescedReads, ReadLimits, coalesce_all
 from shardstore.model.containers import Lru
@@ -45,7 +42,6 @@ from shardstore.storage.base import (
     Read,
     ReadOutcome,
     Storage,
-    document_read,
     in_its_place,
 )
 from shardstore.storage.wrappers import Counters
@@ -56,30 +52,28 @@ _MOST_DEAD_BYTES = 2**20  # of a short shard that is appended to
 _COMPRESSED = 2  # shards of so many times the bytes that are read with an index may still come whole: chunks are compressed
 
 
-@dataclass(frozen=True, slots=True)
-class _HeadRequest:
-    """The first request of a shard: for its index, for more than that, or for the whole shard."""
+@dataclass(slots=True)
+class _HeadRead:
+    """The first read of a shard: of its index, of more than that, or of the whole shard."""
 
     shard: ShardRead
     request: ByteRequest
-    is_whole: bool
-    has_more: bool
+    guard: Guard | None
+    is_whole: bool = False
+    has_more: bool = False
+    index: CachedIndex | ShardStoreError | None = None
+    """The index that it gave."""
+    is_unproven: bool = False
+    """True once it was read without a proof of its layout."""
+
+    @property
+    def read(self) -> Read:
+        return Read(self.shard.key, (self.request,), None, self.guard)
 
     @property
     def may_suffice(self) -> bool:
-        """True if the answer may hold all chunks that are wanted, and prove their layout."""
-        return (self.is_whole or self.has_more) and self.shard.node.metadata_server_time > NEVER
-
-
-@dataclass(frozen=True, slots=True)
-class _HeadRead:
-    """The answer to the first request of a shard."""
-
-    shard: ShardRead
-    outcome: ReadOutcome
-    index: CachedIndex | ShardStoreError | None
-    is_sure: bool
-    """True if the layout of the shard is already proven, and the array's document need not be read again."""
+        """True if the answer may hold all chunks that are wanted, and prove their layout by the time when it was stored."""
+        return (self.is_whole or self.has_more) and self.guard is None and self.shard.node.metadata_server_time > NEVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,32 +89,21 @@ class _ChunkRead:
     def read(self) -> Read:
         return Read(self.shard.key, self.coalesced.requests, self.index.generation)
 
-
-@dataclass(slots=True)
-class _NextRound:
-    """The work that the first round leaves to the second."""
-
-    chunks: list[_ChunkRead] = field(default_factory=list)
-    """Chunks to be read by indices that have just come."""
-    heads: list[_HeadRead] = field(default_factory=list)
-    """The answers about shards that were not read whole."""
-    whole: list[_HeadRead] = field(default_factory=list)
-    """Shards that were read whole, and whose arrays' documents are still to be checked."""
-    came: list[_ChunkRead] = field(default_factory=list)
-    """Chunks that were read, and whose arrays' documents are still to be checked."""
-    checked: set[str] = field(default_factory=set)
-    """Paths of arrays whose documents were checked in this round, unless they were fresh."""
-    again: list[ShardRead] = field(default_factory=list)
-    """Shards that changed, or whose arrays did: they have to be read again."""
+    @property
+    def is_unproven(self) -> bool:
+        return not self.index.is_verified
 
 
 class Reader:
     """Reads the sharded chunks of one store."""
 
-    def __init__(self, storage: Storage, hierarchy: Hierarchy, indices: IndexCache, limits: ReadLimits, counters: Counters) -> None:
+    def __init__(
+        self, storage: Storage, hierarchy: Hierarchy, indices: IndexCache, proof: LayoutProof, limits: ReadLimits, counters: Counters
+    ) -> None:
         self._storage = storage
         self._hierarchy = hierarchy
         self._indices = indices
+        self._proof = proof
         self._limits = limits
         self._counters = counters
         self.first_bytes_per_batch = 2**24
@@ -161,14 +144,17 @@ class Reader:
         indices: list[CachedIndex | ShardStoreError | None] = [None] * len(shards)
         pending = list(range(len(shards)))
         for _ in range(_PINNED_TRIES):
-            asked = [shards[i] for i in pending]
-            first, _ = await self._read_first(asked, [s.layout.index_format.request() for s in asked], with_metadata=asked)
-            for i, one in zip(pending, first, strict=True):
-                indices[i] = one.index
-            pending = [i for i, one in zip(pending, first, strict=True) if isinstance(one.outcome, GuardChanged)]
-            if not pending:
+            heads = [self._head_read(shards[i], shards[i].layout.index_format.request()) for i in pending]
+            outcomes = await self._proof.read([head.read for head in heads], [head.shard.node for head in heads if head.guard is None])
+            outdated: list[int] = []
+            for i, head, outcome in zip(pending, heads, outcomes, strict=True):
+                if not self._take_index(head, outcome):
+                    outdated.append(i)
+                indices[i] = head.index
+            if not outdated:
                 return indices
-            await self._confirm_layouts([shards[i] for i in pending])
+            pending = outdated
+            await self._proof.confirm(shards[i].node for i in pending)
         for i in pending:
             indices[i] = Conflict(f"the metadata of array {shards[i].node.path!r} kept changing; try again")
         return indices
@@ -188,7 +174,7 @@ class Reader:
         self._counters.add(index_hits=len(shards) - len(unknown), index_misses=len(unknown))
         try:
             loaded = await self.load_indices(unknown) if unknown else []
-            await self._read_with_metadata(shards, [])
+            await self._proof.read([], [shard.node for shard in shards])
         except StaleLayout:
             return None
         if any(isinstance(index, CachedIndex) and not self.is_sure(index) for index in loaded):
@@ -198,12 +184,12 @@ class Reader:
 
     def is_sure(self, index: CachedIndex) -> bool:
         """Return whether the index is known to be decoded by the layout of its shard, or need not be; from any thread."""
-        return index.is_verified or self._hierarchy.never_checks
+        return self._proof.is_sure(index)
 
     async def chunk_place(self, shard: ShardRead, *, must_prove_layout: bool = False) -> tuple[Generation, ChunkLocation] | None:
         """Return the version of a shard, and where the one chunk that is wanted of it lies there; ``None`` if there is no such chunk.
 
-        With ``must_prove_layout``, the array's document is read after the index, unless the index is verified.
+        With ``must_prove_layout``, the array's document is read after the index, unless the index has a proof.
 
         Raises:
             Corruption: the index is damaged, or the chunk's entry in it.
@@ -211,10 +197,10 @@ class Reader:
         """
         (index,) = await self.load_indices([shard])
         if isinstance(index, ShardStoreError):
-            await self._confirm_layouts([shard])
+            await self._proof.confirm([shard.node])
             raise index
-        if must_prove_layout and index is not None and not index.is_verified and not self._hierarchy.never_checks:
-            await self._confirm_layouts([shard])
+        if must_prove_layout and index is not None and not self.is_sure(index):
+            await self._proof.confirm([shard.node])
         (slot,) = shard.slots
         where = None if index is None else chunk_location(shard, index, slot)
         if isinstance(where, ShardStoreError):
@@ -250,55 +236,6 @@ class Reader:
         self._indices.put(shard.key, cached)
         return cached
 
-    async def _read_with_metadata(
-        self,
-        shards: Sequence[ShardRead],
-        reads: Sequence[Read],
-        unsure: Collection[str] = (),
-        *,
-        after: bool = False,
-    ) -> list[ReadOutcome]:
-        """Read in one round, together with documents that have to be checked.
-
-        These are the documents of arrays that were not checked for a while, or whose paths are in ``unsure``. With ``after``, documents are
-        read after the round if any of them is ``unsure``: then they verify what was read in it.
-        """
-        if self._hierarchy.never_checks:
-            unsure = ()
-        unsure = {path for path in unsure if not self._hierarchy.is_pending(path)}
-        stale = {s.node.path: s.node for s in shards if s.node.path in unsure or not self._fresh(s.node)}
-        documents = [document_read(metadata_key(path)) for path in stale]
-        if after and not unsure.isdisjoint(stale):
-            outcomes = [*await self._storage.read(reads), *await self._storage.read(documents)]
-        else:
-            outcomes = await self._storage.read([*reads, *documents]) if reads or documents else []
-        self._check_layouts(stale, outcomes[len(reads) :])
-        return outcomes[: len(reads)]
-
-    def _fresh(self, node: Node) -> bool:
-        known = self._hierarchy.known(node.path)
-        return known is not None and known.layout == node.layout and self._hierarchy.is_fresh(known)
-
-    def _check_layouts(self, expected: dict[str, Node], outcomes: Sequence[ReadOutcome]) -> None:
-        changed = False
-        for (path, before), outcome in zip(expected.items(), outcomes, strict=True):
-            now = self._hierarchy.learn(path, outcome)
-            if now is None or now.layout is None or not same_shards(now.layout, before.layout):
-                self._indices.drop_prefix(join(path, ""))
-                changed = True
-        if changed:
-            raise StaleLayout
-
-    async def _confirm_layouts(self, shards: Sequence[ShardRead]) -> None:
-        """Read the documents of the shards' arrays again, because the layout may be stale: before damage is reported, for example.
-
-        Raises:
-            StaleLayout: it was.
-        """
-        nodes = {s.node.path: s.node for s in shards}
-        outcomes = await self._storage.read([document_read(metadata_key(path)) for path in nodes])
-        self._check_layouts(nodes, outcomes)
-
     # -- chunks ----------------------------------------------------------------------------------------------------
 
     async def read(self, shards: Sequence[ShardRead], count: int) -> list[Value]:
@@ -319,11 +256,34 @@ class Reader:
             self._counters.add(retried_reads=len(pending))
         damaged = [s for s in shards if any(isinstance(values[i], Corruption) for i in s.numbers)]
         if damaged:
-            await self._confirm_layouts(damaged)
+            await self._proof.confirm(shard.node for shard in damaged)
         return values
 
     async def _try(self, shards: Sequence[ShardRead], values: list[Value]) -> list[ShardRead]:
-        """Make one attempt, of one round or two; return the shards that changed during it."""
+        """Make one attempt, of one round or two; return the shards that changed during it, or whose arrays did."""
+        heads, known = self._first_reads(shards, values)
+        # If documents have to be read after the indices in any case, that serves for all that was read before: then these wait for it.
+        waits = not all(self._proof.may_come_with_read(head.shard.node) for head in heads)
+        first = [*(head for head in heads if head.may_suffice), *([] if waits else known)]
+        outcomes = await self._round([*heads, *known], first)
+        changed = self._take(known, outcomes[len(heads) :], values)
+        checked = {one.shard.node.path for one in (*first, *(head for head in heads if head.guard is not None))}
+        second: list[_HeadRead | _ChunkRead] = [*known] if waits else []
+        chunks: list[_ChunkRead] = []
+        outdated: list[ShardRead] = []
+        for head, outcome in zip(heads, outcomes[: len(heads)], strict=True):
+            if self._take_index(head, outcome):
+                second.append(head)
+                chunks += self._take_head(head, outcome, values)
+            else:
+                outdated.append(head.shard)
+        if outdated:  # perhaps only in its attributes: then the new document confirms the layout
+            await self._proof.confirm(shard.node for shard in outdated)
+        outcomes = await self._round(chunks, second, checked)
+        return changed + outdated + self._take(chunks, outcomes, values, are_new=True)
+
+    def _first_reads(self, shards: Sequence[ShardRead], values: list[Value]) -> tuple[list[_HeadRead], list[_ChunkRead]]:
+        """Return the reads of the first round: of shards whose indices have to be read, and of chunks by indices that are known."""
         known: list[_ChunkRead] = []
         unknown: list[ShardRead] = []
         for shard in shards:
@@ -335,14 +295,32 @@ class Reader:
             else:
                 known += self._chunk_read(shard, cached, places, values)
         self._counters.add(index_hits=len(shards) - len(unknown), index_misses=len(unknown))
-        work = await self._first_round(unknown, known, values)
-        if work.chunks or work.heads or work.whole or work.came:
-            work.again += await self._second_round(work, values)
-        for one in work.whole:
-            index = self._indices.get(one.shard.key, one.shard.layout.index_format)
-            if index is not None and isinstance(one.index, CachedIndex) and index.generation == one.index.generation:
-                self._indices.verify(one.shard.key, index)
-        return work.again
+        most = self.first_bytes_per_batch // max(1, sum(not shard.wants_everything for shard in unknown))
+        heads: list[_HeadRead] = []
+        for shard in unknown:
+            if shard.wants_everything:
+                heads.append(self._head_read(shard, _whole_request(shard), is_whole=True))
+            else:
+                more = self._first_bytes(shard, most)
+                heads.append(self._head_read(shard, shard.layout.index_format.request_with(more), has_more=more > 0))
+        return heads, known
+
+    def _head_read(self, shard: ShardRead, request: ByteRequest, *, is_whole: bool = False, has_more: bool = False) -> _HeadRead:
+        return _HeadRead(shard, request, self._proof.guard(shard.node), is_whole, has_more)
+
+    async def _round(
+        self, reads: Sequence[_HeadRead | _ChunkRead], arrays_of: Sequence[_HeadRead | _ChunkRead], checked: Collection[str] = ()
+    ) -> list[ReadOutcome]:
+        """Carry out reads, and in the same round read the documents that prove what was read before of ``arrays_of``, or that are not
+        fresh; not those at the paths ``checked``, which an earlier round of the batch has looked at, unless they have to prove something.
+        """
+        unproven = {one.shard.node.path for one in arrays_of if one.is_unproven}
+        arrays = [one.shard.node for one in arrays_of if one.shard.node.path in unproven or one.shard.node.path not in checked]
+        outcomes = await self._proof.read([one.read for one in reads], arrays, unproven)
+        for one in arrays_of:
+            if one.is_unproven and isinstance(one.index, CachedIndex):
+                self._proof.verify(one.shard.node, one.shard.key, one.index)
+        return outcomes
 
     def _chunk_read(self, shard: ShardRead, index: CachedIndex, places: Places, values: list[Value]) -> list[_ChunkRead]:
         """Return the read of the wanted chunks of a shard, in a list; an empty list if none of them exists."""
@@ -356,128 +334,41 @@ class Reader:
             coalesced = CoalescedReads.in_one(ByteRange(start, start), wanted.starts, wanted.ends)
         return [_ChunkRead(shard, index, wanted, coalesced)]
 
-    async def _read_first(
-        self,
-        shards: Sequence[ShardRead],
-        requests: Sequence[ByteRequest],
-        *,
-        with_metadata: Sequence[ShardRead] = (),
-        unsure: Collection[str] = (),
-        also: Sequence[Read] = (),
-    ) -> tuple[list[_HeadRead], list[ReadOutcome]]:
-        """Read each shard by one request that holds its index, and ``also`` in the same round; return the answers, and those of ``also``.
+    def _take_index(self, head: _HeadRead, outcome: ReadOutcome) -> bool:
+        """Note the index that came, and whether it has a proof. Return ``False`` if the guard says that the array's document changed."""
+        if isinstance(outcome, GuardChanged):
+            return False
+        shard = head.shard
+        if head.guard is not None and isinstance(outcome, Found | Absent):
+            self._hierarchy.confirmed(shard.node.path, head.guard.generation)
+        head.index = self.decode_index(shard, outcome)
+        head.is_unproven = not self._proof.came_with_read(shard.node, head.guard, outcome)
+        if not head.is_unproven and isinstance(head.index, CachedIndex):
+            head.index = self._proof.verify(shard.node, shard.key, head.index)
+        return True
 
-        If the storage has guarded reads, they check the array's document as well. Otherwise the documents are read in the same round: those
-        of ``with_metadata`` whose arrays were not checked for a while, or are ``unsure``.
-        """
-        guards = [self._guard(shard) for shard in shards]
-        reads = [Read(s.key, (r,), None, guard) for s, r, guard in zip(shards, requests, guards, strict=True)]
-        guarded = {s.key for s, guard in zip(shards, guards, strict=True) if guard is not None}
-        outcomes = await self._read_with_metadata([s for s in with_metadata if s.key not in guarded], [*reads, *also], unsure)
-        outcomes, more = outcomes[: len(reads)], outcomes[len(reads) :]
-        for shard, guard, outcome in zip(shards, guards, outcomes, strict=True):
-            if guard is not None and isinstance(outcome, Found | Absent):
-                self._hierarchy.confirmed(shard.node.path, guard.generation)
-        return [self._head(s, outcome, guard) for s, outcome, guard in zip(shards, outcomes, guards, strict=True)], more
-
-    def _head(self, shard: ShardRead, outcome: ReadOutcome, guard: Guard | None) -> _HeadRead:
-        index = None if isinstance(outcome, GuardChanged) else self.decode_index(shard, outcome)
-        is_sure = guard is not None or self._predates_check(shard, outcome)
-        if is_sure and isinstance(index, CachedIndex):
-            index = self._indices.verify(shard.key, index)
-        return _HeadRead(shard, outcome, index, is_sure)
-
-    def _predates_check(self, shard: ShardRead, outcome: ReadOutcome) -> bool:
-        """Return whether the document, as it was known before the read or was seen since, proves the layout of the shard that was read."""
-        now = self._hierarchy.known(shard.node.path)
-        renewed = (
-            now is not None and now.layout is not None and same_shards(now.layout, shard.layout) and now.predates_metadata_check(outcome)
-        )
-        return renewed or shard.node.predates_metadata_check(outcome)
-
-    def _guard(self, shard: ShardRead) -> Guard | None:
-        """Return the guard for the index of ``shard``: the array's document. ``None`` if the storage has no guarded reads."""
-        node = self._hierarchy.known(shard.node.path)
-        if node is None or not self._storage.capabilities.guarded_reads or self._hierarchy.is_pending(node.path):
-            return None
-        if node.layout is None or not same_shards(node.layout, shard.layout):
-            return None  # another read has just learnt better; this one has to find out
-        return Guard(metadata_key(node.path), node.generation)
-
-    async def _first_round(self, shards: list[ShardRead], known: list[_ChunkRead], values: list[Value]) -> _NextRound:
-        """Read the indices of ``shards``, some of these shards whole, and the chunks by indices that are ``known``."""
-        requests = self._head_requests(shards)
-        # Documents are read with what may need no second round. If a second round is certain, they are read in that.
-        settles = all(self._may_be_sure(shard) for shard in shards)
-        settled = known if settles else []
-        checked = [*(one.shard for one in requests if one.may_suffice), *(chunk.shard for chunk in settled)]
-        heads, came = await self._read_first(
-            shards,
-            [one.request for one in requests],
-            with_metadata=checked,
-            unsure={chunk.shard.node.path for chunk in settled if not chunk.index.is_verified},
-            also=[chunk.read for chunk in known],
-        )
-        work = _NextRound(came=[] if settles else known, checked={shard.node.path for shard in checked})
-        if self._storage.capabilities.guarded_reads:
-            work.checked |= {shard.node.path for shard in shards}
-        self._verify(settled)
-        work.again += self._take(known, came, (), values)
-        outdated: list[ShardRead] = []
-        for request, head in zip(requests, heads, strict=True):
-            if isinstance(head.outcome, GuardChanged):
-                outdated.append(head.shard)
-            else:
-                self._take_head(request, head, work, values)
-        if outdated:  # perhaps only in its attributes: then the new document confirms the layout
-            await self._confirm_layouts(outdated)
-        work.again += outdated
-        return work
-
-    def _head_requests(self, shards: Sequence[ShardRead]) -> list[_HeadRequest]:
-        """Return the first request of each shard whose index is to be read."""
-        most = self.first_bytes_per_batch // max(1, sum(not shard.wants_everything for shard in shards))
-        requests: list[_HeadRequest] = []
-        for shard in shards:
-            if shard.wants_everything:
-                requests.append(_HeadRequest(shard, _whole_request(shard), is_whole=True, has_more=False))
-            else:
-                more = self._first_bytes(shard, most)
-                request = shard.layout.index_format.request_with(more)
-                requests.append(_HeadRequest(shard, request, is_whole=False, has_more=more > 0))
-        return requests
-
-    def _take_head(self, request: _HeadRequest, head: _HeadRead, work: _NextRound, values: list[Value]) -> None:
-        """Store the values that the first answer about a shard settles; note the rest in ``work``."""
+    def _take_head(self, head: _HeadRead, outcome: ReadOutcome, values: list[Value]) -> list[_ChunkRead]:
+        """Store the values that the first answer about a shard settles; return the read of the chunks that did not come with it."""
         shard, index = head.shard, head.index
-        is_whole = request.is_whole and _came_whole(head.outcome)
-        if not is_whole:
-            work.heads.append(head)
-        if not isinstance(index, CachedIndex) or not isinstance(head.outcome, Found):
-            _set_all(shard, index, values)
-            is_settled = is_whole
-        else:
-            places = index.index.places(shard.slots, index.object_nbytes)
-            data = head.outcome.buffers[0]
-            window = self._window(shard, places, index.object_nbytes, len(data)) if request.has_more else 0 if is_whole else None
-            is_settled = window is not None
-            if window is None:
-                work.chunks += self._chunk_read(shard, index, places, values)
-            else:
-                self._counters.add(chunks_read=cut(shard, index, places, data, window, values))
-                if not is_whole:
-                    release(values, shard.numbers, len(data))
-        if is_settled and not head.is_sure:
-            work.whole.append(head)
-
-    def _may_be_sure(self, shard: ShardRead) -> bool:
-        """Return whether the first round may already prove that a shard is of the layout in its array's document."""
-        return shard.node.metadata_server_time > NEVER or self._hierarchy.never_checks or self._storage.capabilities.guarded_reads
+        if not isinstance(index, CachedIndex) or not isinstance(outcome, Found):
+            for i in shard.numbers:
+                values[i] = index if isinstance(index, ShardStoreError) else None
+            return []
+        places = index.index.places(shard.slots, index.object_nbytes)
+        data = outcome.buffers[0]
+        came_whole = head.is_whole and len(data) == outcome.nbytes
+        window = self._window(shard, places, index.object_nbytes, len(data)) if head.has_more else 0 if came_whole else None
+        if window is None:
+            return self._chunk_read(shard, index, places, values)
+        self._counters.add(chunks_read=cut(shard, index, places, data, window, values))
+        if not came_whole:
+            release(values, shard.numbers, len(data))
+        return []
 
     def _first_bytes(self, shard: ShardRead, most: int) -> int:
         """Return how many bytes to read with an index: of small shards more than the index, if that may save a round.
 
-        It saves no round if the document has to be checked after it in any case. It is given up for arrays where the bytes never held the
+        It saves no round if the document has to be read after it in any case. It is given up for arrays where the bytes never held the
         wanted chunks. Large batches (more than ``most``) do not gain by saving a round.
         """
         limit = self._limits.first_bytes
@@ -487,7 +378,11 @@ class Reader:
         whole = limit if decoded is None else min(limit, decoded + shard.layout.index_format.nbytes)
         if whole > most or (decoded is not None and decoded > _COMPRESSED * limit):
             return 0
-        return limit if self._may_be_sure(shard) and (self._useless.peek(shard.node.path) or 0) < self.useless_attempts else 0
+        return (
+            limit
+            if self._proof.may_come_with_read(shard.node) and (self._useless.peek(shard.node.path) or 0) < self.useless_attempts
+            else 0
+        )
 
     def _window(self, shard: ShardRead, places: Places, object_nbytes: int, came_nbytes: int) -> int | None:
         """Return the offset of the bytes that came with the index, if they hold all that is wanted; otherwise ``None``."""
@@ -500,39 +395,17 @@ class Reader:
         self._useless.put(shard.node.path, 0 if holds_all else (self._useless.peek(shard.node.path) or 0) + 1)
         return start if holds_all else None
 
-    async def _second_round(self, work: _NextRound, values: list[Value]) -> list[ShardRead]:
-        """Read chunks by new indices, and the documents still to be checked. Return the shards that changed.
-
-        Documents are checked of arrays whose indices are not verified, of shards in which a chunk is missing, and of those that were read
-        whole.
-        """
-        by_index = [*work.came, *work.chunks]
-        unverified = [chunk.shard for chunk in by_index if not chunk.index.is_verified]
-        missing = [one.shard for one in work.heads if not one.is_sure]  # it may be by an old layout only
-        whole = [one.shard for one in work.whole]
-        concerned = [*(chunk.shard for chunk in by_index), *(one.shard for one in work.heads), *whole]
-        unsure = {shard.node.path for shard in (*unverified, *missing, *whole)}
-        concerned = [shard for shard in concerned if shard.node.path in unsure or shard.node.path not in work.checked]
-        outcomes = await self._read_with_metadata(concerned, [chunk.read for chunk in work.chunks], unsure)
-        self._verify(by_index)
-        return self._take(work.chunks, outcomes, {one.shard.key for one in work.heads}, values)
-
-    def _verify(self, chunks: Sequence[_ChunkRead]) -> None:
-        for chunk in chunks:
-            if not chunk.index.is_verified and not self._hierarchy.is_pending(chunk.shard.node.path):
-                self._indices.verify(chunk.shard.key, chunk.index)
-
     def _take(
-        self, chunks: Sequence[_ChunkRead], outcomes: Sequence[ReadOutcome], just_asked: Collection[str], values: list[Value]
+        self, chunks: Sequence[_ChunkRead], outcomes: Sequence[ReadOutcome], values: list[Value], *, are_new: bool = False
     ) -> list[ShardRead]:
-        """Store the values of chunks that were read; return the shards that changed. ``just_asked`` are those whose indices are new."""
+        """Store the values of chunks that were read; return the shards that changed. ``are_new``: their indices were read just now."""
         changed: list[ShardRead] = []
         for chunk, outcome in zip(chunks, outcomes, strict=True):
             shard = chunk.shard
             match outcome:
                 case Failed(error):
                     # This read would also have confirmed that other chunks of the shard are missing.
-                    for i in chunk.wanted.numbers if shard.key in just_asked else shard.numbers:
+                    for i in chunk.wanted.numbers if are_new else shard.numbers:
                         values[i] = error
                 case Absent() | Changed():
                     # Rewritten, or perhaps of another array by now: its layout is checked again with its new index.
@@ -555,7 +428,8 @@ class Reader:
         """Read each shard from an offset on; return the shards of which something before that is wanted."""
         left: list[ShardRead] = []
         reads = [Read(s.key, (s.layout.index_format.request_from(o),)) for s, o in zip(shards, offsets, strict=True)]
-        outcomes = await self._read_with_metadata(shards, reads, {s.node.path for s in shards}, after=True)
+        outcomes = await self._storage.read(reads)
+        await self._proof.read([], [s.node for s in shards], {s.node.path for s in shards})
         for shard, outcome in zip(shards, outcomes, strict=True):
             start = outcome.nbytes - len(outcome.buffers[0]) if isinstance(outcome, Found) else 0
             if isinstance(outcome, Found) and 0 < start > outcome.nbytes - shard.layout.index_format.nbytes:
@@ -563,7 +437,8 @@ class Reader:
                 continue
             index = self.decode_index(shard, outcome)
             if not isinstance(index, CachedIndex) or not isinstance(outcome, Found):
-                _set_all(shard, index, values)
+                for i in shard.numbers:
+                    values[i] = index if isinstance(index, ShardStoreError) else None
             elif self._first_offset(shard, index) < start:
                 left.append(shard)
             else:
@@ -580,12 +455,6 @@ class Reader:
         return int(places.offsets[places.exists].min(initial=start_of_index)) if places.exists.any() else start_of_index
 
 
-def _set_all(shard: ShardRead, index: CachedIndex | ShardStoreError | None, values: list[Value]) -> None:
-    """Store one value for all chunks that are wanted of a shard whose bytes are not there: the error, or that there are none."""
-    for i in shard.numbers:
-        values[i] = index if isinstance(index, ShardStoreError) else None
-
-
 def _whole_request(shard: ShardRead) -> ByteRequest:
     """Return the request for a whole shard. If all chunks have one length, it asks for twice the bytes of a full shard at most."""
     index_format = shard.layout.index_format
@@ -593,16 +462,3 @@ def _whole_request(shard: ShardRead) -> ByteRequest:
         return EVERYTHING
     most = index_format.nbytes + 2 * shard.layout.grid.nslots * index_format.chunk_nbytes + _MOST_DEAD_BYTES
     return index_format.request_with(most) if most < 2**62 else EVERYTHING
-
-
-def _came_whole(outcome: ReadOutcome) -> bool:
-    return not isinstance(outcome, Found) or len(outcome.buffers[0]) == outcome.nbytes
-
-
-def same_shards(now: ArrayLayout, before: ArrayLayout | None) -> bool:
-    """Return whether chunks lie where they lay; the array's shape may have changed."""
-    return before is not None and (now.chunk_shape, now.key_encoding, now.index_format) == (
-        before.chunk_shape,
-        before.key_encoding,
-        before.index_format,
-    )

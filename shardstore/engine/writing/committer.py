@@ -17,11 +17,11 @@ import numpy as np
 
 from shardstore.engine.actions import Action, Swap, apply_actions, changes_nothing, has_swaps, needs_old_value, needs_old_version
 from shardstore.engine.contention import Contention, Outdated, Turn
-from shardstore.engine.fresh_layout import StaleLayout
 from shardstore.engine.index_cache import CachedIndex, IndexCache, IndexVersions
+from shardstore.engine.layout_proof import LayoutProof, StaleLayout
 from shardstore.engine.metadata.hierarchy import Hierarchy, Node, shard_key
 from shardstore.engine.options import EngineOptions
-from shardstore.engine.reading.reader import Reader, same_shards
+from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import ShardRead
 from shardstore.engine.writing.chunk_sizes import refusal
 from shardstore.engine.writing.plan_writer import PlanWriter
@@ -69,6 +69,7 @@ class Committer:
         storage: Storage,
         hierarchy: Hierarchy,
         indices: IndexCache,
+        proof: LayoutProof,
         reader: Reader,
         options: EngineOptions,
         counters: Counters,
@@ -77,6 +78,7 @@ class Committer:
         self._storage = storage
         self._hierarchy = hierarchy
         self._indices = indices
+        self._proof = proof
         self._reader = reader
         self._options = options
         self._strategy = strategy_of(options.strategy)
@@ -255,7 +257,7 @@ class Committer:
         if not self._storage.capabilities.atomic_commits or shard.node.is_uncommitted:
             return None  # of an array that is being created there is nothing yet: what is remembered is of one that was there before
         cached = self._indices.get(shard.key, shard.layout.index_format)
-        return cached if cached is not None and self._reader.is_sure(cached) else None  # else it is read, and the document after it
+        return cached if cached is not None and self._proof.is_sure(cached) else None  # else it is read, and the document after it
 
     async def _update_from(
         self, shard: Shard, cached: CachedIndex | None, actions: SlotActions, swaps: SlotActions, *, from_cache: bool
@@ -316,13 +318,13 @@ class Committer:
             await self._confirm(shard)
         if isinstance(index, ShardStoreError):
             raise index
-        is_sure = self._reader.is_sure(index) if index is not None else not has_lost
+        is_sure = self._proof.is_sure(index) if index is not None else not has_lost
         if not is_sure and not shard.node.is_uncommitted:
-            # Shards are deleted before a document gives them another meaning: so this version of the shard is of this layout,
-            # and a commit on condition of it cannot change one of an array that was created since.
+            # This version of the shard is of this layout then, and a commit on condition of it cannot change one of an array that was
+            # created since.
             await self._confirm(shard)
             if index is not None:
-                index = self._indices.verify(shard.key, index)
+                index = self._proof.verify(shard.node, shard.key, index)
         return index
 
     async def _confirm(self, shard: Shard) -> None:
@@ -332,10 +334,12 @@ class Committer:
             StaleLayout: it has another one; the keys have to be located again.
             NotFound: the array has been deleted.
         """
-        if (node := await self._hierarchy.node(shard.node.path, fresh=True)) is None:
-            raise NotFound(f"array {shard.node.path!r} was deleted by another client while its chunks were being written")
-        if node.layout is None or not same_shards(node.layout, shard.layout):
-            raise StaleLayout
+        try:
+            await self._proof.confirm([shard.node])
+        except StaleLayout:
+            if self._hierarchy.known(shard.node.path) is None:
+                raise NotFound(f"array {shard.node.path!r} was deleted by another client while its chunks were being written") from None
+            raise
 
     async def _resolve(
         self, shard: Shard, cached: CachedIndex | None, actions: SlotActions, swaps: SlotActions, refused: Refused

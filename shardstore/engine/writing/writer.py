@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from shardstore.engine.actions import Action, simplified
-from shardstore.engine.fresh_layout import StaleLayout
+from shardstore.engine.layout_proof import StaleLayout
 from shardstore.engine.metadata.hierarchy import ChunkTarget
 from shardstore.engine.writing.chunk_sizes import refusal_of_update
 from shardstore.engine.writing.committer import Committer, Refused, Shard, SlotActions

@@ -19,26 +19,23 @@ from shardstore.engine.contention import Contention, Sleep
 from shardstore.engine.index_cache import IndexCache
 from shardstore.engine.keyed_store import KeyedStore, weakly
 from shardstore.engine.layout_proof import LayoutProof
-from shardstore.engine.metadata.consolidated import stale_consolidated
-from shardstore.engine.metadata.documents import Documents
+from shardstore.engine.metadata.documents import Documents, stale_consolidated
 from shardstore.engine.metadata.hierarchy import ChunkTarget, Hierarchy, LocatedChunks
 from shardstore.engine.metadata.levels import LevelledDraft, LevelledStorage
+from shardstore.engine.metadata.translation import WrittenV2Arrays
 from shardstore.engine.moving import NodeAccess, copy_nodes, move_between
 from shardstore.engine.options import V3, EngineOptions
 from shardstore.engine.own_shards import ClientView, client_view
 from shardstore.engine.pinned import OpenValue
 from shardstore.engine.reading.listing import ListedBatch, ListedDir, Listing
-from shardstore.engine.reading.prefetching import prefetch
 from shardstore.engine.reading.read_plan import ChunkSource, Planner, ReadPlan
 from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import Value
-from shardstore.engine.transaction_view import OverlayCommit, StoredState, TransactionView
+from shardstore.engine.transaction_view import Overlay, OverlayCommit, StoredState, TransactionView
 from shardstore.engine.values import KeyRequest, KeyUpdate, Values
 from shardstore.engine.version_reader import VersionReader
 from shardstore.engine.writing.committer import Committer
 from shardstore.engine.writing.erasing import Erasing
-from shardstore.engine.writing.transaction import Overlay
-from shardstore.engine.writing.v2_arrays_written import WrittenV2Arrays
 from shardstore.engine.writing.writer import Writer
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.format.json_text import JsonObject
@@ -258,8 +255,8 @@ class Engine(KeyedStore):
         return await (self._view or self._values).size(check_key(key))
 
     async def prefetch(self, path: str, region: Sequence[slice] | None) -> int:
-        """Load the indices of a region of an array; see ``prefetching.prefetch``."""
-        return await prefetch(self.hierarchy, self._reader, path, region, self.options.index_cache_bytes)
+        """Load the indices of a region of an array; see ``Reader.prefetch``."""
+        return await self._reader.prefetch(path, region, self.options.index_cache_bytes)
 
     # -- listing ---------------------------------------------------------------------------------------------------
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardstore.engine.actions import OwnShards, SetValue
 from shardstore.engine.metadata.documents import Documents
 from shardstore.engine.metadata.hierarchy import Hierarchy
-from shardstore.engine.writing.transaction import Overlay
+from shardstore.engine.transaction_view import Overlay
 from shardstore.errors import Corruption, InvalidInput, NotFound
-from shardstore.format.json_text import JsonObject, dumps, loads_object, parse_object
+from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import is_array, mentions_sharding, parse_layout
-from shardstore.format.presentation import has_chunks_of, present_array, present_bytes, same_chunks, update_stored
+from shardstore.format.presentation import present_array, same_chunks
 from shardstore.format.store_keys import metadata_key
 from shardstore.model.generation import Generation
 
@@ -87,22 +86,3 @@ def _view_of(path: str, document: JsonObject, shown: JsonObject | None, generati
     raise InvalidInput(
         f"array {path!r} is not what it was when it was created or opened here (chunk shape, data type or codecs differ): open it again"
     )
-
-
-def held_back(data: bytes, own_shards: OwnShards, before: SetValue | None) -> tuple[bytes, SetValue | None]:
-    """Return how clients see a document that a transaction holds back, and what is to be stored instead, if that differs.
-
-    ``before`` is what was to be stored so far, with shards of its own; the same array keeps them.
-    """
-    if before is not None:
-        document, was = _array(data), _array(bytes(before.data))
-        if document is not None and was is not None and has_chunks_of(document, was):
-            data, own_shards = dumps(update_stored(document, was)), before.own_shards
-    if own_shards is OwnShards.REFUSED:
-        return data, None
-    return present_bytes(data), SetValue(data, own_shards)
-
-
-def _array(data: bytes) -> JsonObject | None:
-    document = parse_object(data)
-    return document if document is not None and is_array(document) else None

@@ -1,36 +1,166 @@
-"""A store as its client sees it while a transaction is open, and the commit of what the transaction held back."""
+"""Transactions: what one holds back, the store as its client sees it meanwhile, and the commit."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import IO
 
-from shardstore.engine.actions import Action, EraseValue, OwnShards, Patch, SetIfMissing, SetValue, Swap, apply_actions
+from shardstore.engine.actions import ERASE, Action, EraseValue, OwnShards, Patch, SetIfMissing, SetValue, Swap, apply_actions, with_whole
 from shardstore.engine.keyed_store import KeyedStore
 from shardstore.engine.metadata.documents import Documents, PlannedArray
 from shardstore.engine.metadata.hierarchy import ChunkTarget, Hierarchy
+from shardstore.engine.metadata.translation import WrittenV2Arrays
 from shardstore.engine.options import EngineOptions
-from shardstore.engine.own_shards import held_back
 from shardstore.engine.pinned import HeldValue, OpenValue, pin
 from shardstore.engine.reading.listing import ListedBatch, ListedDir, Listing, directly_below
 from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.engine.values import KeyRequest, KeyUpdate, Values
 from shardstore.engine.version_reader import VersionReader, content_outcome
-from shardstore.engine.writing.chunk_sizes import with_whole
 from shardstore.engine.writing.committer import Committer
 from shardstore.engine.writing.erasing import Erasing
-from shardstore.engine.writing.transaction import Overlay
-from shardstore.engine.writing.v2_arrays_written import WrittenV2Arrays
-from shardstore.errors import InvalidInput, ShardStoreError, Unsupported
-from shardstore.format.json_text import parse_object
+from shardstore.errors import InvalidInput, ShardStoreError, StorageError, Unsupported
+from shardstore.format.json_text import JsonObject, dumps, parse_object
 from shardstore.format.metadata_v3 import is_array, parse_shown
+from shardstore.format.presentation import has_chunks_of, present_bytes, update_stored
 from shardstore.format.store_keys import check_key, check_node_path, join, metadata_key, metadata_path
 from shardstore.model.chunks import RemovedChunks
 from shardstore.model.ranges import EVERYTHING, BytesLike, cut
 from shardstore.storage.base import Read, ReadOutcome, Storage
 from shardstore.tasks import uninterrupted
+
+
+@dataclass(frozen=True, slots=True)
+class Spilled:
+    """Bytes in the temporary file."""
+
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldKeys:
+    """The decisions of a transaction at one moment: the size of each key's value, ``None`` where it is erased, and erased prefixes."""
+
+    sizes: dict[str, int | None]
+    erased_prefixes: tuple[str, ...]
+
+    def decides(self, key: str) -> bool:
+        return key in self.sizes or any(key.startswith(prefix) for prefix in self.erased_prefixes)
+
+
+class Overlay:
+    """The writes of one open transaction, as a layer over what is stored. Used on one event loop only."""
+
+    def __init__(self, memory_bytes: int) -> None:
+        self._memory_bytes = memory_bytes
+        self._in_memory = 0
+        self._values: dict[str, bytes | Spilled | None] = {}  # None: erased
+        self._conditional: set[str] = set()
+        self._instead: dict[str, SetValue] = {}
+        self._erased_prefixes: list[str] = []
+        self._file: IO[bytes] | None = None
+
+    def set(self, key: str, data: BytesLike, *, only_if_missing: bool = False, instead: SetValue | None = None) -> None:
+        """Hold a value back. ``only_if_missing``: on condition that there is none, which holds again at the commit.
+
+        ``instead`` is carried out at the commit, if it is given: then ``data`` is only what clients see.
+
+        Raises:
+            StorageError: the temporary file cannot take it; what was held back before is still held back.
+        """
+        kept = self._kept(bytes(data))
+        self._forget(key)
+        self._values[key] = kept
+        if isinstance(kept, bytes):
+            self._in_memory += len(kept)
+        if only_if_missing:
+            self._conditional.add(key)
+        if instead is not None:
+            self._instead[key] = instead
+
+    def _kept(self, data: bytes) -> bytes | Spilled:
+        if self._in_memory + len(data) <= self._memory_bytes:
+            return data
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(prefix="shardstore-transaction-")  # noqa: SIM115  # closed with the overlay
+            offset = self._file.seek(0, 2)
+            self._file.write(data)
+            self._file.flush()
+        except OSError as exc:
+            raise StorageError(f"a transaction cannot hold back {len(data)} bytes more in {tempfile.gettempdir()}: {exc}") from exc
+        return Spilled(offset, len(data))
+
+    def erase(self, key: str) -> None:
+        self._forget(key)
+        self._values[key] = None
+
+    def erase_prefix(self, prefix: str) -> None:
+        """Erase everything below ``prefix``, stored or held back."""
+        for key in [key for key in self._values if key.startswith(prefix)]:
+            self._forget(key)
+        self._erased_prefixes.append(prefix)
+
+    def _forget(self, key: str) -> None:
+        self._conditional.discard(key)
+        self._instead.pop(key, None)
+        value = self._values.pop(key, None)
+        if isinstance(value, bytes):
+            self._in_memory -= len(value)
+
+    def decides(self, key: str) -> bool:
+        """Return whether the transaction says what the key's value is."""
+        return key in self._values or self.erased_below(key)
+
+    def erased_below(self, key: str) -> bool:
+        return any(key.startswith(prefix) for prefix in self._erased_prefixes)
+
+    def get(self, key: str) -> bytes | None:
+        """Return the value that the transaction gave a key; ``None`` where it erased it."""
+        value = self._values.get(key)
+        if not isinstance(value, Spilled):
+            return value
+        assert self._file is not None
+        self._file.seek(value.offset)
+        return self._file.read(value.nbytes)
+
+    def instead(self, key: str) -> SetValue | None:
+        """Return what is carried out at the commit instead of setting the value that clients see."""
+        return self._instead.get(key)
+
+    def action(self, key: str) -> SetValue | SetIfMissing | EraseValue:
+        """Return what the transaction does to a key, for the commit."""
+        if (instead := self._instead.get(key)) is not None:
+            return instead
+        data = self.get(key)
+        if data is None:
+            return ERASE
+        return SetIfMissing(data) if key in self._conditional else SetValue(data)
+
+    def nbytes(self, key: str) -> int | None:
+        value = self._values.get(key)
+        return value.nbytes if isinstance(value, Spilled) else None if value is None else len(value)
+
+    def held(self) -> Iterator[str]:
+        """Return the keys with a value or an erasure of their own."""
+        return iter(list(self._values))
+
+    def snapshot(self) -> HeldKeys:
+        return HeldKeys({key: self.nbytes(key) for key in self._values}, tuple(self._erased_prefixes))
+
+    @property
+    def erased_prefixes(self) -> list[str]:
+        return list(self._erased_prefixes)
+
+    def close(self) -> None:
+        self._values.clear()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +313,7 @@ class TransactionView(KeyedStore):
         """Hold a value back."""
         instead = self.overlay.instead(key)
         if instead is not None or own_shards is not OwnShards.REFUSED:
-            data, instead = held_back(bytes(data), own_shards, instead)
+            data, instead = _held_back(bytes(data), own_shards, instead)
         self.overlay.set(key, data, instead=instead)
 
     async def erase_prefix(self, prefix: str) -> None:
@@ -206,6 +336,25 @@ class TransactionView(KeyedStore):
         decoded = ((key, encoding.decode(key[len(start) :], array.ndim)) for key in keys)
         await self.erase_many([key for key, coords in decoded if coords is not None and removed.has(coords)])
         return True
+
+
+def _held_back(data: bytes, own_shards: OwnShards, before: SetValue | None) -> tuple[bytes, SetValue | None]:
+    """Return how clients see a document that a transaction holds back, and what is to be stored instead, if that differs.
+
+    ``before`` is what was to be stored so far, with shards of its own; the same array keeps them.
+    """
+    if before is not None:
+        document, was = _array(data), _array(bytes(before.data))
+        if document is not None and was is not None and has_chunks_of(document, was):
+            data, own_shards = dumps(update_stored(document, was)), before.own_shards
+    if own_shards is OwnShards.REFUSED:
+        return data, None
+    return present_bytes(data), SetValue(data, own_shards)
+
+
+def _array(data: bytes) -> JsonObject | None:
+    document = parse_object(data)
+    return document if document is not None and is_array(document) else None
 
 
 @dataclass(eq=False, repr=False)

@@ -17,6 +17,7 @@ from shardstore.engine.actions import (
     apply_actions,
     reports_outcome,
     revising,
+    with_whole,
 )
 from shardstore.engine.contention import Contention
 from shardstore.engine.layout_proof import LayoutProof, StaleLayout, each_with_fresh_layout, with_fresh_layout
@@ -31,10 +32,9 @@ from shardstore.engine.metadata.hierarchy import (
     PlainTarget,
     Target,
 )
+from shardstore.engine.metadata.translation import WrittenV2Arrays
 from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import Value, group_by_shard, group_located
-from shardstore.engine.writing.chunk_sizes import with_whole
-from shardstore.engine.writing.v2_arrays_written import WrittenV2Arrays
 from shardstore.engine.writing.writer import Writer
 from shardstore.errors import AccessDenied, Conflict, Corruption, InvalidInput, ShardStoreError
 from shardstore.format.chunk_keys import ChunkKeyEncoding

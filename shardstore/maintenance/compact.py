@@ -37,8 +37,7 @@ from shardstore.model.options import check_flags
 from shardstore.model.showing import ShownInNotebooks
 from shardstore.opening.open import open_storage
 from shardstore.opening.snapshot_urls import named_snapshot, refuse_to_change
-from shardstore.plan.commits import ChunkOrder, DeleteShard, WriteShard
-from shardstore.plan.rewriting import plan_compaction
+from shardstore.plan.commits import ChunkOrder, DeleteShard, WriteShard, plan_compaction
 from shardstore.progress.shown import reported
 from shardstore.progress.steps import Progress, Step
 from shardstore.storage.local.rules import Locks

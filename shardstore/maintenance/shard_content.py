@@ -16,7 +16,7 @@ from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import Generation
-from shardstore.plan.pieces import covered_nbytes
+from shardstore.plan.commits import covered_nbytes
 from shardstore.storage.base import Found, Read, unless_failed
 
 SHARDS_AT_ONCE = 256

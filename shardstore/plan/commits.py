@@ -1,8 +1,10 @@
 """Commit plans: the contents of a shard after a commit, as segments of the old version and new bytes, and the new index.
 
-Strategies plan commits: ``rewriting`` and ``appending`` have a module each, and ``strategies`` is the table of them.
+Strategies plan commits. ``rewrite`` is here, and compaction with it: a new object that holds the chunks in C or Morton order, and nothing
+else. ``strategies`` has the other one, and the table of them.
 
-Bytes that several chunks share are copied once, and shared again: what is copied is never longer than the old object.
+Entries of an index may overlap, and may name the same bytes: that is valid. Bytes that several chunks share are copied once, as one piece,
+and shared again: a shard without updates is never longer than the shard it was made from, unless a chunk lay on the index.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from shardstore.errors import Corruption
 from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.ranges import BytesLike, CopiedRange, NewBytes, Segment
-from shardstore.plan.pieces import shared_pieces
 
+Ints = npt.NDArray[np.int64]
 ChunkOrder = Literal["C", "morton"]
 
 
@@ -249,3 +251,101 @@ def _morton_codes(slots: npt.NDArray[np.intp], shape: tuple[int, ...]) -> npt.ND
                 codes |= ((coords[axis].astype(np.uint64) >> np.uint64(bit)) & np.uint64(1)) << np.uint64(position)
                 position += 1
     return codes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """The pieces that some chunks lie in, in the order of the first chunk of each. All fields but ``of_chunk`` are ``(npieces,)``.
+
+    A *piece* is all the bytes of chunks that overlap one another; elsewhere it is one chunk. Pieces do not overlap, so all of them together
+    are never longer than the object::
+
+        chunks      | a          |     | c   |        a, b and c: two pieces, {a, b} and {c}
+                           | b       |
+        pieces      | 0              | | 1   |
+    """
+
+    starts: Ints
+    """Bytes of the object, as ``ends`` (exclusive)."""
+    ends: Ints
+    firsts: npt.NDArray[np.intp]
+    """The number of the first chunk of each piece, ascending."""
+    of_chunk: npt.NDArray[np.intp]
+    """``(nchunks,)``: the piece that each chunk lies in."""
+
+    @property
+    def nbytes(self) -> int:
+        return int((self.ends - self.starts).sum())
+
+
+def shared_pieces(offsets: Ints, lengths: Ints) -> Pieces | None:
+    """Return the pieces of chunks, which are given by their places, in any order; ``None`` if each is a piece of its own."""
+    ends = offsets + lengths
+    if bool((offsets[1:] >= ends[:-1]).all()):
+        return None  # as a rewritten shard has them: one behind the other
+    by_offset = np.argsort(offsets, kind="stable")
+    starts, reached = offsets[by_offset], np.maximum.accumulate(ends[by_offset])
+    begins = np.ones(len(offsets), dtype=np.bool_)
+    begins[1:] = starts[1:] >= reached[:-1]
+    if begins.all():
+        return None
+    lowest = np.flatnonzero(begins)
+    highest = np.append(lowest[1:], len(offsets)) - 1
+    of_chunk = np.empty(len(offsets), dtype=np.intp)
+    of_chunk[by_offset] = np.cumsum(begins) - 1
+    # From the order of their bytes to that of their first chunks.
+    _, first = np.unique(of_chunk, return_index=True)
+    order = np.argsort(first)
+    rank = np.empty(len(order), dtype=np.intp)
+    rank[order] = np.arange(len(order))
+    return Pieces(starts[lowest][order], reached[highest][order], first[order], rank[of_chunk])
+
+
+def covered_nbytes(offsets: Ints, lengths: Ints) -> int:
+    """Return the bytes that are at least one chunk's."""
+    pieces = shared_pieces(offsets, lengths)
+    return int(lengths.sum()) if pieces is None else pieces.nbytes
+
+
+# -- the strategy ``rewrite`` ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rewrite(Strategy):
+    """Every commit makes a new object without dead bytes. It needs nothing of the storage or the shards."""
+
+    name: str = "rewrite"
+
+    def plan(self, commit: Commit) -> CommitPlan:
+        return plan_rewrite(commit.index_format, commit.old, commit.old_nbytes, commit.updates, commit.order)
+
+
+def plan_rewrite(
+    index_format: IndexFormat,
+    old: ShardIndex | None,
+    old_nbytes: int,
+    updates: Mapping[int, BytesLike | None],
+    order: ChunkOrder = "C",
+) -> CommitPlan:
+    """Plan a commit of ``updates`` (slot to new bytes, or ``None`` to erase) onto ``old`` (``None``: no object).
+
+    Raises:
+        Corruption: an entry that would have to be kept cannot be right; a write of that chunk itself goes through.
+    """
+    kept = kept_slots(index_format, old, old_nbytes, updates)
+    if isinstance(kept, DeleteShard | NothingToDo):
+        return kept
+    return write_anew(index_format, old if old is not None else index_format.empty(), kept, updates, order)
+
+
+def plan_compaction(index_format: IndexFormat, old: ShardIndex, old_nbytes: int, order: ChunkOrder = "C") -> WriteShard | DeleteShard:
+    """Plan a shard with the chunks of ``old`` and nothing else; pieces are in the order of the first of their chunks.
+
+    Raises:
+        Corruption: an entry cannot be right.
+    """
+    present = old.present()
+    if not present.any():
+        return DeleteShard()
+    check_kept(old, old_nbytes, present)
+    return write_anew(index_format, old, present, {}, order)

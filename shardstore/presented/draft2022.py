@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from shardstore.engine.actions import Action, EraseValue, Patch, Revise, SetIfMissing, SetValue, Swap
 from shardstore.engine.reading.listing import ListedDir, ListedValue, directly_below
 from shardstore.engine.reading.shard_chunks import Value
+from shardstore.engine.transaction_view import HeldKeys
 from shardstore.engine.values import KeyUpdate
-from shardstore.engine.writing.transaction import HeldKeys
 from shardstore.errors import InvalidInput, ShardStoreError
 from shardstore.format.draft2022.keys import (
     ARRAY_SUFFIX,

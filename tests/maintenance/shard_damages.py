@@ -18,9 +18,8 @@ import shardstore
 from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.maintenance.repair.run import ShardRepair
 from shardstore.model.ranges import APPEND_PADDING_NBYTES, CopiedRange, NewBytes, Padding
-from shardstore.plan.appending import plan_append
-from shardstore.plan.commits import ChunkOrder, DeleteShard, WriteShard
-from shardstore.plan.rewriting import plan_rewrite
+from shardstore.plan.commits import ChunkOrder, DeleteShard, WriteShard, plan_rewrite
+from shardstore.plan.strategies import plan_append
 from tests.engine.hooked import fresh_memory
 from tests.maintenance.laid_out import ANY_LENGTH, array_document, put_array
 from tests.shards import crc32c

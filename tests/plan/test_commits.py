@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from shardstore.errors import Corruption
 from shardstore.format.shard_index import EMPTY, IndexCodecs, IndexFormat, IndexLocation, ShardIndex
 from shardstore.model.ranges import CopiedRange, NewBytes
-from shardstore.plan.commits import DeleteShard, NothingToDo, WriteShard, plan_empty, slot_order, with_nonce
-from shardstore.plan.rewriting import plan_rewrite
+from shardstore.plan.commits import DeleteShard, NothingToDo, WriteShard, plan_empty, plan_rewrite, slot_order, with_nonce
 from tests.plan.carrying_out import carry_out, contents
 
 formats = st.builds(

@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 
 from shardstore.format.shard_index import IndexCodecs, IndexFormat, ShardIndex
 from shardstore.model.ranges import CopiedRange
-from shardstore.plan.appending import plan_append
-from shardstore.plan.commits import WriteShard
-from shardstore.plan.pieces import covered_nbytes, shared_pieces
-from shardstore.plan.rewriting import plan_rewrite
+from shardstore.plan.commits import WriteShard, covered_nbytes, plan_rewrite, shared_pieces
+from shardstore.plan.strategies import plan_append
 from tests.plan.carrying_out import carry_out, contents
 
 ranges = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)), min_size=1, max_size=10)

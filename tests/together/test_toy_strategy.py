@@ -16,8 +16,7 @@ import zarr
 import shardstore
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.format.shard_index import IndexFormat
-from shardstore.plan.commits import Commit, CommitPlan, Strategy
-from shardstore.plan.rewriting import plan_rewrite
+from shardstore.plan.commits import Commit, CommitPlan, Strategy, plan_rewrite
 from shardstore.storage.generic.storage import GenericStorage
 
 

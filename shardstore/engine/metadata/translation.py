@@ -1,4 +1,4 @@
-"""Translate the document that a client writes into the one that is stored, and refuse what cannot be stored.
+"""Documents as they are stored. Translate the one that a client writes into the one that is stored, and refuse what cannot be stored.
 
 The stored form depends on what is stored already: an update keeps the sharding, a creation asks the policy. Nothing
 may be stored that makes existing objects mean something else.
@@ -7,15 +7,15 @@ may be stored that makes existing objects mean something else.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from shardstore.engine.actions import OwnShards
 from shardstore.engine.metadata.hierarchy import Hierarchy, Node
-from shardstore.engine.metadata.stored_documents import DocumentReader, StoredDocument
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import Corruption, InvalidInput
-from shardstore.format.json_text import JsonObject, dumps, parse_object
+from shardstore.format.json_text import JsonObject, dumps, loads_object, parse_object
 from shardstore.format.metadata_v3 import ArrayLayout, PlainArray, is_array, is_group, parse_layout, parse_plain
 from shardstore.format.presentation import (
     asks_for_shards,
@@ -26,19 +26,88 @@ from shardstore.format.presentation import (
     levels_of,
     map_consolidated,
     present_array,
+    present_node,
     same_chunks,
     shard_document,
     update_stored,
     with_sizes_for_zeros,
 )
 from shardstore.format.shard_index import IndexFormat
-from shardstore.format.store_keys import check_node_path, join
-from shardstore.format.v2.kept import carry_kept
+from shardstore.format.store_keys import check_node_path, join, metadata_key
+from shardstore.format.v2.arrays import array_from_v2
+from shardstore.format.v2.kept import carry_kept, hide_kept
+from shardstore.format.v2.keys import ARRAY_NAME
 from shardstore.model.generation import Generation, IfGeneration
+from shardstore.model.ranges import BytesLike
 from shardstore.plan.commits import NONCE_NBYTES
 from shardstore.plan.policy import chunks_per_shard
-from shardstore.storage.base import ConditionFailed, Found, ObjectInfo, Read, Storage
+from shardstore.storage.base import (
+    Absent,
+    Changed,
+    ConditionFailed,
+    Failed,
+    Found,
+    ObjectInfo,
+    Read,
+    ReadOutcome,
+    Storage,
+    document_read,
+)
 from shardstore.stored.detect import is_draft
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDocument:
+    """A stored document as it was read: its bytes, its version, the node, and the parsed JSON, if it is JSON."""
+
+    data: bytes
+    generation: Generation
+    node: Node
+    document: JsonObject | None
+    hides_kept: bool = True
+    """True if clients do not see the members that are kept for the view of Zarr v2."""
+
+    def presented(self) -> bytes:
+        """Return the bytes that a client sees: the stored ones, unchanged, if nothing has to be translated."""
+        if self.document is None:
+            return self.data
+        presented = present_node(self.document)
+        if self.hides_kept:
+            presented = hide_kept(presented)
+        return self.data if presented == self.document else dumps(presented)
+
+
+@dataclass(eq=False, repr=False)
+class DocumentReader:
+    """Reads documents as they are now; the hierarchy remembers the nodes."""
+
+    _storage: Storage
+    _hierarchy: Hierarchy
+    hides_kept: bool
+
+    async def read(self, path: str) -> StoredDocument | None:
+        """Return the document of the node at ``path``, or ``None``."""
+        return (await self.read_many([path]))[path]
+
+    async def read_many(self, paths: Sequence[str]) -> dict[str, StoredDocument | None]:
+        """Return the documents of ``paths``, read in one round. A damaged one has no JSON."""
+        outcomes = await self._storage.read([document_read(metadata_key(path)) for path in paths])
+        return {path: self.learn(path, outcome) for path, outcome in zip(paths, outcomes, strict=True)}
+
+    def learn(self, path: str, outcome: ReadOutcome) -> StoredDocument | None:
+        """Return the document that a ``document_read`` for ``path`` found."""
+        match outcome:
+            case Failed(error):
+                raise error
+            case Found(generation, _, (data,)):
+                node, document = self._hierarchy.describe(path, data, generation)
+                self._hierarchy.learn(path, outcome, even_damaged=True, described=node)
+                return StoredDocument(bytes(data), generation, node, document, self.hides_kept)
+            case Absent() | Changed():
+                self._hierarchy.learn(path, outcome)
+                return None
+            case _:
+                raise AssertionError(f"a whole-object read gave {outcome!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +333,51 @@ class Translation:
             return None if index_format.decode(outcome.buffers[0]).present().any() else outcome.generation
         except Corruption:
             return None
+
+
+@dataclass(eq=False, repr=False)
+class WrittenV2Arrays:
+    """Checks each document of a new array of Zarr v2 that passes through one store: the array would stay without shards, unnoticed."""
+
+    _storage: Storage
+    _options: EngineOptions
+    _has_warned: bool = field(default=False, init=False)
+
+    async def check(self, key: str, data: BytesLike, *, nothing_there: bool = False) -> None:
+        """Refuse a new array that would be sharded if it were one of Zarr v3, if the sharding was asked for; otherwise warn, once.
+
+        With ``nothing_there``, everything that is stored will have been erased. Keys of anything else are accepted.
+
+        Raises:
+            InvalidInput: it would be sharded by ``chunks_per_shard``.
+        """
+        path, _, name = key.rpartition("/")
+        policy = self._options.chunks_per_shard
+        if name != ARRAY_NAME or policy is None or not self._options.present.is_canonical or (policy == "auto" and self._has_warned):
+            return
+        if not self._would_be_sharded(path, bytes(data)) or (not nothing_there and await self._storage.stat(key) is not None):
+            return
+        what = f"array {path!r} is one of Zarr v2 ({join(path, ARRAY_NAME)!r})"
+        remedy = (
+            "open the store with present='v2', which shards what clients of Zarr v2 write, or with chunks_per_shard=None, which stores it "
+            "unchanged; or write Zarr v3 (zarr_format=3)"
+        )
+        if policy != "auto":
+            raise InvalidInput(f"{what}, and would be stored without the shards that chunks_per_shard={policy!r} asks for: {remedy}")
+        self._has_warned = True
+        warnings.warn(
+            f"{what}, and is stored without shards: {remedy}. Further arrays of this store are not reported", UserWarning, stacklevel=2
+        )
+
+    def _would_be_sharded(self, path: str, data: bytes) -> bool:
+        """Return whether the array would be sharded if it were one of Zarr v3. If it cannot be one, a tuple is meant for it too."""
+        policy = self._options.chunks_per_shard
+        try:
+            written = loads_object(data)
+            document = array_from_v2(written, None)
+        except (Corruption, InvalidInput):
+            return isinstance(policy, tuple | list)  # a type that Zarr v3 does not have, say
+        return chunks_per_shard(policy, path, document, written=written) is not None
 
 
 def refusal_of_shards(path: str) -> str:

@@ -7,12 +7,13 @@ tries a single request gets both its index and its chunks. No shard is read by t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from shardstore.engine.index_cache import CachedIndex, IndexCache, IndexVersions, parse_chunk_version
-from shardstore.engine.layout_proof import LayoutProof, StaleLayout
-from shardstore.engine.metadata.hierarchy import NEVER, ChunkTarget, Hierarchy
+from shardstore.engine.layout_proof import LayoutProof, StaleLayout, with_fresh_layout
+from shardstore.engine.metadata.hierarchy import NEVER, ChunkTarget, Hierarchy, Node, shard_key
 from shardstore.engine.reading.shard_chunks import (
     ShardRead,
     Value,
@@ -25,9 +26,10 @@ from shardstore.engine.reading.shard_chunks import (
     slice_all,
     wanted_chunks,
 )
-from shardstore.errors import Conflict, Corruption, ShardStoreError
+from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError
+from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.format.shard_index import Places
-from shardstore.model.chunks import ChunkLocation
+from shardstore.model.chunks import ChunkCoords, ChunkLocation
 from shardstore.model.coalescing import CoalescedReads, ReadLimits, coalesce_all
 from shardstore.model.containers import Lru
 from shardstore.model.generation import Generation
@@ -47,6 +49,7 @@ from shardstore.storage.base import (
 from shardstore.storage.wrappers import Counters
 
 _PINNED_TRIES = 4
+_PREFETCHED_AT_ONCE = 256
 _REMEMBERED_ARRAYS = 10_000
 _MOST_DEAD_BYTES = 2**20  # of a short shard that is appended to
 _COMPRESSED = 2  # shards of so many times the bytes that are read with an index may still come whole: chunks are compressed
@@ -159,6 +162,36 @@ class Reader:
             indices[i] = Conflict(f"the metadata of array {shards[i].node.path!r} kept changing; try again")
         return indices
 
+    async def prefetch(self, path: str, region: Sequence[slice] | None, most_bytes: int) -> int:
+        """Load the indices of the shards that hold ``region`` of the array at ``path``, as many as fit into ``most_bytes``: then reading
+        a chunk takes one round of requests instead of two.
+
+        ``region`` is in elements, a slice for each dimension; ``None``: the whole array. Returns how many shards there are of those that
+        were asked for.
+
+        Raises:
+            NotFound: there is no sharded array at ``path``.
+            InvalidInput: ``region`` is none of the array's.
+            Corruption: an index is damaged.
+        """
+
+        async def attempt() -> int:
+            node = await self._hierarchy.node(path)
+            if node is None or node.layout is None:
+                raise NotFound(
+                    f"there is no sharded array at {path!r}" if node is None else f"{path!r} is no sharded array: it has no indices"
+                )
+            shards = islice(_shards_of(node, node.layout, region), most_bytes // max(1, node.layout.grid.nslots * 16))
+            found = 0
+            while some := list(islice(shards, _PREFETCHED_AT_ONCE)):
+                for index in await self.load_indices(some):
+                    if isinstance(index, ShardStoreError):
+                        raise index
+                    found += index is not None
+            return found
+
+        return await with_fresh_layout(attempt, f"the metadata of array {path!r} kept changing; try again")
+
     async def verified_indices(self, shards: Sequence[ShardRead]) -> list[tuple[CachedIndex | ShardStoreError | None, bool]] | None:
         """Return the verified index of each shard, ``None`` if there is no shard, and whether it was read just now.
 
@@ -264,7 +297,9 @@ class Reader:
         heads, known = self._first_reads(shards, values)
         # If documents have to be read after the indices in any case, that serves for all that was read before: then these wait for it.
         waits = not all(self._proof.may_come_with_read(head.shard.node) for head in heads)
-        first = [*(head for head in heads if head.may_suffice), *([] if waits else known)]
+        first: list[_HeadRead | _ChunkRead] = [head for head in heads if head.may_suffice]
+        if not waits:
+            first += known
         outcomes = await self._round([*heads, *known], first)
         changed = self._take(known, outcomes[len(heads) :], values)
         checked = {one.shard.node.path for one in (*first, *(head for head in heads if head.guard is not None))}
@@ -462,3 +497,27 @@ def _whole_request(shard: ShardRead) -> ByteRequest:
         return EVERYTHING
     most = index_format.nbytes + 2 * shard.layout.grid.nslots * index_format.chunk_nbytes + _MOST_DEAD_BYTES
     return index_format.request_with(most) if most < 2**62 else EVERYTHING
+
+
+def _shards_of(node: Node, layout: ArrayLayout, region: Sequence[slice] | None) -> Iterator[ShardRead]:
+    if region is None:
+        region = [slice(None)] * layout.ndim
+    parts: Sequence[object] = region
+    if len(parts) != layout.ndim or not all(isinstance(part, slice) and part.step in (None, 1) for part in parts):
+        raise InvalidInput(f"region {region!r} is not a slice without step for each of the {layout.ndim} dimensions of array {node.path!r}")
+    axes: list[range] = []
+    for part, extent, side in zip(region, layout.shape, layout.shard_shape, strict=True):
+        start, stop, _ = part.indices(extent)
+        axes.append(range(start // side, -(-stop // side)) if stop > start else range(0))
+    for coords in _positions(axes):
+        yield ShardRead(node, layout, coords, shard_key(node.path, layout, coords))
+
+
+def _positions(axes: Sequence[range]) -> Iterator[ChunkCoords]:
+    """Yield what ``itertools.product`` would, which first makes tuples of the axes, however long they are."""
+    if not axes:
+        yield ()
+        return
+    for first in axes[0]:
+        for rest in _positions(axes[1:]):
+            yield (first, *rest)

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from shardstore.engine.actions import Action, Swap, apply_actions, changes_nothing, has_swaps, needs_old_value, needs_old_version
+from shardstore.engine.actions import Action, Swap, apply_actions, changes_nothing, has_swaps, needs_old_value, needs_old_version, refusal
 from shardstore.engine.contention import Contention, Outdated, Turn
 from shardstore.engine.index_cache import CachedIndex, IndexCache, IndexVersions
 from shardstore.engine.layout_proof import LayoutProof, StaleLayout
@@ -23,7 +23,6 @@ from shardstore.engine.metadata.hierarchy import Hierarchy, Node, shard_key
 from shardstore.engine.options import EngineOptions
 from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import ShardRead
-from shardstore.engine.writing.chunk_sizes import refusal
 from shardstore.engine.writing.plan_writer import PlanWriter
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError, Unsupported, WriteOutcomeUnknown
 from shardstore.format.metadata_v3 import ArrayLayout

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from shardstore.engine.actions import Action, simplified
+from shardstore.engine.actions import Action, refusal_of_update, simplified
 from shardstore.engine.layout_proof import StaleLayout
 from shardstore.engine.metadata.hierarchy import ChunkTarget
-from shardstore.engine.writing.chunk_sizes import refusal_of_update
 from shardstore.engine.writing.committer import Committer, Refused, Shard, SlotActions
 from shardstore.errors import ShardStoreError
 from shardstore.format.shard_index import IndexFormat

@@ -29,7 +29,7 @@ from shardstore.maintenance.packing.object_table import version_digest
 from shardstore.model.coalescing import CoalescedReads, ReadLimits, coalesce
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange
-from shardstore.plan.pieces import shared_pieces
+from shardstore.plan.commits import shared_pieces
 from shardstore.storage.base import Absent, Changed, Found, Read, ReadOutcome, Storage, unless_failed
 from shardstore.storage.local.storage import LocalStorage
 

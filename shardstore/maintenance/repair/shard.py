@@ -37,8 +37,8 @@ from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.maintenance.object_tasks import in_windows
 from shardstore.maintenance.shard_content import LookedAt, slots_inside
 from shardstore.model.ranges import APPEND_PADDING_NBYTES, ByteRange, CopiedRange, NewBytes
-from shardstore.plan.appending import PAGE_BYTES
 from shardstore.plan.commits import NONCE_NBYTES, DeleteShard, WriteShard, slot_order
+from shardstore.plan.strategies import PAGE_BYTES
 
 _AHEAD_BYTES = 2**22  # that are read at once where chunks are looked for one behind the other
 _FIRST_WINDOW_BYTES = 2**13  # in which the end of a chunk is looked for, then in four times as many; it takes 15 times the memory

@@ -41,7 +41,7 @@ from shardstore.maintenance.verify.findings import Fault, Finding
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange
-from shardstore.plan.pieces import covered_nbytes
+from shardstore.plan.commits import covered_nbytes
 from shardstore.storage.base import UNKNOWN_NBYTES, Failed, Found, Read, ReadOutcome, Storage, document_read, read_one
 
 _LOOKS = 4

@@ -13,8 +13,8 @@ import zarr
 
 import shardstore
 from shardstore.errors import InvalidInput, StorageError, Unsupported
-from shardstore.plan.appending import Append
 from shardstore.plan.commits import NONCE_NBYTES
+from shardstore.plan.strategies import Append
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.s3.client import facts_of, forget_facts
 from shardstore.storage.s3.storage import S3Storage

@@ -28,8 +28,7 @@ from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL, Generation
 from shardstore.model.ranges import CopiedRange
 from shardstore.opening.open import open_storage
-from shardstore.plan.commits import DeleteShard, WriteShard
-from shardstore.plan.rewriting import plan_compaction
+from shardstore.plan.commits import DeleteShard, WriteShard, plan_compaction
 from shardstore.storage.local import directory as local_directory
 from shardstore.storage.local.mounts import Mount
 from shardstore.storage.local.storage import LocalStorage

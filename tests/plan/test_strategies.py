@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from shardstore.errors import Corruption
 from shardstore.format.shard_index import EMPTY, IndexCodecs, IndexFormat, ShardIndex
 from shardstore.model.ranges import BytesLike, CopiedRange, NewBytes, Padding
-from shardstore.plan.appending import Append, plan_append
-from shardstore.plan.commits import DeleteShard, NothingToDo, WriteShard
-from shardstore.plan.rewriting import plan_rewrite
+from shardstore.plan.commits import DeleteShard, NothingToDo, WriteShard, plan_rewrite
+from shardstore.plan.strategies import Append, plan_append
 from tests.plan.carrying_out import carry_out, contents
 
 ROOM = 64

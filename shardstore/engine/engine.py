@@ -142,7 +142,7 @@ class Engine(KeyedStore):
         self.hierarchy = Hierarchy(shown, self.options.metadata_ttl, clock, deep_arrays)
         self._indices = IndexCache(self.options.index_cache_bytes)
         limits = self.options.read_limits(storage.kind)
-        self._documents = Documents(shown, self.hierarchy, self._indices, self.options, contention)
+        self._documents = Documents(shown, self.hierarchy, self.options, self._indices, contention)
         proof = LayoutProof(shown, self.hierarchy, self._indices)
         self._reader = Reader(shown, self.hierarchy, self._indices, proof, limits, self.counters)
         self._committer = Committer(shown, self.hierarchy, self._indices, proof, self._reader, self.options, self.counters, contention)

@@ -141,9 +141,6 @@ class _NodePlace:
         self.nodes.hierarchy.forget_below(self.path)
         self.nodes.indices.drop_prefix(self.below)
 
-    def known_arrays(self) -> list[Node]:
-        return [node for node in self.nodes.hierarchy.export() if node.path == self.path or node.path.startswith(self.below)]
-
     def forget_moved(self, arrays: Iterable[Node]) -> None:
         """Treat the moved arrays as if another client had deleted them: a client that still writes to one gets ``NotFound``, and no
         stray object is made.
@@ -178,7 +175,8 @@ async def _begin(source: _NodePlace, target: _NodePlace, overwrite: bool, *, mov
             a link, or mounted there.
     """
     for place in (source, target):
-        _check_path(place.path)
+        if place.path and metadata_path(check_key(place.path)) is not None:
+            raise InvalidInput(f"{place.path!r} is the metadata of a node, which is copied and moved whole: name the node")
     check_node_path(target.path)
     for place in (source, target):
         await place.nodes.no_transaction()
@@ -210,18 +208,21 @@ async def _begin(source: _NodePlace, target: _NodePlace, overwrite: bool, *, mov
     return replace(found, overwrites=overwrite and not is_free)
 
 
-def _check_path(path: str) -> None:
-    if path and metadata_path(check_key(path)) is not None:
-        raise InvalidInput(f"{path!r} is the metadata of a node, which is copied and moved whole: name the node")
-
-
 async def _check_no_chunks(place: _NodePlace) -> None:
-    """Raise ``InvalidInput`` if the place lies among the chunks of a sharded array."""
-    if (owner := await _chunk_owner(place)) is not None:
-        raise InvalidInput(
-            f"{place.path!r} belongs to the chunks of the sharded array {owner.path!r} in {place.storage.url}: whole nodes are "
-            f"copied and moved, such as {owner.path!r}; read and write single chunks instead"
-        )
+    """Raise ``InvalidInput`` if the place has a chunk key of a sharded array, or several below it."""
+    cuts = [(path, rest) for path, rest in ancestors(place.below) if rest and looks_like_chunk_prefix(rest)]
+    nodes = await place.nodes.hierarchy.load((path for path, _ in cuts), even_damaged=True)
+    for path, rest in cuts:
+        node = nodes[path]
+        if node is None or node.layout is None:
+            continue
+        encoding, ndim = node.layout.key_encoding, node.layout.ndim
+        settled = encoding.leading_coords(rest, ndim)
+        if encoding.decode(rest.rstrip("/"), ndim) is not None or encoding.prefix_of(settled, ndim) == rest:
+            raise InvalidInput(
+                f"{place.path!r} belongs to the chunks of the sharded array {path!r} in {place.storage.url}: whole nodes are "
+                f"copied and moved, such as {path!r}; read and write single chunks instead"
+            )
 
 
 async def _check_links(source: _NodePlace) -> None:
@@ -248,21 +249,6 @@ async def _check_gone(storage: Storage, key: str) -> None:
     async for found in storage.list(key):
         if found.key == key:
             raise _unreachable(storage, key)
-
-
-async def _chunk_owner(place: _NodePlace) -> Node | None:
-    """Return the sharded array that has a chunk key at ``place``, or several below it."""
-    cuts = [(path, rest) for path, rest in ancestors(place.below) if rest and looks_like_chunk_prefix(rest)]
-    nodes = await place.nodes.hierarchy.load((path for path, _ in cuts), even_damaged=True)
-    for path, rest in cuts:
-        node = nodes[path]
-        if node is None or node.layout is None:
-            continue
-        encoding, ndim = node.layout.key_encoding, node.layout.ndim
-        settled = encoding.leading_coords(rest, ndim)
-        if encoding.decode(rest.rstrip("/"), ndim) is not None or encoding.prefix_of(settled, ndim) == rest:
-            return node
-    return None
 
 
 async def _contents(source: _NodePlace) -> _Contents:
@@ -554,7 +540,7 @@ async def move_between(
     """
     here, there = _NodePlace(source.node_access, source_path), _NodePlace(target.node_access, target_path)
     found = await _begin(here, there, overwrite, moves=True)
-    arrays = here.known_arrays()
+    arrays = [node for node in here.nodes.hierarchy.export() if node.path == here.path or node.path.startswith(here.below)]
     if not found.at and here.path and there.path and _stores_alike(here, there) and await _rename(here, there, found):
         here.forget_moved(arrays)
         if progress is not None:

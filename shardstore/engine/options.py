@@ -133,8 +133,9 @@ class EngineOptions:
             raise InvalidInput(f"metadata_ttl {ttl!r} is not a number of seconds")
         for name, minimum in _COUNTS.items():
             value = getattr(self, name)
-            if value is not None or name not in _BY_KIND:
-                _check_count(name, value, minimum)
+            is_count = isinstance(value, int) and not isinstance(value, bool) and value >= minimum
+            if not is_count and (value is not None or name not in _BY_KIND):
+                raise InvalidInput(f"{name} {value!r} is not a whole number of at least {minimum}")
         check_flags(index_checksum=self.index_checksum, require_atomic=self.require_atomic)
 
     def _check_stored(self) -> None:
@@ -192,8 +193,3 @@ class EngineOptions:
 
 def _are_counts(value: object) -> bool:
     return isinstance(value, tuple | list) and all(type(n) is int and n > 0 for n in value)
-
-
-def _check_count(name: str, value: object, minimum: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise InvalidInput(f"{name} {value!r} is not a whole number of at least {minimum}")

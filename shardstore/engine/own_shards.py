@@ -52,7 +52,8 @@ async def client_view(
     if overlay is not None and overlay.decides(key):
         data = overlay.get(key)
         return _view_of(path, document, None if data is None else loads_object(data), None, for_write)
-    if last is not None and _may_trust(last, hierarchy, path, for_write):
+    known = hierarchy.known(path)
+    if last is not None and known is not None and known.generation == last.generation and hierarchy.may_trust(known, for_write):
         return last
     stored = await documents.read(path)
     if stored is None:
@@ -64,14 +65,6 @@ async def client_view(
     if isinstance(parse_layout(stored.document), str) and mentions_sharding(stored.document.get("codecs")):
         return ClientView(stored.generation, by_shards=False)  # every client sees it as it lies in the storage
     return _view_of(path, document, present_array(stored.document), stored.generation, for_write)
-
-
-def _may_trust(last: ClientView, hierarchy: Hierarchy, path: str, for_write: bool) -> bool:
-    """Return whether the document need not be read again. A read checks that of a sharded array again, together with its indices."""
-    known = hierarchy.known(path)
-    if known is None or known.generation != last.generation:
-        return False
-    return hierarchy.is_fresh(known) or (not for_write and known.layout is not None)
 
 
 def _view_of(path: str, document: JsonObject, shown: JsonObject | None, generation: Generation | None, for_write: bool) -> ClientView:

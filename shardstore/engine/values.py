@@ -145,7 +145,10 @@ class Values:
         else:
             again = await self._read_chunks(chunks, requests, values)
             outcomes = await self._storage.read(reads) if reads else []
-        self._show_documents(dict(zip(paths, outcomes[len(plain) :], strict=True)), documents, requests, values)
+        shown = {path: self._document(path, outcome) for path, outcome in zip(paths, outcomes[len(plain) :], strict=True)}
+        for i, target in documents:
+            document = shown[target.path]
+            values[i] = cut(document, requests[i][1]) if isinstance(document, memoryview) else document
         doubtful = await self._show_plain(plain, owners, reads, outcomes[: len(plain)], values)
         await self._settle_hidden([*((i, target.key) for i, target in plain), *((i, target.key) for i, target in documents)], values)
         return again + doubtful, bool(doubtful)
@@ -274,18 +277,6 @@ class Values:
         owners = possible_owners(key)
         return bool(owners) and self._hierarchy.owner(owners) is None
 
-    def _show_documents(
-        self,
-        outcomes: dict[str, ReadOutcome],
-        documents: list[tuple[int, MetadataTarget]],
-        requests: Sequence[KeyRequest],
-        values: list[Value],
-    ) -> None:
-        found = {path: self._document(path, outcome) for path, outcome in outcomes.items()}
-        for i, target in documents:
-            value = found[target.path]
-            values[i] = cut(value, requests[i][1]) if isinstance(value, memoryview) else value
-
     def _document(self, path: str, outcome: ReadOutcome) -> Value:
         try:
             stored = self._documents.learn(path, outcome)
@@ -356,9 +347,10 @@ class Values:
             return errors
         set_first = [i for i in documents if not isinstance(updates[i][1], EraseValue)]
         # A group's consolidated metadata is translated by the documents of its arrays: they go first.
-        for consolidated in (False, True):
-            now = [i for i in set_first if _holds_consolidated(updates[i][1]) is consolidated]
-            await self._update_documents(now, updates, errors)
+        actions = {i: updates[i][1] for i in set_first}
+        groups = [i for i, a in actions.items() if isinstance(a, SetValue) and b'"consolidated_metadata"' in bytes(a.data)]
+        await self._update_documents(sorted({*set_first}.difference(groups)), updates, errors)
+        await self._update_documents(groups, updates, errors)
         self._refuse_chunks(rest, updates, errors, [i for i in set_first if errors[i] is not None])
         await self._update_values([i for i in rest if errors[i] is None], updates, errors)
         erased_last = [i for i in documents if isinstance(updates[i][1], EraseValue)]
@@ -557,10 +549,6 @@ def _came_with(key: str, document: str, refusal: Exception | None) -> InvalidInp
     error = InvalidInput(f"{key!r} was not written: {document!r}, which came with it, was refused: {refusal}")
     error.__cause__ = refusal
     return error
-
-
-def _holds_consolidated(action: Action) -> bool:
-    return isinstance(action, SetValue) and b'"consolidated_metadata"' in bytes(action.data)
 
 
 def unreadable(target: PlainTarget) -> Corruption:

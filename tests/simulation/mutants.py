@@ -246,6 +246,25 @@ MUTANTS = (
         "                pass",
     ),
     Mutant(
+        "an index counts as verified though its array's document was not read after it",
+        _PROOF,
+        "(n.path in unproven and self.is_needed(n)) or not self._is_fresh(n)",
+        "not self._is_fresh(n)",
+    ),
+    Mutant(
+        "a read by a layout that was replaced is guarded by the new document",
+        _PROOF,
+        "if same_shards(known.layout, node.layout) else None",
+        "if True else None",
+        "local",
+    ),
+    Mutant(
+        "an object that is as young as the array's document is of its layout",
+        _PROOF,
+        "return outcome.times.stored + _CERTAIN_SECONDS < max(renewed, node.metadata_server_time)",
+        "return max(renewed, node.metadata_server_time) > NEVER",
+    ),
+    Mutant(
         "a pickle brings an array's document as if it were new",
         "shardstore.engine.metadata.hierarchy",
         "return [replace(n, validated_at=NEVER) for n in arrays]",

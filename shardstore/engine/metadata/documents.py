@@ -10,9 +10,8 @@ from enum import Enum
 from shardstore.engine.actions import OwnShards
 from shardstore.engine.contention import Contention
 from shardstore.engine.index_cache import IndexCache
-from shardstore.engine.metadata.hierarchy import Hierarchy, Node
-from shardstore.engine.metadata.translation import DocumentReader, StoredDocument, Translation
-from shardstore.engine.options import EngineOptions
+from shardstore.engine.metadata.hierarchy import Node
+from shardstore.engine.metadata.translation import StoredDocument, Translation
 from shardstore.errors import AccessDenied, Conflict, InvalidInput
 from shardstore.format.json_text import JsonObject, dumps, parse_object
 from shardstore.format.metadata_v3 import is_array
@@ -46,32 +45,12 @@ class PlannedArray:
     goes_first: bool
 
 
-class Documents:
+@dataclass(eq=False, repr=False)
+class Documents(Translation):
     """The metadata documents of one store."""
 
-    def __init__(
-        self,
-        storage: Storage,
-        hierarchy: Hierarchy,
-        indices: IndexCache,
-        options: EngineOptions,
-        contention: Contention,
-    ) -> None:
-        self._storage = storage
-        self._hierarchy = hierarchy
-        self._indices = indices
-        self._contention = contention
-        self._leaves_shards = options.present.shows_draft
-        self._reader = DocumentReader(storage, hierarchy, hides_kept=options.present.hides_kept)
-        self._translation = Translation(storage, hierarchy, self._reader, options)
-
-    async def read(self, path: str) -> StoredDocument | None:
-        """Return the stored document of the node at ``path`` as it is now, or ``None``."""
-        return await self._reader.read(path)
-
-    def learn(self, path: str, outcome: ReadOutcome) -> StoredDocument | None:
-        """Return the stored document from the outcome of a ``document_read`` of it, and remember the node."""
-        return self._reader.learn(path, outcome)
+    _indices: IndexCache
+    _contention: Contention
 
     async def write(self, path: str, data: BytesLike, *, only_if_absent: bool = False, own_shards: OwnShards = OwnShards.REFUSED) -> bool:
         """Store what a client wrote as the document of ``path``; with ``only_if_absent``, return ``False`` if there was one.
@@ -153,7 +132,7 @@ class Documents:
     async def _change(self, path: str, data: bytes | _DocumentChange, current: StoredDocument | None, own_shards: OwnShards) -> None:
         """Store ``data``, or erase the document, on condition that it is still ``current``."""
         if isinstance(data, bytes):
-            stored = await self._translation.to_stored(path, data, current, own_shards)
+            stored = await self.to_stored(path, data, current, own_shards)
             generation = await self._write(path, stored, await self._condition(current))
             self._stored(path, stored, generation)
             if current is None:
@@ -173,12 +152,12 @@ class Documents:
             return None
         current = None if erased_first else await self.read(path)
         try:
-            translated = await self._translation.array(path, document, current, nothing_there=erased_first, own_shards=own_shards)
+            translated = await self.array(path, document, current, nothing_there=erased_first, own_shards=own_shards)
         except InvalidInput:
             if erased_first or current is not None or (current := await self.read(path)) is None:
                 raise
             # What is in the way may be the chunks of another client, which has just created the same array.
-            translated = await self._translation.array(path, document, current, own_shards=own_shards)
+            translated = await self.array(path, document, current, own_shards=own_shards)
         stored = dumps(translated)
         node, _ = self._hierarchy.describe(path, stored, _NOT_STORED_YET)
         is_uncommitted = node.layout is not None and current is None
@@ -243,17 +222,17 @@ class Documents:
 
     async def check(self, path: str, data: BytesLike) -> None:
         """Raise what ``write`` would raise now; nothing is stored."""
-        await self._translation.to_stored(path, bytes(data), await self.read(path))
+        await self.to_stored(path, bytes(data), await self.read(path))
 
     async def check_new(self, path: str, data: BytesLike, own_shards: OwnShards) -> None:
         """Raise what ``write`` would raise of an array where nothing is; nothing is read or stored."""
         document = parse_object(data)
         if document is not None and is_array(document):
-            await self._translation.array(path, document, None, nothing_there=True, own_shards=own_shards)
+            await self.array(path, document, None, nothing_there=True, own_shards=own_shards)
 
     async def _erase(self, path: str, current: StoredDocument) -> None:
-        layout = None if self._leaves_shards else current.node.layout
-        objects = None if layout is None else await self._translation.chunk_objects(path, layout)
+        layout = None if self._options.present.shows_draft else current.node.layout
+        objects = None if layout is None else await self.chunk_objects(path, layout)
         if objects is not None and objects.with_chunks is not None:
             raise InvalidInput(
                 f"the metadata of array {path!r} cannot be erased while it has shards: they cannot be read without it; "
@@ -263,7 +242,7 @@ class Documents:
         with self._doubted_unless_carried_out(path):
             await self._storage.delete(metadata_key(path), condition)
         if objects is not None:
-            await self._translation.clear_away(objects)
+            await self.clear_away(objects)
         self._hierarchy.forget(path)
         self._hierarchy.announce(path)
 

@@ -486,7 +486,7 @@ class Hierarchy:
         owner = self.owner(owners)
         if owner is not None:
             node, coords = owner
-            if self._may_trust(node, for_write) or node.path in loaded:
+            if self.may_trust(node, for_write) or node.path in loaded:
                 return PlainTarget(key) if node.layout is None else ChunkTarget.of(key, node, node.layout, coords)
             return [node.path]
         if missing := [path for path, _ in owners if path not in loaded and (for_write or not self._recently_asked(path))]:
@@ -524,7 +524,7 @@ class Hierarchy:
         first = self.fresh_chunk(keys[0]) if len(keys) >= MANY_KEYS else None
         return None if first is None else _located_with(first, keys)
 
-    def _may_trust(self, node: Node, for_write: bool) -> bool:
+    def may_trust(self, node: Node, for_write: bool) -> bool:
         """Return whether the remembered document of an array need not be read again.
 
         For reads a sharded array is checked again together with its indices. An array that is not sharded has no indices: only its

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardstore.engine.actions import OwnShards
+from shardstore.engine.layout_proof import same_shards
 from shardstore.engine.metadata.hierarchy import Hierarchy, Node
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import Corruption, InvalidInput
@@ -77,13 +78,24 @@ class StoredDocument:
         return self.data if presented == self.document else dumps(presented)
 
 
+@dataclass(frozen=True, slots=True)
+class ChunkObjects:
+    """The objects at an array's keys: the first one that holds chunks, if any, and the shards before it that hold only an index.
+
+    ``without`` has these shards with their versions.
+    """
+
+    with_chunks: str | None
+    without: dict[str, Generation]
+
+
 @dataclass(eq=False, repr=False)
-class DocumentReader:
-    """Reads documents as they are now; the hierarchy remembers the nodes."""
+class Translation:
+    """Reads the documents of one store, and decides their stored form. The hierarchy remembers the nodes."""
 
     _storage: Storage
     _hierarchy: Hierarchy
-    hides_kept: bool
+    _options: EngineOptions
 
     async def read(self, path: str) -> StoredDocument | None:
         """Return the document of the node at ``path``, or ``None``."""
@@ -102,33 +114,12 @@ class DocumentReader:
             case Found(generation, _, (data,)):
                 node, document = self._hierarchy.describe(path, data, generation)
                 self._hierarchy.learn(path, outcome, even_damaged=True, described=node)
-                return StoredDocument(bytes(data), generation, node, document, self.hides_kept)
+                return StoredDocument(bytes(data), generation, node, document, self._options.present.hides_kept)
             case Absent() | Changed():
                 self._hierarchy.learn(path, outcome)
                 return None
             case _:
                 raise AssertionError(f"a whole-object read gave {outcome!r}")
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkObjects:
-    """The objects at an array's keys: the first one that holds chunks, if any, and the shards before it that hold only an index.
-
-    ``without`` has these shards with their versions.
-    """
-
-    with_chunks: str | None
-    without: dict[str, Generation]
-
-
-@dataclass(eq=False, repr=False)
-class Translation:
-    """Decides the stored form of documents of one store."""
-
-    _storage: Storage
-    _hierarchy: Hierarchy
-    _reader: DocumentReader
-    _options: EngineOptions
 
     async def to_stored(self, path: str, data: bytes, current: StoredDocument | None, own_shards: OwnShards = OwnShards.REFUSED) -> bytes:
         """Return the bytes to store for what a client wrote, given what is stored now.
@@ -235,8 +226,7 @@ class Translation:
         known = self._hierarchy.known(path)
         if current is None or current.node.kind != "other" or known is None or known.layout is None:
             return False
-        was = known.layout
-        return (was.chunk_shape, was.key_encoding, was.index_format) == (layout.chunk_shape, layout.key_encoding, layout.index_format)
+        return same_shards(known.layout, layout)
 
     def _restored(self, path: str, presented: JsonObject, current: StoredDocument | None) -> JsonObject | None:
         """Return the document with its old sharding, for an array whose document was damaged while this process knew its layout."""
@@ -252,7 +242,7 @@ class Translation:
         """Return a group's document to store; array documents inside are stored as the arrays themselves are, or were before."""
         previous = None if current is None else current.document
         paths = list(consolidated_arrays(document))
-        arrays = await self._reader.read_many([join(path, below) for below in paths]) if paths else {}
+        arrays = await self.read_many([join(path, below) for below in paths]) if paths else {}
         original = document
         known = {below: now.document for below in paths if (now := arrays[join(path, below)]) is not None and now.document is not None}
         document = self._carried(document, previous, known)

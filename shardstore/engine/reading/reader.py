@@ -8,7 +8,7 @@ tries a single request gets both its index and its chunks. No shard is read by t
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 from shardstore.engine.index_cache import CachedIndex, IndexCache, IndexVersions, parse_chunk_version
@@ -97,26 +97,25 @@ class _ChunkRead:
         return not self.index.is_verified
 
 
+@dataclass(eq=False, repr=False)
 class Reader:
     """Reads the sharded chunks of one store."""
 
-    def __init__(
-        self, storage: Storage, hierarchy: Hierarchy, indices: IndexCache, proof: LayoutProof, limits: ReadLimits, counters: Counters
-    ) -> None:
-        self._storage = storage
-        self._hierarchy = hierarchy
-        self._indices = indices
-        self._proof = proof
-        self._limits = limits
-        self._counters = counters
-        self.first_bytes_per_batch = 2**24
-        """The most bytes that are read along with the indices of one batch."""
-        self.useless_attempts = 4
-        """After so many useless attempts in one array, nothing is read along with its indices any more."""
-        self._versions = IndexVersions(storage)
-        self._useless: Lru[str, int] = Lru(
-            _REMEMBERED_ARRAYS
-        )  # by path of array: how many times in a row the bytes that came with an index were of no use
+    _storage: Storage
+    _hierarchy: Hierarchy
+    _indices: IndexCache
+    _proof: LayoutProof
+    _limits: ReadLimits
+    _counters: Counters
+    first_bytes_per_batch: int = 2**24
+    """The most bytes that are read along with the indices of one batch."""
+    useless_attempts: int = 4
+    """After so many useless attempts in one array, nothing is read along with its indices any more."""
+    _useless: Lru[str, int] = field(default_factory=lambda: Lru(_REMEMBERED_ARRAYS), init=False)
+    """By path of array: how many times in a row the bytes that came with an index were of no use."""
+
+    def __post_init__(self) -> None:
+        self._versions = IndexVersions(self._storage)
 
     def shard_read(self, read: Read, target: ChunkTarget) -> Read | None:
         """Return the read of a shard that does the read of a chunk of some version; ``None`` if that is the version of something else."""

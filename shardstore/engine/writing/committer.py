@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 from uuid import uuid4
 
@@ -60,36 +60,30 @@ class Shard:
         return shard_key(self.node.path, self.layout, self.layout.grid.coords_of(self.coords, slot))
 
 
+@dataclass(eq=False, repr=False)
 class Committer:
     """Commits to single shards of one store."""
 
-    def __init__(
-        self,
-        storage: Storage,
-        hierarchy: Hierarchy,
-        indices: IndexCache,
-        proof: LayoutProof,
-        reader: Reader,
-        options: EngineOptions,
-        counters: Counters,
-        contention: Contention,
-    ) -> None:
-        self._storage = storage
-        self._hierarchy = hierarchy
-        self._indices = indices
-        self._proof = proof
-        self._reader = reader
-        self._options = options
-        self._strategy = strategy_of(options.strategy)
-        self._counters = counters
-        self._contention = contention
-        self._plans = PlanWriter(storage, options.copy_window_bytes, options.max_memory)
-        self._created: dict[str, tuple[Shard, Generation]] = {}  # shards of arrays whose documents a transaction has yet to write
-        self._doubtful: set[str] = set()  # the keys of those of which it is unknown whether they were written
-        self._warned = False
-        self._versions = IndexVersions(storage)
-        self.keeps_versions = False
-        """True if chunks keep their versions in commits of this process that do not change them."""
+    _storage: Storage
+    _hierarchy: Hierarchy
+    _indices: IndexCache
+    _proof: LayoutProof
+    _reader: Reader
+    _options: EngineOptions
+    _counters: Counters
+    _contention: Contention
+    keeps_versions: bool = field(default=False, init=False)
+    """True if chunks keep their versions in commits of this process that do not change them."""
+    _created: dict[str, tuple[Shard, Generation]] = field(default_factory=dict, init=False)
+    """Shards of arrays whose documents a transaction has yet to write."""
+    _doubtful: set[str] = field(default_factory=set, init=False)
+    """The keys of those of which it is unknown whether they were written."""
+    _warned: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._strategy = strategy_of(self._options.strategy)
+        self._plans = PlanWriter(self._storage, self._options.copy_window_bytes, self._options.max_memory)
+        self._versions = IndexVersions(self._storage)
 
     async def commit(self, shard: Shard, actions: SlotActions) -> Refused:
         """Carry out actions on slots of one shard, in one commit; durable on return.

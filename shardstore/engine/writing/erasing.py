@@ -71,7 +71,9 @@ class Erasing:
                 return
             plan = plan_prefix(within.node.layout, within.rest)
             if plan.covers_whole_shards:
-                await self._erase_shards(join(within.node.path, plan.stored_prefix))
+                stored = join(within.node.path, plan.stored_prefix)
+                await self._delete_each(found.key async for found, shard in self._listing.stored(stored) if shard is not None)
+                self._indices.drop_prefix(stored)
             else:
                 await self._erase_chunks(prefix, within, plan)
 
@@ -125,10 +127,6 @@ class Erasing:
                 coords = encoding.decode(found.key[len(start) :], array.ndim)
                 if coords is not None and row in (None, coords[0]) and removed.has_some_of(coords, grid):
                     yield found.key, coords
-
-    async def _erase_shards(self, prefix: str) -> None:
-        await self._delete_each(found.key async for found, shard in self._listing.stored(prefix) if shard is not None)
-        self._indices.drop_prefix(prefix)
 
     async def _delete_each(self, keys: AsyncIterator[str]) -> None:
         async for some in gathered(keys, _KEYS_AT_ONCE):

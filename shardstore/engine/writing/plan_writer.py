@@ -32,7 +32,9 @@ class PlanWriter:
         Raises:
             ConditionFailed: the condition does not hold, or ``source`` is gone. Nothing was written.
         """
-        if self._can_compose(plan):
+        capabilities = self._storage.capabilities
+        longest = max((segment.nbytes for segment in plan.segments if isinstance(segment, CopiedRange)), default=0)
+        if capabilities.compose and longest >= capabilities.copy_pays_nbytes:  # else it is not worth a request of its own
             try:
                 return await self._storage.compose(key, source, list(plan.segments), condition)
             except Unsupported:
@@ -41,12 +43,6 @@ class PlanWriter:
         pieces = self.pieces(key, source, plan.segments)
         async with self._windows.hold(min(plan.nbytes, self._window_bytes)):
             return await self._storage.write(key, pieces, plan.nbytes, condition)
-
-    def _can_compose(self, plan: WriteShard) -> bool:
-        """Return whether the storage can put the plan together, and the longest range that is copied is worth a request of its own."""
-        capabilities = self._storage.capabilities
-        longest = max((segment.nbytes for segment in plan.segments if isinstance(segment, CopiedRange)), default=0)
-        return capabilities.compose and longest >= capabilities.copy_pays_nbytes
 
     async def pieces(self, key: str, generation: Generation, segments: Sequence[Segment]) -> AsyncIterator[BytesLike]:
         """Yield the bytes of a plan, kept ones read a window at a time, of one version.
@@ -59,7 +55,9 @@ class PlanWriter:
         while at < len(segments):
             segment = segments[at]
             if isinstance(segment, CopiedRange) and segment.nbytes > self._window_bytes:
-                async for piece in self._long_piece(key, generation, segment):
+                end = segment.offset + segment.nbytes
+                for start in range(segment.offset, end, self._window_bytes):
+                    (piece,) = await self.read_pinned(key, [ByteRange(start, min(end, start + self._window_bytes))], generation)
                     yield piece
                 at += 1
                 continue
@@ -71,12 +69,6 @@ class PlanWriter:
             for planned in segments[at:end]:
                 yield next(pieces) if isinstance(planned, CopiedRange) else _sent(planned)
             at = end
-
-    async def _long_piece(self, key: str, generation: Generation, segment: CopiedRange) -> AsyncIterator[BytesLike]:
-        end = segment.offset + segment.nbytes
-        for start in range(segment.offset, end, self._window_bytes):
-            (piece,) = await self.read_pinned(key, [ByteRange(start, min(end, start + self._window_bytes))], generation)
-            yield piece
 
     async def read_pinned(self, key: str, ranges: list[ByteRange], generation: Generation) -> list[memoryview]:
         """Read bytes of exactly this version.

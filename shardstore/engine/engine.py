@@ -16,9 +16,8 @@ from dataclasses import dataclass, replace
 
 from shardstore.engine.actions import OwnShards
 from shardstore.engine.contention import Contention, Sleep
-from shardstore.engine.index_cache import IndexCache
+from shardstore.engine.index_cache import IndexCache, LayoutProof
 from shardstore.engine.keyed_store import KeyedStore, weakly
-from shardstore.engine.layout_proof import LayoutProof
 from shardstore.engine.metadata.documents import Documents, stale_consolidated
 from shardstore.engine.metadata.hierarchy import ChunkTarget, Hierarchy, LocatedChunks
 from shardstore.engine.metadata.levels import LevelledDraft, LevelledStorage

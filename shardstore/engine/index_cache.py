@@ -1,25 +1,58 @@
-"""Decoded shard indices, bounded in bytes. An entry counts only while a read of its generation succeeds.
+"""The indices of shards that are remembered, the proofs that what is read is of the layout in its array's document, and retries of
+operations whose layout turned out to be stale.
 
-Two layouts of an array can have indices of the same length, so an index does not show by which of them its shard was written. An index is
-*verified* once the array's document was read after it, and still had the layout by which the index was decoded: shards are deleted before
-a document that gives them another meaning is written.
+An object does not show by which document it was written: two layouts of an array can have indices of the same length, and a chunk of an
+array without shards may have become a shard. But objects are deleted before a document is written that gives them another meaning. So what
+is read by a layout is of that layout if the document had it while that version of the object was there, or has it still after the read.
+There are four proofs:
+
+=============  ===================================================================  =====================================================
+proof          how it proves                                                        where, and at what cost
+=============  ===================================================================  =====================================================
+guarded read   the storage compares the version of the document in the step in      local files, memory; none
+               which it reads the object
+server time    by the clock of the server, the object was stored a minute before    AWS; none, but objects that are younger need
+               the server answered with the document                                another proof
+read again     the document is read after the object, and has the same layout       elsewhere; a request for each array and batch, in
+                                                                                    the round of the chunks that an index locates, or
+                                                                                    in a round of its own
+trusted        documents never change                                               static storages, ``metadata_ttl=inf``; none
+=============  ===================================================================  =====================================================
+
+A guarded read and the server's time prove at once, with the read of the object itself. An index that has a proof is *verified*, as long as
+its version lasts: then chunks are read by it without another. An array whose document a transaction has yet to write needs no proof, for
+there is nothing to compare with; its indices are not verified by reads.
+
+Apart from proofs, a document is *fresh* for ``metadata_ttl``: past it, it is read again with whatever is read of its array.
+
+The cache is bounded in bytes. An entry counts only while a read of its generation succeeds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
+from shardstore.engine.metadata.hierarchy import NEVER, Hierarchy, Node
+from shardstore.errors import Conflict
+from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.format.shard_index import IndexFormat, ShardIndex
+from shardstore.format.store_keys import join, metadata_key
 from shardstore.model.chunks import ChunkLocation
 from shardstore.model.containers import Lru
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import BytesLike
 from shardstore.storage.abilities import VersionedByRange
-from shardstore.storage.base import Storage
+from shardstore.storage.base import Found, Guard, Read, ReadOutcome, Storage, document_read
+
+T = TypeVar("T")
 
 _ENTRY_OVERHEAD = 512  # of the objects around the array
 _VERSION_OVERHEAD = 256
+_TRIES = 5
+_CERTAIN_SECONDS = 60.0  # the clocks of one server's machines differ by less, and the time that it gives is rounded to a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,3 +159,131 @@ class IndexVersions:
         if self._versions is None:
             return generation
         return self._versions.version_by(index_format.request(), encoded()) or generation
+
+
+# -- proofs ------------------------------------------------------------------------------------------------------------
+
+
+class StaleLayout(Exception):
+    """The array's metadata changed since its layout was looked up: the keys have to be located again."""
+
+
+async def with_fresh_layout(attempt: Callable[[], Awaitable[T]], conflict: str) -> T:
+    """Return what ``attempt`` returns. It locates its keys itself, and is called again if the layout was stale.
+
+    Raises:
+        Conflict: it was stale each time; ``conflict`` is the message.
+    """
+    for _ in range(_TRIES):
+        with suppress(StaleLayout):
+            return await attempt()
+    raise Conflict(conflict)
+
+
+async def each_with_fresh_layout(numbers: Iterable[int], attempt: Callable[[list[int]], Awaitable[list[int]]]) -> list[int]:
+    """Carry out the operations of these numbers; return the numbers of those whose layout was stale each time.
+
+    ``attempt`` locates the keys of the numbers that it is given, and returns those whose layout was stale.
+    """
+    pending = list(numbers)
+    for _ in range(_TRIES):
+        if not pending:
+            break
+        pending = await attempt(pending)
+    return pending
+
+
+def same_shards(now: ArrayLayout | None, before: ArrayLayout | None) -> bool:
+    """Return whether chunks lie where they lay; the array's shape may have changed. ``None`` is the layout of an array without shards."""
+    if now is None or before is None:
+        return now is before
+    return (now.chunk_shape, now.key_encoding, now.index_format) == (before.chunk_shape, before.key_encoding, before.index_format)
+
+
+class LayoutProof:
+    """Proves the layouts of what is read of one store. A layout is given by the node by which the read was planned."""
+
+    def __init__(self, storage: Storage, hierarchy: Hierarchy, indices: IndexCache) -> None:
+        self._storage = storage
+        self._hierarchy = hierarchy
+        self._indices = indices
+
+    def is_needed(self, node: Node) -> bool:
+        """Return whether what is read by this layout has to be proven."""
+        return not self._hierarchy.never_checks and not self._hierarchy.is_pending(node.path)
+
+    def is_sure(self, index: CachedIndex) -> bool:
+        """Return whether an index has a proof, or is trusted; from any thread."""
+        return index.is_verified or self._hierarchy.never_checks
+
+    # -- proofs that come with a read ------------------------------------------------------------------------------
+
+    def may_come_with_read(self, node: Node) -> bool:
+        """Return whether a read may bring its own proof. If not, the document has to be read after it."""
+        return node.metadata_server_time > NEVER or self._hierarchy.never_checks or self._storage.capabilities.guarded_reads
+
+    def guard(self, node: Node) -> Guard | None:
+        """Return the guard for reads by the layout of ``node``: its document. ``None`` if the storage has no guarded reads."""
+        known = self._hierarchy.known(node.path)
+        if known is None or not self._storage.capabilities.guarded_reads or self._hierarchy.is_pending(node.path):
+            return None
+        # Where another read has just learnt of another layout, this one has to find out.
+        return Guard(metadata_key(node.path), known.generation) if same_shards(known.layout, node.layout) else None
+
+    def came_with_read(self, node: Node, guard: Guard | None, outcome: ReadOutcome) -> bool:
+        """Return whether a read brought its own proof: by its guard, or by the time when the object was stored.
+
+        The time is compared with that of the document as it was known before the read, or was seen since.
+        """
+        if guard is not None:
+            return True
+        if not isinstance(outcome, Found) or outcome.times is None:
+            return False
+        now = self._hierarchy.known(node.path)
+        renewed = now.metadata_server_time if now is not None and same_shards(now.layout, node.layout) else NEVER
+        return outcome.times.stored + _CERTAIN_SECONDS < max(renewed, node.metadata_server_time)
+
+    # -- the document, read again ----------------------------------------------------------------------------------
+
+    async def read(self, reads: Sequence[Read], arrays: Iterable[Node], unproven: Collection[str] = ()) -> list[ReadOutcome]:
+        """Carry out reads, and in the same round read the documents of ``arrays`` that are not fresh, or at whose paths something is
+        ``unproven`` that was read before. Returns the outcomes of ``reads``.
+
+        Raises:
+            StaleLayout: one of these arrays is laid out otherwise.
+        """
+        asked = {n.path: n for n in arrays if (n.path in unproven and self.is_needed(n)) or not self._is_fresh(n)}
+        if not reads and not asked:
+            return []
+        outcomes = await self._storage.read([*reads, *(document_read(metadata_key(path)) for path in asked)])
+        documents = zip(asked, outcomes[len(reads) :], strict=True)
+        self._compare(asked, {path: self._hierarchy.learn(path, outcome) for path, outcome in documents})
+        return outcomes[: len(reads)]
+
+    def _is_fresh(self, node: Node) -> bool:
+        known = self._hierarchy.known(node.path)
+        return known is not None and known.layout == node.layout and self._hierarchy.is_fresh(known)
+
+    async def confirm(self, arrays: Iterable[Node]) -> None:
+        """Read the documents of arrays again, in a round of its own: as the proof of what was read, or because damage may be a layout that
+        is stale.
+
+        Raises:
+            StaleLayout: one of the arrays is laid out otherwise.
+        """
+        before = {node.path: node for node in arrays}
+        self._compare(before, await self._hierarchy.load(before))
+
+    def _compare(self, before: Mapping[str, Node], now: Mapping[str, Node | None]) -> None:
+        changed = False
+        for path, node in before.items():
+            seen = now[path]
+            if seen is None or not same_shards(seen.layout, node.layout):
+                self._indices.drop_prefix(join(path, ""))
+                changed = True
+        if changed:
+            raise StaleLayout
+
+    def verify(self, node: Node, shard_key: str, index: CachedIndex) -> CachedIndex:
+        """Return the index, which has just been proven, as verified."""
+        return index if index.is_verified or self._hierarchy.is_pending(node.path) else self._indices.verify(shard_key, index)

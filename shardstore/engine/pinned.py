@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from shardstore.engine.actions import content_version
-from shardstore.engine.index_cache import chunk_version
-from shardstore.engine.layout_proof import with_fresh_layout
+from shardstore.engine.index_cache import chunk_version, with_fresh_layout
 from shardstore.engine.metadata.hierarchy import ChunkTarget, GoneTarget, Hierarchy, MetadataTarget, PlainTarget
 from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import group_by_shard

@@ -20,7 +20,7 @@ from shardstore.engine.actions import (
     with_whole,
 )
 from shardstore.engine.contention import Contention
-from shardstore.engine.layout_proof import LayoutProof, StaleLayout, each_with_fresh_layout, with_fresh_layout
+from shardstore.engine.index_cache import LayoutProof, StaleLayout, each_with_fresh_layout, with_fresh_layout
 from shardstore.engine.metadata.documents import Documents
 from shardstore.engine.metadata.hierarchy import (
     ChunkTarget,

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardstore.engine.actions import content_version
-from shardstore.engine.index_cache import parse_chunk_version
-from shardstore.engine.layout_proof import StaleLayout, each_with_fresh_layout
+from shardstore.engine.index_cache import StaleLayout, each_with_fresh_layout, parse_chunk_version
 from shardstore.engine.metadata.hierarchy import ChunkTarget, MetadataTarget, PlainTarget, Target
 from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import Value, group_by_shard

@@ -14,8 +14,7 @@ from typing import Any, Literal
 
 from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
-from shardstore.engine.index_cache import CachedIndex
-from shardstore.engine.layout_proof import StaleLayout
+from shardstore.engine.index_cache import CachedIndex, StaleLayout
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import Corruption, InvalidInput, NotFound
 from shardstore.format.shard_index import IndexFormat, ShardIndex

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore.engine.engine import Engine
-from shardstore.engine.layout_proof import same_shards
+from shardstore.engine.index_cache import same_shards
 from shardstore.engine.writing.committer import Shard
 from shardstore.errors import Conflict, Corruption
 from shardstore.format.metadata_v3 import ArrayLayout

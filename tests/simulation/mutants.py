@@ -39,7 +39,7 @@ class Mutant:
 
 _COMMITTER = "shardstore.engine.writing.committer"
 _READER = "shardstore.engine.reading.reader"
-_PROOF = "shardstore.engine.layout_proof"
+_PROOF = "shardstore.engine.index_cache"
 _LOST = "shardstore.storage.requests.lost_answers"
 _S3 = "shardstore.storage.s3.storage"
 _S3_UPLOAD = "shardstore.storage.s3.upload"

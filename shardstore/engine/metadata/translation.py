@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardstore.engine.actions import OwnShards
-from shardstore.engine.layout_proof import same_shards
+from shardstore.engine.index_cache import same_shards
 from shardstore.engine.metadata.hierarchy import Hierarchy, Node
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import Corruption, InvalidInput

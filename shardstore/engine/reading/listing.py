@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, compress
 
-from shardstore.engine.index_cache import CachedIndex
-from shardstore.engine.layout_proof import StaleLayout, with_fresh_layout
+from shardstore.engine.index_cache import CachedIndex, StaleLayout, with_fresh_layout
 from shardstore.engine.metadata.hierarchy import Hierarchy, Node
 from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import ShardRead

@@ -2,7 +2,7 @@
 
 Index and chunks of a shard come from one generation. If it changes in between, the shard is read again; after some
 tries a single request gets both its index and its chunks. No shard is read by the layout of an array that was there before: see
-``layout_proof``.
+``index_cache``.
 """
 
 from __future__ import annotations
@@ -11,8 +11,15 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from shardstore.engine.index_cache import CachedIndex, IndexCache, IndexVersions, parse_chunk_version
-from shardstore.engine.layout_proof import LayoutProof, StaleLayout, with_fresh_layout
+from shardstore.engine.index_cache import (
+    CachedIndex,
+    IndexCache,
+    IndexVersions,
+    LayoutProof,
+    StaleLayout,
+    parse_chunk_version,
+    with_fresh_layout,
+)
 from shardstore.engine.metadata.hierarchy import NEVER, ChunkTarget, Hierarchy, Node, shard_key
 from shardstore.engine.reading.shard_chunks import (
     ShardRead,

@@ -17,8 +17,7 @@ import numpy as np
 
 from shardstore.engine.actions import Action, Swap, apply_actions, changes_nothing, has_swaps, needs_old_value, needs_old_version, refusal
 from shardstore.engine.contention import Contention, Outdated, Turn
-from shardstore.engine.index_cache import CachedIndex, IndexCache, IndexVersions
-from shardstore.engine.layout_proof import LayoutProof, StaleLayout
+from shardstore.engine.index_cache import CachedIndex, IndexCache, IndexVersions, LayoutProof, StaleLayout
 from shardstore.engine.metadata.hierarchy import Hierarchy, Node, shard_key
 from shardstore.engine.options import EngineOptions
 from shardstore.engine.reading.reader import Reader

@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from dataclasses import dataclass
 
 from shardstore.engine.actions import ERASE, Action
-from shardstore.engine.index_cache import CachedIndex, IndexCache
-from shardstore.engine.layout_proof import with_fresh_layout
+from shardstore.engine.index_cache import CachedIndex, IndexCache, with_fresh_layout
 from shardstore.engine.metadata.hierarchy import ChunkTarget, Hierarchy
 from shardstore.engine.reading.listing import ArrayPrefix, Listing
 from shardstore.engine.reading.reader import Reader

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from shardstore.engine.actions import Action, refusal_of_update, simplified
-from shardstore.engine.layout_proof import StaleLayout
+from shardstore.engine.index_cache import StaleLayout
 from shardstore.engine.metadata.hierarchy import ChunkTarget
 from shardstore.engine.writing.committer import Committer, Refused, Shard, SlotActions
 from shardstore.errors import ShardStoreError

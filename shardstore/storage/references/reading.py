@@ -1,12 +1,16 @@
 """Read what references lead to: a batch is grouped by object, neighbouring ranges share a request, and each storage is asked once.
 
 Where the version is known that a reference was made of, the object is read at that version: other bytes at the same place mean something
-else.
+else. The versions that are shown::
+
+    ref-4b1c…90:"9a0364b9"        a reference, by a digest of URL, offset and length, and the version of the object that it leads to
+    inline-5f0c…                  bytes that are in the set itself, by their digest
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -21,7 +25,6 @@ from shardstore.model.redaction import redacted
 from shardstore.storage.base import CHANGED, UNKNOWN_NBYTES, Absent, Changed, Failed, Found, LeadsNowhere, Read, ReadOutcome, Storage
 from shardstore.storage.local.versions import may_be_same_bytes
 from shardstore.storage.references.entries import PinnedReference, ReferenceTarget, Targets
-from shardstore.storage.references.versions import presented_version, target_version
 from shardstore.storage.requests.ranged_reads import NOTHING, too_long
 
 
@@ -205,3 +208,42 @@ async def _read_all(reads: Sequence[tuple[Storage, Read]]) -> list[ReadOutcome]:
 
     await asyncio.gather(*map(read, of_storage.values()))
     return outcomes
+
+
+_REFERENCE = "ref-"
+_DIGEST_NBYTES = 12
+
+
+class _Passing(Generation):
+    """The version of an object whose storage gave a version that equals no other."""
+
+    __slots__ = ()
+
+    @property
+    def digest(self) -> int:
+        return 0
+
+
+def presented_version(reference: Reference, target: Generation) -> Generation:
+    """Return the version of what a reference shows, from the version of the object that it leads to."""
+    cls = Generation if target.digest else _Passing
+    return cls(f"{_prefix(reference)}{target.token}", target.modified)
+
+
+def target_version(reference: Reference, presented: Generation) -> Generation | None:
+    """Return the version of the object that a presented version was made of; ``None`` if it is of another reference."""
+    prefix = _prefix(reference)
+    return Generation(presented.token[len(prefix) :]) if presented.token.startswith(prefix) else None
+
+
+def inline_version(data: bytes) -> Generation:
+    """Return the version of bytes that are in the set itself."""
+    return Generation(f"inline-{_digest(data)}")
+
+
+def _prefix(reference: Reference) -> str:
+    return f"{_REFERENCE}{_digest(repr(tuple(reference)).encode(errors='surrogatepass'))}:"
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=_DIGEST_NBYTES).hexdigest()

@@ -30,8 +30,16 @@ from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, Storage, document_read
 from shardstore.storage.fallbacks import check_directory
 from shardstore.storage.wrappers import KEYS_A_REQUEST
-from shardstore.stored.draft2022.documents import IMPLICIT, IMPLICIT_DOCUMENT, DraftDocuments, data_path, scalar_key, scalar_keys
-from shardstore.stored.draft2022.entry_point import parsed, sought
+from shardstore.stored.draft2022.documents import (
+    IMPLICIT,
+    IMPLICIT_DOCUMENT,
+    DraftDocuments,
+    data_path,
+    parsed,
+    scalar_key,
+    scalar_keys,
+    sought,
+)
 
 _NAME = "zarr.json"
 

@@ -66,8 +66,8 @@ from shardstore.stored.draft2022.documents import (
     scalar_document,
     scalar_keys,
     shown_outcome,
+    sought,
 )
-from shardstore.stored.draft2022.entry_point import sought
 from shardstore.stored.draft2022.listing import DraftListing
 
 _NO_OVERRIDE: Mapping[str, tuple[int, ...]] = MappingProxyType({})

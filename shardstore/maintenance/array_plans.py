@@ -12,7 +12,7 @@ from shardstore.format.json_text import JsonObject, dumps
 from shardstore.format.metadata_v3 import ArrayLayout, PlainArray, parse_plain, sizes
 from shardstore.format.presentation import present_array
 from shardstore.format.store_keys import join
-from shardstore.format.v2.arrays import array_from_v2
+from shardstore.format.v2.documents import array_from_v2
 from shardstore.model.chunks import ChunkCoords
 
 _UNTELLING = ("attributes", "dimension_names")  # of how chunks are coded

@@ -18,8 +18,7 @@ from shardstore.errors import InvalidInput, ShardStoreError
 from shardstore.format.json_text import JsonObject, dumps, dumps_zarr2, loads_object, parse_object
 from shardstore.format.metadata_v3 import is_array, is_group
 from shardstore.format.store_keys import ancestors, check_key, join, metadata_key, metadata_path, possible_owners
-from shardstore.format.v2.arrays import array_from_v2, array_to_v2
-from shardstore.format.v2.groups import consolidated_from_v2, consolidated_to_v2, group_from_v2, group_to_v2
+from shardstore.format.v2.documents import array_from_v2, array_to_v2, consolidated_from_v2, consolidated_to_v2, group_from_v2, group_to_v2
 from shardstore.format.v2.keys import (
     ARRAY_NAME,
     ATTRIBUTES_NAME,

@@ -7,11 +7,10 @@ Begin with ``writing.py``.
 
 from __future__ import annotations
 
-from shardstore.references.checking import CheckReport, SetDescription, check, describe, pins
 from shardstore.references.combining import combine
 from shardstore.references.icechunk.writing import write_icechunk
+from shardstore.references.keeping import CheckReport, SetDescription, check, describe, pins, update
 from shardstore.references.report import ReferenceProgress, ReferenceReport
-from shardstore.references.updating import update
 from shardstore.references.writing import write_json, write_parquet
 
 __all__ = [

@@ -11,9 +11,8 @@ from shardstore.opening.open import open_storage
 from shardstore.opening.snapshot_urls import named_snapshot
 from shardstore.references.batches import ReferenceSource
 from shardstore.references.choices import Choices, base_of, check_patterns, chosen
-from shardstore.references.known import known_source
 from shardstore.references.places import SetPlace, check_apart
-from shardstore.references.sets import is_set, reference_storage, set_source
+from shardstore.references.sets import is_set, known_source, reference_storage, set_source
 from shardstore.references.stores import Reuse, store_source
 from shardstore.storage.abilities import NamesLocation
 from shardstore.storage.base import Storage

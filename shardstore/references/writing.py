@@ -1,17 +1,338 @@
-"""``write_json`` and ``write_parquet``: refer to all chunks of a hierarchy in a set of references."""
+"""``write_json`` and ``write_parquet``: refer to all chunks of a hierarchy in a set of references, which is stored whole, or not at all."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import IO, Any, Literal
 
+from shardstore._sync import run_sync
+from shardstore.errors import Conflict, Corruption, InvalidInput
+from shardstore.format.references.parquet import METADATA_NAME, MOST_ROWS, SetFiles, SetMetadata, encode_metadata
+from shardstore.format.references.pins import PINS_SUFFIX, UNPINNED, PinnedStore, SetDigest, decode_pins, encode_pins
+from shardstore.format.store_keys import check_key, join
+from shardstore.maintenance.pins import current_tokens, is_held
+from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.options import check_flags
-from shardstore.references.choices import Choices, Flavour, Paths, Urls
+from shardstore.model.ranges import EVERYTHING, ByteRange
+from shardstore.progress.shown import reported
+from shardstore.references.batches import ReferenceSource
+from shardstore.references.choices import Choices, Described, Flavour, Paths, Urls, described
 from shardstore.references.opening import open_source
-from shardstore.references.places import open_set, options_for
-from shardstore.references.report import ReferenceReport
+from shardstore.references.places import SetPlace, begins_like_set, open_set, options_for, read_object, write_bytes, write_file
+from shardstore.references.report import SYNCHRONOUS, Format, Opening, ReferenceProgress, ReferenceReport, Tally, how_to_open
 from shardstore.references.stores import OnError
-from shardstore.references.storing import JSONForm, ParquetForm, Progress, put
+from shardstore.references.writing_json import DigestedFile, compressed, write_lines
+from shardstore.references.writing_parquet import RecordWriter, check_root, fill_chunk
+from shardstore.storage.abilities import VersionedByRange
+from shardstore.storage.base import ConditionFailed, Found, Read, unless_failed
+
+Progress = Callable[[ReferenceProgress], None]
+
+_HEAD_NBYTES = 64 << 10
+_RECORD = re.compile(r"(?:.*/)?refs\.[0-9]+\.parq")
+
+
+@dataclass(frozen=True, slots=True)
+class JSONForm:
+    """How a set in JSON is written; the names are those of ``write_json``."""
+
+    version: Literal[0, 1] = 1
+    flavour: Flavour = "auto"
+    templates: bool = False
+    generators: bool = False
+
+    def __post_init__(self) -> None:
+        if self.version not in (0, 1) or (self.version == 0 and (self.templates or self.generators)):
+            raise InvalidInput(f"version={self.version!r}: 0, without templates and generators, and 1 are known")
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetForm:
+    """How a set in Parquet is written; the names are those of ``write_parquet``."""
+
+    flavour: Flavour = "v2"
+    record_size: int = 100_000
+    missing: Literal["null", "fill"] = "null"
+    root_as: str | None = None
+    max_memory: int = 32 * 2**20
+
+    def __post_init__(self) -> None:
+        if self.root_as is not None:
+            check_key(self.root_as)
+        if type(self.record_size) is not int or not 0 < self.record_size <= MOST_ROWS:
+            raise InvalidInput(f"record_size {self.record_size!r} is not a whole number from 1 to {MOST_ROWS}")
+        if self.missing not in ("null", "fill"):
+            raise InvalidInput(f"missing {self.missing!r} is neither 'null' nor 'fill'")
+        if type(self.max_memory) is not int or self.max_memory < 1:
+            raise InvalidInput(f"max_memory {self.max_memory!r} is not a number of bytes")
+
+
+Form = JSONForm | ParquetForm
+
+
+def put(
+    source: ReferenceSource,
+    place: SetPlace,
+    form: Form,
+    choices: Choices,
+    *,
+    overwrite: bool,
+    progress: Progress | bool | None,
+    has_options: bool,
+) -> ReferenceReport:
+    """Store a set of all that ``source`` has. Raises as ``write_json`` and ``write_parquet`` do."""
+    with reported(progress, ReferenceProgress.step) as say:
+        tally = Tally(source.arrays, say, choices.mixed_protocols)
+        return _put(source, place, form, choices, tally, overwrite=overwrite, has_options=has_options)
+
+
+def _put(
+    source: ReferenceSource, place: SetPlace, form: Form, choices: Choices, tally: Tally, *, overwrite: bool, has_options: bool
+) -> ReferenceReport:
+    name: Format = "json" if isinstance(form, JSONForm) else "parquet"
+    arguments = {"format": name, **_given(form), **_given(choices)}
+    if not source.base_url:
+        arguments["sets"] = source.url
+    origin = PinnedStore(source.url, source.base_url, arguments)
+    if isinstance(form, JSONForm):
+        shown = described(source, form.flavour, only_v2_keys=False)
+        nbytes = _put_json(source, place, form, shown, tally, origin, overwrite=overwrite)
+    else:
+        for array in source.arrays:
+            array.path = check_root(array, form.root_as)
+        shown = described(source, form.flavour, only_v2_keys=True)
+        nbytes = _put_parquet(source, place, form, shown, tally, origin, overwrite=overwrite)
+    protocol = next(iter(tally.protocols), "file")
+    return ReferenceReport(
+        source=source.url,
+        target=place.shown,
+        format=name,
+        flavour=shown.flavour,
+        why=shown.why,
+        arrays=len(source.arrays),
+        references=tally.references,
+        inlined=tally.inlined,
+        missing=tally.missing,
+        targets=len(tally.urls),
+        nbytes=nbytes,
+        is_pinned=_is_all_pinned(source),
+        left_out=dict(source.left_out),
+        index_requests=source.index_requests,
+        how_to_open=how_to_open(
+            Opening(
+                target=place.shown,
+                form=name,
+                flavour=shown.flavour,
+                remote_protocol=protocol,
+                remote_needs_options=has_options and choices.base_url is None and protocol not in SYNCHRONOUS,
+                target_needs_options=place.has_options and place.url.partition("://")[0] not in SYNCHRONOUS,
+                is_versioned=choices.urls == "versioned",
+                is_pinned=_is_all_pinned(source),
+                is_root_array=[array.path for array in source.arrays] == [""],
+            )
+        ),
+    )
+
+
+def _is_pinned(source: ReferenceSource) -> bool:
+    """Return whether the set says which versions it was made of.
+
+    It does too where there is no version to say: of sets without chunks, and of snapshots, whose chunk files never change.
+    """
+    return source.is_pinned and bool(source.base_url or source.pins or _are_all_known(source))
+
+
+def _is_all_pinned(source: ReferenceSource) -> bool:
+    return _is_pinned(source) and _are_all_known(source)
+
+
+def _are_all_known(source: ReferenceSource) -> bool:
+    return getattr(source.pins, "are_complete", True)
+
+
+def _given(options: Form | Choices) -> dict[str, Any]:
+    """Return the options that are not the defaults."""
+    return {field.name: value for field in fields(options) if (value := getattr(options, field.name)) != field.default}
+
+
+def form_of(arguments: Mapping[str, Any]) -> tuple[Form, Choices]:
+    """Return the form and the choices of a set from the arguments that its pins say.
+
+    Raises:
+        Corruption: they do not say how the set was written.
+    """
+    kinds: dict[object, type[JSONForm] | type[ParquetForm]] = {"json": JSONForm, "parquet": ParquetForm}
+    kind = kinds.get(arguments.get("format"))
+    if kind is None:
+        raise Corruption("the pins of the set do not say how it was written: write the set again")
+    if "sets" in arguments:
+        raise InvalidInput("the set was made of other sets, or of a snapshot: make it of them again")
+    of_form, of_choices = ({f.name: arguments[f.name] for f in fields(one) if f.name in arguments} for one in (kind, Choices))
+    return kind(**of_form), Choices(**of_choices)
+
+
+# -- JSON ----------------------------------------------------------------------------------------------------------------
+
+
+def _put_json(
+    source: ReferenceSource, place: SetPlace, form: JSONForm, shown: Described, tally: Tally, origin: PinnedStore, *, overwrite: bool
+) -> int:
+    before = run_sync(_before(place, overwrite=overwrite))
+    template = source.base_url if form.templates else ""
+    with tempfile.TemporaryFile() as file:
+        digested = DigestedFile(file)
+        with compressed(digested, place.name) as text:
+            write_lines(text, shown, source.arrays, tally, version=form.version, template=template, generators=form.generators)
+        is_pinned = _is_pinned(source)
+        section = encode_pins(origin if is_pinned else UNPINNED, digested.digest, sorted(source.pins.values()) if is_pinned else ())
+        run_sync(_replace(place, file, digested.digest.nbytes, before, section, is_pinned=is_pinned))
+    return digested.digest.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """What was at the place of a set in JSON: its version, and that of its pins, with their content; ``None`` of what was not there."""
+
+    version: Generation | None
+    pins_version: Generation | None
+    pins: bytes
+
+
+async def _before(place: SetPlace, *, overwrite: bool) -> _Before:
+    """Return what is there.
+
+    Raises:
+        InvalidInput: it is not to be replaced, or is no set.
+    """
+    head, pins = await place.storage.read([Read(place.main_key, (ByteRange(0, _HEAD_NBYTES),)), Read(place.pins_key, (EVERYTHING,))])
+    for outcome in (head, pins):
+        outcome = unless_failed(outcome)
+    content = bytes(pins.buffers[0]) if isinstance(pins, Found) else b""
+    try:
+        decode_pins(content)
+    except Corruption as exc:
+        raise InvalidInput(
+            f"{place.pins_key!r} is there already, and is not what belongs to a set: choose another name for the set"
+        ) from exc
+    if isinstance(head, Found):
+        if not overwrite:
+            raise InvalidInput(
+                f"there is something at {place.shown} already: overwrite=True (--overwrite) replaces it. Nothing was written"
+            )
+        if not begins_like_set(bytes(head.buffers[0]), place.name):
+            raise InvalidInput(f"what is at {place.shown} is no set of references: remove it, or choose another place. Nothing was written")
+        if not isinstance(pins, Found):  # the old set has no pins: say so until it is replaced
+            text = await read_object(place.storage, place.main_key) or b""
+            content = encode_pins(UNPINNED, SetDigest(0, 0).extended(text), ())
+    return _Before(
+        head.generation if isinstance(head, Found) else None,
+        pins.generation if isinstance(pins, Found) else None,
+        content if isinstance(head, Found) else b"",
+    )
+
+
+async def _replace(place: SetPlace, file: IO[bytes], nbytes: int, before: _Before, section: bytes, *, is_pinned: bool) -> None:
+    """Store the set. The pins of both sets are there while it is replaced, so that each moment has the right ones.
+
+    Raises:
+        Conflict: another process writes a set there; its set stays.
+    """
+    storage = place.storage
+    capabilities = await storage.probe()
+    tells_versions = storage.ability(VersionedByRange) is None  # or those that its writes return mean nothing
+
+    def still(version: Generation | None) -> Condition:
+        return capabilities.condition_on(version) if tells_versions else UNCONDITIONAL
+
+    try:
+        ours = await write_bytes(storage, place.pins_key, before.pins + section, still(before.pins_version))
+        await write_file(storage, place.main_key, file, nbytes, still(before.version))
+        if not is_pinned:
+            await storage.delete(place.pins_key, still(ours))
+        elif before.pins:
+            await write_bytes(storage, place.pins_key, section, still(ours))
+    except ConditionFailed as exc:
+        raise Conflict(f"another process wrote a set at {place.shown} at the same time; that set stays. Write yours again") from exc
+
+
+# -- Parquet -------------------------------------------------------------------------------------------------------------
+
+
+def _put_parquet(
+    source: ReferenceSource, place: SetPlace, form: ParquetForm, shown: Described, tally: Tally, origin: PinnedStore, *, overwrite: bool
+) -> int:
+    fills = {
+        array.path: fill_chunk(array.path, shown.documents[array.path][".zarray"]) if form.missing == "fill" else None
+        for array in source.arrays
+    }
+    before = run_sync(_cleared(place, overwrite=overwrite))
+    writer = RecordWriter(place.storage, form.record_size, form.max_memory, tally)
+    for number, array in enumerate(source.arrays):
+        writer.write(number, array, array.path, fills[array.path])
+    metadata = {join(path, name): document for path, by_name in shown.documents.items() for name, document in by_name.items()}
+    data = encode_metadata(SetMetadata(metadata, form.record_size, SetFiles.of(writer.set_id, writer.written)))
+    pins = encode_pins(origin, None, sorted(source.pins.values())) if _is_pinned(source) else None
+    run_sync(_finish(place, data, pins, before, writer.tokens()))
+    return writer.nbytes + len(data)
+
+
+async def _cleared(place: SetPlace, *, overwrite: bool) -> set[str]:
+    """Remove what makes a set of what is there; return the keys of all else, of a set or of what a run left that did not end.
+
+    Raises:
+        InvalidInput: there is a set, or a part of one, and it is not to be replaced; or something else.
+    """
+    keys = {info.key async for info in place.storage.list("")}
+    foreign = sorted(key for key in keys if key not in (METADATA_NAME, PINS_SUFFIX) and _RECORD.fullmatch(key) is None)
+    if foreign:
+        raise InvalidInput(f"there is something else at {place.shown}, such as {foreign[0]!r}: choose another place. Nothing was written")
+    if keys and not overwrite:
+        what = "a set" if METADATA_NAME in keys else "a part of a set, which another run is writing, or has not ended,"
+        raise InvalidInput(f"there is {what} at {place.shown} already: overwrite=True (--overwrite) replaces it. Nothing was written")
+    if METADATA_NAME in keys:
+        await place.storage.delete_many([METADATA_NAME])
+    return keys - {METADATA_NAME, PINS_SUFFIX}
+
+
+async def _finish(place: SetPlace, metadata: bytes, pins: bytes | None, before: set[str], written: Mapping[str, str]) -> None:
+    """Remove what is no part of the set, and make it one, unless another run has written into it.
+
+    Raises:
+        Conflict: one has. There is no set then, or the other run's, whole.
+    """
+    own = await _own_records(place, written)
+    if own < len(written):
+        if own:
+            raise await _mixed(place)
+        raise Conflict(f"another process wrote a set at {place.shown} at the same time; that set stays. Write yours again")
+    left_over = before - written.keys()
+    await place.storage.delete_many([*left_over, PINS_SUFFIX] if pins is None else [*left_over])
+    if pins is not None:
+        await write_bytes(place.storage, PINS_SUFFIX, pins)
+    condition = (await place.storage.probe()).condition_on(None)
+    try:
+        await write_bytes(place.storage, METADATA_NAME, metadata, condition)
+    except ConditionFailed as exc:
+        raise await _mixed(place) from exc
+
+
+async def _mixed(place: SetPlace) -> Conflict:
+    """Take away what makes a set of records of two runs."""
+    await place.storage.delete_many([METADATA_NAME])
+    return Conflict(
+        f"another process wrote a set at {place.shown} at the same time, and the two have mixed: there is no set now. Write one again"
+    )
+
+
+async def _own_records(place: SetPlace, written: Mapping[str, str]) -> int:
+    """Return how many of the records are there as they were written here."""
+    if place.storage.ability(VersionedByRange) is not None:
+        return len(written)  # a version is known only by its content
+    now = await current_tokens(place.storage, [*written])
+    return sum(1 for key, token in written.items() if key in now and is_held(frozenset({token}), now[key]))
 
 
 def write_json(

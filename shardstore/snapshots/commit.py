@@ -22,19 +22,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardstore.format.snapshots.attributes import MOST_INLINE_NBYTES, encode_attributes
-from shardstore.format.snapshots.changes import NodeChanges
-from shardstore.format.snapshots.chunk_coords import WIDTHS
 from shardstore.format.snapshots.file_names import ATTRIBUTES, MANIFESTS, STRUCTURES
-from shardstore.format.snapshots.manifest import INLINE, NO_CHECK, ChunkRefs, encode_manifest, merged, subset, without_gone
+from shardstore.format.snapshots.manifest import INLINE, NO_CHECK, WIDTHS, ChunkRefs, encode_manifest, merged, subset, without_gone
 from shardstore.format.snapshots.manifest_groups import manifest_file
 from shardstore.format.snapshots.state import KEEPS_VALUES
 from shardstore.format.snapshots.structure import (
+    MOST_INLINE_NBYTES,
     AttributesPlace,
     Extent,
     ManifestPart,
     Node,
+    NodeChanges,
     Structure,
+    encode_attributes,
     encode_structure,
 )
 from shardstore.snapshots.chunk_files import ChunkFile

@@ -26,9 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore.errors import Conflict, InvalidInput
-from shardstore.format.snapshots.changes import NodeChanges
-from shardstore.format.snapshots.chunk_coords import CoordSearch
-from shardstore.format.snapshots.structure import Node
+from shardstore.format.snapshots.manifest import CoordSearch
+from shardstore.format.snapshots.structure import Node, NodeChanges
 from shardstore.format.store_keys import groups_above
 from shardstore.snapshots.read_set import ReadSet
 

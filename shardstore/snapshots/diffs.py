@@ -9,9 +9,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from shardstore.format.snapshots.changes import NodeChanges
 from shardstore.format.snapshots.manifest import GONE
-from shardstore.format.snapshots.structure import Node
+from shardstore.format.snapshots.structure import Node, NodeChanges
 from shardstore.model.chunks import ChunkCoords
 from shardstore.snapshots.chunk_places import ABSENT, ChunkPlaces
 from shardstore.snapshots.session import SessionCore, ndim_of

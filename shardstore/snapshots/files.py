@@ -12,8 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore.errors import Corruption, StorageError, WriteOutcomeUnknown
-from shardstore.format.snapshots.attributes import decode_attributes
-from shardstore.format.snapshots.chunk_coords import CoordSearch
 from shardstore.format.snapshots.file_names import (
     ATTRIBUTES,
     ID_NBYTES,
@@ -24,7 +22,7 @@ from shardstore.format.snapshots.file_names import (
     generation_of_garbage_list,
     generation_of_state,
 )
-from shardstore.format.snapshots.manifest import ChunkRefs, in_a_row
+from shardstore.format.snapshots.manifest import ChunkRefs, CoordSearch, in_a_row
 from shardstore.format.snapshots.manifest_groups import (
     ManifestGroups,
     chunk_ids,
@@ -35,7 +33,7 @@ from shardstore.format.snapshots.manifest_groups import (
     virtual_files,
 )
 from shardstore.format.snapshots.state import State, decode_state
-from shardstore.format.snapshots.structure import MOST_NARROW, ManifestFile, Structure, decode_structure
+from shardstore.format.snapshots.structure import MOST_NARROW, ManifestFile, Structure, decode_attributes, decode_structure
 from shardstore.model.containers import Lru
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, BytesLike

@@ -15,9 +15,8 @@ import numpy.typing as npt
 
 from shardstore.errors import InvalidInput
 from shardstore.format.json_text import JsonObject, dumps, loads_object
-from shardstore.format.snapshots.changes import NodeChanges, parse_changes
 from shardstore.format.snapshots.state import KEEPS_VALUES, ORIGINAL_PARENT, Snapshot, State
-from shardstore.format.snapshots.structure import ManifestPart, Node, Structure
+from shardstore.format.snapshots.structure import ManifestPart, Node, NodeChanges, Structure, parse_changes
 from shardstore.snapshots.conflicts import (
     BasicConflictSolver,
     ConflictDetector,

@@ -19,7 +19,7 @@ from shardstore.engine.options import EngineOptions
 from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY
 from shardstore.maintenance.packing.pack import PackOptions
 from shardstore.plan import policy
-from shardstore.references.comparing import ComparisonBounds
+from shardstore.references.combining import ComparisonBounds
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "shardstore"

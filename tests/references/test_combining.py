@@ -15,8 +15,7 @@ import zarr
 import shardstore
 from shardstore import references
 from shardstore.errors import Conflict, Corruption, InvalidInput
-from shardstore.references.combining import combined
-from shardstore.references.comparing import ComparisonBounds
+from shardstore.references.combining import ComparisonBounds, combined
 from shardstore.references.sets import reference_storage, set_source
 from tests.references.reading import by_fsspec
 from tests.storage.http.http_servers import WebServer

@@ -21,7 +21,7 @@ from shardstore import references
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, StorageError
 from shardstore.format.references.pins import SetDigest, decode_pins, encode_pins
 from shardstore.opening.open import open_storage
-from shardstore.references import storing
+from shardstore.references import writing
 from shardstore.testing.trace import TraceStorage
 from tests.golden import FIXTURES
 from tests.references.reading import by_fsspec
@@ -467,7 +467,7 @@ def test_an_update_goes_on_where_one_was_interrupted(tmp_path: Path, monkeypatch
         raise StorageError("as planned")
 
     with monkeypatch.context() as patch:
-        patch.setattr(storing, "_finish", interrupted)
+        patch.setattr(writing, "_finish", interrupted)
         with pytest.raises(StorageError, match="as planned"):
             references.update(tmp_path / "set")
     with pytest.raises(NotFound):
@@ -540,7 +540,7 @@ def test_of_two_runs_that_write_json_the_second_is_a_conflict(overwrite: bool, t
     if overwrite:
         references.write_json(tmp_path / "a.zarr", tmp_path / "set.json")
     for moment in ("write_bytes", "write_file"):
-        step = getattr(storing, moment)
+        step = getattr(writing, moment)
         entered: list[str] = []
 
         async def beside(*arguments: Any, step: Any = step, entered: list[str] = entered) -> Any:
@@ -550,7 +550,7 @@ def test_of_two_runs_that_write_json_the_second_is_a_conflict(overwrite: bool, t
             return await step(*arguments)
 
         with monkeypatch.context() as patch:
-            patch.setattr(storing, moment, beside)
+            patch.setattr(writing, moment, beside)
             with pytest.raises(Conflict, match="at the same time; that set stays"):
                 references.write_json(tmp_path / "a.zarr", tmp_path / "set.json", overwrite=overwrite)
         np.testing.assert_array_equal(ours(tmp_path / "set.json"), values[::-1])

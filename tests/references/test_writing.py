@@ -20,7 +20,7 @@ from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound
 from shardstore.format.references.parquet import decode_metadata, decode_rows, record_name
 from shardstore.format.references.pins import decode_pins
 from shardstore.opening.open import open_storage
-from shardstore.references import storing
+from shardstore.references import writing
 from shardstore.references.writing_parquet import RecordWriter
 from shardstore.testing.trace import TraceStorage
 from tests.golden import golden_cases
@@ -455,7 +455,7 @@ def test_of_two_runs_at_one_place_no_mixture_is_left(ends_at: int, source: Path,
 
         return first
 
-    for owner, name in ((RecordWriter, "_store"), (storing, "_cleared"), (storing, "_finish")):
+    for owner, name in ((RecordWriter, "_store"), (writing, "_cleared"), (writing, "_finish")):
         monkeypatch.setattr(owner, name, interrupted(name, getattr(owner, name)))
     if ends_at == 0:
         references.write_parquet(source, refs, overwrite=True, record_size=2)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from shardstore.format.snapshots.attributes import decode_attributes
 from shardstore.format.snapshots.file_names import ATTRIBUTES, CHUNKS, MANIFESTS, STRUCTURES, encode_id
 from shardstore.format.snapshots.manifest_groups import decode_rows, manifest_rows
 from shardstore.format.snapshots.state import State, decode_state
-from shardstore.format.snapshots.structure import ManifestFile, Node, decode_structure
+from shardstore.format.snapshots.structure import ManifestFile, Node, decode_attributes, decode_structure
 from shardstore.snapshots import Catalog, Repository, StorageCatalog
 from shardstore.storage.base import Storage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop

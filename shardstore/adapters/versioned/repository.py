@@ -518,7 +518,7 @@ class Repository:
             Corruption: a structure or manifest is missing or damaged.
             StorageError: the store cannot be asked which format it has.
         """
-        from shardstore.references.checking import pins_by_url  # needs what few programs do
+        from shardstore.references.keeping import pins_by_url  # needs what few programs do
 
         opened = open_storage(store, self._opened.options.options_of(store, storage_options))
         with reported(progress, step_of("files")) as say:

@@ -23,9 +23,8 @@ from shardstore.model.options import check_flags
 from shardstore.opening.location import location_of
 from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, size_of
 from shardstore.references.choices import Choices, Paths, base_of, check_patterns, chosen, described
-from shardstore.references.known import known_source
 from shardstore.references.opening import open_hierarchy, open_set_source
-from shardstore.references.sets import is_set
+from shardstore.references.sets import is_set, known_source
 from shardstore.references.stores import store_source
 from shardstore.snapshots.lookup import FIRST_BRANCH
 from shardstore.snapshots.new_history import NewHistory

@@ -19,8 +19,8 @@ from shardstore.errors import InvalidInput
 from shardstore.model.options import option
 from shardstore.model.words import plural, shape, size
 from shardstore.progress.shown import step_bar
-from shardstore.references.checking import CheckReport
 from shardstore.references.choices import Flavour
+from shardstore.references.keeping import CheckReport
 from shardstore.references.places import JSON_SUFFIXES
 from shardstore.references.report import ReferenceProgress, ReferenceReport
 

@@ -35,7 +35,7 @@ from shardstore.format.presentation import (
 )
 from shardstore.format.shard_index import IndexFormat
 from shardstore.format.store_keys import check_node_path, join, metadata_key
-from shardstore.format.v2.arrays import array_from_v2
+from shardstore.format.v2.documents import array_from_v2
 from shardstore.format.v2.kept import carry_kept, hide_kept
 from shardstore.format.v2.keys import ARRAY_NAME
 from shardstore.model.generation import Generation, IfGeneration

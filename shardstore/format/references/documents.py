@@ -21,8 +21,7 @@ from shardstore.errors import InvalidInput, Unsupported
 from shardstore.format.chunk_keys import ChunkKeyEncoding, parse_chunk_key_encoding
 from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_v3 import METADATA_NAME, is_array, item_nbytes
-from shardstore.format.v2.arrays import ARRAY_DIMENSIONS, array_from_v2, array_to_v2
-from shardstore.format.v2.groups import group_from_v2, group_to_v2
+from shardstore.format.v2.documents import ARRAY_DIMENSIONS, array_from_v2, array_to_v2, group_from_v2, group_to_v2
 from shardstore.format.v2.kept import hide_kept
 from shardstore.format.v2.keys import ARRAY_NAME, ATTRIBUTES_NAME, GROUP_NAME
 

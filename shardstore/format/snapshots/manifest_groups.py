@@ -21,9 +21,8 @@ import numpy.typing as npt
 
 from shardstore.errors import Corruption
 from shardstore.format.arrow_tables import read_parquet
-from shardstore.format.snapshots.chunk_coords import WIDTHS, sortable
 from shardstore.format.snapshots.file_names import ID_NBYTES
-from shardstore.format.snapshots.manifest import ChunkRefs, decode_table
+from shardstore.format.snapshots.manifest import WIDTHS, ChunkRefs, decode_table, sortable
 from shardstore.format.snapshots.structure import ManifestFile
 from shardstore.model.ranges import ByteRange
 

@@ -1,4 +1,5 @@
-"""The structure file: the nodes of one snapshot, a row for each, and which manifests have the chunks of each array, as Parquet.
+"""The structure file: the nodes of one snapshot, a row for each, and which manifests have the chunks of each array, as Parquet; and files
+of attributes that are too long for it.
 
 ::
 
@@ -15,13 +16,17 @@
         icechunk.manifests    [{"id": 0, "file": "7CET…", "nbytes": 4410, "rows": 1000, "crc32c": 123, "footer": [900, 456]}, …]
                               what manifest_id means (D22); footer: the bytes of the file's footer and their checksum, by which parts of
                               it are read; run: the same in all files among which a commit has divided its references
-        shardstore.changes    what the commit did, by which another one finds out whether it contradicts it
+        shardstore.changes    what the commit did, by which another one finds out whether it contradicts it, with nodes by id; the manifests
+                              are those of the differences, which say what chunks were changed
+                              {"created": {"9": "ct"}, "deleted": {"5": "old"}, "moved": {"6": ["a", "b"]}, "updated": [7],
+                              "attributes": [8], "manifests": ["7CET…"]}
         shardstore.wide       "true", where numbers do not fit 16 bits and the columns are wider (D16)
 
-``flags`` are null; where they are not, a file can be read, and not be the base of a commit (D21). Specification: Icechunk draft,
-"Structure Files".
+    file of attributes, which every reader takes whole (D19)
+        attrs                 binary, a row for each node that has such: JSON in UTF-8
 
-The file has a checksum, as ``arrow_tables.sealed`` says.
+``flags`` are null; where they are not, a file can be read, and not be the base of a commit (D21). Both files have a checksum, as
+``arrow_tables.sealed`` says. Specification: Icechunk draft, "Structure Files" and "Attributes Files".
 """
 
 from __future__ import annotations
@@ -362,3 +367,94 @@ def _why_not_draft(nodes: Sequence[Node], nfiles: int) -> str:
         f"the draft's structure names 65,536 manifests, and there are {nfiles:,}: merge them (Repository.rewrite_manifests, or shardstore "
         "snapshots rewrite), or use schema='auto'"
     )
+
+
+# -- what a commit did -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChanges:
+    """Changes of nodes, by id."""
+
+    created: Mapping[int, str] = field(default_factory=dict)
+    """To the path."""
+    deleted: Mapping[int, str] = field(default_factory=dict)
+    moved: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    """From one path to another."""
+    updated: frozenset[int] = frozenset()
+    """Documents of which more than attributes has changed."""
+    attributes: frozenset[int] = frozenset()
+    """Documents of which the attributes have changed."""
+
+    @classmethod
+    def between(cls, before: Mapping[str, Node], after: Mapping[str, Node]) -> NodeChanges:
+        """Return what differs between the nodes of two structures, by path."""
+        if before is after:
+            return cls()
+        was, now = {node.id: node for node in before.values()}, {node.id: node for node in after.values()}
+        both = [(was[one], now[one]) for one in was.keys() & now.keys()]
+        return cls(
+            {one: node.path for one, node in now.items() if one not in was},
+            {one: node.path for one, node in was.items() if one not in now},
+            {new.id: (old.path, new.path) for old, new in both if old.path != new.path},
+            frozenset(new.id for old, new in both if (old.columns.array, old.columns.extra) != (new.columns.array, new.columns.extra)),
+            frozenset(new.id for old, new in both if (old.columns.attributes, old.attributes) != (new.columns.attributes, new.attributes)),
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.created or self.deleted or self.moved or self.updated or self.attributes)
+
+    def to_json(self, manifests: list[str]) -> dict[str, Any]:
+        """Return the member of the structure's metadata."""
+        return {
+            "created": {str(one): path for one, path in self.created.items()},
+            "deleted": {str(one): path for one, path in self.deleted.items()},
+            "moved": {str(one): list(paths) for one, paths in self.moved.items()},
+            "updated": sorted(self.updated),
+            "attributes": sorted(self.attributes),
+            "manifests": manifests,
+        }
+
+
+def parse_changes(said: Mapping[str, Any]) -> tuple[NodeChanges, list[str]]:
+    """Return the changes of nodes, and the names of the manifests of differences. Raises ``Corruption`` if that is not what is said."""
+    try:
+        return (
+            NodeChanges(
+                {int(one): str(path) for one, path in said["created"].items()},
+                {int(one): str(path) for one, path in said["deleted"].items()},
+                {int(one): (str(before), str(after)) for one, (before, after) in said["moved"].items()},
+                frozenset(map(int, said["updated"])),
+                frozenset(map(int, said["attributes"])),
+            ),
+            [str(name) for name in said["manifests"]],
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+        raise Corruption(f"a structure file does not say what its commit did: {type(exc).__name__}: {exc}") from exc
+
+
+# -- attributes --------------------------------------------------------------------------------------------------------
+
+MOST_INLINE_NBYTES = 16 << 10
+"""Attributes up to this stay in the structure file."""
+
+
+def encode_attributes(rows: Sequence[bytes]) -> bytes:
+    """Return the bytes of a file of these attributes."""
+    import pyarrow as pa  # an extra
+
+    schema = pa.schema([pa.field("attrs", pa.binary(), nullable=False)])
+    return write_sealed(pa.Table.from_arrays([column(pa.binary(), rows)], schema=schema), compression="zstd", use_dictionary=False)
+
+
+def decode_attributes(data: bytes | memoryview) -> list[bytes]:
+    """Return the attributes of a file, by row. Raises ``Corruption`` if it is none."""
+    import pyarrow as pa  # an extra
+
+    try:
+        rows: list[bytes | None] = read_sealed(data, ["attrs"])["attrs"].to_pylist()
+    except (pa.ArrowException, OSError, ValueError, KeyError) as exc:
+        raise Corruption(f"this is no file of attributes: {type(exc).__name__}: {exc}") from exc
+    if any(row is None for row in rows):
+        raise Corruption("a file of attributes has a row without any")
+    return [row for row in rows if row is not None]

@@ -17,6 +17,6 @@ Pure functions on parsed JSON. They promise:
 ``NaN`` and the like as numbers, which JSON does not have and zarr-python of both versions writes in attributes, stay unchanged;
 stricter readers, tensorstore among them, refuse a ``zarr.json`` that holds one.
 
-Other rooms import ``arrays``, ``groups``, ``kept`` and ``keys``. Begin with ``arrays.py``. Specifications: Zarr v2, "Metadata"; Zarr v3,
+Other rooms import ``documents``, ``kept`` and ``keys``. Begin with ``documents.py``. Specifications: Zarr v2, "Metadata"; Zarr v3,
 "Array metadata" and "Group metadata".
 """

@@ -20,8 +20,7 @@ from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import METADATA_NAME, encoded_chunk_nbytes, is_array, is_group, parse_layout, parse_plain
 from shardstore.format.presentation import present_array
 from shardstore.format.store_keys import ancestors, groups_above, join, metadata_key, metadata_path
-from shardstore.format.v2.arrays import array_from_v2
-from shardstore.format.v2.groups import group_from_v2
+from shardstore.format.v2.documents import array_from_v2, group_from_v2
 from shardstore.format.v2.kept import Kept, with_attributes
 from shardstore.format.v2.keys import ARRAY_NAME, ATTRIBUTES_NAME, CONSOLIDATED_NAME, DOCUMENT_NAMES, GROUP_NAME
 from shardstore.maintenance.object_tasks import pages

@@ -23,7 +23,7 @@ from shardstore.format.presentation import present_array, shard_document
 from shardstore.format.shard_index import IndexCodecs, IndexFormat, IndexLocation
 from shardstore.format.storage_transformers import transformer_index_format
 from shardstore.format.store_keys import join
-from shardstore.format.v2.groups import consolidated_from_v2
+from shardstore.format.v2.documents import consolidated_from_v2
 from shardstore.format.v2.keys import document_key
 from shardstore.maintenance.packing.listing import SourceArray, SourceNodes
 from shardstore.maintenance.packing.object_table import ObjectLayout

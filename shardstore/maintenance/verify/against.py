@@ -19,8 +19,7 @@ from shardstore.format.json_text import JsonObject, loads_object, same_text
 from shardstore.format.metadata_v3 import is_array, is_group
 from shardstore.format.presentation import present_array, same_chunks
 from shardstore.format.store_keys import ancestors, join, metadata_key
-from shardstore.format.v2.arrays import array_from_v2
-from shardstore.format.v2.groups import group_from_v2
+from shardstore.format.v2.documents import array_from_v2, group_from_v2
 from shardstore.format.v2.kept import hide_kept
 from shardstore.format.v2.keys import ARRAY_NAME, ATTRIBUTES_NAME, GROUP_NAME
 from shardstore.maintenance.array_plans import ArrayPlan

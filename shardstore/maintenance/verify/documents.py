@@ -12,7 +12,7 @@ from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_faults import metadata_faults
 from shardstore.format.metadata_v3 import sizes
 from shardstore.format.store_keys import groups_above, metadata_key
-from shardstore.format.v2.arrays import array_from_v2
+from shardstore.format.v2.documents import array_from_v2
 from shardstore.format.v2.dtypes import NoCounterpart
 from shardstore.format.v2.keys import ARRAY_NAME, CONSOLIDATED_NAME, GROUP_NAME
 from shardstore.maintenance.survey.nodes import SurveyedNodes

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore.errors import Corruption, NotFound, StorageError, Unsupported
-from shardstore.format.snapshots.chunk_coords import CoordSearch
+from shardstore.format.snapshots.manifest import CoordSearch
 from shardstore.references.icechunk.blocks import Coords
 from shardstore.references.icechunk.library import get_bytes, is_major_2, library
 from shardstore.references.icechunk.places import Options, place_of, storage_at

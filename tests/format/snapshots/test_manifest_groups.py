@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardstore.errors import Corruption
-from shardstore.format.snapshots.chunk_coords import CoordSearch, sortable
-from shardstore.format.snapshots.manifest import INLINE, ChunkRefs, VirtualCheck, encode_manifest, in_a_row
+from shardstore.format.snapshots.manifest import INLINE, ChunkRefs, CoordSearch, VirtualCheck, encode_manifest, in_a_row, sortable
 from shardstore.format.snapshots.manifest_groups import (
     ManifestGroups,
     decode_rows,

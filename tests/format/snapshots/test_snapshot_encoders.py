@@ -14,12 +14,21 @@ from hypothesis import strategies as st
 
 from shardstore.errors import InvalidInput
 from shardstore.format.json_text import dumps, is_encodable, loads_object, same_text
-from shardstore.format.snapshots.attributes import decode_attributes, encode_attributes
-from shardstore.format.snapshots.changes import NodeChanges, parse_changes
 from shardstore.format.snapshots.manifest import GONE, INLINE, ChunkRefs, VirtualCheck, check_settable, decode_table, encode_manifest
 from shardstore.format.snapshots.node_columns import NodeColumns, to_columns, to_document
 from shardstore.format.snapshots.state import Ref, Snapshot, State, check_said, decode_state, encode_state
-from shardstore.format.snapshots.structure import AttributesPlace, ManifestFile, ManifestPart, Node, decode_structure, encode_structure
+from shardstore.format.snapshots.structure import (
+    AttributesPlace,
+    ManifestFile,
+    ManifestPart,
+    Node,
+    NodeChanges,
+    decode_attributes,
+    decode_structure,
+    encode_attributes,
+    encode_structure,
+    parse_changes,
+)
 from shardstore.format.store_keys import check_node_path, check_node_paths, metadata_key, metadata_path
 
 pa = pytest.importorskip("pyarrow")

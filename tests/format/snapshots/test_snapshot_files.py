@@ -14,18 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardstore.errors import Corruption, InvalidInput, NotFound
-from shardstore.format.snapshots.chunk_coords import decode_coords, encode_coords, width_for
 from shardstore.format.snapshots.file_names import encode_id, encode_ids, generation_of_state, is_id, new_state_name
 from shardstore.format.snapshots.manifest import (
     GONE,
     INLINE,
     ChunkRefs,
     VirtualCheck,
+    decode_coords,
     decode_table,
+    encode_coords,
     encode_manifest,
     manifest_schema,
     manifest_table,
     merged,
+    width_for,
 )
 from shardstore.format.snapshots.state import (
     COLLECTION,

@@ -9,9 +9,8 @@ import pytest
 
 from shardstore.errors import Corruption, InvalidInput
 from shardstore.format.json_text import loads_object, same_text
-from shardstore.format.snapshots.attributes import decode_attributes, encode_attributes
 from shardstore.format.snapshots.node_columns import NodeColumns, to_columns, to_document
-from shardstore.format.snapshots.structure import Node, encode_structure
+from shardstore.format.snapshots.structure import Node, decode_attributes, encode_attributes, encode_structure
 
 GROUP = '{"zarr_format": 3, "node_type": "group", "attributes": {"a": 1.50}, "consolidated_metadata": null}'
 

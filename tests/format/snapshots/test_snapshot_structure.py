@@ -16,7 +16,6 @@ import pytest
 
 from shardstore.errors import Corruption, InvalidInput
 from shardstore.format.arrow_tables import sealed
-from shardstore.format.snapshots.attributes import decode_attributes, encode_attributes
 from shardstore.format.snapshots.garbage import Garbage, decode_garbage, encode_garbage
 from shardstore.format.snapshots.manifest import ChunkRefs, encode_manifest
 from shardstore.format.snapshots.structure import (
@@ -24,7 +23,9 @@ from shardstore.format.snapshots.structure import (
     ManifestFile,
     ManifestPart,
     Node,
+    decode_attributes,
     decode_structure,
+    encode_attributes,
     encode_structure,
     structure_schema,
 )
@@ -186,7 +187,7 @@ def test_files_are_decoded_without_the_threads_of_datasets(tmp_path: Path) -> No
     code = f"""
 import sys
 from pathlib import Path
-from shardstore.format.snapshots.attributes import decode_attributes
+from shardstore.format.snapshots.structure import decode_attributes
 from shardstore.format.snapshots.manifest_groups import decode_rows, manifest_rows
 from shardstore.format.snapshots.structure import ManifestFile, decode_structure
 structure, attributes, manifest = ((Path(sys.argv[1]) / name).read_bytes() for name in ("structure", "attributes", "manifest"))

@@ -14,7 +14,7 @@ from zarr.storage import MemoryStore
 from shardstore.format import json_text
 from shardstore.format.json_text import dumps_zarr2
 from shardstore.format.v2 import dtypes, fill_values
-from shardstore.format.v2.arrays import array_from_v2, array_to_v2
+from shardstore.format.v2.documents import array_from_v2, array_to_v2
 from shardstore.format.v2.dtypes import NoCounterpart
 from shardstore.format.v2.kept import RESERVED
 

@@ -17,8 +17,7 @@ from zarr.storage import MemoryStore
 from shardstore.format import json_text
 from shardstore.format.json_text import dumps_zarr2
 from shardstore.format.metadata_v3 import parse_plain
-from shardstore.format.v2.arrays import array_from_v2, array_to_v2
-from shardstore.format.v2.groups import consolidated_from_v2, consolidated_to_v2, group_from_v2, group_to_v2
+from shardstore.format.v2.documents import array_from_v2, array_to_v2, consolidated_from_v2, consolidated_to_v2, group_from_v2, group_to_v2
 from shardstore.format.v2.keys import canonical_chunk_key, v2_chunk_key
 
 # Of numcodecs' codecs, of data types without a specification, and of consolidated metadata, in v3.

@@ -14,8 +14,15 @@ from shardstore.format import json_text
 from shardstore.format.json_text import NumberText, dumps_zarr2, same_text
 from shardstore.format.presentation import present_array, same_chunks, shard_document
 from shardstore.format.shard_index import IndexCodecs, IndexFormat
-from shardstore.format.v2.arrays import ARRAY_DIMENSIONS, array_from_v2, array_to_v2
-from shardstore.format.v2.groups import consolidated_from_v2, consolidated_to_v2, group_from_v2, group_to_v2
+from shardstore.format.v2.documents import (
+    ARRAY_DIMENSIONS,
+    array_from_v2,
+    array_to_v2,
+    consolidated_from_v2,
+    consolidated_to_v2,
+    group_from_v2,
+    group_to_v2,
+)
 from shardstore.format.v2.kept import RESERVED, carry_kept, hide_kept
 
 Json = dict[str, Any]

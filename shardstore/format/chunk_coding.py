@@ -123,10 +123,8 @@ def header_fault(coding: ChunkCoding, data: BytesLike, nbytes: int) -> str | Non
 def check_blosc_header(data: BytesLike, decoded_nbytes: int | None, encoded_nbytes: int | None = None) -> None:
     """Refuse a buffer whose header contradicts its length, or the expected ``decoded_nbytes``, if they are known.
 
-    ``encoded_nbytes`` is the length of the buffer, where ``data`` is only the start of it.
-
-    Raises:
-        Corruption: the buffer is cut, extended, or of another size.
+    ``encoded_nbytes`` is the length of the buffer, where ``data`` is only the start of it. Raises ``Corruption`` if the buffer is cut,
+    extended, or of another size.
     """
     if encoded_nbytes is None:
         encoded_nbytes = len(data)

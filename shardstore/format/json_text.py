@@ -40,11 +40,7 @@ def _parse_float(text: str) -> float | NumberText:
 
 
 def loads(data: BytesLike) -> Any:
-    """Parse a document.
-
-    Raises:
-        Corruption: it is not JSON in UTF-8, or nested too deeply.
-    """
+    """Parse a document. Raises ``Corruption`` if it is not JSON in UTF-8, or nested too deeply."""
     try:
         return json.loads(str(data, "utf-8"), parse_int=_parse_int, parse_float=_parse_float, parse_constant=NumberText)
     except (ValueError, RecursionError) as exc:

@@ -215,10 +215,8 @@ def shard_document(presented: JsonObject, index_format: IndexFormat, *, by_trans
     """Return the stored document of a new sharded array; ``index_format`` names the chunks per shard.
 
     With ``by_transformer``, the 2022 draft's storage transformer shards the chunks, not a codec; then ``index_format`` is the
-    transformer's.
-
-    Raises:
-        InvalidInput: the shard's rank is not the array's; or the codecs do not begin with the transposition that ``index_format`` is of.
+    transformer's. Raises ``InvalidInput`` if the shard's rank is not the array's; or the codecs do not begin with the transposition that
+    ``index_format`` is of.
     """
     chunk_shape = codec_configuration(presented["chunk_grid"])["chunk_shape"]
     if len(chunk_shape) != len(index_format.chunks_per_shard):

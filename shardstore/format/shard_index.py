@@ -138,10 +138,8 @@ class ShardIndex:
         return _places(self.flat[np.asarray(slots, dtype=np.intp)], np.uint64(object_nbytes), self.chunk_nbytes)
 
     def location(self, slot: int, object_nbytes: int) -> ChunkLocation | None:
-        """Return the place of a slot's bytes, or ``None`` where it is empty.
-
-        Raises:
-            Corruption: the entry is half empty, wraps, ends past the object, or is not of ``chunk_nbytes``.
+        """Return the place of a slot's bytes, or ``None`` where it is empty. Raises ``Corruption`` if the entry is half empty, wraps, ends
+        past the object, or is not of ``chunk_nbytes``.
         """
         offset, nbytes = self.flat[slot].tolist()
         if offset == nbytes == EMPTY:
@@ -256,21 +254,15 @@ class IndexFormat:
         return _by_blocks(index.flat, lambda entries: _on(entries, limit, np.uint64(start), np.uint64(start + self.nbytes)))
 
     def slice_from(self, data: memoryview, object_nbytes: int) -> memoryview:
-        """Return the index's bytes, from ``data`` that reaches to its end of the object.
-
-        Raises:
-            Corruption: the object is shorter than its index.
+        """Return the index's bytes, from ``data`` that reaches to its end of the object. Raises ``Corruption`` if the object is shorter
+        than its index.
         """
         if object_nbytes < self.nbytes or len(data) < self.nbytes:
             raise Corruption(f"the object has {object_nbytes} bytes, its index alone needs {self.nbytes}")
         return data[: self.nbytes] if self.location == "start" else data[len(data) - self.nbytes :]
 
     def decode(self, data: BytesLike) -> ShardIndex:
-        """Decode the index from exactly its encoded bytes.
-
-        Raises:
-            Corruption: wrong length or checksum.
-        """
+        """Decode the index from exactly its encoded bytes. Raises ``Corruption`` if its length or its checksum is wrong."""
         if len(data) != self.nbytes:
             raise Corruption(f"an index of {self.nbytes} bytes was expected, {len(data)} were found")
         view = memoryview(data)
@@ -310,11 +302,7 @@ class IndexFormat:
         return self.index(np.full((prod(self.chunks_per_shard), 2), EMPTY, dtype=np.uint64))
 
     def encode(self, index: ShardIndex) -> bytes:
-        """Return the stored bytes of ``index``, checksum included.
-
-        Raises:
-            InvalidInput: the index has another shape.
-        """
+        """Return the stored bytes of ``index``, checksum included. Raises ``InvalidInput`` if the index has another shape."""
         if index.entries.shape != (*self.chunks_per_shard, 2):
             raise InvalidInput(f"an index of shape {index.entries.shape} does not fit chunks_per_shard {self.chunks_per_shard}")
         entries = index.entries if self.axes is None else index.entries.transpose(*self.axes, len(self.axes))

@@ -16,10 +16,8 @@ _OF_DOCUMENTS = re.compile(rf"[/\n]{re.escape(METADATA_NAME)}[/\n]")  # as a seg
 
 
 def check_key(key: object) -> str:
-    """Return the key, if it stays inside the store.
-
-    Raises:
-        InvalidInput: it is empty, absolute, has empty, ``.`` or ``..`` segments, NUL or a backslash, or UTF-8 cannot hold it.
+    """Return the key, if it stays inside the store. Raises ``InvalidInput`` if it is empty, absolute, has empty, ``.`` or ``..`` segments,
+    NUL or a backslash, or UTF-8 cannot hold it.
     """
     if not isinstance(key, str):
         raise InvalidInput(f"a key has to be a string, not {type(key).__name__}")
@@ -45,10 +43,8 @@ def check_keys(keys: Sequence[str]) -> None:
 
 
 def check_node_path(path: object) -> str:
-    """Return the path of a node, ``""`` for the root, if a node can have it. Whatever brings a node to a path asks this before.
-
-    Raises:
-        InvalidInput: it is no key of a store, or a segment of it is the name that documents have.
+    """Return the path of a node, ``""`` for the root, if a node can have it. Whatever brings a node to a path asks this before. Raises
+    ``InvalidInput`` if it is no key of a store, or a segment of it is the name that documents have.
     """
     if path == "":
         return ""
@@ -73,10 +69,8 @@ def check_node_paths(paths: Iterable[str]) -> None:
 
 
 def check_prefix(prefix: object) -> str:
-    """Return a prefix of keys. One that no key could start with passes where it only lists nothing.
-
-    Raises:
-        InvalidInput: it would climb out of the store, or UTF-8 cannot hold it.
+    """Return a prefix of keys. One that no key could start with passes where it only lists nothing. Raises ``InvalidInput`` if it would
+    climb out of the store, or UTF-8 cannot hold it.
     """
     if not isinstance(prefix, str):
         raise InvalidInput(f"a prefix has to be a string, not {type(prefix).__name__}")
@@ -94,11 +88,7 @@ def check_directory(prefix: str) -> str:
 
 
 def check_erased(prefix: str) -> str:
-    """Return a prefix below which everything is erased.
-
-    Raises:
-        InvalidInput: it is neither ``""`` nor ends with ``/``.
-    """
+    """Return a prefix below which everything is erased. Raises ``InvalidInput`` if it is neither ``""`` nor ends with ``/``."""
     prefix = check_prefix(prefix)
     if prefix and not prefix.endswith("/"):
         raise InvalidInput(f"prefix {prefix!r} does not end with '/': it would cut names in two")

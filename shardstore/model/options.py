@@ -9,10 +9,8 @@ from shardstore.errors import InvalidInput
 
 
 def check_flag(name: str, value: object) -> None:
-    """Refuse a value that Python would silently take for true or false, such as ``"no"`` for true.
-
-    Raises:
-        InvalidInput: it is neither ``True`` nor ``False``.
+    """Refuse a value that Python would silently take for true or false, such as ``"no"`` for true. Raises ``InvalidInput`` if it is neither
+    ``True`` nor ``False``.
     """
     if not isinstance(value, bool):
         raise InvalidInput(f"{name} {value!r} is neither True nor False")

@@ -62,10 +62,8 @@ def check_patterns(choices: Choices, found: Iterable[str]) -> None:
 
 
 def chosen(choices: Choices, path: str) -> ArrayChoice | None:
-    """Return how an array is referred to: by the first pattern that matches its path; ``None``: it is left out.
-
-    Raises:
-        InvalidInput: the choice is none.
+    """Return how an array is referred to: by the first pattern that matches its path; ``None``: it is left out. Raises ``InvalidInput`` if
+    the choice is none.
     """
     found = next((choice for pattern, choice in (choices.paths or {}).items() if fnmatch.fnmatchcase(path, pattern)), "chunks")
     if found is None:
@@ -96,9 +94,7 @@ class Described:
 
 def described(source: ReferenceSource, flavour: Flavour, *, only_v2_keys: bool) -> Described:
     """Return the documents of all nodes of a source, and of the groups above them. With ``only_v2_keys`` chunk keys have to be those of v2.
-
-    Raises:
-        InvalidInput: some arrays cannot be described so, all of which are named, or the flavour is none.
+    Raises ``InvalidInput`` if some arrays cannot be described so, all of which are named, or the flavour is none.
     """
     if flavour not in get_args(Flavour):
         raise InvalidInput(f"flavour {flavour!r} is none of {', '.join(get_args(Flavour))}")
@@ -156,10 +152,8 @@ def _refusal(how: str, problems: Mapping[str, str], remedy: str) -> InvalidInput
 
 
 def base_of(storage: Storage, urls: Urls, base_url: str | None, directory: str) -> str:
-    """Return what comes in front of keys in the URLs of a set in ``directory``.
-
-    Raises:
-        InvalidInput: no such URLs lead to the objects of ``storage``.
+    """Return what comes in front of keys in the URLs of a set in ``directory``. Raises ``InvalidInput`` if no such URLs lead to the objects
+    of ``storage``.
     """
     if urls not in get_args(Urls):
         raise InvalidInput(f"urls {urls!r} is none of {', '.join(get_args(Urls))}")

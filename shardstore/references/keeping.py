@@ -107,10 +107,8 @@ def keys_in(store: Any) -> Callable[[str], str | None]:
 
 
 def pins_by_url(objects: Iterable[tuple[str, str | None]], store: Storage) -> list[Pin]:
-    """Return the pins for a store of objects given by URL and token, ``None`` for any version; those elsewhere are left out.
-
-    Raises:
-        StorageError: the store cannot be asked whether it has the keys of the 2022 draft.
+    """Return the pins for a store of objects given by URL and token, ``None`` for any version; those elsewhere are left out. Raises
+    ``StorageError`` if the store cannot be asked whether it has the keys of the 2022 draft.
     """
     key_of = keys_in(store)
     detected = DetectedStorage(store, {})

@@ -59,11 +59,7 @@ class SetPlace:
 
 
 def open_set(target: Any, options: Mapping[str, Any] | None, *, is_directory: bool) -> SetPlace:
-    """Return the place of a set. Its URL is absolute.
-
-    Raises:
-        InvalidInput: ``target`` is no path or URL, or names no object.
-    """
+    """Return the place of a set. Its URL is absolute. Raises ``InvalidInput`` if ``target`` is no path or URL, or names no object."""
     if not isinstance(target, str | os.PathLike):
         raise InvalidInput(f"the place of a set of references is a path or a URL, not a {type(target).__name__}")
     text = text_of(target)
@@ -159,11 +155,7 @@ def begins_like_set(head: bytes, name: str) -> bool:
 
 
 async def read_object(storage: Storage, key: str) -> bytes | None:
-    """Return an object, ``None`` if there is none.
-
-    Raises:
-        StorageError: the request failed.
-    """
+    """Return an object, ``None`` if there is none. Raises ``StorageError`` if the request failed."""
     outcome = await read_one(storage, Read(key, (EVERYTHING,)))
     return bytes(outcome.buffers[0]) if isinstance(outcome, Found) else None
 

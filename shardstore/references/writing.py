@@ -159,10 +159,8 @@ def _given(options: Form | Choices) -> dict[str, Any]:
 
 
 def form_of(arguments: Mapping[str, Any]) -> tuple[Form, Choices]:
-    """Return the form and the choices of a set from the arguments that its pins say.
-
-    Raises:
-        Corruption: they do not say how the set was written.
+    """Return the form and the choices of a set from the arguments that its pins say. Raises ``Corruption`` if they do not say how the set
+    was written.
     """
     kinds: dict[object, type[JSONForm] | type[ParquetForm]] = {"json": JSONForm, "parquet": ParquetForm}
     kind = kinds.get(arguments.get("format"))
@@ -202,11 +200,7 @@ class _Before:
 
 
 async def _before(place: SetPlace, *, overwrite: bool) -> _Before:
-    """Return what is there.
-
-    Raises:
-        InvalidInput: it is not to be replaced, or is no set.
-    """
+    """Return what is there. Raises ``InvalidInput`` if it is not to be replaced, or is no set."""
     head, pins = await place.storage.read([Read(place.main_key, (ByteRange(0, _HEAD_NBYTES),)), Read(place.pins_key, (EVERYTHING,))])
     for outcome in (head, pins):
         outcome = unless_failed(outcome)
@@ -235,10 +229,8 @@ async def _before(place: SetPlace, *, overwrite: bool) -> _Before:
 
 
 async def _replace(place: SetPlace, file: IO[bytes], nbytes: int, before: _Before, section: bytes, *, is_pinned: bool) -> None:
-    """Store the set. The pins of both sets are there while it is replaced, so that each moment has the right ones.
-
-    Raises:
-        Conflict: another process writes a set there; its set stays.
+    """Store the set. The pins of both sets are there while it is replaced, so that each moment has the right ones. Raises ``Conflict`` if
+    another process writes a set there; its set stays.
     """
     storage = place.storage
     capabilities = await storage.probe()
@@ -280,10 +272,8 @@ def _put_parquet(
 
 
 async def _cleared(place: SetPlace, *, overwrite: bool) -> set[str]:
-    """Remove what makes a set of what is there; return the keys of all else, of a set or of what a run left that did not end.
-
-    Raises:
-        InvalidInput: there is a set, or a part of one, and it is not to be replaced; or something else.
+    """Remove what makes a set of what is there; return the keys of all else, of a set or of what a run left that did not end. Raises
+    ``InvalidInput`` if there is a set, or a part of one, and it is not to be replaced; or something else.
     """
     keys = {info.key async for info in place.storage.list("")}
     foreign = sorted(key for key in keys if key not in (METADATA_NAME, PINS_SUFFIX) and _RECORD.fullmatch(key) is None)
@@ -298,10 +288,8 @@ async def _cleared(place: SetPlace, *, overwrite: bool) -> set[str]:
 
 
 async def _finish(place: SetPlace, metadata: bytes, pins: bytes | None, before: set[str], written: Mapping[str, str]) -> None:
-    """Remove what is no part of the set, and make it one, unless another run has written into it.
-
-    Raises:
-        Conflict: one has. There is no set then, or the other run's, whole.
+    """Remove what is no part of the set, and make it one, unless another run has written into it. Raises ``Conflict`` if one has: there is
+    no set then, or the other run's, whole.
     """
     own = await _own_records(place, written)
     if own < len(written):

@@ -65,10 +65,8 @@ class DigestedFile:
 
 @contextmanager
 def compressed(file: DigestedFile, name: str) -> Iterator[Writes]:
-    """Give something to write the text to, which is compressed if the name of the set ends so.
-
-    Raises:
-        Unsupported: pyarrow, which compresses ``.zst``, is not installed.
+    """Give something to write the text to, which is compressed if the name of the set ends so. Raises ``Unsupported`` if pyarrow, which
+    compresses ``.zst``, is not installed.
     """
     if name.endswith(".gz"):
         with gzip.GzipFile(fileobj=file, mode="wb", mtime=0, filename="") as text:

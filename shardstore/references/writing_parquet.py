@@ -51,10 +51,8 @@ class RecordWriter:
     _waiting: list[tuple[str, int, bytes]] = field(default_factory=list)
 
     def write(self, number: int, array: ReferencedArray, place: str, fill: bytes | None) -> None:
-        """Write the records of one array into the directory ``place``. ``fill`` are the bytes that stand for missing chunks, if any.
-
-        Raises:
-            ShardStoreError: as reading the source, and storing a record.
+        """Write the records of one array into the directory ``place``. ``fill`` are the bytes that stand for missing chunks, if any. Raises
+        ``ShardStoreError`` as reading the source does, and storing a record.
         """
         size = size_of(array)
         buffer = _RowBuffer(array, self.record_size, fill)
@@ -214,10 +212,8 @@ def check_root(array: ReferencedArray, root_as: str | None) -> str:
 
 
 def fill_chunk(path: str, zarray: JsonObject) -> bytes:
-    """Return one chunk of a Zarr v2 array, encoded by its own filters and compressor; zeros where the array has no fill value.
-
-    Raises:
-        Unsupported: the fill value or a codec is not known, or numcodecs is not installed.
+    """Return one chunk of a Zarr v2 array, encoded by its own filters and compressor; zeros where the array has no fill value. Raises
+    ``Unsupported`` if the fill value or a codec is not known, or numcodecs is not installed.
     """
     try:
         dtype = np.dtype(zarray["dtype"])

@@ -99,11 +99,8 @@ def group_to_v3(document: JsonObject) -> JsonObject:
 
 
 def group_from_v3(canonical: JsonObject, previous: JsonObject | None) -> JsonObject:
-    """Return the draft's document of a group; members of ``previous`` that are not shown are kept.
-
-    Raises:
-        InvalidInput: a member that the draft cannot express. Consolidated metadata is one: a draft writer, who does not know it,
-            would leave it stale.
+    """Return the draft's document of a group; members of ``previous`` that are not shown are kept. Raises ``InvalidInput`` if a member is
+    one that the draft cannot express, as consolidated metadata: a draft writer, who does not know it, would leave it stale.
     """
     if not is_group(canonical):
         raise InvalidInput("a group of the 2022 draft can only be written from a Zarr v3 group document")
@@ -128,10 +125,8 @@ def split_stored(canonical: JsonObject) -> tuple[JsonObject, JsonObject | None]:
 
 def given_array(canonical: JsonObject, given: JsonObject) -> JsonObject:
     """Return the document to store for an array that a client has ``given`` as a document of the draft: that document, with the storage
-    transformers, and the kept attributes, of the canonical document made from it.
-
-    Raises:
-        InvalidInput: it would not be shown as ``canonical``.
+    transformers, and the kept attributes, of the canonical document made from it. Raises ``InvalidInput`` if it would not be shown as
+    ``canonical``.
     """
     document = given_group(canonical, {m: v for m, v in given.items() if m != _TRANSFORMERS})
     transformers = canonical.get(_TRANSFORMERS) or given.get(_TRANSFORMERS)
@@ -328,10 +323,8 @@ def array_from_v3(canonical: JsonObject, previous: JsonObject | None) -> JsonObj
     """Return the draft's document of an array whose canonical document is to be ``canonical``.
 
     ``previous`` is the stored document that it replaces. Where the chunks keep their meaning, all other unchanged members keep their
-    spelling, also members that are not shown. A new document is written as by zarr-python 2.18.
-
-    Raises:
-        InvalidInput: a member that the draft, or zarr-python 2.18, cannot express.
+    spelling, also members that are not shown. A new document is written as by zarr-python 2.18. Raises ``InvalidInput`` if a member is
+    one that the draft, or zarr-python 2.18, cannot express.
     """
     if not is_array(canonical):
         raise InvalidInput("an array of the 2022 draft can only be written from a Zarr v3 array document")

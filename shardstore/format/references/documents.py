@@ -43,10 +43,8 @@ class NodeDocuments:
     is_array: bool = False
 
     def in_v2(self) -> tuple[JsonObject, JsonObject | None]:
-        """Return the ``.zarray`` or ``.zgroup``, and the ``.zattrs``. Chunk keys have dots.
-
-        Raises:
-            Unsupported: Zarr v2 cannot describe the array.
+        """Return the ``.zarray`` or ``.zgroup``, and the ``.zattrs``. Chunk keys have dots. Raises ``Unsupported`` if Zarr v2 cannot
+        describe the array.
         """
         if self.v2 is not None:
             main, attributes = self.v2, self.attributes
@@ -60,11 +58,7 @@ class NodeDocuments:
         return {name: value for name, value in main.items() if name != "dimension_separator"}, attributes
 
     def in_v3(self) -> JsonObject:
-        """Return the ``zarr.json``.
-
-        Raises:
-            Unsupported: Zarr v3 cannot describe the array.
-        """
+        """Return the ``zarr.json``. Raises ``Unsupported`` if Zarr v3 cannot describe the array."""
         if self.v3 is not None:
             document = self.v3
         elif not self.is_array:
@@ -88,11 +82,7 @@ def node_documents(by_name: Mapping[str, JsonObject]) -> NodeDocuments | None:
 
 
 def documents(node: NodeDocuments, flavour: DocumentFlavour) -> dict[str, JsonObject]:
-    """Return the documents of a node by name.
-
-    Raises:
-        Unsupported: the flavour cannot describe the array; the message has the reason.
-    """
+    """Return the documents of a node by name. Raises ``Unsupported``, with the reason, if the flavour cannot describe the array."""
     found: dict[str, JsonObject] = {}
     if flavour != "v2":
         found[METADATA_NAME] = _with_v2_keys(node.in_v3()) if flavour == "dual" and node.is_array else node.in_v3()

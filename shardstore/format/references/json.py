@@ -150,10 +150,8 @@ def document_of(parsed: Any, expansion: Expansion) -> Document:
 class ReferenceParser:
     """A set that comes as text, piece by piece. With ``flat``, a key ``refs`` is an entry like any other.
 
-    Some ``piece_nchars`` characters are parsed at once, and no more than ``most_nchars`` are held of an entry that does not end.
-
-    Raises:
-        Corruption: the text is no JSON object. Faults in entries show when it is finished.
+    Some ``piece_nchars`` characters are parsed at once, and no more than ``most_nchars`` are held of an entry that does not end. Raises
+    ``Corruption`` if the text is no JSON object. Faults in entries show when it is finished.
     """
 
     def __init__(
@@ -316,9 +314,7 @@ class ReferenceParser:
 
     def _entry(self, start: int) -> tuple[str, Any, int]:
         """Return key, value and end of an entry; the value ``_REFS`` of the references of version 1, with the place behind their brace.
-
-        Raises:
-            _CutOff: it is not complete.
+        Raises ``_CutOff`` if it is not complete.
         """
         key, end = self._value(self._behind_space(start))
         if not isinstance(key, str):

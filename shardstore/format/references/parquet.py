@@ -156,11 +156,7 @@ def record_name(number: int) -> str:
 
 
 def encode_rows(rows: ReferenceRows) -> bytes:
-    """Return a file of these rows.
-
-    Raises:
-        Unsupported: pyarrow is not installed.
-    """
+    """Return a file of these rows. Raises ``Unsupported`` if pyarrow is not installed."""
     pa, pq = _pyarrow()
     missing = rows.target == MISSING
     urls = [url.encode() for url in rows.targets]

@@ -96,11 +96,7 @@ def encode_pins(origin: PinnedStore, digest: SetDigest | None, objects: Iterable
 
 
 def decode_pins(data: bytes | memoryview) -> list[PinSection]:
-    """Return the sections of the file.
-
-    Raises:
-        Corruption: it is no such file.
-    """
+    """Return the sections of the file. Raises ``Corruption`` if it is no such file."""
     sections: list[PinSection] = []
     try:
         for line in bytes(data).splitlines():

@@ -68,11 +68,7 @@ class ReferenceTable:
         return len(self._keys.rows)
 
     def find(self, key: str) -> Reference | bytes | None:
-        """Return the reference or the value of a key, or ``None``.
-
-        Raises:
-            Corruption: the value is not what it says.
-        """
+        """Return the reference or the value of a key, or ``None``. Raises ``Corruption`` if the value is not what it says."""
         row = self._keys.row_of(key)
         return None if row is None else self._at(row)
 
@@ -199,10 +195,8 @@ class TableBuilder:
         self._inline: list[str] = []
 
     def add_values(self, values: Mapping[str, Any]) -> None:
-        """Add references in the form of JSON: text, objects, ``[url]`` and ``[url, offset, nbytes]``.
-
-        Raises:
-            Corruption: one of them is neither; nothing was added.
+        """Add references in the form of JSON: text, objects, ``[url]`` and ``[url, offset, nbytes]``. Raises ``Corruption`` if one of them
+        is neither; nothing was added.
         """
         if not values:
             return
@@ -226,10 +220,8 @@ class TableBuilder:
         self._add(list(values), target, start, nbytes)
 
     def add_columns(self, keys: Sequence[str], urls: Sequence[str], offsets: Sequence[int] | None, lengths: Sequence[int] | None) -> None:
-        """Add references by column; without ``offsets`` and ``lengths``, to whole objects.
-
-        Raises:
-            Corruption: a number is negative, or has more than 63 bits; nothing was added.
+        """Add references by column; without ``offsets`` and ``lengths``, to whole objects. Raises ``Corruption`` if a number is negative,
+        or has more than 63 bits; nothing was added.
         """
         if not keys:
             return

@@ -218,10 +218,8 @@ class _Function:
 
 
 class Templates:
-    """The templates of one set, by name. ``only_plain``: annotations are names, and nothing else.
-
-    Raises:
-        Corruption: one of them is no text.
+    """The templates of one set, by name. ``only_plain``: annotations are names, and nothing else. Raises ``Corruption`` if one of them is
+    no text.
     """
 
     def __init__(self, given: Mapping[str, Any], *, only_plain: bool = False) -> None:

@@ -178,10 +178,8 @@ def manifest_schema(*, wide: bool = False, checks: bool = False) -> pa.Schema:
 
 
 def encode_manifest(arrays: Mapping[int, ChunkRefs], *, draft: bool = False) -> bytes:
-    """Return the bytes of a manifest of the chunks of arrays, by their ids.
-
-    Raises:
-        InvalidInput: ``decode_table`` would refuse it; or, with ``draft``, something does not fit the draft's types. The sentence names it.
+    """Return the bytes of a manifest of the chunks of arrays, by their ids. Raises ``InvalidInput`` if ``decode_table`` would refuse it;
+    or, with ``draft``, something does not fit the draft's types. The sentence names it.
     """
     import pyarrow.parquet as pq  # an extra
 
@@ -252,10 +250,7 @@ def _place_columns(refs: ChunkRefs, schema: pa.Schema) -> dict[str, pa.Array]:
 def decode_table(table: pa.Table, ndims: Mapping[int, int]) -> dict[int, ChunkRefs]:
     """Return the references of a manifest's rows, or of some row groups, by array; ``ndims`` gives the dimensions of each array.
 
-    Rows of arrays that are not in ``ndims`` are left out.
-
-    Raises:
-        Corruption: a row contradicts itself, or the order of rows is wrong.
+    Rows of arrays that are not in ``ndims`` are left out. Raises ``Corruption`` if a row contradicts itself, or the order of rows is wrong.
     """
     ids = _numbers(table["array_id"], np.uint32)
     if not len(ids):

@@ -45,10 +45,8 @@ def manifest_file(name: str, data: bytes, nrows: int, run: str = "") -> Manifest
 
 
 def virtual_files(data: bytes | memoryview, file: ManifestFile) -> set[tuple[str, str | None]]:
-    """Return the URIs of the virtual files to which a whole manifest refers, each with its ETag, ``None`` if it is not known.
-
-    Raises:
-        Corruption: the bytes are not the ones that were written.
+    """Return the URIs of the virtual files to which a whole manifest refers, each with its ETag, ``None`` if it is not known. Raises
+    ``Corruption`` if the bytes are not the ones that were written.
     """
     rows = manifest_rows(data, file)
     paths = rows["virtual_path"].combine_chunks()
@@ -68,11 +66,7 @@ def chunk_ids(data: bytes | memoryview, file: ManifestFile) -> list[bytes]:
 
 
 def manifest_rows(data: bytes | memoryview, file: ManifestFile, columns: Sequence[str] | None = None) -> pa.Table:
-    """Return the rows of a manifest, of all columns or some.
-
-    Raises:
-        Corruption: it is not the file that the structure says.
-    """
+    """Return the rows of a manifest, of all columns or some. Raises ``Corruption`` if it is not the file that the structure says."""
     import pyarrow as pa  # an extra
 
     if len(data) != file.nbytes or google_crc32c.value(bytes(data)) != file.crc32c:
@@ -84,10 +78,8 @@ def manifest_rows(data: bytes | memoryview, file: ManifestFile, columns: Sequenc
 
 
 def decode_rows(rows: pa.Table, file: ManifestFile, ndims: Mapping[int, int]) -> dict[int, ChunkRefs]:
-    """Return all references among the rows of a manifest by array, of those arrays whose number of dimensions is given.
-
-    Raises:
-        Corruption: it contradicts itself.
+    """Return all references among the rows of a manifest by array, of those arrays whose number of dimensions is given. Raises
+    ``Corruption`` if it contradicts itself.
     """
     return _named(file, lambda: decode_table(rows, ndims))
 
@@ -107,10 +99,8 @@ class ManifestGroups:
 
     @classmethod
     def decode(cls, file: ManifestFile, end: bytes | memoryview) -> ManifestGroups:
-        """Return what a footer says; ``end``: at least so many bytes from the end of the file as ``footer_range`` of them says.
-
-        Raises:
-            Corruption: they are none.
+        """Return what a footer says; ``end``: at least so many bytes from the end of the file as ``footer_range`` of them says. Raises
+        ``Corruption`` if they are none.
         """
         import pyarrow as pa  # an extra
         import pyarrow.parquet as pq
@@ -171,11 +161,7 @@ class ManifestGroups:
         return bool(self.arrays[number, 0] == self.arrays[number, 1])
 
     def decode_group(self, number: int, data: bytes | memoryview, ndims: Mapping[int, int]) -> dict[int, ChunkRefs]:
-        """Return the references of one group, whose bytes are given, by array.
-
-        Raises:
-            Corruption: they are damaged.
-        """
+        """Return the references of one group, whose bytes are given, by array. Raises ``Corruption`` if they are damaged."""
         import pyarrow as pa  # an extra
         import pyarrow.parquet as pq
 

@@ -42,10 +42,8 @@ class NodeColumns:
 
 
 def to_columns(document: JsonObject) -> NodeColumns:
-    """Return the columns of a document.
-
-    Raises:
-        InvalidInput: it is not the document of an array or a group, or lacks what every array has.
+    """Return the columns of a document. Raises ``InvalidInput`` if it is not the document of an array or a group, or lacks what every array
+    has.
     """
     kind = document.get("node_type")
     if kind not in ("array", "group"):
@@ -64,11 +62,7 @@ def to_columns(document: JsonObject) -> NodeColumns:
 
 
 def to_document(columns: NodeColumns) -> JsonObject:
-    """Return the document that the columns say.
-
-    Raises:
-        Corruption: they contradict themselves.
-    """
+    """Return the document that the columns say. Raises ``Corruption`` if they contradict themselves."""
     attributes = {} if columns.attributes is None else loads_object(columns.attributes)
     if columns.extra is not None:
         return loads_object(columns.extra) | ({"attributes": attributes} if attributes else {})
@@ -189,11 +183,7 @@ def _float_bytes(value: Any, nbytes: int) -> bytes | None:
 
 
 def _fill_of(data: bytes | None, data_type: str) -> Any:
-    """Return the fill value in JSON's form.
-
-    Raises:
-        Corruption: the bytes are not those of one element.
-    """
+    """Return the fill value in JSON's form. Raises ``Corruption`` if the bytes are not those of one element."""
     if data is None:
         raise Corruption(f"an array of {data_type!r} in a structure file has no fill value")
     if data_type == "string":

@@ -71,10 +71,8 @@ class Snapshot:
     _known_text: str | None = field(default=None, init=False, repr=False, compare=False)
 
     def text(self) -> str:
-        """Return its line in a state file, written once: a state has those of all snapshots, and each commit writes a state.
-
-        Raises:
-            InvalidInput: a file cannot say it.
+        """Return its line in a state file, written once: a state has those of all snapshots, and each commit writes a state. Raises
+        ``InvalidInput`` if a file cannot say it.
         """
         known = self._known_text
         if known is None:
@@ -208,10 +206,8 @@ class State:
         return replace(self, generation=self.generation + 1, snapshots=snapshots, refs=refs, extra=extra)
 
     def without(self, snapshots: Collection[str]) -> State:
-        """Return the next state, without some snapshots: those that followed them follow the nearest ancestor that is left (D8).
-
-        Raises:
-            InvalidInput: a branch or tag points to one of them.
+        """Return the next state, without some snapshots: those that followed them follow the nearest ancestor that is left (D8). Raises
+        ``InvalidInput`` if a branch or tag points to one of them.
         """
         for name, ref in self.refs.items():
             if ref.snapshot in snapshots:
@@ -233,11 +229,7 @@ class State:
 
 
 def check_ref_name(name: object) -> str:
-    """Return the name of a branch or tag if it can be one: one that a URL can name, as ``URL@name``.
-
-    Raises:
-        InvalidInput: it cannot.
-    """
+    """Return the name of a branch or tag if it can be one: one that a URL can name, as ``URL@name``; else raise ``InvalidInput``."""
     try:
         found = check_key(name)  # an empty segment, '.' and '..' would be lost from a URL
     except InvalidInput as exc:
@@ -251,10 +243,8 @@ def check_ref_name(name: object) -> str:
 
 
 def check_said(message: object, metadata: object = None) -> None:
-    """Check the message and the metadata of a commit, before anything of it is stored.
-
-    Raises:
-        InvalidInput: the message is no text that UTF-8 can hold, or the metadata is no mapping from names to what JSON can hold.
+    """Check the message and the metadata of a commit, before anything of it is stored. Raises ``InvalidInput`` if the message is no text
+    that UTF-8 can hold, or the metadata is no mapping from names to what JSON can hold.
     """
     if not isinstance(message, str):
         raise InvalidInput(f"message {message!r} of a commit is no text")
@@ -289,10 +279,8 @@ def _not_json(value: object, levels: int) -> str | None:
 
 
 def encode_state(state: State) -> bytes:
-    """Return the bytes of a state file: a line for each snapshot.
-
-    Raises:
-        InvalidInput: the state contradicts itself, or holds what JSON cannot: ``decode_state`` would refuse it.
+    """Return the bytes of a state file: a line for each snapshot. Raises ``InvalidInput`` if the state contradicts itself, or holds what
+    JSON cannot: ``decode_state`` would refuse it.
     """
     if (wrong := _mistyped(state) or _contradiction(state)) is not None:
         raise InvalidInput(f"the state of a versioned store cannot be stored: {wrong}. Nothing was changed")
@@ -312,11 +300,7 @@ def _encoded(state: State) -> bytes:
 
 
 def decode_state(data: bytes | memoryview) -> State:
-    """Return the state that the bytes of a file are.
-
-    Raises:
-        Corruption: they are none, or contradict themselves.
-    """
+    """Return the state that the bytes of a file are. Raises ``Corruption`` if they are none, or contradict themselves."""
     whole = bytes(data)
     seal = _SEAL.search(whole, max(0, len(whole) - _SEAL_NBYTES))
     if seal is not None and int(seal[1], 16) != google_crc32c.value(whole[: seal.start()]):

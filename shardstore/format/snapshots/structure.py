@@ -178,11 +178,8 @@ def structure_schema(*, wide: bool = False, extra: bool = False) -> pa.Schema:
 
 
 def encode_structure(nodes: Iterable[Node], changes: Mapping[str, Any], *, draft: bool = False) -> bytes:
-    """Return the bytes of a structure file.
-
-    Raises:
-        InvalidInput: ``decode_structure`` would refuse it: there is no root, two nodes have one path or id, or a path that no node can
-            have; or, with ``draft``, something does not fit the draft's types.
+    """Return the bytes of a structure file. Raises ``InvalidInput`` if ``decode_structure`` would refuse it: there is no root, two nodes
+    have one path or id, or a path that no node can have; or, with ``draft``, something does not fit the draft's types.
     """
     ordered = sorted(nodes, key=lambda node: node.path.split("/") if node.path else [])
     _check_nodes(ordered)
@@ -256,11 +253,7 @@ def _manifest_member(part: ManifestPart, files: Mapping[ManifestFile, int]) -> d
 
 
 def decode_structure(data: bytes | memoryview) -> Structure:
-    """Return the content of a structure file.
-
-    Raises:
-        Corruption: it is none, or contradicts itself.
-    """
+    """Return the content of a structure file. Raises ``Corruption`` if it is none, or contradicts itself."""
     import pyarrow as pa  # an extra
 
     try:

@@ -91,10 +91,8 @@ class _Chain:
 
 
 def to_v3(members: V2Codecs, ndim: int) -> list[JsonObject]:
-    """Return the v3 ``codecs`` whose chunks are those of a v2 array.
-
-    Raises:
-        NoCounterpart: v3 has no such codecs, or none for exactly these bytes.
+    """Return the v3 ``codecs`` whose chunks are those of a v2 array. Raises ``NoCounterpart`` if v3 has no such codecs, or none for exactly
+    these bytes.
     """
     chain = _Chain(ndim, members.order, members.element, members.element, [], [])
     if members.order == "F" and ndim > 1:
@@ -240,10 +238,8 @@ def _blosc_to_v3(member: str, config: JsonObject, item_nbytes: int) -> JsonObjec
 
 
 def from_v3(codecs: Any, data_type: Any, ndim: int) -> V2Codecs:
-    """Return the members of a ``.zarray`` whose chunks are those of a v3 array with these ``codecs``, without sharding.
-
-    Raises:
-        NoCounterpart: v2 has no such codecs, or none for exactly these bytes.
+    """Return the members of a ``.zarray`` whose chunks are those of a v3 array with these ``codecs``, without sharding. Raises
+    ``NoCounterpart`` if v2 has no such codecs, or none for exactly these bytes.
     """
     if not isinstance(codecs, list):
         raise NoCounterpart("codecs", "they are no list")

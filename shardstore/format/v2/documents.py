@@ -53,12 +53,10 @@ _ZGROUP: JsonObject = {"zarr_format": 2}
 def array_from_v2(zarray: JsonObject, zattrs: JsonObject | None, previous: JsonObject | None = None) -> JsonObject:
     """Return the v3 document of a v2 array, presented: without sharding. ``zattrs`` is ``None`` where there is no ``.zattrs``.
 
-    ``previous`` is the v3 document that is replaced, if there is one. Where it describes the same array except for shape and
-    attributes, everything else is taken from it: its spelling, its chunk keys, and the members that v2 cannot show. ``array_to_v2``
-    gives back exactly ``zarray`` and ``zattrs``.
-
-    Raises:
-        InvalidInput: a member has no exact counterpart in Zarr v3; the message names it with the reason.
+    ``previous`` is the v3 document that is replaced, if there is one. Where it describes the same array except for shape and attributes,
+    everything else is taken from it: its spelling, its chunk keys, and the members that v2 cannot show. ``array_to_v2`` gives back exactly
+    ``zarray`` and ``zattrs``. Raises ``InvalidInput`` if a member has no exact counterpart in Zarr v3; the message names it with the
+    reason.
     """
     try:
         document = _core(zarray)
@@ -84,10 +82,8 @@ def array_from_v2(zarray: JsonObject, zattrs: JsonObject | None, previous: JsonO
 def array_to_v2(document: JsonObject) -> tuple[JsonObject, JsonObject | None]:
     """Return ``.zarray`` and ``.zattrs`` of a v3 array without sharding; for a sharded array pass its presented document.
 
-    ``.zattrs`` is ``None`` where the document has no attributes to show.
-
-    Raises:
-        Unsupported: no v2 document describes these chunks exactly; the message has the reason.
+    ``.zattrs`` is ``None`` where the document has no attributes to show. Raises ``Unsupported`` if no v2 document describes these chunks
+    exactly; the message has the reason.
     """
     try:
         regenerated = _regenerate(document)
@@ -227,10 +223,8 @@ def group_from_v2(zgroup: JsonObject, zattrs: JsonObject | None, previous: JsonO
     """Return the v3 document of a v2 group. ``zattrs`` is ``None`` where there is no ``.zattrs``.
 
     ``previous`` is the v3 document that is replaced, if there is one. Its other members are kept, also ``consolidated_metadata``, which
-    becomes stale in v2 as well when attributes change. ``group_to_v2`` gives back exactly both documents.
-
-    Raises:
-        InvalidInput: the document is no ``.zgroup``.
+    becomes stale in v2 as well when attributes change. ``group_to_v2`` gives back exactly both documents. Raises ``InvalidInput`` if the
+    document is no ``.zgroup``.
     """
     if type(zgroup.get("zarr_format")) is not int or zgroup["zarr_format"] != 2:
         raise InvalidInput(f"'zarr_format' of this Zarr v2 group is {zgroup.get('zarr_format')!r}, not 2")
@@ -241,10 +235,8 @@ def group_from_v2(zgroup: JsonObject, zattrs: JsonObject | None, previous: JsonO
 
 
 def group_to_v2(document: JsonObject) -> tuple[JsonObject, JsonObject | None]:
-    """Return ``.zgroup`` and ``.zattrs`` (``None`` where the document has no attributes to show) of a v3 group.
-
-    Raises:
-        Unsupported: the document is of no group.
+    """Return ``.zgroup`` and ``.zattrs`` (``None`` where the document has no attributes to show) of a v3 group. Raises ``Unsupported`` if
+    the document is of no group.
     """
     if not is_group(document):
         raise Unsupported("this document cannot be shown as a Zarr v2 group: it is none of Zarr v3")
@@ -255,11 +247,8 @@ def group_to_v2(document: JsonObject) -> tuple[JsonObject, JsonObject | None]:
 def consolidated_from_v2(zmetadata: JsonObject, previous: Mapping[str, JsonObject] | None = None) -> JsonObject:
     """Return the ``consolidated_metadata`` member for the v3 document of the group where ``.zmetadata`` is written.
 
-    ``previous`` has the presented v3 documents of nodes, by path relative to the group: members that v2 does not show are taken over,
-    as by ``array_from_v2``.
-
-    Raises:
-        InvalidInput: a document inside cannot be stored as Zarr v3, or ``.zmetadata`` holds something else.
+    ``previous`` has the presented v3 documents of nodes, by path relative to the group: members that v2 does not show are taken over, as by
+    ``array_from_v2``. Raises ``InvalidInput`` if a document inside cannot be stored as Zarr v3, or ``.zmetadata`` holds something else.
     """
     if set(zmetadata) != {"metadata", "zarr_consolidated_format"} or not isinstance(zmetadata["metadata"], dict):
         raise InvalidInput(f"{CONSOLIDATED_NAME} has other members than 'metadata' and 'zarr_consolidated_format'")
@@ -303,10 +292,8 @@ def _without_consolidated(document: JsonObject | None) -> JsonObject | None:
 def consolidated_to_v2(document: JsonObject, *, omit_unsupported: bool = False) -> JsonObject | None:
     """Return the ``.zmetadata`` document of a v3 group, whose consolidated metadata is presented; ``None`` where it has none.
 
-    ``omit_unsupported`` leaves out documents without a v2 counterpart, for views that do not show those nodes.
-
-    Raises:
-        Unsupported: a document inside has no v2 counterpart, or it is no group.
+    ``omit_unsupported`` leaves out documents without a v2 counterpart, for views that do not show those nodes. Raises ``Unsupported`` if a
+    document inside has no v2 counterpart, or it is no group.
     """
     zgroup, zattrs = group_to_v2(document)
     inside = documents_inside(document)

@@ -69,10 +69,8 @@ class ElementType:
 
 
 def from_v2(dtype: Any, object_codec: str | None = None) -> ElementType:
-    """Return the type that a v2 ``dtype`` names; ``object_codec`` is the id of the first filter, which decides what ``|O`` holds.
-
-    Raises:
-        NoCounterpart: v3 has no such type, or none that is stored as the same bytes.
+    """Return the type that a v2 ``dtype`` names; ``object_codec`` is the id of the first filter, which decides what ``|O`` holds. Raises
+    ``NoCounterpart`` if v3 has no such type, or none that is stored as the same bytes.
     """
     if isinstance(dtype, list):
         return _structured([_field_from_v2(field) for field in dtype])
@@ -90,10 +88,8 @@ def from_v2(dtype: Any, object_codec: str | None = None) -> ElementType:
 
 
 def from_v3(data_type: Any, endian: Endian | None) -> ElementType:
-    """Return the type that a v3 ``data_type`` names, whose ``bytes`` codec says ``endian``.
-
-    Raises:
-        NoCounterpart: v2 has no such type.
+    """Return the type that a v3 ``data_type`` names, whose ``bytes`` codec says ``endian``. Raises ``NoCounterpart`` if v2 has no such
+    type.
     """
     name, configuration = codec_name(data_type) or "", codec_configuration(data_type)
     if name in _NUMBERS_BY_NAME:

@@ -55,10 +55,8 @@ def difference(original: JsonObject, regenerated: JsonObject) -> Kept:
 
 
 def with_attributes(document: JsonObject, attributes: JsonObject | None, kept: Kept) -> JsonObject:
-    """Return ``document`` with ``attributes`` (``None``: no such member) and the kept members, if any.
-
-    Raises:
-        InvalidInput: the client uses the reserved name.
+    """Return ``document`` with ``attributes`` (``None``: no such member) and the kept members, if any. Raises ``InvalidInput`` if the
+    client uses the reserved name.
     """
     if attributes is not None and RESERVED in attributes:
         raise _reserved_name()
@@ -119,12 +117,9 @@ def carry_kept(document: JsonObject, previous: JsonObject | None, nodes: Mapping
     """Return the document that a client of the v3 view writes, with the reserved attribute of ``previous``, the stored document that it
     replaces.
 
-    ``nodes`` has the stored documents of nodes, by path relative to the group, for the copies in its consolidated metadata; where it
-    lacks one, the copy in ``previous`` is taken. Kept members that no longer apply do no harm: the v2 view compares (see
-    ``array_to_v2``).
-
-    Raises:
-        InvalidInput: the client uses the reserved name itself.
+    ``nodes`` has the stored documents of nodes, by path relative to the group, for the copies in its consolidated metadata; where it lacks
+    one, the copy in ``previous`` is taken. Kept members that no longer apply do no harm: the v2 view compares (see ``array_to_v2``). Raises
+    ``InvalidInput`` if the client uses the reserved name itself.
     """
     known: dict[str, JsonObject] = {}
 

@@ -49,11 +49,7 @@ class Targets(Protocol):
         ...
 
     def absolute(self, url: str) -> str:
-        """Return the URL that means the same object in a set at another place.
-
-        Raises:
-            InvalidInput: there is none.
-        """
+        """Return the URL that means the same object in a set at another place. Raises ``InvalidInput`` if there is none."""
         ...
 
     def settle(self, *, is_directory: bool) -> None:

@@ -22,10 +22,8 @@ CHOICE = "simple_templates"
 
 
 def for_inner_link(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options for a set of references that another link of a chain reads through, and that fsspec itself opens.
-
-    Raises:
-        Unsupported: jinja2 is not installed, without which fsspec would leave generated keys out.
+    """Return the options for a set of references that another link of a chain reads through, and that fsspec itself opens. Raises
+    ``Unsupported`` if jinja2 is not installed, without which fsspec would leave generated keys out.
     """
     if CHOICE not in options and find_spec("jinja2") is None:
         raise Unsupported(
@@ -45,10 +43,8 @@ def for_inner_links(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_made_by_user(fs: AbstractFileSystem) -> None:
-    """Refuse a filesystem of references that was opened without ``simple_templates``, if fsspec has left generated keys out of it.
-
-    Raises:
-        InvalidInput: generated keys were left out of ``fs``, or of a set that it reads through.
+    """Refuse a filesystem of references that was opened without ``simple_templates``, if fsspec has left generated keys out of it. Raises
+    ``InvalidInput`` if generated keys were left out of ``fs``, or of a set that it reads through.
     """
     from fsspec.implementations.reference import LazyReferenceMapper, ReferenceFileSystem  # it loads a JSON library
 

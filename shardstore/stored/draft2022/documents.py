@@ -63,11 +63,7 @@ from shardstore.storage.base import (
 
 
 def sought(outcome: ReadOutcome, key: str) -> Found | None:
-    """Return what a read of any version found, ``None`` if there is no object.
-
-    Raises:
-        ShardStoreError: the read failed.
-    """
+    """Return what a read of any version found, ``None`` if there is no object. Raises ``ShardStoreError`` if the read failed."""
     match outcome:
         case Found():
             return outcome
@@ -425,9 +421,7 @@ def _parsed_canonical(key: str, path: str, data: bytes) -> JsonObject:
 
 def _inner_condition(condition: Condition, key: str, mine: Found | None, shown: Found | None) -> Condition:
     """Return the condition on the document of the kind that is written, of which ``mine`` was found; ``shown`` is the one that counts.
-
-    Raises:
-        ConditionFailed: it is known already that it does not hold.
+    Raises ``ConditionFailed`` if it is known already that it does not hold.
     """
     match condition:
         case Unconditional():

@@ -25,7 +25,7 @@ from shardstore.engine.engine import Engine
 from shardstore.engine.metadata.hierarchy import HierarchyRegistry, Node
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import InvalidInput, NotFound, ReadOnly, Unsupported
-from shardstore.model.options import check_flag
+from shardstore.model.options import check_flags
 from shardstore.model.redaction import redacted
 from shardstore.model.showing import ShownInNotebooks
 from shardstore.opening.chains import links_of_url, protocols_of_links, text_of
@@ -161,7 +161,7 @@ class Handle:
         """
         options = dict(given)
         fsync = options.pop("fsync", True)
-        check_flag("fsync", fsync)
+        check_flags(fsync=fsync)
         locks = options.pop("locks", "auto")
         transport = options.pop("transport", "fsspec")
         static = check_static(options.pop("static", None))

@@ -132,6 +132,25 @@ def read_sealed(data: bytes | memoryview, columns: Sequence[str] | None = None) 
     raise Corruption(f"its {len(whole)} bytes are not those that were written: their checksum is wrong")
 
 
+def numbers_of(column: pa.Array | pa.ChunkedArray, dtype: type[np.generic], default: int = 0) -> npt.NDArray[Any]:
+    """Return a column of numbers of this type, ``default`` where they are null. ``to_numpy`` would import pandas, if it is installed."""
+    array = column.combine_chunks() if hasattr(column, "combine_chunks") else column
+    data = array.buffers()[1]
+    if data is None or not len(array):
+        return np.full(len(array), default, dtype=dtype)
+    values = np.frombuffer(data, dtype=dtype)[array.offset : array.offset + len(array)]
+    return np.where(is_valid(array), values, dtype(default)) if array.null_count else values
+
+
+def is_valid(array: pa.Array) -> npt.NDArray[np.bool_]:
+    """Return which of ``(n,)`` values are not null."""
+    bits = array.buffers()[0]
+    if bits is None:
+        return np.full(len(array), not array.null_count)
+    there = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")[array.offset : array.offset + len(array)]
+    return there.astype(np.bool_)
+
+
 def _validity(missing: Missing) -> pa.Buffer | None:
     import pyarrow as pa  # an extra
 

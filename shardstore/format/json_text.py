@@ -17,8 +17,6 @@ from shardstore.model.ranges import BytesLike
 
 JsonObject = dict[str, Any]
 
-_SURROGATE = re.compile(r"[\ud800-\udfff]")
-
 
 @dataclass(frozen=True, slots=True)
 class NumberText:
@@ -76,11 +74,6 @@ def dumps_line(document: Any) -> str:
 def dumps_zarr2(document: Any) -> bytes:
     """Write a document of Zarr v2 or of the 2022 draft with the bytes of zarr-python 2.18: sorted members, four spaces an indent, ASCII."""
     return _text(document, indent=4, sort_keys=True).encode("ascii")
-
-
-def is_encodable(text: str) -> bool:
-    """Return whether UTF-8 can hold a text. It cannot hold half of a surrogate pair, which the JSON of ``"\\ud83d"`` is."""
-    return text.isascii() or _SURROGATE.search(text) is None
 
 
 def same_text(one: Any, other: Any) -> bool:

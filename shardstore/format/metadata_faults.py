@@ -14,7 +14,7 @@ from typing import Any, Literal
 from shardstore.format.chunk_keys import parse_chunk_key_encoding
 from shardstore.format.codecs import SHARDING, codec_configuration, codec_name, leading_transposes, permuted, transpose_order
 from shardstore.format.json_text import JsonObject, NumberText
-from shardstore.format.metadata_v3 import ARRAY_MEMBERS, is_array, is_group, item_nbytes, must_understand, parse_layout, sizes
+from shardstore.format.metadata_v3 import ARRAY_MEMBERS, NUMBERS, is_array, is_group, must_understand, parse_layout, sizes
 from shardstore.format.storage_transformers import parse_sharding_transformers
 
 _REQUIRED = ("shape", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value", "codecs")
@@ -25,9 +25,6 @@ _BYTES_TO_BYTES = frozenset({"gzip", "zstd", "blosc", "crc32c"})
 _KNOWN_CODECS = _ARRAY_TO_ARRAY | _ARRAY_TO_BYTES | _BYTES_TO_BYTES
 _REGISTERED = "numcodecs."  # in zarr-extensions; zarr-python has them wherever numcodecs is
 
-_INTEGER = re.compile(r"(u?)int(8|16|32|64)")
-_FLOAT = re.compile(r"float(16|32|64)")
-_COMPLEX = re.compile(r"complex(64|128)")
 _RAW = re.compile(r"r([0-9]{1,10})")
 _HEX = re.compile(r"0x[0-9a-fA-F]+")
 _NONE = object()
@@ -51,7 +48,7 @@ def metadata_faults(document: JsonObject) -> list[MetadataFault]:
         return [
             MetadataFault("contradiction", f"zarr_format {_shown(version)} and node_type {_shown(kind)} are not those of a Zarr v3 node")
         ]
-    faults = list(_array_faults(document)) if is_array(document) else list(_group_faults(document))
+    faults = list(_array_faults(document) if is_array(document) else _group_faults(document))
     if not isinstance(document.get("attributes", {}), dict):
         faults.append(MetadataFault("contradiction", "its attributes are not an object"))
     return faults
@@ -101,7 +98,9 @@ def _member_faults(document: JsonObject, ndim: int) -> Iterator[MetadataFault]:
     if "chunk_key_encoding" in document and parse_chunk_key_encoding(document["chunk_key_encoding"]) is None:
         yield MetadataFault("unknown", f"its chunk key encoding {_shown(document['chunk_key_encoding'])} is not known")
     if "fill_value" in document:
-        yield from _contradictions(_fill_value_fault(document["fill_value"], document.get("data_type")))
+        value, name = document["fill_value"], codec_name(document.get("data_type")) or ""
+        if _fits(value, name) is False:
+            yield from _contradictions(f"its fill value {_shown(value)} is none of data type {name}")
     if "data_type" in document and codec_name(document["data_type"]) is None:
         yield from _contradictions(f"its data type {_shown(document['data_type'])} has no name")
     transformers = document.get("storage_transformers")
@@ -197,8 +196,7 @@ def _endian_fault(endian: Any, data_type: Any) -> str | None:
     if endian is not None:
         return f"the endian {_shown(endian)} of its codec bytes is neither little nor big"
     name = codec_name(data_type) or ""
-    is_number = any(pattern.fullmatch(name) for pattern in (_INTEGER, _FLOAT, _COMPLEX))
-    if is_number and (item_nbytes(name) or 0) > 1:
+    if name in NUMBERS and NUMBERS[name][1] > 1:
         return f"its codec bytes names no endian, and elements of {name} have several bytes"
     return None
 
@@ -226,30 +224,23 @@ def _sharding_faults(
 # -- fill values -------------------------------------------------------------------------------------------------------
 
 
-def _fill_value_fault(value: Any, data_type: Any) -> str | None:
-    """Return the fault of a fill value; ``None`` for data types whose fill values are not known here."""
-    name = codec_name(data_type) or ""
-    return f"its fill value {_shown(value)} is none of data type {name}" if _fits(value, name) is False else None
-
-
 def _fits(value: Any, name: str) -> bool | None:
-    if name == "bool":
-        return isinstance(value, bool)
-    if (match := _INTEGER.fullmatch(name)) is not None:
-        return _is_integer(value, int(match[2]), is_signed=not match[1])
-    if (match := _FLOAT.fullmatch(name)) is not None:
-        return _is_float(value, int(match[1]))
-    if (match := _COMPLEX.fullmatch(name)) is not None:
-        return isinstance(value, list) and len(value) == 2 and all(_is_float(part, int(match[1]) // 2) for part in value)
+    """Return whether a fill value is one of a data type; ``None`` for types whose fill values are not known here."""
+    kind, nbytes = NUMBERS.get(name, ("", 0))
+    match kind:
+        case "b":
+            return isinstance(value, bool)
+        case "i" | "u":
+            low = 0 if kind == "u" else -(2 ** (8 * nbytes - 1))
+            number = _number(value)
+            return number is not None and number == int(number) and low <= number < low + 2 ** (8 * nbytes)
+        case "f":
+            return _is_float(value, nbytes)
+        case "c":
+            return isinstance(value, list) and len(value) == 2 and all(_is_float(part, nbytes // 2) for part in value)
     if (match := _RAW.fullmatch(name)) is not None and isinstance(value, list):
         return len(value) * 8 == int(match[1]) and all(type(n) is int and 0 <= n < 256 for n in value)
     return None
-
-
-def _is_integer(value: Any, bits: int, *, is_signed: bool) -> bool:
-    low = -(2 ** (bits - 1)) if is_signed else 0
-    number = _number(value)
-    return number is not None and number == int(number) and low <= number < low + 2**bits
 
 
 def _number(value: Any) -> float | int | None:
@@ -264,9 +255,9 @@ def _number(value: Any) -> float | int | None:
     return value if isinstance(value, int | float) else None
 
 
-def _is_float(value: Any, bits: int) -> bool:
+def _is_float(value: Any, nbytes: int) -> bool:
     if isinstance(value, str):
-        return value in _NOT_NUMBERS or (_HEX.fullmatch(value) is not None and len(value) == 2 + bits // 4)
+        return value in _NOT_NUMBERS or (_HEX.fullmatch(value) is not None and len(value) == 2 + 2 * nbytes)
     return isinstance(value, NumberText) or _number(value) is not None
 
 

@@ -33,21 +33,32 @@ ARRAY_MEMBERS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class ArrayLayout:
-    """The layout of the chunks of a sharded array. ``chunk_shape`` is the inner chunk's, in elements of the array's own dimensions."""
+class PlainArray:
+    """The members of an array that is not sharded, as far as they can be read."""
 
     shape: tuple[int, ...]
     chunk_shape: tuple[int, ...]
     key_encoding: ChunkKeyEncoding
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def chunk_grid_shape(self) -> tuple[int, ...]:
+        """The number of chunks along each dimension that hold elements of the array."""
+        return tuple(-(-n // c) for n, c in zip(self.shape, self.chunk_shape, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayLayout(PlainArray):
+    """The layout of the chunks of a sharded array. ``chunk_shape`` is the inner chunk's, in elements of the array's own dimensions."""
+
     index_format: IndexFormat
     by_transformer: bool = False
     """True where the 2022 draft's storage transformer shards the array, not a codec."""
     decoded_chunk_nbytes: int | None = None
     """The size of a chunk's elements, where their type is known."""
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
 
     @property
     def encoded_chunk_nbytes(self) -> int | None:
@@ -71,24 +82,6 @@ class ArrayLayout:
     def decoded_shard_nbytes(self) -> int | None:
         """The size of the elements of a shard, where their type is known."""
         return None if self.decoded_chunk_nbytes is None else self.decoded_chunk_nbytes * self.grid.nslots
-
-    @property
-    def chunk_grid_shape(self) -> tuple[int, ...]:
-        """The number of chunks along each dimension that hold elements of the array."""
-        return tuple(-(-n // c) for n, c in zip(self.shape, self.chunk_shape, strict=True))
-
-
-@dataclass(frozen=True, slots=True)
-class PlainArray:
-    """The members of an array that is not sharded, as far as they can be read."""
-
-    shape: tuple[int, ...]
-    chunk_shape: tuple[int, ...]
-    key_encoding: ChunkKeyEncoding
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
 
 
 def is_array(document: JsonObject) -> bool:
@@ -251,10 +244,11 @@ def _transformed_layout(document: JsonObject, plain: PlainArray) -> ArrayLayout 
     return ArrayLayout(plain.shape, chunk_shape, plain.key_encoding, index_format, True, decoded)
 
 
-# Decoded bytes of one element, for the core data types of Zarr v3 and zarr-python's own.
-_ITEM_NBYTES = {"bool": 1, "complex64": 8, "complex128": 16, "numpy.datetime64": 8, "numpy.timedelta64": 8} | {
-    f"{kind}{bits}": bits // 8 for kind in ("int", "uint", "float") for bits in (8, 16, 32, 64) if (kind, bits) != ("float", 8)
-}
+NUMBERS: dict[str, tuple[str, int]] = {"bool": ("b", 1), "complex64": ("c", 8), "complex128": ("c", 16)}
+NUMBERS |= {f"{name}{8 * n}": (name[0], n) for name in ("int", "uint", "float") for n in (1, 2, 4, 8) if (name, n) != ("float", 1)}
+"""numpy's letter, and the bytes of an element, of the core data types of Zarr v3 whose elements are numbers."""
+NUMBER_NAMES = {number: name for name, number in NUMBERS.items()}
+_ITEM_NBYTES = {name: nbytes for name, (_, nbytes) in NUMBERS.items()} | {"numpy.datetime64": 8, "numpy.timedelta64": 8}
 
 
 def item_nbytes(data_type: Any) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -10,6 +11,11 @@ import numpy.typing as npt
 
 ChunkCoords = tuple[int, ...]
 """A position in a grid, one non-negative integer per dimension; ``()`` for a 0-d array."""
+
+
+def strides(grid: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Return how far apart the numbers of neighbours in a grid are along each dimension, ``(ndim,)``, in C order."""
+    return np.array([prod(grid[i + 1 :]) for i in range(len(grid))], dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +54,11 @@ class ShardGrid:
         """
         per_shard = np.array(self.chunks_per_shard, dtype=np.int64)
         shards = chunk_coords // per_shard
-        slots = (chunk_coords - shards * per_shard) @ np.array([prod(self.chunks_per_shard[i + 1 :]) for i in range(len(per_shard))])
+        slots = (chunk_coords - shards * per_shard) @ strides(self.chunks_per_shard)
         first = shards.min(axis=0)
         extent: list[int] = (shards.max(axis=0) - first + 1).tolist()
         if prod(extent) < 2**62:
-            numbers = (shards - first) @ np.array([prod(extent[i + 1 :]) for i in range(len(extent))], dtype=np.int64)
+            numbers = (shards - first) @ strides(extent)
             _, firsts, of_shard = np.unique(numbers, return_index=True, return_inverse=True)
             return shards[firsts], of_shard, slots
         rows, of_shard = np.unique(shards, axis=0, return_inverse=True)

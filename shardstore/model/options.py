@@ -8,18 +8,13 @@ from typing import Any, Literal
 from shardstore.errors import InvalidInput
 
 
-def check_flag(name: str, value: object) -> None:
-    """Refuse a value that Python would silently take for true or false, such as ``"no"`` for true. Raises ``InvalidInput`` if it is neither
-    ``True`` nor ``False``.
-    """
-    if not isinstance(value, bool):
-        raise InvalidInput(f"{name} {value!r} is neither True nor False")
-
-
 def check_flags(**values: object) -> None:
-    """Check several options by name, as ``check_flag`` does."""
+    """Refuse values of options that Python would silently take for true or false, such as ``"no"`` for true. Raises ``InvalidInput`` if one
+    is neither ``True`` nor ``False``.
+    """
     for name, value in values.items():
-        check_flag(name, value)
+        if not isinstance(value, bool):
+            raise InvalidInput(f"{name} {value!r} is neither True nor False")
 
 
 Form = Literal["text", "number", "texts", "bytes", "counts", "prices"]

@@ -34,7 +34,7 @@ def some_of(names: Sequence[str], most: int = 5) -> str:
 
 
 def is_utf8(text: str) -> bool:
-    """Return whether UTF-8 can hold a text: names of files may hold bytes that it cannot."""
+    """Return whether UTF-8 can hold a text: names of files, and JSON, may hold what it cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -160,11 +160,6 @@ def size_of(array: ReferencedArray) -> int:
     return prod(array.chunk_grid)
 
 
-def strides(chunk_grid: tuple[int, ...]) -> npt.NDArray[np.int64]:
-    """Return how far apart the numbers of neighbouring chunks are along each dimension, ``(ndim,)``."""
-    return np.array([prod(chunk_grid[i + 1 :]) for i in range(len(chunk_grid))], dtype=np.int64)
-
-
 def content(batches: Iterable[ReferenceBatch]) -> dict[int, bytes | tuple[str, int, int]]:
     """Return references by the numbers of their chunks: bytes, or URL, offset and length."""
     found: dict[int, bytes | tuple[str, int, int]] = {}

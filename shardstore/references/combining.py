@@ -23,11 +23,12 @@ from shardstore.errors import Conflict, InvalidInput
 from shardstore.format.json_text import JsonObject, same_text
 from shardstore.format.references.documents import NodeDocuments
 from shardstore.format.v2.documents import ARRAY_DIMENSIONS
+from shardstore.model.chunks import strides
 from shardstore.model.containers import batched
 from shardstore.model.options import check_flags
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest
 from shardstore.model.words import plural, size
-from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, content, size_of, strides
+from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, content, size_of
 from shardstore.references.choices import Choices, Flavour
 from shardstore.references.places import JSON_SUFFIXES, check_apart, open_set, options_for
 from shardstore.references.report import ReferenceReport

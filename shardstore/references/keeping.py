@@ -22,10 +22,11 @@ from shardstore.format.references.parquet import METADATA_NAME, decode_metadata,
 from shardstore.format.references.pins import PinnedObject, PinSection
 from shardstore.format.store_keys import join, metadata_key
 from shardstore.maintenance.pins import Pin, is_held
-from shardstore.model.options import check_flag
+from shardstore.model.chunks import strides
+from shardstore.model.options import check_flags
 from shardstore.opening.open import open_storage
 from shardstore.opening.reference_targets import LOCAL, canonical
-from shardstore.references.batches import ReferenceBatch, ReferencedArray, content, size_of, strides
+from shardstore.references.batches import ReferenceBatch, ReferencedArray, content, size_of
 from shardstore.references.choices import Described, base_of, described
 from shardstore.references.opening import open_source
 from shardstore.references.places import SetPlace, find_set, open_set, options_of_set, pins_of, read_object
@@ -163,7 +164,7 @@ def check(
         Corruption: that cannot be read.
         StorageError: a request failed.
     """
-    check_flag("deep", deep)
+    check_flags(deep=deep)
     options = options_of_set(target, storage_options, target_options)
     place = find_set(target, options)
     section = pins_of(place)

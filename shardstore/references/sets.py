@@ -25,12 +25,13 @@ from shardstore.format.references.parquet import MISSING, MOST_CHUNKS, Reference
 from shardstore.format.references.pins import PinnedObject, PinSection, object_url
 from shardstore.format.store_keys import join
 from shardstore.maintenance.array_plans import plan_v2_array
+from shardstore.model.chunks import strides
 from shardstore.model.redaction import redacted
 from shardstore.opening.address import Address
 from shardstore.opening.chains import is_known, text_of
 from shardstore.opening.open import open_storage
 from shardstore.opening.reference_targets import absolute_url
-from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, read_nodes, strides
+from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, read_nodes
 from shardstore.references.places import SetPlace
 from shardstore.storage.base import Storage
 from shardstore.storage.known_references import KnownReferences, KnowsReferences
@@ -238,7 +239,7 @@ def _grid_of(path: str, node: NodeDocuments) -> tuple[ChunkKeyEncoding, tuple[in
         plain = parse_plain(node.v3)
         if isinstance(plain, str):
             return None
-        return plain.key_encoding, tuple(-(-n // c) for n, c in zip(plain.shape, plain.chunk_shape, strict=True))
+        return plain.key_encoding, plain.chunk_grid_shape
     plan = None if node.v2 is None else plan_v2_array(path, node.v2)
     return None if plan is None else (plan.key_encoding, plan.chunk_grid)
 
@@ -332,10 +333,9 @@ def known_source(storage: KnowsReferences, base: str, choose: Callable[[str], bo
         plain = parse_plain(documents[path])
         if isinstance(plain, str):
             return plain
-        grid = tuple(-(-n // c) for n, c in zip(plain.shape, plain.chunk_shape, strict=True))
-        if prod(grid) > MOST_CHUNKS:
+        if prod(plain.chunk_grid_shape) > MOST_CHUNKS:
             return f"its grid has more than {MOST_CHUNKS} chunks"
-        return KnownArray(storage, base, path, node, grid, pins)
+        return KnownArray(storage, base, path, node, plain.chunk_grid_shape, pins)
 
     source.add({path: NodeDocuments(document, is_array=is_array(document)) for path, document in documents.items()}, array_of)
     return source

@@ -32,11 +32,12 @@ from shardstore.format.store_keys import join
 from shardstore.format.v2.keys import document_key
 from shardstore.maintenance.array_plans import ArrayPlan, plan_v2_array
 from shardstore.maintenance.walk import Walk
+from shardstore.model.chunks import strides
 from shardstore.model.coalescing import UPKEEP_LIMITS, coalesce_all
 from shardstore.model.containers import batched
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange
-from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, ReferredObject, Shards, read_nodes, strides
+from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, ReferredObject, Shards, read_nodes
 from shardstore.storage.base import Found, Read, ReadOutcome, Storage, document_read, read_one, unless_failed
 from shardstore.storage.local.versions import is_unsettled
 from shardstore.stored.detect import is_draft

@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from shardstore.errors import Conflict, Corruption, InvalidInput, StorageError, Unsupported, WriteOutcomeUnknown
-from shardstore.format.json_text import dumps, is_encodable, loads_object
+from shardstore.format.json_text import dumps, loads_object
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING
+from shardstore.model.words import is_utf8
 from shardstore.opening.snapshot_place import MOST_POINTER_NBYTES, POINTER_KEY
 from shardstore.storage.base import ConditionFailed, Found, Read, Storage, read_one
 from shardstore.storage.requests.outcomes import PROBE_PREFIX
@@ -106,7 +107,7 @@ class Catalog(Protocol):
 
 def check_store_name(name: str) -> str:
     """Return the name if a store can have it. Raises ``InvalidInput``."""
-    odd = any(character in name for character in "/\\\0@") or not is_encodable(name)
+    odd = any(character in name for character in "/\\\0@") or not is_utf8(name)
     if not name or name != name.strip() or odd or name.startswith("."):
         raise InvalidInput(
             f"{name!r} cannot be the name of a store: it must not be empty, begin with '.' or a blank, or hold any of / \\ @ or "

@@ -28,17 +28,17 @@ from shardstore.errors import InvalidInput
 from shardstore.format.codecs import codec_configuration, codec_name
 from shardstore.format.draft2022.types import DataType, fill_from_v3, fill_to_v3, parse_draft_type, parse_v3_type, same_fill
 from shardstore.format.json_text import JsonObject
-from shardstore.format.metadata_v3 import PlainArray, is_array, is_group, parse_plain
+from shardstore.format.metadata_v3 import PlainArray, is_array, is_group, must_understand, parse_plain
 from shardstore.format.presentation import same_chunks
 from shardstore.format.storage_transformers import parse_sharding_transformers, transformers_to_show
 from shardstore.format.v2.codecs import BLOSC_SHUFFLES, DEFAULTS, NUMCODECS
+from shardstore.format.v2.documents import ARRAY_DIMENSIONS as _DIMENSIONS
 from shardstore.format.v2.kept import RESERVED as KEPT
 
 _CORE_URI = re.compile(r"https?://purl\.org/zarr/spec/(?:protocol/)?core/3\.[0-9]+/?", re.ASCII)
 _WRITTEN_CORE_URI = "https://purl.org/zarr/spec/protocol/core/3.0"
 _CODEC_URI = re.compile(r"https?://purl\.org/zarr/spec/codecs?/([a-z0-9]+)(?:/1\.[0-9]+)?/?", re.ASCII)
 _WRITTEN_CODEC_URI = "https://purl.org/zarr/spec/codec/{}/1.0"
-_DIMENSIONS = "_ARRAY_DIMENSIONS"
 _AS_STORED = "draft2022"
 _TRANSFORMERS = "storage_transformers"
 _FILTERS = "filters"  # an attribute that zarr-python 2.18 takes for the filters of its v2 arrays
@@ -81,7 +81,7 @@ def _extension_problem(extensions: Any) -> str | None:
     if not isinstance(extensions or [], list):
         return "its extensions are not a list"
     for extension in extensions or ():
-        if not (isinstance(extension, dict) and extension.get("must_understand") is False):
+        if must_understand(extension):
             name = extension.get("extension") if isinstance(extension, dict) else extension
             return f"its extension {name!r} must be understood and is not known"
     return None
@@ -149,7 +149,7 @@ def given_group(canonical: JsonObject, given: JsonObject) -> JsonObject:
 
 def _optional(document: JsonObject) -> JsonObject:
     """Return the members of a stored document that neither side defines and that may be ignored: they are shown unchanged."""
-    return {m: v for m, v in document.items() if m not in _DRAFT_MEMBERS | _V3_MEMBERS and _may_be_ignored(v)}
+    return {m: v for m, v in document.items() if m not in _DRAFT_MEMBERS | _V3_MEMBERS and not must_understand(v)}
 
 
 def _hidden(document: JsonObject) -> JsonObject:
@@ -164,15 +164,11 @@ def _checked_extra(canonical: JsonObject) -> JsonObject:
     """
     extra = {m: v for m, v in canonical.items() if m not in _V3_MEMBERS}
     for member, value in extra.items():
-        if not _may_be_ignored(value):
+        if must_understand(value):
             raise InvalidInput(f"{member}: it must be understood and is not known")
         if member in _DRAFT_MEMBERS:
             raise InvalidInput(f"{member}: in the 2022 draft this name means something else")
     return extra
-
-
-def _may_be_ignored(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("must_understand") is False
 
 
 def _attributes(canonical: JsonObject) -> JsonObject:
@@ -260,20 +256,13 @@ def _codecs_to_v3(document: JsonObject, data_type: DataType, endian: str | None,
     stored = _stored_codecs(document)
     if isinstance(stored, str):
         return stored
-    return _chain_to_v3(stored, data_type, endian, is_reversed=layout == "F" and ndim > 1, ndim=ndim)
-
-
-def _chain_to_v3(
-    stored: list[tuple[str, JsonObject]], data_type: DataType, endian: str | None, *, is_reversed: bool, ndim: int
-) -> list[JsonObject] | str:
-    """Return the codecs of v3 for those that ``_stored_codecs`` returns; ``is_reversed``: the dimensions are stored in reverse order."""
     if stored and stored[0][0] == "endian":
         named = stored.pop(0)[1].get("endian")
         if named not in ("little", "big") or endian not in (None, named):
             return f"the endianness {named!r} of its codec does not fit its data type"
         endian = named
     codecs: list[JsonObject] = []
-    if is_reversed:
+    if layout == "F" and ndim > 1:
         codecs.append({"name": "transpose", "configuration": {"order": list(range(ndim))[::-1]}})
     codecs.append({"name": "bytes"} | ({"configuration": {"endian": endian or "little"}} if data_type.has_endian else {}))
     for name, configuration in stored:

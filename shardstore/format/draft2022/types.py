@@ -23,15 +23,13 @@ import numpy as np
 
 from shardstore.format.codecs import codec_configuration, codec_name
 from shardstore.format.json_text import NumberText
+from shardstore.format.metadata_v3 import NUMBER_NAMES, NUMBERS
 
-_V3_KINDS = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}
 _V3_EXTENSIONS = {"M": "numpy.datetime64", "m": "numpy.timedelta64", "S": "null_terminated_bytes", "U": "fixed_length_utf32"}
-_KINDS = {word: kind for kind, word in _V3_KINDS.items()}
 _EXTENSION_KINDS = {word: kind for kind, word in _V3_EXTENSIONS.items()}
 # The sizes in bytes of the kinds that are not of any size.
 _SIZES = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16), "M": (8,), "m": (8,)}
 _TYPESTR = re.compile(r"([<>|]?)([biufcMmSU])([1-9][0-9]{0,8})(?:\[(Y|M|W|D|h|m|s|ms|us|μs|ns|ps|fs|as)\])?", re.ASCII)
-_CORE_NAME = re.compile(r"(bool(?!.)|(?:int|uint|float|complex)(?=.))([1-9][0-9]{0,3})?", re.ASCII)
 _DATE_URI = "https://zarr-specs.readthedocs.io/en/latest/extensions/data-types/datetime/v1.0.html"
 _EXTENSIONS = {  # what zarr-python 2.18 writes, and the word by which the drafts' other URIs are known
     "c": ("https://zarr-specs.readthedocs.io/en/core-protocol-v3.0-dev/protocol/extensions/complex-dtypes/v1.0.html", "complex"),
@@ -68,7 +66,7 @@ class DataType:
             return {"name": _V3_EXTENSIONS[self.kind], "configuration": {"unit": self.unit, "scale_factor": 1}}
         if self.kind in "SU":
             return {"name": _V3_EXTENSIONS[self.kind], "configuration": {"length_bytes": self.nbytes}}
-        return _V3_KINDS[self.kind] + ("" if self.kind == "b" else str(8 * self.nbytes))
+        return NUMBER_NAMES[self.kind, self.nbytes]
 
     def draft_name(self, endian: str) -> Any:
         """Return the name as zarr-python 2.18 writes it."""
@@ -108,10 +106,8 @@ def _is_known_extension(name: Any, uri: str) -> bool:
 def parse_v3_type(value: Any) -> DataType | None:
     """Return a data type of final v3 that the draft has too, or ``None``."""
     name, configuration = codec_name(value) or "", codec_configuration(value)
-    core = _CORE_NAME.fullmatch(name)
-    if core is not None:
-        bits = int(core[2] or 8)
-        return _sized_type(_KINDS.get(core[1]), bits // 8 if bits % 8 == 0 else None)
+    if name in NUMBERS:
+        return DataType(*NUMBERS[name])
     kind = _EXTENSION_KINDS.get(name)
     if kind not in ("M", "m"):
         return _sized_type(kind, configuration.get("length_bytes"))

@@ -15,9 +15,8 @@ Specification: fsspec's reference sets, "Version 1".
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,8 +40,7 @@ _MOST_INDEX = 2**62
 Values = range | list[Value]
 
 
-@dataclass(frozen=True, slots=True)
-class Generated:
+class Generated(NamedTuple):
     """Successive generated keys, with what they refer to."""
 
     keys: Sequence[str]
@@ -156,12 +154,8 @@ class _Batch:
                 column: list[int] = found.tolist() if isinstance(found, np.ndarray) else [found] * self._count
                 return column if not column or min(column) >= 0 else [number if number >= 0 else None for number in column]
         texts = [text.text.strip()] * self._count if _is_constant(text, self.columns) and not text.nodes else self.rendered(text)
-        return [int(number) if _is_number(number) else None for number in texts]
-
-
-def _is_number(text: str) -> bool:
-    text = text.strip()
-    return text.isascii() and text.isdecimal() and len(text) < 40
+        stripped = map(str.strip, texts)
+        return [int(number) if number.isascii() and number.isdecimal() and len(number) < 40 else None for number in stripped]
 
 
 def _is_constant(text: Text, variables: Mapping[str, Any]) -> bool:

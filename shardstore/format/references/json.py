@@ -119,7 +119,7 @@ class Document:
         refs.rename(lambda url, what: templates.rendered(url, what) if "{{" in url else url)
         if not self._expansion.only_plain:
             for made in generate(self._member("gen", Sequence), templates, self._expansion.most_generated):
-                refs.add_columns(made.keys, made.urls, made.offsets, made.lengths)
+                refs.add_columns(*made)
         return refs.finish()
 
     def _member(self, name: str, kind: type) -> Any:
@@ -185,7 +185,7 @@ class ReferenceParser:
                     raise Corruption(f"it has a value of more than {self._most_nchars // 2} characters")
                 continue
             self._wanted = self._piece_nchars
-            self._drop_read()
+            self._text, self._position = self._text[self._position :], 0
         if self._level == "end":
             self._check_end()
 
@@ -193,7 +193,13 @@ class ReferenceParser:
         """Return the references. Raises as ``Document.finish`` does."""
         self._join()
         if self._level == "start":
-            self.document = document_of(self._whole(), self._expansion)
+            try:
+                whole = json.loads(self._text)
+            except ValueError as exc:
+                raise _no_json(str(exc)) from exc
+            except RecursionError as exc:
+                raise _too_deep() from exc
+            self.document = document_of(whole, self._expansion)
             return self.document.finish()
         while self._level != "end":
             self._advance(final=True)
@@ -208,17 +214,6 @@ class ReferenceParser:
     def _join(self) -> None:
         self._text = "".join([self._text, *self._pending])
         self._pending, self._pending_nchars = [], 0
-
-    def _whole(self) -> Any:
-        try:
-            return json.loads(self._text)
-        except ValueError as exc:
-            raise _no_json(str(exc)) from exc
-        except RecursionError as exc:
-            raise _too_deep() from exc
-
-    def _drop_read(self) -> None:
-        self._text, self._position = self._text[self._position :], 0
 
     # -- the objects that entries are in -------------------------------------------------------------------------------
 

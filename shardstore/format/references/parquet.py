@@ -27,18 +27,15 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from shardstore.errors import Corruption, InvalidInput, Unsupported
 from shardstore.extras import how_to_install
-from shardstore.format.arrow_tables import column, numbers_column
+from shardstore.format.arrow_tables import column, numbers_column, numbers_of
 from shardstore.format.json_text import dumps
-
-if TYPE_CHECKING:  # an extra
-    import pyarrow as pa
 
 METADATA_NAME = ".zmetadata"
 
@@ -167,7 +164,9 @@ def encode_rows(rows: ReferenceRows) -> bytes:
     paths = pa.DictionaryArray.from_arrays(indices, _texts(pa.string(), urls)).dictionary_decode()
     raw = _texts(pa.binary(), [rows.inline.get(row) for row in range(len(rows))]) if rows.inline else pa.nulls(len(rows), pa.binary())
     numbers = [numbers_column(pa.int64(), np.where(missing, 0, values)) for values in (rows.offset, rows.nbytes)]
-    table = pa.Table.from_arrays([paths, *numbers, raw], schema=_schema())
+    kinds = (pa.string(), pa.int64(), pa.int64(), pa.binary())
+    schema = pa.schema([pa.field(name, kind, nullable=name in ("path", "raw")) for name, kind in zip(_NAMES, kinds, strict=True)])
+    table = pa.Table.from_arrays([paths, *numbers, raw], schema=schema)
     file = io.BytesIO()
     writer = pq.ParquetWriter(
         file,
@@ -193,15 +192,6 @@ def _texts(kind: Any, values: Sequence[bytes | None]) -> Any:
     return column(kind, values)
 
 
-def _values(column: Any, kind: Any, dtype: type[np.generic], default: int) -> npt.NDArray[Any]:
-    """Return the values of a column of numbers, and ``default`` for those that are missing."""
-    column = column.cast(kind)
-    if not len(column):
-        return np.empty(0, dtype)
-    values = np.frombuffer(column.buffers()[1], dtype)[column.offset : column.offset + len(column)]
-    return np.where(column.is_valid().to_numpy(zero_copy_only=False), values, dtype(default)) if column.null_count else values
-
-
 def decode_rows(data: bytes | memoryview, most: int) -> ReferenceRows:
     """Return the first ``most`` rows of a file.
 
@@ -215,12 +205,13 @@ def decode_rows(data: bytes | memoryview, most: int) -> ReferenceRows:
         _check_size(file.metadata)
         names = _NAMES[:-1] if _has_no_bytes(file.metadata) else _NAMES
         table = file.read(columns=list(names)).slice(0, most)
-        path, offset, size, *raw = (_in_one(table.column(name)) for name in names)
+        columns = map(table.column, names)
+        path, offset, size, *raw = (one.chunk(0) if one.num_chunks == 1 else one.combine_chunks() for one in columns)
         if not pa.types.is_dictionary(path.type):
             path = path.dictionary_encode()
         targets = _short_texts(path.dictionary.cast(pa.string()))
-        target = _values(path.indices, pa.int32(), np.int32, MISSING)
-        offsets, sizes = (_values(column, pa.int64(), np.int64, 0) for column in (offset, size))
+        target = numbers_of(path.indices.cast(pa.int32()), np.int32, MISSING)
+        offsets, sizes = (numbers_of(column.cast(pa.int64()), np.int64) for column in (offset, size))
         inline = _inline(raw[0]) if raw else {}
         own = (file.metadata.metadata or {}).get(_OWN)
     except (pa.ArrowException, OSError, KeyError, AttributeError) as exc:
@@ -236,10 +227,6 @@ def _check_size(metadata: Any) -> None:
     nbytes = sum(group.total_byte_size for group in groups)
     if metadata.num_rows > MOST_ROWS or nbytes > MOST_NBYTES:
         raise Unsupported(f"it has {metadata.num_rows} rows of {nbytes} bytes: at most {MOST_ROWS} rows of {MOST_NBYTES} bytes are read")
-
-
-def _in_one(column: Any) -> Any:
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def _has_no_bytes(metadata: Any) -> bool:
@@ -260,7 +247,7 @@ def _inline(raw: Any) -> dict[int, bytes]:
     if not pa.types.is_dictionary(raw.type):
         raw = raw.dictionary_encode()
     values = raw.dictionary.cast(pa.binary()).to_pylist()
-    numbers = _values(raw.indices, pa.int32(), np.int32, MISSING)
+    numbers = numbers_of(raw.indices.cast(pa.int32()), np.int32, MISSING)
     return {row: values[int(numbers[row])] for row in np.flatnonzero(numbers != MISSING).tolist()}
 
 
@@ -283,17 +270,6 @@ def _own_metadata(own: bytes | None) -> tuple[dict[str, str], str | None]:
         return {str(url): str(token) for url, token in found["generations"].items()}, None if set_id is None else str(set_id)
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as exc:
         raise Corruption(f"the versions in a file of references cannot be read: {exc!r}") from exc
-
-
-def _schema() -> pa.Schema:
-    pa, _ = _pyarrow()
-    fields = [
-        pa.field("path", pa.string()),
-        pa.field("offset", pa.int64(), nullable=False),
-        pa.field("size", pa.int64(), nullable=False),
-        pa.field("raw", pa.binary()),
-    ]
-    return pa.schema(fields)
 
 
 def _key_values(rows: ReferenceRows) -> dict[str, str]:

@@ -102,20 +102,17 @@ def decode_pins(data: bytes | memoryview) -> list[PinSection]:
         for line in bytes(data).splitlines():
             found = json.loads(line)
             if "references" in found:
-                sections.append(_section(found))
+                if found["references"] != _VERSION:
+                    raise Corruption(f"pins of version {found['references']!r} are not known: {_VERSION} is")
+                digest = None if found["set"] is None else SetDigest(int(found["set"]["nbytes"]), int(found["set"]["crc32c"], 16))
+                origin = PinnedStore(str(found["store"]), str(found["base"]), dict(found["arguments"]))
+                sections.append(PinSection(origin, digest, {}))
             else:
                 one = PinnedObject(str(found["key"]), str(found["generation"]), int(found["nbytes"]), str(found.get("stored", "")))
                 sections[-1].objects[one.key] = one
     except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as exc:
         raise Corruption(f"the pins of a set of references cannot be read: {exc!r}") from exc
     return sections
-
-
-def _section(head: dict[str, Any]) -> PinSection:
-    if head["references"] != _VERSION:
-        raise Corruption(f"pins of version {head['references']!r} are not known: {_VERSION} is")
-    digest = None if head["set"] is None else SetDigest(int(head["set"]["nbytes"]), int(head["set"]["crc32c"], 16))
-    return PinSection(PinnedStore(str(head["store"]), str(head["base"]), dict(head["arguments"])), digest, {})
 
 
 def section_of(data: bytes | memoryview, digest: SetDigest | None) -> PinSection | None:

@@ -29,9 +29,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore.errors import Corruption, InvalidInput
-from shardstore.format.arrow_tables import bytes_column, column, numbers_column
-from shardstore.format.json_text import is_encodable
+from shardstore.format.arrow_tables import bytes_column, column, is_valid, numbers_column, numbers_of
 from shardstore.format.snapshots.file_names import ID_NBYTES
+from shardstore.model.chunks import strides
+from shardstore.model.words import is_utf8
 
 if TYPE_CHECKING:  # an extra
     import pyarrow as pa
@@ -79,7 +80,7 @@ class CoordSearch:
         self._high = high
         self._strides: npt.NDArray[np.uint64] | None = None
         if prod(extent) < 2**63:
-            self._strides = np.array([prod(extent[axis + 1 :]) for axis in range(ndim)], dtype=np.uint64)
+            self._strides = strides(extent).astype(np.uint64)
         self._keys = self._keys_of(coords)
 
     @property
@@ -252,7 +253,7 @@ def decode_table(table: pa.Table, ndims: Mapping[int, int]) -> dict[int, ChunkRe
 
     Rows of arrays that are not in ``ndims`` are left out. Raises ``Corruption`` if a row contradicts itself, or the order of rows is wrong.
     """
-    ids = _numbers(table["array_id"], np.uint32)
+    ids = numbers_of(table["array_id"], np.uint32)
     if not len(ids):
         return {}
     if (ids[1:] < ids[:-1]).any():
@@ -285,7 +286,7 @@ def _wrong_texts(refs: ChunkRefs) -> str | None:
         *(file for file in refs.files if isinstance(file, str)),
         *(check.etag for check in refs.checks.values() if check.etag is not None),
     ]
-    wrong = next((text for text in texts if not is_encodable(text)), None)
+    wrong = next((text for text in texts if not is_utf8(text)), None)
     return None if wrong is None else f"{wrong!r} holds half of a surrogate pair, which UTF-8 cannot hold"
 
 
@@ -350,7 +351,7 @@ def _refs_of(rows: pa.Table, ndim: int) -> ChunkRefs:
     coords = _coords_of(rows["coord"].combine_chunks(), n, ndim)
     inline_column = rows["inline_data"].combine_chunks()
     ids, paths = (_encoded(rows[name]) for name in ("chunk_id", "virtual_path"))
-    given = [_is_valid(inline_column), ids.numbers < len(ids.values), paths.numbers < len(paths.values)]
+    given = [is_valid(inline_column), ids.numbers < len(ids.values), paths.numbers < len(paths.values)]
     if (np.sum(given, axis=0) > 1).any():
         raise Corruption(f"a chunk of a manifest is in two places: row {int(np.flatnonzero(np.sum(given, axis=0) > 1)[0])} of its array")
     file = np.full(n, GONE, dtype=np.int32)
@@ -365,8 +366,8 @@ def _refs_of(rows: pa.Table, ndim: int) -> ChunkRefs:
     files: list[bytes | str] = [*ids.values, *(path for path, *_ in virtual.values)]
     known = [(number, VirtualCheck(*check)) for number, (_, *check) in enumerate(virtual.values, len(ids.values))]
     inline = {int(row): inline_column[int(row)].as_py() for row in np.flatnonzero(given[0])}
-    offset = _numbers(rows["offset"], np.uint64)
-    nbytes = _numbers(rows["length"], np.uint64 if rows["length"].type.bit_width == 64 else np.uint32).astype(np.uint64)
+    offset = numbers_of(rows["offset"], np.uint64)
+    nbytes = numbers_of(rows["length"], np.uint64 if rows["length"].type.bit_width == 64 else np.uint32).astype(np.uint64)
     return ChunkRefs(coords, file, offset, nbytes, files, inline, {number: check for number, check in known if check != NO_CHECK})
 
 
@@ -381,8 +382,8 @@ class _Encoded:
 def _encoded(column: pa.ChunkedArray) -> _Encoded:
     encoded = column.combine_chunks().dictionary_encode()
     values = encoded.dictionary.to_pylist()
-    numbers = _numbers(encoded.indices, np.int32).astype(np.int64)
-    return _Encoded(np.where(_is_valid(encoded.indices), numbers, len(values)), values)
+    numbers = numbers_of(encoded.indices, np.int32).astype(np.int64)
+    return _Encoded(np.where(is_valid(encoded.indices), numbers, len(values)), values)
 
 
 def _distinct_rows(columns: Sequence[_Encoded], is_given: npt.NDArray[np.bool_]) -> _Encoded:
@@ -397,25 +398,6 @@ def _distinct_rows(columns: Sequence[_Encoded], is_given: npt.NDArray[np.bool_])
     shown = [[*one.values, None] for one in columns]
     places = np.flatnonzero(is_given)[rows].tolist()
     return _Encoded(numbers, [tuple(values[one.numbers[at]] for one, values in zip(columns, shown, strict=True)) for at in places])
-
-
-def _numbers(column: pa.Array | pa.ChunkedArray, dtype: type[np.generic]) -> npt.NDArray[Any]:
-    """Return a column of numbers of this type, 0 where they are null. ``to_numpy`` would import pandas, if it is installed."""
-    array = column.combine_chunks() if hasattr(column, "combine_chunks") else column
-    data = array.buffers()[1]
-    if data is None:
-        return np.zeros(len(array), dtype=dtype)
-    values = np.frombuffer(data, dtype=dtype)[array.offset : array.offset + len(array)]
-    return values if not array.null_count else np.where(_is_valid(array), values, dtype())
-
-
-def _is_valid(array: pa.Array) -> npt.NDArray[np.bool_]:
-    """Return which of ``(n,)`` values are not null."""
-    bits = array.buffers()[0]
-    if bits is None:
-        return np.full(len(array), not array.null_count)
-    there = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")[array.offset : array.offset + len(array)]
-    return there.astype(np.bool_)
 
 
 def _coords_of(column: pa.Array, n: int, ndim: int) -> npt.NDArray[np.uint64]:
@@ -443,29 +425,18 @@ def _ascends(coords: npt.NDArray[np.uint64]) -> bool:
 
 def merged(older: ChunkRefs, newer: ChunkRefs) -> ChunkRefs:
     """Return the references of both; where both know a chunk, the newer one counts (D25). Chunks that are gone stay as such."""
-    coords = np.concatenate([older.coords, newer.coords])
+    both = in_a_row([older, newer], older.coords.shape[1])
+    coords = both.coords
     is_newer = np.repeat([0, 1], [len(older), len(newer)])
     order = np.lexsort((-is_newer, *coords.T[::-1]))
     ordered = coords[order]
     is_first = np.ones(len(order), dtype=np.bool_)
     is_first[1:] = (ordered[1:] != ordered[:-1]).any(axis=1) if coords.shape[1] else False
-    kept = order[is_first]
-    file = np.concatenate([older.file, np.where(newer.file >= 0, newer.file + len(older.files), newer.file)])[kept]
-    inline = {**older.inline, **{row + len(older): data for row, data in newer.inline.items()}}
-    checks = {**older.checks, **{number + len(older.files): check for number, check in newer.checks.items()}}
-    return ChunkRefs(
-        coords[kept],
-        file.astype(np.int32),
-        np.concatenate([older.offset, newer.offset])[kept],
-        np.concatenate([older.nbytes, newer.nbytes])[kept],
-        [*older.files, *newer.files],
-        {place: inline[row] for place, row in enumerate(kept.tolist()) if row in inline},
-        checks,
-    )
+    return subset(both, order[is_first])
 
 
 def in_a_row(pieces: Sequence[ChunkRefs], ndim: int) -> ChunkRefs:
-    """Return the references of pieces of one manifest, each of which is behind the one before, as one."""
+    """Return the references of pieces as one: those of each piece behind those of the one before."""
     if len(pieces) == 1:
         return pieces[0]
     if not pieces:
@@ -492,6 +463,6 @@ def without_gone(refs: ChunkRefs) -> ChunkRefs:
 
 
 def subset(refs: ChunkRefs, rows: npt.NDArray[np.intp]) -> ChunkRefs:
-    """Return the references in these rows, which ascend."""
+    """Return the references in these rows, in their order."""
     inline = {place: refs.inline[row] for place, row in enumerate(rows.tolist()) if row in refs.inline} if refs.inline else {}
     return ChunkRefs(refs.coords[rows], refs.file[rows], refs.offset[rows], refs.nbytes[rows], refs.files, inline, refs.checks)

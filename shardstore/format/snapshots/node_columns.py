@@ -19,12 +19,11 @@ import struct
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-import numpy as np
-
 from shardstore.errors import Corruption, InvalidInput
-from shardstore.format.json_text import JsonObject, dumps, is_encodable, loads, loads_object, same_text
+from shardstore.format.json_text import JsonObject, dumps, loads, loads_object, same_text
+from shardstore.format.metadata_v3 import NUMBERS
+from shardstore.model.words import is_utf8
 
-_NUMBER = re.compile(r"(?:u?int(?:8|16|32|64)|float(?:16|32|64)|complex(?:64|128)|bool)")
 _SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _HEX = re.compile(r"0x[0-9a-fA-F]+")
 _FLOATS = {2: "<e", 4: "<f", 8: "<d"}
@@ -80,7 +79,10 @@ def to_document(columns: NodeColumns) -> JsonObject:
         "chunk_grid": {"name": grid["name"], "configuration": {"chunk_shape": list(grid["configuration"]["chunk_shape"])}},
         "chunk_key_encoding": {"name": encoding["name"], "configuration": {"separator": encoding["configuration"]["separator"]}},
         "fill_value": _fill_of(array["fill_value"], array["data_type"]),
-        "codecs": [_codec_of(codec) for codec in array["codecs"]],
+        "codecs": [
+            {"name": codec["name"]} | ({} if (given := codec["configuration"]) is None else {"configuration": loads(given)})
+            for codec in array["codecs"]
+        ],
         "attributes": attributes,
         **({} if array["dimension_names"] is None else {"dimension_names": list(array["dimension_names"])}),
     }
@@ -100,12 +102,12 @@ def _array_of(document: JsonObject) -> dict[str, Any]:
     name = data_type if isinstance(data_type, str) else (data_type or {}).get("name") if isinstance(data_type, dict) else None
     if not _is_text(name):
         raise InvalidInput(f"the document of an array has the data_type {data_type!r}")
-    dimension_names = document.get("dimension_names")
+    names = document.get("dimension_names")
     return {
         "shape": shape,
         "data_type": name,
         "fill_value": _fill_bytes(document.get("fill_value"), name),
-        "dimension_names": dimension_names if _are_texts(dimension_names) else None,
+        "dimension_names": names if isinstance(names, list) and all(one is None or _is_text(one) for one in names) else None,
         "chunk_grid": _grid_of(document.get("chunk_grid")),
         "chunk_key_encoding": _encoding_of(document.get("chunk_key_encoding")),
         "codecs": _codecs_of(document.get("codecs")),
@@ -116,13 +118,9 @@ def _are_sizes(value: Any) -> bool:
     return isinstance(value, list) and all(type(size) is int and 0 <= size < 2**64 for size in value)
 
 
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(name is None or _is_text(name) for name in value)
-
-
 def _is_text(value: Any) -> TypeGuard[str]:
     """Return whether a value is a text that a column can hold, as UTF-8."""
-    return isinstance(value, str) and is_encodable(value)
+    return isinstance(value, str) and is_utf8(value)
 
 
 def _grid_of(value: Any) -> dict[str, Any] | None:
@@ -147,11 +145,6 @@ def _codecs_of(value: Any) -> list[dict[str, Any]] | None:
     ]
 
 
-def _codec_of(found: dict[str, Any]) -> JsonObject:
-    configuration = found["configuration"]
-    return {"name": found["name"], **({} if configuration is None else {"configuration": loads(configuration)})}
-
-
 # -- fill values -------------------------------------------------------------------------------------------------------
 
 
@@ -159,20 +152,21 @@ def _fill_bytes(value: Any, data_type: str) -> bytes | None:
     """Return the bytes of a fill value; ``None`` if the column has no form for it."""
     if data_type == "string":
         return value.encode() if _is_text(value) else None
-    if _NUMBER.fullmatch(data_type) is None:
-        return None
-    dtype = np.dtype(data_type).newbyteorder("<")
+    kind, nbytes = NUMBERS.get(data_type, ("", 0))
     try:
-        if data_type == "bool":
-            return bytes([value]) if isinstance(value, bool) else None
-        if dtype.kind in "iu":
-            return int(value).to_bytes(dtype.itemsize, "little", signed=dtype.kind == "i") if type(value) is int else None
-        if dtype.kind == "c":
-            parts = [_float_bytes(part, dtype.itemsize // 2) for part in value] if isinstance(value, list) and len(value) == 2 else [None]
-            return None if None in parts else b"".join(part for part in parts if part is not None)
-        return _float_bytes(value, dtype.itemsize)
+        match kind:
+            case "b":
+                return bytes([value]) if isinstance(value, bool) else None
+            case "i" | "u":
+                return value.to_bytes(nbytes, "little", signed=kind == "i") if type(value) is int else None
+            case "f":
+                return _float_bytes(value, nbytes)
+            case "c":
+                parts = [_float_bytes(part, nbytes // 2) for part in value] if isinstance(value, list) and len(value) == 2 else [None]
+                return None if None in parts else b"".join(part for part in parts if part is not None)
     except (OverflowError, struct.error):
-        return None
+        pass
+    return None
 
 
 def _float_bytes(value: Any, nbytes: int) -> bytes | None:
@@ -188,16 +182,16 @@ def _fill_of(data: bytes | None, data_type: str) -> Any:
         raise Corruption(f"an array of {data_type!r} in a structure file has no fill value")
     if data_type == "string":
         return data.decode()
-    dtype = np.dtype(data_type).newbyteorder("<") if _NUMBER.fullmatch(data_type) else None
-    if dtype is None or len(data) != dtype.itemsize:
+    kind, nbytes = NUMBERS.get(data_type, ("", -1))
+    if len(data) != nbytes:
         raise Corruption(f"the fill value of an array of {data_type!r} in a structure file has {len(data)} bytes")
-    if data_type == "bool":
-        return data != b"\0"
-    if dtype.kind in "iu":
-        return int.from_bytes(data, "little", signed=dtype.kind == "i")
-    if dtype.kind == "c":
-        half = dtype.itemsize // 2
-        return [_float_of(data[:half]), _float_of(data[half:])]
+    match kind:
+        case "b":
+            return data != b"\0"
+        case "i" | "u":
+            return int.from_bytes(data, "little", signed=kind == "i")
+        case "c":
+            return [_float_of(data[: nbytes // 2]), _float_of(data[nbytes // 2 :])]
     return _float_of(data)
 
 

@@ -25,9 +25,10 @@ from typing import Any, Literal
 import google_crc32c
 
 from shardstore.errors import Corruption, InvalidInput, NotFound
-from shardstore.format.json_text import dumps_line, is_encodable
+from shardstore.format.json_text import dumps_line
 from shardstore.format.snapshots.file_names import STRUCTURES, generation_of_garbage_list
 from shardstore.format.store_keys import check_key
+from shardstore.model.words import is_utf8
 
 ORIGINAL_PARENT = "shardstore.parent"
 """Property of a snapshot whose parent was left out: the id of that (D8)."""
@@ -248,7 +249,7 @@ def check_said(message: object, metadata: object = None) -> None:
     """
     if not isinstance(message, str):
         raise InvalidInput(f"message {message!r} of a commit is no text")
-    if not is_encodable(message):
+    if not is_utf8(message):
         raise InvalidInput(f"message {message!r} of a commit holds half of a surrogate pair, which UTF-8 cannot hold: leave it out")
     if metadata is None:
         return
@@ -264,7 +265,7 @@ def _not_json(value: object, levels: int) -> str | None:
         case None | bool() | float():
             return None
         case str():
-            return None if is_encodable(value) else f"{value!r} holds half of a surrogate pair, which UTF-8 cannot hold"
+            return None if is_utf8(value) else f"{value!r} holds half of a surrogate pair, which UTF-8 cannot hold"
         case int():
             return None if value.bit_length() < _MOST_BITS else f"a number has {value.bit_length()} bits, and {_MOST_BITS} are too many"
         case dict() | list() | tuple() if not levels:

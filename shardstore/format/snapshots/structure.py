@@ -209,8 +209,13 @@ def _rows(nodes: Sequence[Node], files: Mapping[ManifestFile, int], documents: _
     columns: dict[str, list[Any]] = {
         "id": [node.id for node in nodes],
         "path": [f"/{node.path}" for node in nodes],
-        "attrs_reference": [_attributes_member(node.attributes) for node in nodes],
-        "manifests": [[_manifest_member(part, files) for part in node.manifests] if node.is_array else None for node in nodes],
+        "attrs_reference": [None if (at := node.attributes) is None else {"attrs_file": at.file, "row": at.row} for node in nodes],
+        "manifests": [
+            [{"manifest_id": files[part.file], "row": part.row, "extent": part.extent} for part in node.manifests]
+            if node.is_array
+            else None
+            for node in nodes
+        ],
     }
     try:
         arrays = {name: column(schema.field(name).type, values) for name, values in columns.items()}
@@ -242,14 +247,6 @@ def _document_columns(documents: _Documents, schema: pa.Schema) -> dict[str, pa.
         "extra": [one.extra for one in documents],
     }
     return {member.name: column(member.type, columns[member.name]) for member in schema if member.name in columns}
-
-
-def _attributes_member(place: AttributesPlace | None) -> dict[str, Any] | None:
-    return None if place is None else {"attrs_file": place.file, "row": place.row, "flags": None}
-
-
-def _manifest_member(part: ManifestPart, files: Mapping[ManifestFile, int]) -> dict[str, Any]:
-    return {"manifest_id": files[part.file], "row": part.row, "extent": part.extent, "flags": None}
 
 
 def decode_structure(data: bytes | memoryview) -> Structure:

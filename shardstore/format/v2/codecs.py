@@ -27,7 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from shardstore.format.codecs import Axes, codec_configuration, codec_name, leading_transposes
+from shardstore.format.codecs import codec_configuration, codec_name, leading_transposes
 from shardstore.format.json_text import JsonObject
 from shardstore.format.v2.dtypes import OBJECT_CODECS, ElementType, NoCounterpart, number_from_v2
 from shardstore.format.v2.dtypes import from_v3 as type_from_v3
@@ -106,13 +106,11 @@ def to_v3(members: V2Codecs, ndim: int) -> list[JsonObject]:
         chain.element = None
     for member, config in steps:
         _step_to_v3(member, config, chain)
-    return [*chain.to_array, _array_to_bytes(members.element), *chain.to_bytes]
-
-
-def _array_to_bytes(element: ElementType) -> JsonObject:
-    if element.object_codec is not None:
-        return {"name": element.object_codec}
-    return {"name": "bytes"} if element.endian is None else {"name": "bytes", "configuration": {"endian": element.endian}}
+    element = members.element
+    to_bytes: JsonObject = {"name": element.object_codec or "bytes"}
+    if element.object_codec is None and element.endian is not None:
+        to_bytes["configuration"] = {"endian": element.endian}
+    return [*chain.to_array, to_bytes, *chain.to_bytes]
 
 
 def codec_id(config: Any) -> str | None:
@@ -258,16 +256,12 @@ def from_v3(codecs: Any, data_type: Any, ndim: int) -> V2Codecs:
         raise NoCounterpart("codecs", f"in Zarr v2 elements of type {data_type!r} do not become bytes through {to_bytes}")
     configs = [*filters, *([] if element.object_codec is None else [{"id": element.object_codec}]), *compressors]
     compressor = configs.pop() if configs and configs[-1]["id"] in _COMPRESSORS else None
-    members = V2Codecs(element, _order_of(transposes.axes), configs or None, compressor)
+    in_order_c = tuple(range(ndim))
+    if transposes.axes not in (in_order_c, in_order_c[::-1]):
+        raise NoCounterpart("codecs", f"transpose to {list(transposes.axes)}, which is neither order C nor F")
+    members = V2Codecs(element, "C" if transposes.axes == in_order_c else "F", configs or None, compressor)
     to_v3(members, ndim)  # refuses what libraries of the two formats encode differently
     return members
-
-
-def _order_of(axes: Axes) -> str:
-    in_order_c = tuple(range(len(axes)))
-    if axes not in (in_order_c, in_order_c[::-1]):
-        raise NoCounterpart("codecs", f"transpose to {list(axes)}, which is neither order C nor F")
-    return "C" if axes == in_order_c else "F"
 
 
 def _config_from_v3(codec: Any, *, takes_bytes: bool) -> JsonObject:

@@ -26,7 +26,7 @@ from typing import Any, TypeGuard
 
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.format.json_text import JsonObject, same_text
-from shardstore.format.metadata_v3 import is_array, is_group, parse_plain
+from shardstore.format.metadata_v3 import is_array, is_group, parse_plain, sizes
 from shardstore.format.presentation import documents_inside
 from shardstore.format.store_keys import groups_above
 from shardstore.format.v2 import codecs as v2_codecs
@@ -39,7 +39,6 @@ from shardstore.format.v2.keys import ARRAY_NAME, ATTRIBUTES_NAME, CONSOLIDATED_
 
 ARRAY_DIMENSIONS = "_ARRAY_DIMENSIONS"
 
-_MAX_NDIM = 64
 # Members whose meanings depend on each other: what is kept of a group counts as a whole, or not at all.
 _GROUPS = (("dtype", "order", "filters", "compressor"), ("fill_value",), ("dimension_separator",))
 _MEMBERS = frozenset(("zarr_format", "shape", "chunks", *(name for group in _GROUPS for name in group)))
@@ -131,9 +130,9 @@ def _v2_codecs(zarray: JsonObject) -> V2Codecs:
 
 
 def _sizes(member: str, value: Any, minimum: int) -> list[int]:
-    if not isinstance(value, list) or len(value) > _MAX_NDIM or not all(type(v) is int and minimum <= v < 2**63 for v in value):
+    if (found := sizes(value, minimum)) is None:
         raise NoCounterpart(member, f"{str(value)[:200]} are no sizes of at least {minimum}")
-    return value
+    return list(found)
 
 
 def _regenerate(document: JsonObject) -> JsonObject:
@@ -279,14 +278,12 @@ def _node_from_v2(path: str, documents: JsonObject, previous: Mapping[str, JsonO
         if zarray is not None and zgroup is None:
             return array_from_v2(zarray, zattrs, previous.get(path))
         if zgroup is not None and zarray is None:
-            return group_from_v2(zgroup, zattrs, _without_consolidated(previous.get(path)))
+            before = previous.get(path)
+            before = None if before is None else {name: value for name, value in before.items() if name != "consolidated_metadata"}
+            return group_from_v2(zgroup, zattrs, before)
         raise InvalidInput("it is neither an array nor a group" if zgroup is None else "it is both an array and a group")
     except InvalidInput as exc:
         raise InvalidInput(f"{CONSOLIDATED_NAME}, {where}: {exc}") from exc
-
-
-def _without_consolidated(document: JsonObject | None) -> JsonObject | None:
-    return None if document is None else {name: value for name, value in document.items() if name != "consolidated_metadata"}
 
 
 def consolidated_to_v2(document: JsonObject, *, omit_unsupported: bool = False) -> JsonObject | None:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from shardstore.format.codecs import codec_configuration, codec_name
+from shardstore.format.metadata_v3 import NUMBER_NAMES, NUMBERS
 
 Endian = Literal["little", "big"]
 
@@ -36,11 +37,6 @@ _BYTES_NAMES = {"S": "null_terminated_bytes", "V": "raw_bytes"}
 _LENGTH_KINDS = {name: (kind, 1) for kind, name in _BYTES_NAMES.items()} | {"fixed_length_utf32": ("U", 4)}
 _RAW_BITS = re.compile(r"r([1-9][0-9]{0,9})")
 OBJECT_CODECS = {"vlen-utf8": "string", "vlen-bytes": "variable_length_bytes"}
-
-_NUMBERS: dict[tuple[str, int], str] = {("b", 1): "bool", ("c", 8): "complex64", ("c", 16): "complex128"}
-_NUMBERS |= {(kind, n): f"{name}{8 * n}" for kind, name in (("i", "int"), ("u", "uint")) for n in (1, 2, 4, 8)}
-_NUMBERS |= {("f", n): f"float{8 * n}" for n in (2, 4, 8)}
-_NUMBERS_BY_NAME = {name: key for key, name in _NUMBERS.items()}
 
 
 class NoCounterpart(Exception):
@@ -92,8 +88,8 @@ def from_v3(data_type: Any, endian: Endian | None) -> ElementType:
     type.
     """
     name, configuration = codec_name(data_type) or "", codec_configuration(data_type)
-    if name in _NUMBERS_BY_NAME:
-        kind, size = _NUMBERS_BY_NAME[name]
+    if name in NUMBERS:
+        kind, size = NUMBERS[name]
         return _simple(data_type, kind, size, endian, None, 1)
     if name in _TIME_KINDS:
         unit, factor = configuration.get("unit"), configuration.get("scale_factor")
@@ -118,11 +114,11 @@ def number_from_v2(dtype: Any, member: str) -> ElementType:
 
     zarr-python 3 writes ``float64`` where numcodecs writes ``<f8``; it means little-endian, the byte order of nearly every machine.
     """
-    if isinstance(dtype, str) and dtype in _NUMBERS_BY_NAME:
-        kind, size = _NUMBERS_BY_NAME[dtype]
+    if isinstance(dtype, str) and dtype in NUMBERS:
+        kind, size = NUMBERS[dtype]
         return _simple(dtype, kind, size, "little", None, 1)
     match = re.fullmatch(r"([<>|=]?)([iuf])([1-8])", dtype) if isinstance(dtype, str) else None
-    if match is None or (match[2], int(match[3])) not in _NUMBERS:
+    if match is None or (match[2], int(match[3])) not in NUMBER_NAMES:
         raise NoCounterpart(member, f"a filter of elements of type {dtype!r} is not known")
     return _simple(dtype, match[2], int(match[3]), _BYTE_ORDERS.get(match[1], "little"), None, 1)
 
@@ -140,8 +136,8 @@ def _simple(spelling: Any, kind: str, size: int, endian: Endian | None, unit: An
         v3 = {"name": "fixed_length_utf32", "configuration": {"length_bytes": 4 * size}}
     elif kind in _BYTES_NAMES:
         v3 = {"name": _BYTES_NAMES[kind], "configuration": {"length_bytes": size}}
-    elif (kind, size) in _NUMBERS:
-        v3 = _NUMBERS[kind, size]
+    elif (kind, size) in NUMBER_NAMES:
+        v3 = NUMBER_NAMES[kind, size]
     else:
         raise NoCounterpart("dtype", f"{spelling!r} has no data type in Zarr v3")
     nbytes = 4 * size if kind == "U" else size

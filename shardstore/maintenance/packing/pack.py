@@ -19,7 +19,7 @@ from shardstore.maintenance.packing.report import PackReport, packing_step, rais
 from shardstore.maintenance.packing.run import carry_out
 from shardstore.maintenance.packing.translation import Mode, TargetForm
 from shardstore.maintenance.pins import Pin, check_none_held
-from shardstore.model.options import check_flag, option
+from shardstore.model.options import check_flags, option
 from shardstore.model.redaction import redacted
 from shardstore.opening.options import options_of_another
 from shardstore.opening.snapshot_urls import named_snapshot, refuse_to_change
@@ -112,7 +112,7 @@ class PackOptions:
         if type(self.max_memory) is not int or self.max_memory < _LEAST_MEMORY:
             raise InvalidInput(f"max_memory {self.max_memory!r} is not a number of bytes of at least {_LEAST_MEMORY >> 20} MiB")
         for name in ("index_checksum", "chunk_checksums", "ome", "dry_run", "overwrite", "only_failed", "check_space", "fsync"):
-            check_flag(name, getattr(self, name))
+            check_flags(**{name: getattr(self, name)})
         prices: object = self.prices
         if prices is not None and not (isinstance(prices, Mapping) and all(name in _PRICED and _is_price(prices[name]) for name in prices)):
             raise InvalidInput(f"prices {prices!r} do not map {', '.join(map(repr, _PRICED))} to prices of 1,000 requests")

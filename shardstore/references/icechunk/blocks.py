@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore.format.references.parquet import ReferenceRows
-from shardstore.references.batches import ReferenceBatch, ReferencedArray, strides
+from shardstore.model.chunks import strides
+from shardstore.references.batches import ReferenceBatch, ReferencedArray
 
 Numbers = npt.NDArray[np.int64]
 Coords = npt.NDArray[np.uint64]

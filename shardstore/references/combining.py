@@ -310,7 +310,7 @@ def _add_groups(whole: ReferenceSource, source: ReferenceSource) -> None:
     """Add the groups of one set, unless they are there already."""
     for path, node in source.groups.items():
         first = whole.groups.setdefault(path, node)
-        if not same_text(_attributes_of(first), _attributes_of(node)):
+        if not same_text(_attributes(first), _attributes(node)):
             whole.left_out.setdefault(path, f"its attributes in {source.url} differ: those of the first set with this group count")
 
 
@@ -318,7 +318,8 @@ def _compare(comparison: Comparison, path: str, parts: Sequence[tuple[str, Refer
     """Compare an array that several sets have to have in common. Raises ``InvalidInput`` if they have not."""
     (first_url, first), *later = parts
     for url, other in later:
-        if not _is_described_alike(first, other):
+        documents = ([_document(array), _attributes(array.node)] for array in (first, other))
+        if first.chunk_grid != other.chunk_grid or not same_text(*documents):
             raise comparison.refusal(path, first_url, url, "their documents differ")
     comparison.add(path, [(url, array) for url, array in parts if isinstance(array, SetArray)])
 
@@ -346,14 +347,15 @@ def _check_fits(path: str, parts: Sequence[tuple[str, ReferencedArray]], axis: i
     for url, other in later:
         theirs = list(_document(other)["shape"])
         same_across = shape[:axis] == theirs[:axis] and shape[axis + 1 :] == theirs[axis + 1 :]
-        if not same_text(_attributes(first), _attributes(other)):
+        if not same_text(_attributes(first.node), _attributes(other.node)):
             raise InvalidInput(f"array {path!r} has other attributes in {url}, so its values may mean something else. {_WHO_DOES_IT}")
         if len(shape) != len(theirs) or not same_across or not same_text(_coding(first), _coding(other)):
             raise InvalidInput(
                 f"array {path!r} in {url} has another shape across the dimension, other chunks, data type, codecs or fill value. "
                 f"{_WHO_DOES_IT}"
             )
-    chunk = _chunk_shape(first)[axis]
+    document = _document(first)
+    chunk = (document["chunks"] if "chunks" in document else document["chunk_grid"]["configuration"]["chunk_shape"])[axis]
     for url, part in parts[:-1]:
         if _document(part)["shape"][axis] % chunk:
             raise InvalidInput(f"array {path!r} in {url} does not end with a whole chunk along the dimension. {_WHO_DOES_IT}")
@@ -371,18 +373,8 @@ def _coding(array: ReferencedArray) -> JsonObject:
     return {name: value for name, value in _document(array).items() if name in coding}
 
 
-def _attributes(array: ReferencedArray) -> Any:
-    return _attributes_of(array.node)
-
-
-def _attributes_of(node: NodeDocuments) -> Any:
+def _attributes(node: NodeDocuments) -> Any:
     return node.attributes if node.v3 is None else [node.v3.get("attributes"), node.v3.get("dimension_names")]
-
-
-def _chunk_shape(array: ReferencedArray) -> list[int]:
-    document = _document(array)
-    shape: list[int] = document["chunks"] if "chunks" in document else document["chunk_grid"]["configuration"]["chunk_shape"]
-    return shape
 
 
 def _dimensions(array: ReferencedArray) -> list[Any]:
@@ -392,9 +384,3 @@ def _dimensions(array: ReferencedArray) -> list[Any]:
     else:
         names = (array.node.attributes or {}).get(ARRAY_DIMENSIONS)
     return names if isinstance(names, list) else []
-
-
-def _is_described_alike(one: ReferencedArray, other: ReferencedArray) -> bool:
-    """Return whether the documents of two arrays say the same."""
-    documents = ([_document(array), _attributes(array)] for array in (one, other))
-    return same_text(*documents) and one.chunk_grid == other.chunk_grid

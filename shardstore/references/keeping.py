@@ -10,28 +10,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from fsspec.core import split_protocol
 
 from shardstore._sync import run_sync
-from shardstore.errors import Conflict, InvalidInput, NotFound
+from shardstore.errors import InvalidInput, NotFound
 from shardstore.format.draft2022.keys import canonical_key
 from shardstore.format.json_text import loads_object, same_text
 from shardstore.format.references.parquet import METADATA_NAME, decode_metadata, record_name
-from shardstore.format.references.pins import PinnedObject, PinSection
+from shardstore.format.references.pins import PinSection
 from shardstore.format.store_keys import join, metadata_key
 from shardstore.maintenance.pins import Pin, is_held
-from shardstore.model.chunks import strides
 from shardstore.model.options import check_flags
 from shardstore.opening.open import open_storage
 from shardstore.opening.reference_targets import LOCAL, canonical
-from shardstore.references.batches import ReferenceBatch, ReferencedArray, content, size_of
+from shardstore.references.batches import ReferencedArray, content, size_of
 from shardstore.references.choices import Described, base_of, described
 from shardstore.references.opening import open_source
 from shardstore.references.places import SetPlace, find_set, open_set, options_of_set, pins_of, read_object
 from shardstore.references.report import ReferenceReport
-from shardstore.references.sets import PinsByUrl, SetArray, reference_storage, set_source, store_of
+from shardstore.references.sets import OlderSet, PinsByUrl, reference_storage, set_source, store_of
 from shardstore.references.stores import StoredArray
 from shardstore.references.writing import ParquetForm, Progress, form_of, put
 from shardstore.storage.base import Found, ObjectInfo, Storage, document_read, unless_failed
@@ -315,39 +312,6 @@ async def _infos_of(references: ReferenceStorage, urls: list[str]) -> list[Objec
     await references.references()  # a set that is a directory has relative URLs from there
     targets = [references.targets.target(url) for url in urls]
     return list(await asyncio.gather(*(target.storage.stat(target.key) for target in targets)))
-
-
-class OlderSet:
-    """The references of a set into objects that are still what they were."""
-
-    def __init__(self, references: ReferenceStorage, objects: Mapping[str, PinnedObject]) -> None:
-        self._objects = objects
-        source = set_source(references, lambda path: True, PinsByUrl(keeps_relative=True))
-        self._arrays = {array.path: array for array in source.arrays if isinstance(array, SetArray)}
-
-    def references(
-        self, path: str, chunk_grid: tuple[int, ...], key: str, token: str | None, chunks: npt.NDArray[np.int64]
-    ) -> ReferenceBatch | None:
-        """Return the references of an array into the object at ``key``; ``None`` if that has changed, or the array has."""
-        pinned, array = self._objects.get(key), self._arrays.get(path)
-        if pinned is None or array is None or len(array.chunk_grid) != len(chunk_grid):
-            return None
-        if token is None or not is_held(frozenset({pinned.generation}), token):
-            return None
-        older = chunks
-        if array.chunk_grid != chunk_grid:
-            coords = np.array(np.unravel_index(chunks, chunk_grid), dtype=np.int64).reshape(len(chunk_grid), len(chunks))
-            if (coords >= np.array(array.chunk_grid, dtype=np.int64)[:, None]).any():
-                return None  # the shard may hold chunks that were outside of the array
-            older = coords.T @ strides(array.chunk_grid)
-        try:
-            found = array.references_to(older)
-        except Conflict:  # its file was replaced by one of the new set
-            return None
-        if older is chunks:
-            return found
-        order = np.argsort(older)
-        return ReferenceBatch(chunks[order[np.searchsorted(older, found.chunks, sorter=order)]], found.rows)
 
 
 def update(

@@ -12,8 +12,8 @@ from shardstore.opening.snapshot_urls import named_snapshot
 from shardstore.references.batches import ReferenceSource
 from shardstore.references.choices import Choices, base_of, check_patterns, chosen
 from shardstore.references.places import SetPlace, check_apart
-from shardstore.references.sets import is_set, known_source, reference_storage, set_source
-from shardstore.references.stores import Reuse, store_source
+from shardstore.references.sets import OlderSet, is_set, known_source, reference_storage, set_source
+from shardstore.references.stores import store_source
 from shardstore.storage.abilities import NamesLocation
 from shardstore.storage.base import Storage
 from shardstore.storage.gcs.storage import GCSStorage
@@ -30,7 +30,7 @@ def open_source(
     *,
     pins: bool,
     options: Mapping[str, Any] | None,
-    reuse: Reuse | None = None,
+    reuse: OlderSet | None = None,
     is_new: bool = True,
 ) -> ReferenceSource:
     """Return a source for the set at ``place``. Of one that is not new, arrays that were named may be gone.

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore._sync import run_sync
-from shardstore.errors import InvalidInput, NotFound, ShardStoreError
+from shardstore.errors import Conflict, InvalidInput, NotFound, ShardStoreError
 from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.metadata_v3 import is_array, parse_plain
 from shardstore.format.references.documents import NodeDocuments
@@ -25,6 +25,7 @@ from shardstore.format.references.parquet import MISSING, MOST_CHUNKS, Reference
 from shardstore.format.references.pins import PinnedObject, PinSection, object_url
 from shardstore.format.store_keys import join
 from shardstore.maintenance.array_plans import plan_v2_array
+from shardstore.maintenance.pins import is_held
 from shardstore.model.chunks import strides
 from shardstore.model.redaction import redacted
 from shardstore.opening.address import Address
@@ -242,6 +243,41 @@ def _grid_of(path: str, node: NodeDocuments) -> tuple[ChunkKeyEncoding, tuple[in
         return plain.key_encoding, plain.chunk_grid_shape
     plan = None if node.v2 is None else plan_v2_array(path, node.v2)
     return None if plan is None else (plan.key_encoding, plan.chunk_grid)
+
+
+class OlderSet:
+    """The references of a set into objects that are still what they were."""
+
+    def __init__(self, references: ReferenceStorage, objects: Mapping[str, PinnedObject]) -> None:
+        self._objects = objects
+        source = set_source(references, lambda path: True, PinsByUrl(keeps_relative=True))
+        self._arrays = {array.path: array for array in source.arrays if isinstance(array, SetArray)}
+
+    def references(
+        self, path: str, chunk_grid: tuple[int, ...], key: str, token: str | None, chunks: npt.NDArray[np.int64]
+    ) -> ReferenceBatch | None:
+        """Return the references of an array into the object at ``key``, which may hold ``chunks``; ``None`` if that has another version
+        now, or the array another grid.
+        """
+        pinned, array = self._objects.get(key), self._arrays.get(path)
+        if pinned is None or array is None or len(array.chunk_grid) != len(chunk_grid):
+            return None
+        if token is None or not is_held(frozenset({pinned.generation}), token):
+            return None
+        older = chunks
+        if array.chunk_grid != chunk_grid:
+            coords = np.array(np.unravel_index(chunks, chunk_grid), dtype=np.int64).reshape(len(chunk_grid), len(chunks))
+            if (coords >= np.array(array.chunk_grid, dtype=np.int64)[:, None]).any():
+                return None  # the shard may hold chunks that were outside of the array
+            older = coords.T @ strides(array.chunk_grid)
+        try:
+            found = array.references_to(older)
+        except Conflict:  # its file was replaced by one of the new set
+            return None
+        if older is chunks:
+            return found
+        order = np.argsort(older)
+        return ReferenceBatch(chunks[order[np.searchsorted(older, found.chunks, sorter=order)]], found.rows)
 
 
 _ONE_VERSION = (

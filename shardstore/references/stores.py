@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,7 @@ from shardstore.model.containers import batched
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange
 from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, ReferredObject, Shards, read_nodes
+from shardstore.references.sets import OlderSet
 from shardstore.storage.base import Found, Read, ReadOutcome, Storage, document_read, read_one, unless_failed
 from shardstore.storage.local.versions import is_unsettled
 from shardstore.stored.detect import is_draft
@@ -295,20 +296,10 @@ def _index_range(index_format: IndexFormat, offset: int, nbytes: int) -> ByteRan
 # -- the store -----------------------------------------------------------------------------------------------------------
 
 
-class Reuse(Protocol):
-    """References that are known already, from an older set."""
-
-    def references(self, path: str, chunk_grid: tuple[int, ...], key: str, token: str | None, chunks: Numbers) -> ReferenceBatch | None:
-        """Return the references of an array into the object at ``key``, which may hold ``chunks``; ``None`` if that has another version
-        now, or the array another grid.
-        """
-        ...
-
-
 class StoreReader:
     """Reads indices and chunks of one store, and notes what it refers to."""
 
-    def __init__(self, storage: Storage, source: ReferenceSource, *, on_error: OnError, pinned: bool, reuse: Reuse | None) -> None:
+    def __init__(self, storage: Storage, source: ReferenceSource, *, on_error: OnError, pinned: bool, reuse: OlderSet | None) -> None:
         self.storage = storage
         self.reuse = reuse
         self._source = source
@@ -431,7 +422,7 @@ def store_source(
     *,
     pinned: bool = True,
     on_error: OnError = "raise",
-    reuse: Reuse | None = None,
+    reuse: OlderSet | None = None,
 ) -> ReferenceSource:
     """Return the hierarchy in ``storage`` as a source. ``base`` comes in front of the keys in URLs; ``choose`` says how each array is
     referred to, ``None`` leaves it out. What ``reuse`` knows is not read again.
@@ -444,9 +435,9 @@ def store_source(
     engine = Engine(storage)
     source = ReferenceSource(storage.url, {}, [], base_url=base, is_pinned=pinned, storage=engine.storage)
     reader = StoreReader(engine.storage, source, on_error=on_error, pinned=pinned, reuse=reuse)
-    found = _hierarchy(engine)
-    nodes = {path: NodeDocuments(levels_of(document)[-1], is_array=is_array(document)) for path, document in found.documents.items()}
-    v2_nodes = run_sync(read_nodes(engine.storage, [key for key in found.v2_keys if document_key(key) is not None]))
+    documents, plans, objects, v2_keys = _hierarchy(engine)
+    nodes = {path: NodeDocuments(levels_of(document)[-1], is_array=is_array(document)) for path, document in documents.items()}
+    v2_nodes = run_sync(read_nodes(engine.storage, [key for key in v2_keys if document_key(key) is not None]))
     nodes |= {path: node for path, node in v2_nodes.items() if path not in nodes}  # where there are documents of both, that of v3 counts
     if not nodes:
         raise NotFound(f"there is no Zarr hierarchy at {storage.url}: check the address")
@@ -454,41 +445,27 @@ def store_source(
     def array_of(path: str, node: NodeDocuments) -> StoredArray | str | None:
         if (choice := choose(path)) is None:
             return None
-        plan = found.plans.get(path) or (None if node.v2 is None else plan_v2_array(path, node.v2))
+        plan = plans.get(path) or (None if node.v2 is None else plan_v2_array(path, node.v2))
         if plan is None:
             return "its metadata do not say where its chunks are"
         if prod(plan.chunk_grid) >= MOST_CHUNKS:
             return f"its grid has {prod(plan.chunk_grid):,} chunks, too many to be numbered"
-        stored = found.documents.get(path)
+        stored = documents.get(path)
         shown = NodeDocuments(stored, is_array=True) if choice.whole_shards and stored is not None else node
-        return StoredArray(reader, found.objects.get(path) or _Objects(plan), stored, shown, choice)
+        return StoredArray(reader, objects.get(path) or _Objects(plan), stored, shown, choice)
 
     source.add(nodes, array_of)
-    if run_sync(_is_draft(engine)):
-        source.stored_key = _draft_keys(storage, [array.path for array in source.arrays if not array.chunk_grid])
+    run_sync(engine.storage.read([document_read(METADATA_NAME)]))  # which finds out what is stored
+    if is_draft(engine.storage):
+        places = run_sync(_scalar_places(storage, [array.path for array in source.arrays if not array.chunk_grid]))
+        source.stored_key = lambda key: places.get(key) or data_key(key) or key
     return source
 
 
-def _draft_keys(storage: Storage, scalars: Sequence[str]) -> Callable[[str], str]:
-    """Return what finds the stored keys of a hierarchy of the draft; ``scalars`` are the paths of its 0-d arrays."""
-    places = run_sync(_scalar_places(storage, scalars))
-    return lambda key: places.get(key) or data_key(key) or key
-
-
-@dataclass(frozen=True, slots=True)
-class _Hierarchy:
-    """The nodes and objects of a hierarchy as one listing shows them, by path of the node."""
-
-    documents: dict[str, JsonObject]
-    """The stored documents of v3."""
-    plans: dict[str, ArrayPlan]
-    objects: dict[str, _Objects]
-    v2_keys: list[str]
-    """The keys of documents of v2."""
-
-
-def _hierarchy(engine: Engine) -> _Hierarchy:
-    """Return what is in a store. Raises ``Corruption`` if the document of a node cannot be read."""
+def _hierarchy(engine: Engine) -> tuple[dict[str, JsonObject], dict[str, ArrayPlan], dict[str, _Objects], list[str]]:
+    """Return what one listing shows of a hierarchy: by path, the stored documents of v3, the plans and the objects of arrays; and the keys
+    of documents of v2. Raises ``Corruption`` if the document of a node cannot be read.
+    """
     documents: dict[str, JsonObject] = {}
     unreadable: list[str] = []
 
@@ -513,7 +490,7 @@ def _hierarchy(engine: Engine) -> _Hierarchy:
     if unreadable:
         named = ", ".join(map(repr, sorted(unreadable)[:5]))
         raise Corruption(f"the metadata of {named} in {engine.storage.url} cannot be read: run shardstore verify")
-    return _Hierarchy(documents, {plan.path: plan for plan in walk.plans()}, objects, v2_keys)
+    return documents, {plan.path: plan for plan in walk.plans()}, objects, v2_keys
 
 
 async def _scalar_places(storage: Storage, paths: Sequence[str]) -> dict[str, str]:
@@ -524,8 +501,3 @@ async def _scalar_places(storage: Storage, paths: Sequence[str]) -> dict[str, st
             first, second = keys
             places[scalar_key(path)] = first if await storage.stat(first) is not None else second
     return places
-
-
-async def _is_draft(engine: Engine) -> bool:
-    await engine.storage.read([document_read(METADATA_NAME)])  # which finds out
-    return is_draft(engine.storage)

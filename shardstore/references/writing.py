@@ -84,27 +84,21 @@ def put(
     has_options: bool,
 ) -> ReferenceReport:
     """Store a set of all that ``source`` has. Raises as ``write_json`` and ``write_parquet`` do."""
-    with reported(progress, ReferenceProgress.step) as say:
-        tally = Tally(source.arrays, say, choices.mixed_protocols)
-        return _put(source, place, form, choices, tally, overwrite=overwrite, has_options=has_options)
-
-
-def _put(
-    source: ReferenceSource, place: SetPlace, form: Form, choices: Choices, tally: Tally, *, overwrite: bool, has_options: bool
-) -> ReferenceReport:
     name: Format = "json" if isinstance(form, JSONForm) else "parquet"
     arguments = {"format": name, **_given(form), **_given(choices)}
     if not source.base_url:
         arguments["sets"] = source.url
     origin = PinnedStore(source.url, source.base_url, arguments)
-    if isinstance(form, JSONForm):
-        shown = described(source, form.flavour, only_v2_keys=False)
-        nbytes = _put_json(source, place, form, shown, tally, origin, overwrite=overwrite)
-    else:
-        for array in source.arrays:
-            array.path = check_root(array, form.root_as)
-        shown = described(source, form.flavour, only_v2_keys=True)
-        nbytes = _put_parquet(source, place, form, shown, tally, origin, overwrite=overwrite)
+    with reported(progress, ReferenceProgress.step) as say:
+        tally = Tally(source.arrays, say, choices.mixed_protocols)
+        if isinstance(form, JSONForm):
+            shown = described(source, form.flavour, only_v2_keys=False)
+            nbytes = _put_json(source, place, form, shown, tally, origin, overwrite=overwrite)
+        else:
+            for array in source.arrays:
+                array.path = check_root(array, form.root_as)
+            shown = described(source, form.flavour, only_v2_keys=True)
+            nbytes = _put_parquet(source, place, form, shown, tally, origin, overwrite=overwrite)
     protocol = next(iter(tally.protocols), "file")
     return ReferenceReport(
         source=source.url,
@@ -291,7 +285,10 @@ async def _finish(place: SetPlace, metadata: bytes, pins: bytes | None, before: 
     """Remove what is no part of the set, and make it one, unless another run has written into it. Raises ``Conflict`` if one has: there is
     no set then, or the other run's, whole.
     """
-    own = await _own_records(place, written)
+    own = len(written)
+    if place.storage.ability(VersionedByRange) is None:  # elsewhere a version is known only by its content
+        now = await current_tokens(place.storage, [*written])
+        own = sum(1 for key, token in written.items() if key in now and is_held(frozenset({token}), now[key]))
     if own < len(written):
         if own:
             raise await _mixed(place)
@@ -313,14 +310,6 @@ async def _mixed(place: SetPlace) -> Conflict:
     return Conflict(
         f"another process wrote a set at {place.shown} at the same time, and the two have mixed: there is no set now. Write one again"
     )
-
-
-async def _own_records(place: SetPlace, written: Mapping[str, str]) -> int:
-    """Return how many of the records are there as they were written here."""
-    if place.storage.ability(VersionedByRange) is not None:
-        return len(written)  # a version is known only by its content
-    now = await current_tokens(place.storage, [*written])
-    return sum(1 for key, token in written.items() if key in now and is_held(frozenset({token}), now[key]))
 
 
 def write_json(

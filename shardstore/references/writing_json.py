@@ -20,7 +20,6 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import chain
 from math import prod
 from typing import IO, Protocol
@@ -112,8 +111,8 @@ def write_lines(
             taken: list[ReferenceBatch] = []
             gen = generator_of(array, encoding, template, batches, taken)
             if gen is not None:
-                generated.append(gen.text)
-                tally.count(gen.references, 0)
+                generated.append(gen)
+                tally.count(size_of(array), 0)
                 continue
             batches = chain(taken, batches)  # no index is read twice
         for batch in batches:
@@ -154,10 +153,11 @@ class _Lines:
                 between = f'": {targets[0]}, '
                 found = [f"{begin}{end}{between}{o}, {n}]" for begin, end, o, n in zip(begins, ends, offsets, lengths, strict=True)]
             else:
+                spans = [f", {o}, {n}]" if o or n else "]" for o, n in zip(offsets, lengths, strict=True)]
                 found = [
-                    f'{begin}{end}": ' + (_inline(rows.inline[row]) if target == MISSING else targets[target] + _span(offset, nbytes))
-                    for row, (begin, end, target, offset, nbytes) in enumerate(
-                        zip(begins, ends, rows.target[part].tolist(), offsets, lengths, strict=True), start
+                    f'{begin}{end}": ' + (_inline(rows.inline[row]) if target == MISSING else targets[target] + span)
+                    for row, (begin, end, target, span) in enumerate(
+                        zip(begins, ends, rows.target[part].tolist(), spans, strict=True), start
                     )
                 ]
             if found:
@@ -191,10 +191,6 @@ def _keys(
     return encoding.encode_halves(np.unravel_index(chunks, array.chunk_grid), head)
 
 
-def _span(offset: int, nbytes: int) -> str:
-    return f", {offset}, {nbytes}]" if offset or nbytes else "]"
-
-
 def _inline(data: bytes) -> str:
     return f'"base64:{base64.b64encode(data).decode()}"' if data else '""'
 
@@ -202,19 +198,11 @@ def _inline(data: bytes) -> str:
 # -- generated keys ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Generator:
-    """One entry of ``gen``, and how many references it stands for."""
-
-    text: str
-    references: int
-
-
 def generator_of(
     array: ReferencedArray, encoding: ChunkKeyEncoding, template: str, batches: Iterator[ReferenceBatch], taken: list[ReferenceBatch]
-) -> Generator | None:
-    """Return the generator that stands for all references of an array, proven against each of them; ``None`` if there is none. What was
-    taken of ``batches`` until that was known is put into ``taken``.
+) -> str | None:
+    """Return the entry of ``gen`` that stands for all references of an array, proven against each of them; ``None`` if there is none. What
+    was taken of ``batches`` until that was known is put into ``taken``.
 
     There is one if every shard is there and full, and the offset in a shard grows by the length of a chunk from slot to slot.
     """
@@ -226,8 +214,7 @@ def generator_of(
     first = _regular_place(batches, prod(counts), taken)
     if first is None or sum(len(batch.chunks) for batch in taken) != size_of(array):
         return None
-    text = json.dumps(_generator(array.path, array.chunk_grid, array.shards, encoding, template, first))
-    return Generator(text, size_of(array))
+    return json.dumps(_generator(array.path, array.chunk_grid, array.shards, encoding, template, first))
 
 
 def _regular_place(batches: Iterator[ReferenceBatch], nslots: int, taken: list[ReferenceBatch]) -> tuple[int, int] | None:

@@ -16,7 +16,7 @@ from fsspec.asyn import get_loop
 from shardstore.errors import ReadOnly, ShardStoreError
 from shardstore.format.references.json import Expansion
 from shardstore.model.capabilities import Capabilities
-from shardstore.model.containers import batched
+from shardstore.model.containers import batched, gathered
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import cut
 from shardstore.storage.abilities import HasIdentity
@@ -153,7 +153,11 @@ class ReferenceStorage(ReadsOnly, HasIdentity):
             NotFound, Corruption, StorageError, Unsupported: it cannot be read.
         """
         loop = get_loop()
-        if not _runs_here(loop):
+        try:
+            runs_here = asyncio.get_running_loop() is loop
+        except RuntimeError:
+            runs_here = False
+        if not runs_here:
             asyncio.run_coroutine_threadsafe(self.references(), loop).result()
 
     async def references(self) -> ReferenceSet:
@@ -263,15 +267,9 @@ class ReferenceStorage(ReadsOnly, HasIdentity):
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         found = await self.references()
-        page: list[tuple[str, Entry]] = []
-        async for key, entry in found.items(self._base + prefix):
-            page.append((key[len(self._base) :], entry))
-            if len(page) == _LOOKS_AT_ONCE:
-                for info in await self._infos(page):
-                    yield info
-                page = []
-        for info in await self._infos(page):
-            yield info
+        async for page in gathered(found.items(self._base + prefix), _LOOKS_AT_ONCE):
+            for info in await self._infos([(key[len(self._base) :], entry) for key, entry in page]):
+                yield info
 
     async def list_dir(self, prefix: str) -> DirListing:
         check_directory(prefix)
@@ -309,13 +307,6 @@ def _info_of(key: str, entry: Entry) -> ObjectInfo | None:
     if isinstance(entry, bytes):
         return ObjectInfo(key, len(entry), inline_version(entry))
     return None if entry.reference.nbytes is None else ObjectInfo(key, entry.reference.nbytes)
-
-
-def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
-    try:
-        return asyncio.get_running_loop() is loop
-    except RuntimeError:
-        return False
 
 
 def version_of(entry: Entry, target: Generation | None) -> Generation | None:

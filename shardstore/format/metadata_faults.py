@@ -48,7 +48,10 @@ def metadata_faults(document: JsonObject) -> list[MetadataFault]:
         return [
             MetadataFault("contradiction", f"zarr_format {_shown(version)} and node_type {_shown(kind)} are not those of a Zarr v3 node")
         ]
-    faults = list(_array_faults(document) if is_array(document) else _group_faults(document))
+    faults = list(_array_faults(document)) if is_array(document) else []
+    consolidated = None if is_array(document) else document.get("consolidated_metadata")
+    if consolidated is not None and not (isinstance(consolidated, dict) and isinstance(consolidated.get("metadata"), dict)):
+        faults.append(MetadataFault("contradiction", "its consolidated_metadata hold no object of documents"))
     if not isinstance(document.get("attributes", {}), dict):
         faults.append(MetadataFault("contradiction", "its attributes are not an object"))
     return faults
@@ -68,12 +71,6 @@ def _contradictions(*what: str | None) -> Iterator[MetadataFault]:
     for one in what:
         if one is not None:
             yield MetadataFault("contradiction", one)
-
-
-def _group_faults(document: JsonObject) -> Iterator[MetadataFault]:
-    consolidated = document.get("consolidated_metadata")
-    if consolidated is not None and not (isinstance(consolidated, dict) and isinstance(consolidated.get("metadata"), dict)):
-        yield from _contradictions("its consolidated_metadata hold no object of documents")
 
 
 def _array_faults(document: JsonObject) -> Iterator[MetadataFault]:

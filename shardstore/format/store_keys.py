@@ -26,7 +26,7 @@ def check_key(key: object) -> str:
     if key[0] == "/":
         raise InvalidInput(f"key {key!r} starts with '/': keys are relative to the store")
     _check_characters(key)
-    if _has_odd_segment(key):
+    if not is_path(key):
         raise InvalidInput(f"key {key!r} has an empty, '.' or '..' segment")
     return key
 
@@ -76,7 +76,7 @@ def check_prefix(prefix: object) -> str:
         raise InvalidInput(f"a prefix has to be a string, not {type(prefix).__name__}")
     prefix = prefix.lstrip("/")  # "/" means everything, as the 2022 draft has it
     _check_characters(prefix)
-    if prefix and _has_odd_segment(prefix.rstrip("/") or "x"):
+    if prefix and not is_path(prefix.rstrip("/") or "x"):
         raise InvalidInput(f"prefix {prefix!r} has an empty, '.' or '..' segment")
     return prefix
 
@@ -102,8 +102,9 @@ def _check_characters(text: str) -> None:
         raise InvalidInput(f"key {text!r} holds {found[0]!r}, half of a surrogate pair, which UTF-8 cannot hold: rename it")
 
 
-def _has_odd_segment(key: str) -> bool:
-    return "//" in key or key.endswith("/") or key in (".", "..") or any(s in (".", "..") for s in key.split("/"))
+def is_path(path: str) -> bool:
+    """Return whether a node other than the root can have this path: no segment is empty, ``.`` or ``..``."""
+    return all(segment not in ("", ".", "..") for segment in path.split("/"))
 
 
 def join(path: str, name: str) -> str:

@@ -284,7 +284,10 @@ def combined(sources: Sequence[ReferenceSource], dim: str | None, bounds: Compar
     whole = ReferenceSource(" + ".join(source.url for source in sources), {}, [])
     arrays: dict[str, list[tuple[str, ReferencedArray]]] = {}
     for source in sources:
-        _add_groups(whole, source)
+        for path, node in source.groups.items():
+            first = whole.groups.setdefault(path, node)
+            if not same_text(_attributes(first), _attributes(node)):
+                whole.left_out.setdefault(path, f"its attributes in {source.url} differ: those of the first set with this group count")
         for array in source.arrays:
             arrays.setdefault(array.path, []).append((source.url, array))
     why = "names no dimension to put them one behind the other" if dim is None else f"does not have the dimension {dim!r}"
@@ -304,14 +307,6 @@ def combined(sources: Sequence[ReferenceSource], dim: str | None, bounds: Compar
         raise InvalidInput(f"{both[0]!r} is a group in one set and an array in another")
     comparison.finish()
     return whole
-
-
-def _add_groups(whole: ReferenceSource, source: ReferenceSource) -> None:
-    """Add the groups of one set, unless they are there already."""
-    for path, node in source.groups.items():
-        first = whole.groups.setdefault(path, node)
-        if not same_text(_attributes(first), _attributes(node)):
-            whole.left_out.setdefault(path, f"its attributes in {source.url} differ: those of the first set with this group count")
 
 
 def _compare(comparison: Comparison, path: str, parts: Sequence[tuple[str, ReferencedArray]]) -> None:

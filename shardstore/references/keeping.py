@@ -193,13 +193,9 @@ def _files_gone(place: SetPlace) -> list[str]:
     files = decode_metadata(run_sync(read_object(place.storage, METADATA_NAME)) or b"{}").files
     if files is None:
         return []
-    there = run_sync(_keys(place))
+    there = run_sync(place.keys())
     named = (join(path, record_name(number)) for path, runs in files.records.items() for run in runs for number in run)
     return [f"{key} (a file of the set)" for key in named if key not in there]
-
-
-async def _keys(place: SetPlace) -> set[str]:
-    return {info.key async for info in place.storage.list("")}
 
 
 def _wrong(

@@ -57,6 +57,10 @@ class SetPlace:
         """The key of the object without which there is no set."""
         return self.name or METADATA_NAME
 
+    async def keys(self) -> set[str]:
+        """Return all keys of ``storage``."""
+        return {info.key async for info in self.storage.list("")}
+
 
 def open_set(target: Any, options: Mapping[str, Any] | None, *, is_directory: bool) -> SetPlace:
     """Return the place of a set. Its URL is absolute. Raises ``InvalidInput`` if ``target`` is no path or URL, or names no object."""

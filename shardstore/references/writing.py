@@ -99,6 +99,7 @@ def put(
                 array.path = check_root(array, form.root_as)
             shown = described(source, form.flavour, only_v2_keys=True)
             nbytes = _put_parquet(source, place, form, shown, tally, origin, overwrite=overwrite)
+    is_all_pinned = _is_pinned(source) and _are_all_known(source)
     protocol = next(iter(tally.protocols), "file")
     return ReferenceReport(
         source=source.url,
@@ -112,7 +113,7 @@ def put(
         missing=tally.missing,
         targets=len(tally.urls),
         nbytes=nbytes,
-        is_pinned=_is_all_pinned(source),
+        is_pinned=is_all_pinned,
         left_out=dict(source.left_out),
         index_requests=source.index_requests,
         how_to_open=how_to_open(
@@ -124,7 +125,7 @@ def put(
                 remote_needs_options=has_options and choices.base_url is None and protocol not in SYNCHRONOUS,
                 target_needs_options=place.has_options and place.url.partition("://")[0] not in SYNCHRONOUS,
                 is_versioned=choices.urls == "versioned",
-                is_pinned=_is_all_pinned(source),
+                is_pinned=is_all_pinned,
                 is_root_array=[array.path for array in source.arrays] == [""],
             )
         ),
@@ -137,10 +138,6 @@ def _is_pinned(source: ReferenceSource) -> bool:
     It does too where there is no version to say: of sets without chunks, and of snapshots, whose chunk files never change.
     """
     return source.is_pinned and bool(source.base_url or source.pins or _are_all_known(source))
-
-
-def _is_all_pinned(source: ReferenceSource) -> bool:
-    return _is_pinned(source) and _are_all_known(source)
 
 
 def _are_all_known(source: ReferenceSource) -> bool:
@@ -269,7 +266,7 @@ async def _cleared(place: SetPlace, *, overwrite: bool) -> set[str]:
     """Remove what makes a set of what is there; return the keys of all else, of a set or of what a run left that did not end. Raises
     ``InvalidInput`` if there is a set, or a part of one, and it is not to be replaced; or something else.
     """
-    keys = {info.key async for info in place.storage.list("")}
+    keys = await place.keys()
     foreign = sorted(key for key in keys if key not in (METADATA_NAME, PINS_SUFFIX) and _RECORD.fullmatch(key) is None)
     if foreign:
         raise InvalidInput(f"there is something else at {place.shown}, such as {foreign[0]!r}: choose another place. Nothing was written")

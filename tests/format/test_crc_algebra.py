@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 
 from shardstore.format.codecs import crc32c
-from shardstore.format.repair.crc_algebra import BEGUN, first_checked_end, single_corrections, window_checksums
+from shardstore.format.crc_algebra import BEGUN, first_checked_end, single_corrections, window_checksums
 
 
 def number(data: bytes) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardstore.format.repair import index_proofs
-from shardstore.format.repair.index_proofs import (
+from shardstore.format import index_proofs
+from shardstore.format.index_proofs import (
     agreeing,
     claims,
     contiguous,

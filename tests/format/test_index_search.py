@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from shardstore.format.repair.index_proofs import last_index
+from shardstore.format.index_proofs import last_index
 from shardstore.format.shard_index import EMPTY, IndexCodecs, IndexFormat, ShardIndex
 
 

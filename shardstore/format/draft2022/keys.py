@@ -25,6 +25,9 @@ from __future__ import annotations
 
 import re
 
+from shardstore.format.metadata_v3 import METADATA_NAME
+from shardstore.format.store_keys import is_path
+
 ENTRY_POINT_KEY = "zarr.json"
 ARRAY_SUFFIX = ".array.json"
 GROUP_SUFFIX = ".group.json"
@@ -34,7 +37,6 @@ DATA_ROOT = "data/root/"
 VERBATIM = ".draft2022/"
 """The prefix for stored keys in their stored form: no node or foreign key has this name."""
 
-_CANONICAL_NAME = "zarr.json"
 _VERBATIM_END = "~"  # so that none looks like a document's or a chunk's
 _NUMBER = "(?:0|[1-9][0-9]{0,18})"  # as in chunk_keys: below 10**19, so that it fits 64 bits
 # Numbers joined by one separator. "5" alone is written "c5" whatever the separator, and shown as "c/5".
@@ -79,7 +81,7 @@ def verbatim_stored(key: str) -> str | None:
 def document_path(canonical: str) -> str | None:
     """Return the path of the node whose document has this canonical key, or ``None`` where it is the key of no document."""
     parent, _, name = canonical.rpartition("/")
-    return parent if name == _CANONICAL_NAME and (not parent or _is_path(parent)) and not canonical.startswith("/") else None
+    return parent if name == METADATA_NAME and (not parent or _is_path(parent)) and not canonical.startswith("/") else None
 
 
 def data_key(canonical: str) -> str | None:
@@ -114,8 +116,8 @@ def _canonical_document(tail: str) -> str | None:
         path = tail.removesuffix(suffix)
         if path != tail:
             if not path:
-                return _CANONICAL_NAME
-            return f"{path[1:]}/{_CANONICAL_NAME}" if path[0] == "/" and _is_path(path[1:]) else None
+                return METADATA_NAME
+            return f"{path[1:]}/{METADATA_NAME}" if path[0] == "/" and _is_path(path[1:]) else None
     return None
 
 
@@ -139,7 +141,7 @@ def stored_prefixes(canonical_prefix: str) -> list[str]:
     if not canonical_prefix:
         return [DATA_ROOT, META_ROOT]
     *parents, last = canonical_prefix.split("/")
-    if not all(map(_is_segment, parents)):
+    if parents and not is_path("/".join(parents)):
         return []
     data = [DATA_ROOT + canonical_prefix]
     chunk = _CHUNK_PREFIX.fullmatch(canonical_prefix)
@@ -149,7 +151,7 @@ def stored_prefixes(canonical_prefix: str) -> list[str]:
     if len(data) == 2 and data[1].startswith(data[0]):
         data.pop()
     meta = [f"{META_ROOT}/{canonical_prefix}"]
-    if _CANONICAL_NAME.startswith(last):  # the document of the node itself, not only of those below
+    if METADATA_NAME.startswith(last):  # the document of the node itself, not only of those below
         meta.insert(0, _node_key("/".join(parents)) + ".")
     return data + meta
 
@@ -170,7 +172,7 @@ def canonical_prefixes(stored_prefix: str) -> list[str]:
     if tail == stored_prefix or tail[0] not in "./":
         return []
     if tail[0] == ".":
-        return [_CANONICAL_NAME]
+        return [METADATA_NAME]
     for ending in (tail[1:].rfind(".", 0, tail.rfind(".") - 1), tail.rfind(".") - 1):  # ".array.json" may have begun at either period
         if ending >= 0 and any(suffix.startswith(tail[1 + ending :]) for suffix in (ARRAY_SUFFIX, GROUP_SUFFIX)):
             return [tail[1 : 1 + ending]]
@@ -192,9 +194,5 @@ def _resembles_chunk(key: str) -> bool:
     return _STORED_CHUNK.fullmatch(key) is not None or _RESEMBLES_CHUNK.fullmatch(key) is not None
 
 
-def _is_segment(segment: str) -> bool:
-    return segment not in ("", ".", "..")
-
-
 def _is_path(path: str) -> bool:
-    return all(map(_is_segment, path.split("/"))) and not path.startswith(VERBATIM)
+    return is_path(path) and not path.startswith(VERBATIM)

@@ -83,7 +83,8 @@ def parse_draft_type(value: Any) -> tuple[DataType, str | None] | str:
     name = value
     if isinstance(value, dict):
         name, uri = value.get("type"), str(value.get("extension"))
-        if not _is_known_extension(name, uri):
+        is_known = isinstance(name, str) and any(kind in name[:2] and word in uri for kind, (_, word) in _EXTENSIONS.items())
+        if not is_known:
             if value.get("fallback") is None:
                 return f"its data type {name!r} of the extension {uri!r} is not known"
             name = value["fallback"]
@@ -97,10 +98,6 @@ def parse_draft_type(value: Any) -> tuple[DataType, str | None] | str:
         if data_type.is_sized and data_type.has_endian == (match[1] in ("<", ">")):
             return data_type, {"<": "little", ">": "big"}.get(match[1])
     return f"its data type {name!r} is not known"
-
-
-def _is_known_extension(name: Any, uri: str) -> bool:
-    return isinstance(name, str) and any(kind in name[:2] and word in uri for kind, (_, word) in _EXTENSIONS.items())
 
 
 def parse_v3_type(value: Any) -> DataType | None:

@@ -85,7 +85,9 @@ def documents(node: NodeDocuments, flavour: DocumentFlavour) -> dict[str, JsonOb
     """Return the documents of a node by name. Raises ``Unsupported``, with the reason, if the flavour cannot describe the array."""
     found: dict[str, JsonObject] = {}
     if flavour != "v2":
-        found[METADATA_NAME] = _with_v2_keys(node.in_v3()) if flavour == "dual" and node.is_array else node.in_v3()
+        found[METADATA_NAME] = node.in_v3()
+        if flavour == "dual" and node.is_array:
+            found[METADATA_NAME] |= {"chunk_key_encoding": {"name": "v2", "configuration": {"separator": "."}}}
     if flavour != "v3":
         try:
             main, attributes = node.in_v2()
@@ -106,10 +108,6 @@ def key_encoding(found: Mapping[str, JsonObject]) -> ChunkKeyEncoding:
     encoding = parse_chunk_key_encoding(found[METADATA_NAME].get("chunk_key_encoding"))
     assert encoding is not None  # otherwise its chunks are not known
     return encoding
-
-
-def _with_v2_keys(document: JsonObject) -> JsonObject:
-    return document | {"chunk_key_encoding": {"name": "v2", "configuration": {"separator": "."}}}
 
 
 def _refused_by_v2(document: JsonObject) -> JsonObject:

@@ -216,9 +216,12 @@ def manifest_table(arrays: Mapping[int, ChunkRefs], *, draft: bool = False) -> p
     schema = manifest_schema(wide=wide, checks=checks)
     if width != DRAFT_WIDTH or schema != manifest_schema():
         schema = schema.with_metadata({_OWN: json.dumps({"coord_width": width, "wide": wide}).encode()})
+    counts = [len(one) for one in refs]
+    lengths = np.repeat([one.coords.shape[1] * width for one in refs], counts)
+    coords = b"".join(encode_coords(one.coords, width).tobytes() for one in refs)
     whole = {
-        "array_id": [numbers_column(pa.uint32(), np.repeat(np.array(ids, dtype=np.uint32), [len(one) for one in refs]))],
-        "coord": [_coord_column(refs, width)],
+        "array_id": [numbers_column(pa.uint32(), np.repeat(np.array(ids, dtype=np.uint32), counts))],
+        "coord": [bytes_column(pa.binary(), lengths, coords)],
     }
     by_array = [_place_columns(one, schema) for one in refs]
     pieces = {member.name: whole.get(member.name) or [one[member.name] for one in by_array] for member in schema}
@@ -315,13 +318,6 @@ def _check_draft(width: int, longest: int, refs: Sequence[ChunkRefs]) -> None:
         raise InvalidInput(f"the draft's chunks have less than 4 GiB, and one of these has {longest} bytes: use schema='auto'")
     if any(one.checks for one in refs):
         raise InvalidInput("the draft's manifests have no checksums of virtual files: use schema='auto'")
-
-
-def _coord_column(refs: Sequence[ChunkRefs], width: int) -> pa.Array:
-    import pyarrow as pa  # an extra
-
-    lengths = np.repeat([one.coords.shape[1] * width for one in refs], [len(one) for one in refs])
-    return bytes_column(pa.binary(), lengths, b"".join(encode_coords(one.coords, width).tobytes() for one in refs))
 
 
 def _inline_column(refs: ChunkRefs) -> pa.Array:

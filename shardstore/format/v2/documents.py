@@ -30,10 +30,9 @@ from shardstore.format.metadata_v3 import is_array, is_group, parse_plain, sizes
 from shardstore.format.presentation import documents_inside
 from shardstore.format.store_keys import groups_above
 from shardstore.format.v2 import codecs as v2_codecs
-from shardstore.format.v2 import dtypes as v2_dtypes
-from shardstore.format.v2 import fill_values as v2_fill_values
 from shardstore.format.v2.codecs import V2Codecs, codec_id
-from shardstore.format.v2.dtypes import NoCounterpart
+from shardstore.format.v2.dtypes import NoCounterpart, fill_from_v2, fill_to_v2
+from shardstore.format.v2.dtypes import from_v2 as type_from_v2
 from shardstore.format.v2.kept import Kept, difference, split_attributes, with_attributes
 from shardstore.format.v2.keys import ARRAY_NAME, ATTRIBUTES_NAME, CONSOLIDATED_NAME, GROUP_NAME, document_key
 
@@ -114,7 +113,7 @@ def _core(zarray: JsonObject) -> JsonObject:
         "data_type": members.element.v3,
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunks}},
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": separator or "."}},
-        "fill_value": v2_fill_values.from_v2(zarray.get("fill_value"), members.element),
+        "fill_value": fill_from_v2(zarray.get("fill_value"), members.element),
         "codecs": v2_codecs.to_v3(members, len(shape)),
     }
 
@@ -125,7 +124,7 @@ def _v2_codecs(zarray: JsonObject) -> V2Codecs:
         raise NoCounterpart("order", f"{order!r} is neither 'C' nor 'F'")
     if filters is not None and not isinstance(filters, list):
         raise NoCounterpart("filters", "they are no list")
-    element = v2_dtypes.from_v2(zarray.get("dtype"), codec_id(filters[0]) if filters else None)
+    element = type_from_v2(zarray.get("dtype"), codec_id(filters[0]) if filters else None)
     return V2Codecs(element, order, filters, compressor)
 
 
@@ -145,7 +144,7 @@ def _regenerate(document: JsonObject) -> JsonObject:
         "chunks": list(plain.chunk_shape),
         "compressor": members.compressor,
         "dtype": members.element.v2,
-        "fill_value": v2_fill_values.to_v2(document.get("fill_value"), members.element),
+        "fill_value": fill_to_v2(document.get("fill_value"), members.element),
         "filters": members.filters,
         "order": members.order,
         "shape": list(plain.shape),

@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardstore.format.chunk_keys import ChunkKeyEncoding
-from shardstore.format.store_keys import metadata_path
+from shardstore.format.store_keys import is_path, metadata_path
 
 ARRAY_NAME, GROUP_NAME, ATTRIBUTES_NAME = ".zarray", ".zgroup", ".zattrs"
 CONSOLIDATED_NAME = ".zmetadata"
@@ -48,11 +48,6 @@ def document_key(key: str) -> V2DocumentKey | None:
     if name not in DOCUMENT_NAMES or (slash and not is_path(path)):
         return None
     return V2DocumentKey(path, name)
-
-
-def is_path(path: str) -> bool:
-    """Return whether a node other than the root can have this path: no segment is empty, ``.`` or ``..``."""
-    return all(segment not in ("", ".", "..") for segment in path.split("/"))
 
 
 def canonical_chunk_key(key: str, encoding: ChunkKeyEncoding, ndim: int) -> str | None:

@@ -16,8 +16,8 @@ from shardstore.engine.writing.committer import Shard
 from shardstore.engine.writing.plan_writer import PlanWriter
 from shardstore.errors import Corruption
 from shardstore.format.codecs import CRC32C_NBYTES, crc32c
-from shardstore.format.repair.crc_algebra import BEGUN, first_checked_end
-from shardstore.format.repair.index_proofs import (
+from shardstore.format.crc_algebra import BEGUN, first_checked_end
+from shardstore.format.index_proofs import (
     agreeing,
     claims,
     contiguous,

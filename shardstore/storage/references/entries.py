@@ -1,16 +1,12 @@
-"""The protocols between a set of references, the places it leads to, and the storage that shows both.
-
-``json_set`` and ``parquet_set`` are the sets; ``opening.references`` makes the targets.
-"""
+"""What a set of references has, where it is, and where it leads to; ``opening.references`` makes the targets."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from shardstore.errors import ShardStoreError
 from shardstore.format.references.table import Reference
 from shardstore.storage.base import Storage
 
@@ -58,33 +54,6 @@ class Targets(Protocol):
 
     def allow(self, urls: Sequence[str]) -> None:
         """Let the set lead to where these URLs lead too, if they are those of servers."""
-        ...
-
-
-class ReferenceSet(Protocol):
-    """The references of one set, by key. It may read more of itself when it is asked."""
-
-    version: str
-    """A text that differs if the set has been replaced."""
-
-    async def find(self, keys: Sequence[str]) -> list[Entry | ShardStoreError | None]:
-        """Return what the set has for each key; ``None``: nothing; an error, if the part that could have it cannot be read."""
-        ...
-
-    def items(self, prefix: str) -> AsyncIterator[tuple[str, Entry]]:
-        """Yield what the set has for keys that start with ``prefix``."""
-        ...
-
-    async def children(self, prefix: str) -> tuple[list[tuple[str, Entry]], list[str]]:
-        """Return what is directly below ``prefix``, which is empty or ends with ``/``, and the prefixes of deeper levels."""
-        ...
-
-    async def documents(self) -> list[str]:
-        """Return the keys of metadata documents, of either version of Zarr."""
-        ...
-
-    def urls(self) -> AsyncIterator[str | None]:
-        """Yield the URLs of all references; some may come more than once."""
         ...
 
 

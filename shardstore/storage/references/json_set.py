@@ -24,7 +24,11 @@ _DECODED_NBYTES = 1 << 20
 
 
 class JSONSet:
-    """The references of a set in memory, and the versions of the objects that they were made of, by URL."""
+    """The references of a set in memory, and the versions of the objects that they were made of, by URL.
+
+    ``version`` is a text that differs if the set has been replaced. ``ParquetSet`` has the same methods, and reads more of the set when it
+    is asked.
+    """
 
     def __init__(self, table: ReferenceTable, tokens: Mapping[str, str], version: str = "") -> None:
         self.version = version
@@ -37,6 +41,7 @@ class JSONSet:
         return PinnedReference(found, None if found.url is None else self._tokens.get(found.url))
 
     async def find(self, keys: Sequence[str]) -> list[Entry | ShardStoreError | None]:
+        """Return what the set has for each key; ``None``: nothing; an error, if the part that could have it cannot be read."""
         entries: list[Entry | ShardStoreError | None] = []
         for key in keys:
             try:
@@ -52,14 +57,17 @@ class JSONSet:
             yield key, self._entry(found)
 
     async def children(self, prefix: str) -> tuple[list[tuple[str, Entry]], list[str]]:
+        """Return what is directly below ``prefix``, which is empty or ends with ``/``, and the prefixes of deeper levels."""
         keys, prefixes = self._table.children(prefix)
         found = ((key, self._table.find(key)) for key in keys)
         return [(key, self._entry(entry)) for key, entry in found if entry is not None], prefixes
 
     async def documents(self) -> list[str]:
+        """Return the keys of metadata documents, of either version of Zarr."""
         return [key for key, _ in self._table.items() if is_document(key)]
 
     async def urls(self) -> AsyncIterator[str | None]:
+        """Yield the URLs of all references; some may come more than once."""
         for url in self._table.targets:
             yield url
 

@@ -23,9 +23,9 @@ from shardstore.storage.abilities import HasIdentity
 from shardstore.storage.base import ABSENT, CHANGED, UNKNOWN_NBYTES, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome
 from shardstore.storage.fallbacks import ReadsOnly, check_directory
 from shardstore.storage.generic.errors import read_only
-from shardstore.storage.references.entries import Entry, PinnedReference, ReferenceSet, ReferenceTarget, SetPlace, Targets
-from shardstore.storage.references.json_set import read_json_set, set_of
-from shardstore.storage.references.parquet_set import CACHE_BYTES, read_parquet_set
+from shardstore.storage.references.entries import Entry, PinnedReference, ReferenceTarget, SetPlace, Targets
+from shardstore.storage.references.json_set import JSONSet, read_json_set, set_of
+from shardstore.storage.references.parquet_set import CACHE_BYTES, ParquetSet, read_parquet_set
 from shardstore.storage.references.reading import (
     ReferenceReader,
     inline_version,
@@ -92,8 +92,8 @@ class ReferenceStorage(ReadsOnly, HasIdentity):
         self.static = static
         self._base = f"{self.path}/" if self.path else ""
         self.targets = origin.targets()
-        self._set: ReferenceSet | None = None
-        self._loading: asyncio.Future[ReferenceSet] | None = None
+        self._set: JSONSet | ParquetSet | None = None
+        self._loading: asyncio.Future[JSONSet | ParquetSet] | None = None
         self._loading_pid = -1
         self._reader = ReferenceReader(self.targets, origin.choices.limits, self.url)
         self.place: SetPlace | None = None
@@ -160,7 +160,7 @@ class ReferenceStorage(ReadsOnly, HasIdentity):
         if not runs_here:
             asyncio.run_coroutine_threadsafe(self.references(), loop).result()
 
-    async def references(self) -> ReferenceSet:
+    async def references(self) -> JSONSet | ParquetSet:
         """Return the set; the first call reads it.
 
         Raises:
@@ -178,7 +178,7 @@ class ReferenceStorage(ReadsOnly, HasIdentity):
                 self._loading = None
         return self._set
 
-    async def _read_set(self) -> ReferenceSet:
+    async def _read_set(self) -> JSONSet | ParquetSet:
         choices = self.origin.choices
         if (document := self.origin.document) is not None:
             return set_of(document, choices.expansion)

@@ -51,7 +51,6 @@ from shardstore.storage.base import (
     MOST_DOCUMENT_NBYTES,
     Absent,
     ConditionFailed,
-    Failed,
     Found,
     Guard,
     Read,
@@ -59,20 +58,16 @@ from shardstore.storage.base import (
     Storage,
     document_read,
     read_one,
+    unless_failed,
 )
 
 
 def sought(outcome: ReadOutcome, key: str) -> Found | None:
     """Return what a read of any version found, ``None`` if there is no object. Raises ``ShardStoreError`` if the read failed."""
-    match outcome:
-        case Found():
-            return outcome
-        case Absent():
-            return None
-        case Failed(error):
-            raise error
-        case _:
-            raise StorageError(f"{key!r} kept changing while it was being read: try again")
+    outcome = unless_failed(outcome)
+    if not isinstance(outcome, Found | Absent):
+        raise StorageError(f"{key!r} kept changing while it was being read: try again")
+    return outcome if isinstance(outcome, Found) else None
 
 
 def parsed(found: Found | None) -> JsonObject | None:
@@ -262,7 +257,11 @@ class DraftDocuments:
         mine, other = stored.of(kind), stored.of("group" if kind == "array" else "array")
         inner_condition = _inner_condition(condition, key, mine, stored.shown)
         try:
-            document = _to_store(kind, canonical, parsed(mine))
+            canonical, given = split_stored(canonical)
+            if given is not None:
+                document = (given_array if kind == "array" else given_group)(canonical, given)
+            else:
+                document = (array_from_v3 if kind == "array" else group_from_v3)(canonical, parsed(mine))
         except InvalidInput as exc:
             raise InvalidInput(f"{key!r} cannot be stored in {self._inner.url}: {exc}") from exc
         if not has_entry_point:
@@ -388,14 +387,6 @@ class DraftDocuments:
         if stored.array is not None and stored.group is not None:
             await self._inner.delete(group_document_key(path), UNCONDITIONAL)  # first: it must not appear from behind the array's
         return await self._inner.delete(document_key(stored.kind, path), condition)
-
-
-def _to_store(kind: Kind, canonical: JsonObject, previous: JsonObject | None) -> JsonObject:
-    """Return the draft's document. Raises ``InvalidInput`` where it cannot express the canonical one."""
-    canonical, given = split_stored(canonical)
-    if given is not None:
-        return (given_array if kind == "array" else given_group)(canonical, given)
-    return (array_from_v3 if kind == "array" else group_from_v3)(canonical, previous)
 
 
 def _documents(path: str, group: ReadOutcome, array: ReadOutcome) -> StoredDocuments:

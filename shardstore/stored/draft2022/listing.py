@@ -25,6 +25,7 @@ from shardstore.format.draft2022.keys import (
     verbatim_key,
 )
 from shardstore.format.json_text import JsonObject
+from shardstore.format.metadata_v3 import METADATA_NAME
 from shardstore.format.store_keys import groups_above, metadata_key
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, Storage, document_read
@@ -40,8 +41,6 @@ from shardstore.stored.draft2022.documents import (
     scalar_keys,
     sought,
 )
-
-_NAME = "zarr.json"
 
 
 @dataclass(eq=False, repr=False)
@@ -118,7 +117,7 @@ class DraftListing:
         implicit = {above for path in paths for above in groups_above(path)} - set(paths)
         # Where the prefix goes on after the path of a node, it has not been listed what is below; and the root may have nothing below.
         at, _, last = prefix.rpartition("/")
-        is_open = _NAME.startswith(last) and (last or not at) and at not in paths and at not in implicit
+        is_open = METADATA_NAME.startswith(last) and (last or not at) and at not in paths and at not in implicit
         if is_open and await self._documents.is_implicit(at):
             implicit.add(at)
         for info in (*paths.values(), *map(_implicit, sorted(implicit))):
@@ -178,9 +177,10 @@ class _Directory:
             await self._add_data(more, chunks[0], sought(outcomes[1], keys[1]))
         holds_nodes = self._add_nodes(nodes)
         if (found := array or group) is not None:
-            own: ObjectInfo | None = ObjectInfo(self._prefix + _NAME, found.nbytes, found.generation)
+            own: ObjectInfo | None = ObjectInfo(self._prefix + METADATA_NAME, found.nbytes, found.generation)
         else:
-            own = _implicit(path) if await self._is_implicit(path, nodes, holds_nodes) else None
+            is_implicit = holds_nodes or ((nodes.prefixes or not path) and await self._documents.is_implicit(path))
+            own = _implicit(path) if is_implicit else None
         if own is not None:
             self._objects[own.key] = own
         return DirListing(tuple(self._objects[key] for key in sorted(self._objects)), tuple(sorted(self._prefixes)))
@@ -205,11 +205,6 @@ class _Directory:
         self._prefixes.update(prefix for prefix in below if stored_prefixes(prefix))
         return any(key is not None for key, _ in keys)
 
-    async def _is_implicit(self, path: str, nodes: DirListing, holds_nodes: bool) -> bool:
-        if holds_nodes or (path and not nodes.prefixes):
-            return holds_nodes
-        return await self._documents.is_implicit(path)
-
     async def _add_data(self, data: DirListing, path: str, array: Found | None) -> None:
         """Add a directory of data in which chunks of the array at ``path`` may be, whose stored document is ``array``."""
         doubtful: dict[str, ObjectInfo] = {}
@@ -228,7 +223,9 @@ class _Directory:
         """Add a stored directory of data: as itself, as one of chunks, or as both."""
         tail = directory[len(DATA_ROOT) :]
         own = _child(self._prefix, tail)
-        row = _row(directory)
+        shown = canonical_key(directory + "0")
+        # The canonical prefix of chunks for a directory that is named like one of chunks: x/c/0/ for data/root/x/c0/.
+        row = None if shown is None or shown.startswith(tail) else shown.removesuffix("0")
         as_chunks = None if row is None else _child(self._prefix, row)
         if row is not None and has_rows:
             if as_chunks is not None:
@@ -297,13 +294,6 @@ def _chunk_directory(prefix: str) -> tuple[str, str] | None:
     if at < 0 or segments[at] != "c" or not stored:
         return None
     return "/".join(segments[:at]), stored[0].removesuffix("c") if at == len(segments) - 1 else stored[0]
-
-
-def _row(directory: str) -> str | None:
-    """Return the canonical prefix of chunks for a stored directory that is named like one of chunks: ``x/c/0/`` for ``data/root/x/c0/``."""
-    shown = canonical_key(directory + "0")
-    tail = directory[len(DATA_ROOT) :]
-    return None if shown is None or shown.startswith(tail) else shown.removesuffix("0")
 
 
 def _resembles_row(tail: str) -> bool:

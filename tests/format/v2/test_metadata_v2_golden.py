@@ -13,7 +13,7 @@ from zarr.storage import MemoryStore
 
 from shardstore.format import json_text
 from shardstore.format.json_text import dumps_zarr2
-from shardstore.format.v2 import dtypes, fill_values
+from shardstore.format.v2 import dtypes
 from shardstore.format.v2.documents import array_from_v2, array_to_v2
 from shardstore.format.v2.dtypes import NoCounterpart
 from shardstore.format.v2.kept import RESERVED
@@ -414,13 +414,13 @@ def test_a_fill_value_that_names_the_fields_is_that_of_the_bytes() -> None:
     )
     value = np.array((-5, b"ab", 1.5, 1 - 2j, "é", 7, (b"\1\2", 9)), dtype)
     named = {"a": -5, "b": "YWI=", "f": 1.5, "c": [1.0, -2.0], "u": "é", "t": 7, "n": {"v": "AQI=", "x": 9}}
-    assert fill_values.to_v2(named, element) == base64.b64encode(value.tobytes()).decode()
-    assert fill_values.to_v2({}, element) == base64.b64encode(bytes(dtype.itemsize)).decode()
+    assert dtypes.fill_to_v2(named, element) == base64.b64encode(value.tobytes()).decode()
+    assert dtypes.fill_to_v2({}, element) == base64.b64encode(bytes(dtype.itemsize)).decode()
     assert (
-        fill_values.to_v2({"f": "NaN"}, element)
+        dtypes.fill_to_v2({"f": "NaN"}, element)
         == base64.b64encode(np.array((0, b"", np.nan, 0, "", 0, (b"", 0)), dtype).tobytes()).decode()
     )
     with pytest.raises(NoCounterpart):
-        fill_values.to_v2({"other": 1}, element)
+        dtypes.fill_to_v2({"other": 1}, element)
     with pytest.raises(NoCounterpart):
-        fill_values.to_v2({"x": 1, "a": "text"}, element)
+        dtypes.fill_to_v2({"x": 1, "a": "text"}, element)

@@ -37,7 +37,7 @@ import numpy.typing as npt
 
 from shardstore.errors import Corruption
 from shardstore.format.codecs import CRC32C_NBYTES, crc32c
-from shardstore.format.repair.crc_algebra import single_corrections, window_checksums
+from shardstore.format.crc_algebra import single_corrections, window_checksums
 from shardstore.format.shard_index import EMPTY, ENTRY_NBYTES, IndexFormat, ShardIndex
 from shardstore.model.ranges import BytesLike
 
@@ -81,17 +81,12 @@ def corrected(index_format: IndexFormat, encoded: bytes, object_nbytes: int) -> 
     if not index_format.codecs.checksum or len(body) > _MOST_CORRECTED_BYTES:
         return None
     difference = int.from_bytes(stored, "little") ^ int.from_bytes(crc32c(body), "little")
-    candidates = [_flipped(body, position, bits) for position, bits in single_corrections(len(body), difference)]
+    corrections = single_corrections(len(body), difference)
+    candidates = [body[:at] + bytes([body[at] ^ bits]) + body[at + 1 :] for at, bits in corrections]
     if sum(byte != 0 for byte in difference.to_bytes(4, "little")) == 1:
         candidates.append(body)  # the entries are right, the checksum is not
     found = [index for candidate in candidates if is_sound(index_format, index := without_checksum(index_format, candidate), object_nbytes)]
     return found[0] if len(found) == 1 else None
-
-
-def _flipped(body: bytes, position: int, bits: int) -> bytes:
-    changed = bytearray(body)
-    changed[position] ^= bits
-    return bytes(changed)
 
 
 def restored(

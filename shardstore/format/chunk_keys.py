@@ -18,6 +18,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import Any, Literal
 
 import numpy as np
@@ -27,6 +28,7 @@ from shardstore.model.chunks import ChunkCoords
 
 _NUMBER = re.compile(r"(?:0|[1-9][0-9]{0,18})", re.ASCII)  # below 10**19 < 2**64: no array has more chunks along a side
 _LOOKS_LIKE_CHUNK = re.compile(r"c|(?:c[/.])?[0-9]+(?:/[0-9]+)*|(?:c[/.])?[0-9]+(?:\.[0-9]+)*", re.ASCII)
+_DIGITS_OF_CHUNK = re.compile(r"(?:c[/.]?)?[0-9/.]*", re.ASCII)
 _LOOKS_LIKE_CHUNK_PREFIX = re.compile(r"(?:c(?:[/.]|$))?(?:[0-9]+[/.])*[0-9]*", re.ASCII)
 
 
@@ -131,6 +133,57 @@ class ChunkKeyEncoding:
         head = ["c"] if self.name == "default" else []
         head += [str(c) for c in leading]
         return "".join(part + self.separator for part in head)
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedChunks:
+    """The chunks of an array at ``path``, numbered in C order of its grid, and how their keys are written."""
+
+    path: str
+    grid: tuple[int, ...]
+    encoding: ChunkKeyEncoding
+
+    @property
+    def above(self) -> str:
+        """What comes before its chunks' names in their keys."""
+        return f"{self.path}/" if self.path else ""
+
+    @property
+    def count(self) -> int:
+        return prod(self.grid)
+
+    def number_of(self, name: str) -> int | None:
+        """Return the number of a chunk by its key without ``above``, or ``None`` if it is none."""
+        coords = self.encoding.decode(name, len(self.grid))
+        if coords is None or any(c >= n for c, n in zip(coords, self.grid, strict=True)):
+            return None
+        number = 0
+        for c, n in zip(coords, self.grid, strict=True):
+            number = number * n + c
+        return number
+
+    def keys_of(self, numbers: Sequence[int] | npt.NDArray[np.int64]) -> list[str]:
+        """Return the keys of chunks by their numbers."""
+        if not self.grid:
+            return [self.above + self.encoding.encode(())] * len(numbers)
+        axes = [axis.tolist() for axis in np.unravel_index(np.array(numbers, dtype=np.int64), self.grid)]
+        return [self.above + name for name in self.encoding.encode_all(axes)]
+
+    def numbers_below(self, prefix: str) -> range:
+        """Return the numbers of the chunks whose keys can start with ``prefix``; there may be more among them."""
+        if not prefix.startswith(self.above):
+            return range(self.count if self.above.startswith(prefix) else 0)
+        rest = prefix[len(self.above) :]
+        if _DIGITS_OF_CHUNK.fullmatch(rest) is None:
+            return range(0)
+        leading = self.encoding.leading_coords(rest, len(self.grid))
+        if any(c >= n for c, n in zip(leading, self.grid, strict=False)):
+            return range(0)
+        first, width = 0, self.count
+        for c, n in zip(leading, self.grid, strict=False):
+            width //= n
+            first += c * width
+        return range(first, first + width)
 
 
 def parse_chunk_key_encoding(document: Any) -> ChunkKeyEncoding | None:

@@ -290,12 +290,9 @@ def _tokens_now(
         found = open_source(store_of(place, section), place, choices, pins=True, options=storage_options, is_new=False)
         objects = {key: token for array in found.arrays if isinstance(array, StoredArray) for key, token in array.objects().items()}
         return {key: token for key, token in objects.items() if token is not None}
-    return run_sync(_tokens_of_urls(reference_storage(place.url, options), [*section.objects]))
-
-
-async def _tokens_of_urls(references: ReferenceStorage, urls: list[str]) -> dict[str, str]:
-    infos = zip(urls, await _infos_of(references, urls), strict=True)
-    return {url: info.generation.token for url, info in infos if info is not None and info.generation is not None}
+    infos = run_sync(_infos_of(reference_storage(place.url, options), [*section.objects]))
+    found_now = zip(section.objects, infos, strict=True)
+    return {url: info.generation.token for url, info in found_now if info is not None and info.generation is not None}
 
 
 async def _unpinned(references: ReferenceStorage, section: PinSection) -> list[tuple[str, bool]]:

@@ -18,12 +18,11 @@ import numpy.typing as npt
 
 from shardstore._sync import run_sync
 from shardstore.errors import Conflict, InvalidInput, NotFound, ShardStoreError
-from shardstore.format.chunk_keys import ChunkKeyEncoding
+from shardstore.format.chunk_keys import ChunkKeyEncoding, NumberedChunks
 from shardstore.format.metadata_v3 import is_array, parse_plain
 from shardstore.format.references.documents import NodeDocuments
 from shardstore.format.references.parquet import MISSING, MOST_CHUNKS, ReferenceRows
 from shardstore.format.references.pins import PinnedObject, PinSection, object_url
-from shardstore.format.store_keys import join
 from shardstore.maintenance.array_plans import plan_v2_array
 from shardstore.maintenance.pins import is_held
 from shardstore.model.chunks import strides
@@ -79,18 +78,17 @@ class SetArray(ReferencedArray):
         super().__init__(path, node, grid)
         self.references = references
         """The set."""
-        self._place = path
-        """The path in the set, which stays when the array gets another one."""
-        self._encoding = encoding
+        self._numbered = NumberedChunks(path, grid, encoding)
+        """The chunks in the set, whose path stays when the array gets another one."""
         self._pins = pins
 
     def noting(self, pins: PinsByUrl) -> SetArray:
         """Return the same array, which notes the objects that it refers to in other ``pins``."""
-        return SetArray(self.references, self._place, self.node, self._encoding, self.chunk_grid, pins)
+        return SetArray(self.references, self._numbered.path, self.node, self._numbered.encoding, self.chunk_grid, pins)
 
     def key(self, chunk: int) -> str:
         """Return the key of a chunk in the set."""
-        return self._keys(np.array([chunk], dtype=np.int64))[0]
+        return self._numbered.keys_of([chunk])[0]
 
     def window(self, start: int, most: int) -> range:
         if prod(self.chunk_grid) <= _MOST_ASKED_FOR:
@@ -118,13 +116,9 @@ class SetArray(ReferencedArray):
         return np.array(sorted(run_sync(self._numbers_listed())), dtype=np.int64)
 
     async def _numbers_listed(self) -> list[int]:
-        found: list[int] = []
-        above = join(self._place, "")
-        async for key in self.references.keys(above):
-            coords = self._encoding.decode(key[len(above) :], len(self.chunk_grid))
-            if coords is not None and all(c < g for c, g in zip(coords, self.chunk_grid, strict=True)):
-                found.append(int(np.ravel_multi_index(coords, self.chunk_grid)) if coords else 0)
-        return found
+        above = self._numbered.above
+        numbers = [self._numbered.number_of(key[len(above) :]) async for key in self.references.keys(above)]
+        return [number for number in numbers if number is not None]
 
     def references_to(self, chunks: npt.NDArray[np.int64]) -> ReferenceBatch:
         """Return the references to those of the chunks that the set has, in the order of the numbers.
@@ -133,7 +127,7 @@ class SetArray(ReferencedArray):
             Corruption: a record cannot be read.
             StorageError: a request failed.
         """
-        entries = run_sync(self.references.find(self._keys(chunks)))
+        entries = run_sync(self.references.find(self._numbered.keys_of(chunks)))
         kept: list[int] = []
         numbers: dict[str, int] = {}
         generations: dict[str, str] = {}
@@ -147,7 +141,7 @@ class SetArray(ReferencedArray):
             if isinstance(entry, PinnedReference):
                 url, offset, nbytes = entry.reference
                 if url is None:
-                    raise InvalidInput(f"a reference of array {self._place!r} names no URL: say which one by the option target")
+                    raise InvalidInput(f"a reference of array {self._numbered.path!r} names no URL: say which one by the option target")
                 if "://" not in url and not self._pins.keeps_relative:
                     url = self.references.targets.absolute(url)
                 self._pins.note(url, entry.token)
@@ -163,12 +157,6 @@ class SetArray(ReferencedArray):
         columns = np.array(rows, dtype=np.int64).reshape(len(rows), 3)
         found = ReferenceRows(list(numbers), columns[:, 0].astype(np.int32), columns[:, 1], columns[:, 2], inline, generations)
         return ReferenceBatch(chunks[kept], found)
-
-    def _keys(self, chunks: npt.NDArray[np.int64]) -> list[str]:
-        if not self.chunk_grid:
-            return [join(self._place, self._encoding.encode(()))] * len(chunks)
-        axes = np.unravel_index(chunks, self.chunk_grid)
-        return [join(self._place, key) for key in self._encoding.encode_all([axis.tolist() for axis in axes])]
 
 
 def reference_storage(target: Any, options: Mapping[str, Any] | None) -> ReferenceStorage:

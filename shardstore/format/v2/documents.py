@@ -105,27 +105,22 @@ def _core(zarray: JsonObject) -> JsonObject:
     separator = zarray.get("dimension_separator")
     if separator not in (None, ".", "/"):
         raise NoCounterpart("dimension_separator", f"{separator!r} is neither '.' nor '/'")
-    members = _v2_codecs(zarray)
-    return {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": shape,
-        "data_type": members.element.v3,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunks}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": separator or "."}},
-        "fill_value": fill_from_v2(zarray.get("fill_value"), members.element),
-        "codecs": v2_codecs.to_v3(members, len(shape)),
-    }
-
-
-def _v2_codecs(zarray: JsonObject) -> V2Codecs:
-    filters, compressor, order = zarray.get("filters"), zarray.get("compressor"), zarray.get("order")
+    filters, order = zarray.get("filters"), zarray.get("order")
     if order not in ("C", "F"):
         raise NoCounterpart("order", f"{order!r} is neither 'C' nor 'F'")
     if filters is not None and not isinstance(filters, list):
         raise NoCounterpart("filters", "they are no list")
     element = type_from_v2(zarray.get("dtype"), codec_id(filters[0]) if filters else None)
-    return V2Codecs(element, order, filters, compressor)
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": shape,
+        "data_type": element.v3,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunks}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": separator or "."}},
+        "fill_value": fill_from_v2(zarray.get("fill_value"), element),
+        "codecs": v2_codecs.to_v3(V2Codecs(element, order, filters, zarray.get("compressor")), len(shape)),
+    }
 
 
 def _sizes(member: str, value: Any, minimum: int) -> list[int]:

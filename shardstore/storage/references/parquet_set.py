@@ -13,14 +13,13 @@ import os
 import re
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from math import prod
 
 import numpy as np
 
 from shardstore.errors import Conflict, Corruption, ShardStoreError, StorageError, Unsupported
-from shardstore.format.chunk_keys import ChunkKeyEncoding, parse_chunk_key_encoding
+from shardstore.format.chunk_keys import ChunkKeyEncoding, NumberedChunks, parse_chunk_key_encoding
 from shardstore.format.references.parquet import (
     METADATA_NAME,
     MISSING,
@@ -50,60 +49,8 @@ _DECODED_HERE_NBYTES = 512 << 10  # more takes so long that other tasks on the l
 
 _MOST_ASKED_FOR = 64  # files of a set that does not say which it has; where there may be more, they are listed
 _RECORD_NAME = re.compile(r"refs\.([0-9]+)\.parq", re.ASCII)
-_CHUNK_PREFIX = re.compile(r"(?:c[/.]?)?[0-9/.]*", re.ASCII)
 
 _NO_ROWS = ReferenceRows((), np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64))
-
-
-@dataclass(frozen=True, slots=True)
-class _ArrayRecords:
-    """The grid of chunks of an array, and how their keys are written."""
-
-    path: str
-    grid: tuple[int, ...]
-    encoding: ChunkKeyEncoding
-
-    @property
-    def above(self) -> str:
-        """What comes before its chunks' names in their keys."""
-        return f"{self.path}/" if self.path else ""
-
-    @property
-    def count(self) -> int:
-        return prod(self.grid)
-
-    def number_of(self, name: str) -> int | None:
-        """Return the number of a chunk by its key without ``above``, or ``None`` if it is none."""
-        coords = self.encoding.decode(name, len(self.grid))
-        if coords is None or any(c >= n for c, n in zip(coords, self.grid, strict=True)):
-            return None
-        number = 0
-        for c, n in zip(coords, self.grid, strict=True):
-            number = number * n + c
-        return number
-
-    def keys_of(self, numbers: Sequence[int]) -> list[str]:
-        """Return the keys of chunks by their numbers."""
-        if not self.grid:
-            return [self.above + self.encoding.encode(())] * len(numbers)
-        axes = [axis.tolist() for axis in np.unravel_index(np.array(numbers, dtype=np.int64), self.grid)]
-        return [self.above + name for name in self.encoding.encode_all(axes)]
-
-    def numbers_below(self, prefix: str) -> range:
-        """Return the numbers of the chunks whose keys can start with ``prefix``; there may be more among them."""
-        if not prefix.startswith(self.above):
-            return range(self.count if self.above.startswith(prefix) else 0)
-        rest = prefix[len(self.above) :]
-        if _CHUNK_PREFIX.fullmatch(rest) is None:
-            return range(0)
-        leading = self.encoding.leading_coords(rest, len(self.grid))
-        if any(c >= n for c, n in zip(leading, self.grid, strict=False)):
-            return range(0)
-        first, width = 0, self.count
-        for c, n in zip(leading, self.grid, strict=False):
-            width //= n
-            first += c * width
-        return range(first, first + width)
 
 
 class ParquetSet:
@@ -139,7 +86,7 @@ class ParquetSet:
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
-    async def _rows(self, array: _ArrayRecords, record: int) -> ReferenceRows:
+    async def _rows(self, array: NumberedChunks, record: int) -> ReferenceRows:
         """Return the rows of one file; several that ask for it at once share one request."""
         if self._pid != os.getpid():  # forked: what was under way belongs to the parent's loop
             self._reading, self._bound, self._pid = {}, asyncio.Semaphore(_FILES_AT_ONCE), os.getpid()
@@ -159,7 +106,7 @@ class ParquetSet:
         if not reading.cancelled() and reading.exception() is None:
             self._cache.put(name, reading.result())
 
-    async def _read(self, array: _ArrayRecords, record: int) -> ReferenceRows:
+    async def _read(self, array: NumberedChunks, record: int) -> ReferenceRows:
         file = self._place.key(array.above + record_name(record))
         async with self._bound:
             outcome = await read_one(self._place.storage, Read(file, (EVERYTHING,), most_nbytes=MOST_NBYTES))
@@ -205,7 +152,7 @@ class ParquetSet:
             self._old_set_id = set_id
         return set_id in (None, self._old_set_id)
 
-    async def _records(self, array: _ArrayRecords, asked: range) -> Iterable[int]:
+    async def _records(self, array: NumberedChunks, asked: range) -> Iterable[int]:
         """Return the numbers of the files that exist, of those that are ``asked`` for; or more, if they are few."""
         if self._files is not None:
             runs = self._files.records.get(array.path, ())
@@ -217,7 +164,7 @@ class ParquetSet:
         found = (int(named[1]) for name in names if (named := _RECORD_NAME.fullmatch(name)) is not None)
         return sorted(number for number in found if number in asked)
 
-    def _shown(self, array: _ArrayRecords, record: int) -> str:
+    def _shown(self, array: NumberedChunks, record: int) -> str:
         return f"{self._place.url}/{array.above}{record_name(record)}"
 
     def _entry(self, rows: ReferenceRows, row: int) -> Entry | None:
@@ -233,7 +180,7 @@ class ParquetSet:
 
     # -- keys ----------------------------------------------------------------------------------------------------------
 
-    def _place_of(self, key: str) -> tuple[_ArrayRecords, int] | None:
+    def _place_of(self, key: str) -> tuple[NumberedChunks, int] | None:
         """Return the array and the number of the chunk that has this key."""
         above = key
         while above:
@@ -279,7 +226,7 @@ class ParquetSet:
                 break
             yield self._sorted_documents[i]
 
-    async def _chunks(self, array: _ArrayRecords, prefix: str) -> AsyncIterator[tuple[str, Entry]]:
+    async def _chunks(self, array: NumberedChunks, prefix: str) -> AsyncIterator[tuple[str, Entry]]:
         """Yield the chunks of an array whose keys start with ``prefix``, file by file, in the order of keys in each."""
         numbers = array.numbers_below(prefix)
         if not numbers:
@@ -343,9 +290,9 @@ async def read_parquet_set(place: SetPlace, targets: Targets, *, pins: bool, cac
     return ParquetSet(place, metadata, targets, pins=pins, cache_bytes=cache_bytes, version=outcome.generation.token)
 
 
-def _arrays_in(place: SetPlace, documents: Mapping[str, str]) -> dict[str, _ArrayRecords]:
+def _arrays_in(place: SetPlace, documents: Mapping[str, str]) -> dict[str, NumberedChunks]:
     """Return the arrays of a set by path. Where an array has a document of each version, that of Zarr v2 counts: the files are by it."""
-    found: dict[str, _ArrayRecords] = {}
+    found: dict[str, NumberedChunks] = {}
     for key, text in documents.items():
         path, _, name = key.rpartition("/")
         if name not in (".zarray", "zarr.json") or (name == "zarr.json" and f"{path}/.zarray".lstrip("/") in documents):
@@ -370,5 +317,5 @@ def _arrays_in(place: SetPlace, documents: Mapping[str, str]) -> dict[str, _Arra
             raise Corruption(
                 f"{place.url}/{key}, in the metadata of a set of references, is not the document of an array: {exc!r:.500}"
             ) from exc
-        found[path] = _ArrayRecords(path, grid, encoding)
+        found[path] = NumberedChunks(path, grid, encoding)
     return found

@@ -8,7 +8,7 @@ Every other member, attribute and number form is carried over both ways; codecs 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -80,6 +80,14 @@ def documents_inside(document: JsonObject) -> JsonObject | None:
     return inside if isinstance(inside, dict) else None
 
 
+def nodes_in(document: JsonObject, path: str = "") -> Iterator[tuple[str, JsonObject]]:
+    """Yield a document, and every document inside a group's consolidated metadata, with their paths as ``map_nodes`` gives them."""
+    yield path, document
+    for name, node in ((documents_inside(document) if is_group(document) else None) or {}).items():
+        if isinstance(node, dict):
+            yield from nodes_in(node, f"{path}/{name}" if path else name)
+
+
 def map_nodes(document: JsonObject, change: Callable[[str, JsonObject], JsonObject], path: str = "") -> JsonObject:
     """Return a document changed, and with it every document inside a group's consolidated metadata.
 
@@ -103,14 +111,7 @@ def map_consolidated(document: JsonObject, translate: Callable[[str, JsonObject]
 
 def consolidated_arrays(document: JsonObject) -> dict[str, JsonObject]:
     """Return the array documents inside a group's consolidated metadata, by path relative to the group."""
-    found: dict[str, JsonObject] = {}
-
-    def note(path: str, child: JsonObject) -> JsonObject:
-        found[path] = child
-        return child
-
-    map_consolidated(document, note)
-    return found
+    return {path: node for path, node in nodes_in(document) if node is not document and is_array(node)}
 
 
 def same_chunks(presented: JsonObject, other: JsonObject) -> bool:

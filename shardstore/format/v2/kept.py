@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from shardstore.errors import InvalidInput
 from shardstore.format.json_text import JsonObject, same_text
-from shardstore.format.presentation import map_nodes
+from shardstore.format.presentation import map_nodes, nodes_in
 
 RESERVED = "_shardstore_v2"
 
@@ -121,14 +121,7 @@ def carry_kept(document: JsonObject, previous: JsonObject | None, nodes: Mapping
     one, the copy in ``previous`` is taken. Kept members that no longer apply do no harm: the v2 view compares (see ``array_to_v2``). Raises
     ``InvalidInput`` if the client uses the reserved name itself.
     """
-    known: dict[str, JsonObject] = {}
-
-    def note(path: str, node: JsonObject) -> JsonObject:
-        known[path] = node
-        return node
-
-    map_nodes(previous or {}, note)
-    known.update(nodes or {})
+    known = dict(nodes_in(previous or {})) | dict(nodes or {})
 
     def one(path: str, node: JsonObject) -> JsonObject:
         attributes = node.get("attributes")

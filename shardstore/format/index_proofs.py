@@ -74,9 +74,7 @@ def _ranges(index: ShardIndex) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.in
 
 
 def corrected(index_format: IndexFormat, encoded: bytes, object_nbytes: int) -> ShardIndex | None:
-    """Return the index with its one wrong byte corrected, where exactly one correction gives a sound index; the checksum's own bytes count
-    too.
-    """
+    """Return the index with its one wrong byte, which may be the checksum's, where exactly one correction gives a sound index."""
     body, stored = encoded[:-CRC32C_NBYTES], encoded[-CRC32C_NBYTES:]
     if not index_format.codecs.checksum or len(body) > _MOST_CORRECTED_BYTES:
         return None

@@ -33,9 +33,7 @@ _NOT_NUMBERS = ("NaN", "Infinity", "-Infinity")
 
 @dataclass(frozen=True, slots=True)
 class MetadataFault:
-    """A fault of a document. ``contradiction``: the document cannot be right. ``unknown``: it may be right for a reader that knows the
-    extension.
-    """
+    """A fault of a document: it cannot be right, ``contradiction``, or only for a reader that knows an extension, ``unknown``."""
 
     kind: Literal["contradiction", "unknown"]
     what: str
@@ -121,9 +119,7 @@ def _chunk_faults(document: JsonObject, ndim: int, *, is_understood: bool) -> It
 
 
 def _sharded_shape(codecs: Any, chunk_shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the shape that the sharding divides, for a chunk of ``chunk_shape``; ``None`` without sharding, or with more than a
-    transposition before it.
-    """
+    """Return the shape that the sharding divides; ``None`` without sharding, or with more than a transposition before it."""
     if not isinstance(codecs, list):
         return None
     transposes = leading_transposes(codecs, len(chunk_shape))

@@ -128,9 +128,7 @@ def parse_plain(document: JsonObject) -> PlainArray | str:
 
 
 def parse_shown(document: JsonObject) -> PlainArray | str:
-    """Parse, as ``parse_plain`` does, a document that clients see. A client may have added storage transformers to this one's: then the
-    chunks are what the last transformer stores.
-    """
+    """Parse, as ``parse_plain`` does, a document that clients see, with the chunks that the last of its storage transformers stores."""
     plain = _parse_members(document)
     if isinstance(plain, str):
         return plain

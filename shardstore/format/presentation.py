@@ -65,9 +65,7 @@ def present_node(stored: JsonObject) -> JsonObject:
 
 
 def present_bytes(stored: bytes) -> bytes:
-    """Return the document that a client sees, from bytes to bytes: unchanged where nothing has to be translated, or where they are no
-    JSON.
-    """
+    """Return the bytes of the document that a client sees: unchanged where nothing has to be translated, or where they are no JSON."""
     document = parse_object(stored)
     presented = None if document is None else present_node(document)
     return stored if presented is None or presented == document else dumps(presented)
@@ -157,9 +155,7 @@ def has_chunks_of(document: JsonObject, stored: JsonObject) -> bool:
 
 
 def _same_transformers(one: JsonObject, other: JsonObject) -> bool:
-    """Return whether two documents have the same transformers. Where only one has any, the other has lost them, as zarr-python 2.18 loses
-    them on every resize.
-    """
+    """Return whether two documents have the same transformers, or only one has any: zarr-python 2.18 loses them on every resize."""
     mine, theirs = one.get(_TRANSFORMERS), other.get(_TRANSFORMERS)
     if not mine or not theirs or mine == theirs:
         return True
@@ -277,9 +273,7 @@ def sharded_otherwise(stored: JsonObject, *, by_transformer: bool) -> JsonObject
 
 
 def asks_for_shards(presented: JsonObject, *, may_stack: bool) -> bool:
-    """Return whether a client tries to create an array that is itself sharded, by a codec or by a transformer; ``may_stack`` permits
-    transformers.
-    """
+    """Return whether a client tries to create an array that is itself sharded; ``may_stack`` permits it transformers."""
     return mentions_sharding(presented.get("codecs")) or (bool(presented.get(_TRANSFORMERS)) and not may_stack)
 
 
@@ -307,9 +301,7 @@ PresentLevel = int | Literal["innermost"]
 
 
 def levels_of(document: JsonObject) -> list[JsonObject]:
-    """Return the array's document at each level, the stored one first; only that one where the array is not sharded, or passes through
-    whole.
-    """
+    """Return the array's document at each level, the stored one first; only that where it is not sharded, or passes through whole."""
     documents = [document]
     while (below := present_array(documents[-1])) is not documents[-1]:
         documents.append(below)
@@ -317,9 +309,7 @@ def levels_of(document: JsonObject) -> list[JsonObject]:
 
 
 def levels_below(documents: Sequence[JsonObject], wanted: PresentLevel) -> int:
-    """Return how many levels have to be removed from the stored array before the last one: removing one more gives the level that a client
-    wants.
-    """
+    """Return how many levels have to be removed from the stored array, where removing one more gives the level that a client wants."""
     transformers = documents[0].get("storage_transformers")
     count = len(transformers) if isinstance(transformers, list) else 0
     there = len(documents) - 1
@@ -327,9 +317,7 @@ def levels_below(documents: Sequence[JsonObject], wanted: PresentLevel) -> int:
 
 
 def restored(shown: JsonObject, documents: Sequence[JsonObject]) -> JsonObject | None:
-    """Return the document to store for ``shown``, a new document at the last of the levels ``documents``; ``None`` where its chunks are
-    different.
-    """
+    """Return the document to store for ``shown``, at the last of the levels ``documents``; ``None`` where its chunks are different."""
     if not same_chunks(shown, documents[-1]):
         return None
     for above in reversed(documents[:-1]):

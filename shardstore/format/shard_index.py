@@ -254,9 +254,7 @@ class IndexFormat:
         return _by_blocks(index.flat, lambda entries: _on(entries, limit, np.uint64(start), np.uint64(start + self.nbytes)))
 
     def slice_from(self, data: memoryview, object_nbytes: int) -> memoryview:
-        """Return the index's bytes, from ``data`` that reaches to its end of the object. Raises ``Corruption`` if the object is shorter
-        than its index.
-        """
+        """Return the index's bytes, from ``data`` that reaches to its end of the object. Raises ``Corruption`` if that is too short."""
         if object_nbytes < self.nbytes or len(data) < self.nbytes:
             raise Corruption(f"the object has {object_nbytes} bytes, its index alone needs {self.nbytes}")
         return data[: self.nbytes] if self.location == "start" else data[len(data) - self.nbytes :]

@@ -9,9 +9,7 @@ from shardstore.errors import InvalidInput
 
 
 def check_flags(**values: object) -> None:
-    """Refuse values of options that Python would silently take for true or false, such as ``"no"`` for true. Raises ``InvalidInput`` if one
-    is neither ``True`` nor ``False``.
-    """
+    """Raise ``InvalidInput`` if one is neither ``True`` nor ``False``: Python would silently take ``"no"`` for true."""
     for name, value in values.items():
         if not isinstance(value, bool):
             raise InvalidInput(f"{name} {value!r} is neither True nor False")

@@ -62,9 +62,7 @@ def check_patterns(choices: Choices, found: Iterable[str]) -> None:
 
 
 def chosen(choices: Choices, path: str) -> ArrayChoice | None:
-    """Return how an array is referred to: by the first pattern that matches its path; ``None``: it is left out. Raises ``InvalidInput`` if
-    the choice is none.
-    """
+    """Return how an array is referred to, by the first pattern that matches; ``None``: not. Raises ``InvalidInput`` if it is no choice."""
     found = next((choice for pattern, choice in (choices.paths or {}).items() if fnmatch.fnmatchcase(path, pattern)), "chunks")
     if found is None:
         return None

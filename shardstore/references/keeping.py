@@ -282,9 +282,7 @@ def describe(target: Any, *, target_options: Mapping[str, Any] | None = None) ->
 def _tokens_now(
     place: SetPlace, section: PinSection, storage_options: Mapping[str, Any] | None, options: Mapping[str, Any] | None
 ) -> dict[str, str]:
-    """Return the tokens of those objects that exist, and could be referred to: by one listing of the store, or one by one, if the set was
-    made of other sets.
-    """
+    """Return the tokens of those objects that exist, by one listing of the store, or one by one if the set was made of other sets."""
     if section.origin.base:
         _, choices = form_of(section.origin.arguments)
         found = open_source(store_of(place, section), place, choices, pins=True, options=storage_options, is_new=False)

@@ -244,9 +244,7 @@ class OlderSet:
     def references(
         self, path: str, chunk_grid: tuple[int, ...], key: str, token: str | None, chunks: npt.NDArray[np.int64]
     ) -> ReferenceBatch | None:
-        """Return the references of an array into the object at ``key``, which may hold ``chunks``; ``None`` if that has another version
-        now, or the array another grid.
-        """
+        """Return the references into the object at ``key``, which may hold ``chunks``; ``None`` if it, or the array's grid, has changed."""
         pinned, array = self._objects.get(key), self._arrays.get(path)
         if pinned is None or array is None or len(array.chunk_grid) != len(chunk_grid):
             return None

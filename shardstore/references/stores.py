@@ -231,9 +231,7 @@ class StoredArray(ReferencedArray):
     async def expand(
         self, coords: tuple[int, ...], outcome: Found, read: Callable[[Read], Coroutine[Any, Any, Found]], key: str
     ) -> ShardIndices:
-        """Return the references into a shard from its index, reading the indices of shards inside by ``read``. Raises ``Corruption`` if an
-        index is damaged, or an entry of one.
-        """
+        """Return the references into a shard from its index, and those of shards inside. Raises ``Corruption`` if one is damaged."""
         first = tuple(c * p for c, p in zip(coords, self._per_object, strict=True))
         entries = _entries(self._formats[0], outcome.buffers[0], outcome.nbytes, outcome.nbytes)
         corners = np.array([first], dtype=np.int64)

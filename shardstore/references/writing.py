@@ -150,9 +150,7 @@ def _given(options: Form | Choices) -> dict[str, Any]:
 
 
 def form_of(arguments: Mapping[str, Any]) -> tuple[Form, Choices]:
-    """Return the form and the choices of a set from the arguments that its pins say. Raises ``Corruption`` if they do not say how the set
-    was written.
-    """
+    """Return the form and the choices that a set was written with. Raises ``Corruption`` if its pins do not say them."""
     kinds: dict[object, type[JSONForm] | type[ParquetForm]] = {"json": JSONForm, "parquet": ParquetForm}
     kind = kinds.get(arguments.get("format"))
     if kind is None:

@@ -64,9 +64,7 @@ class DigestedFile:
 
 @contextmanager
 def compressed(file: DigestedFile, name: str) -> Iterator[Writes]:
-    """Give something to write the text to, which is compressed if the name of the set ends so. Raises ``Unsupported`` if pyarrow, which
-    compresses ``.zst``, is not installed.
-    """
+    """Give what to write the text to, compressed if the set's name ends so. Raises ``Unsupported`` if ``.zst`` lacks pyarrow."""
     if name.endswith(".gz"):
         with gzip.GzipFile(fileobj=file, mode="wb", mtime=0, filename="") as text:
             yield text

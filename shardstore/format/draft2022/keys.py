@@ -85,9 +85,7 @@ def document_path(canonical: str) -> str | None:
 
 
 def data_key(canonical: str) -> str | None:
-    """Return the stored key of a chunk, or of a foreign key next to chunks; ``None`` for documents and for keys that the draft cannot store
-    and give back unchanged.
-    """
+    """Return the stored key of data, a chunk or a foreign key; ``None`` for documents and what the draft cannot give back unchanged."""
     if not _is_path(canonical) or document_path(canonical) is not None:
         return None
     chunk = _CANONICAL_CHUNK.fullmatch(canonical)
@@ -180,9 +178,7 @@ def canonical_prefixes(stored_prefix: str) -> list[str]:
 
 
 def unwritable_name(path: str) -> str | None:
-    """Return why the draft (and zarr-python 2.18) cannot have a node of this path, or ``None`` where it can. Stored nodes are not refused
-    for this.
-    """
+    """Return why the draft cannot have a node of this path, ``None`` where it can. Stored nodes are not refused for this."""
     for name in path.split("/") if path else ():
         if not _NODE_NAME.fullmatch(name):
             return f"the 2022 draft has no node named {name!r}: names are 1 to 255 of a-z, A-Z, 0-9, '-', '_', '.', not periods alone"

@@ -159,9 +159,7 @@ def _hidden(document: JsonObject) -> JsonObject:
 
 
 def _checked_extra(canonical: JsonObject) -> JsonObject:
-    """Return the members of a canonical document that final v3 does not define. Raises ``InvalidInput`` for those that the draft cannot
-    have.
-    """
+    """Return the members that final v3 does not define. Raises ``InvalidInput`` for those that the draft cannot have."""
     extra = {m: v for m, v in canonical.items() if m not in _V3_MEMBERS}
     for member, value in extra.items():
         if must_understand(value):

@@ -43,9 +43,7 @@ class NodeDocuments:
     is_array: bool = False
 
     def in_v2(self) -> tuple[JsonObject, JsonObject | None]:
-        """Return the ``.zarray`` or ``.zgroup``, and the ``.zattrs``. Chunk keys have dots. Raises ``Unsupported`` if Zarr v2 cannot
-        describe the array.
-        """
+        """Return ``.zarray`` or ``.zgroup``, and ``.zattrs``; keys have dots. Raises ``Unsupported`` if v2 cannot describe the array."""
         if self.v2 is not None:
             main, attributes = self.v2, self.attributes
         elif not self.is_array:

@@ -76,9 +76,7 @@ PLAIN_NAME = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}\}", re.ASCII)
 
 
 def parse_text(text: str) -> tuple[list[str], list[Node]]:
-    """Return the literal pieces of a text, and the expressions between them, one fewer. Raises ``NotInSubset`` if it has something that is
-    not evaluated here.
-    """
+    """Return the literal pieces of a text, and the expressions between them, one fewer. Raises ``NotInSubset`` if it has more."""
     if len(text) > MOST_TEXT:
         raise NotInSubset(f"it has {len(text)} characters, more than {MOST_TEXT}")
     literals: list[str] = []

@@ -308,9 +308,7 @@ class ReferenceParser:
             self._take(entries, self._position)
 
     def _entry(self, start: int) -> tuple[str, Any, int]:
-        """Return key, value and end of an entry; the value ``_REFS`` of the references of version 1, with the place behind their brace.
-        Raises ``_CutOff`` if it is not complete.
-        """
+        """Return key, value and end of an entry; of references of version 1, ``_REFS`` and where they begin. May raise ``_CutOff``."""
         key, end = self._value(self._behind_space(start))
         if not isinstance(key, str):
             raise _no_json(f"{key!r:.100} is not a key")

@@ -195,9 +195,7 @@ class TableBuilder:
         self._inline: list[str] = []
 
     def add_values(self, values: Mapping[str, Any]) -> None:
-        """Add references in the form of JSON: text, objects, ``[url]`` and ``[url, offset, nbytes]``. Raises ``Corruption`` if one of them
-        is neither; nothing was added.
-        """
+        """Add text, objects, ``[url]`` and ``[url, offset, nbytes]`` by key. Raises ``Corruption``, with nothing added, if one is none."""
         if not values:
             return
         given = list(values.values())

@@ -218,9 +218,7 @@ class _Function:
 
 
 class Templates:
-    """The templates of one set, by name. ``only_plain``: annotations are names, and nothing else. Raises ``Corruption`` if one of them is
-    no text.
-    """
+    """The templates of one set, by name; ``only_plain``: annotations are names. Raises ``Corruption`` if one of them is no text."""
 
     def __init__(self, given: Mapping[str, Any], *, only_plain: bool = False) -> None:
         self._only_plain = only_plain
@@ -249,9 +247,7 @@ class Templates:
 
 
 def constant_parts(text: Text, variables: Sequence[str]) -> tuple[list[str], list[Node]] | None:
-    """Return literal pieces and expressions of a text in which everything that does not depend on ``variables`` is filled in; ``None`` if
-    that can be done only one by one.
-    """
+    """Return pieces and expressions of a text with all else but ``variables`` filled in; ``None`` if that can be done only one by one."""
     if not text.is_parsed:
         return None
     pieces, nodes = [text.literals[0]], []

@@ -78,9 +78,7 @@ def manifest_rows(data: bytes | memoryview, file: ManifestFile, columns: Sequenc
 
 
 def decode_rows(rows: pa.Table, file: ManifestFile, ndims: Mapping[int, int]) -> dict[int, ChunkRefs]:
-    """Return all references among the rows of a manifest by array, of those arrays whose number of dimensions is given. Raises
-    ``Corruption`` if it contradicts itself.
-    """
+    """Return the references in rows of a manifest, of arrays whose dimensions are given. Raises ``Corruption`` if it contradicts itself."""
     return _named(file, lambda: decode_table(rows, ndims))
 
 
@@ -99,9 +97,7 @@ class ManifestGroups:
 
     @classmethod
     def decode(cls, file: ManifestFile, end: bytes | memoryview) -> ManifestGroups:
-        """Return what a footer says; ``end``: at least so many bytes from the end of the file as ``footer_range`` of them says. Raises
-        ``Corruption`` if they are none.
-        """
+        """Return what a footer says, from the bytes of ``footer_range`` at least, up to the end. Raises ``Corruption`` if they are none."""
         import pyarrow as pa  # an extra
         import pyarrow.parquet as pq
 

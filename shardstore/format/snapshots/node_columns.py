@@ -41,9 +41,7 @@ class NodeColumns:
 
 
 def to_columns(document: JsonObject) -> NodeColumns:
-    """Return the columns of a document. Raises ``InvalidInput`` if it is not the document of an array or a group, or lacks what every array
-    has.
-    """
+    """Return the columns of a document. Raises ``InvalidInput`` if it is not that of an array or a group, or lacks what every array has."""
     kind = document.get("node_type")
     if kind not in ("array", "group"):
         raise InvalidInput(f"this is not the document of an array or a group: its node_type is {kind!r}")

@@ -72,9 +72,7 @@ class Snapshot:
     _known_text: str | None = field(default=None, init=False, repr=False, compare=False)
 
     def text(self) -> str:
-        """Return its line in a state file, written once: a state has those of all snapshots, and each commit writes a state. Raises
-        ``InvalidInput`` if a file cannot say it.
-        """
+        """Return its line in a state file, made once: each commit writes all of them. Raises ``InvalidInput`` if a file cannot say it."""
         known = self._known_text
         if known is None:
             if (wrong := self._wrong()) is not None:

@@ -91,9 +91,7 @@ class _Chain:
 
 
 def to_v3(members: V2Codecs, ndim: int) -> list[JsonObject]:
-    """Return the v3 ``codecs`` whose chunks are those of a v2 array. Raises ``NoCounterpart`` if v3 has no such codecs, or none for exactly
-    these bytes.
-    """
+    """Return the v3 ``codecs`` for the chunks of a v2 array. Raises ``NoCounterpart`` if v3 has none for exactly these bytes."""
     chain = _Chain(ndim, members.order, members.element, members.element, [], [])
     if members.order == "F" and ndim > 1:
         chain.to_array.append({"name": "transpose", "configuration": {"order": list(range(ndim))[::-1]}})

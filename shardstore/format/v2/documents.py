@@ -228,9 +228,7 @@ def group_from_v2(zgroup: JsonObject, zattrs: JsonObject | None, previous: JsonO
 
 
 def group_to_v2(document: JsonObject) -> tuple[JsonObject, JsonObject | None]:
-    """Return ``.zgroup`` and ``.zattrs`` (``None`` where the document has no attributes to show) of a v3 group. Raises ``Unsupported`` if
-    the document is of no group.
-    """
+    """Return ``.zgroup`` and ``.zattrs``, ``None`` without attributes, of a v3 group. Raises ``Unsupported`` if it is none."""
     if not is_group(document):
         raise Unsupported("this document cannot be shown as a Zarr v2 group: it is none of Zarr v3")
     attributes, kept = split_attributes(document)

@@ -105,9 +105,7 @@ def from_v2(dtype: Any, object_codec: str | None = None) -> ElementType:
 
 
 def from_v3(data_type: Any, endian: Endian | None) -> ElementType:
-    """Return the type that a v3 ``data_type`` names, whose ``bytes`` codec says ``endian``. Raises ``NoCounterpart`` if v2 has no such
-    type.
-    """
+    """Return the type that a v3 ``data_type`` names, with the ``endian`` of codec ``bytes``. Raises ``NoCounterpart`` if v2 has none."""
     name, configuration = codec_name(data_type) or "", codec_configuration(data_type)
     if name in NUMBERS:
         kind, size = NUMBERS[name]

@@ -55,9 +55,7 @@ def difference(original: JsonObject, regenerated: JsonObject) -> Kept:
 
 
 def with_attributes(document: JsonObject, attributes: JsonObject | None, kept: Kept) -> JsonObject:
-    """Return ``document`` with ``attributes`` (``None``: no such member) and the kept members, if any. Raises ``InvalidInput`` if the
-    client uses the reserved name.
-    """
+    """Return ``document`` with ``attributes``, if any, and the kept members. Raises ``InvalidInput`` if a client uses the reserved name."""
     if attributes is not None and RESERVED in attributes:
         raise _reserved_name()
     if not kept:
@@ -98,9 +96,7 @@ def split_attributes(document: JsonObject) -> tuple[JsonObject | None, Kept]:
 
 
 def hide_kept(document: JsonObject) -> JsonObject:
-    """Return a v3 document without the reserved attribute, for the v3 view; documents inside a group's consolidated metadata are changed
-    too.
-    """
+    """Return a v3 document, and those inside its consolidated metadata, without the reserved attribute, for the v3 view."""
 
     def one(path: str, node: JsonObject) -> JsonObject:
         attributes = node.get("attributes")

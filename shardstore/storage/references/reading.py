@@ -107,9 +107,7 @@ class ReferenceReader:
             self._deal_out(group, outcome, outcomes)
 
     async def _looked_at_again(self, groups: Sequence[_ObjectReads], found: Sequence[ReadOutcome]) -> list[ReadOutcome]:
-        """Return the outcomes; of pinned local files that have changed, those of reading their current versions, if it may be that only a
-        name, mode or owner has changed.
-        """
+        """Return the outcomes; pinned local files that have changed are read again, if it may be that only a name, mode or owner has."""
         outcomes = list(found)
         again = [
             i

@@ -170,9 +170,7 @@ class DraftStorage(StorageWrapper, FileTree):
         return _versioned_outcome(read, IMPLICIT, IMPLICIT_DOCUMENT) if is_implicit else ABSENT
 
     async def stat(self, key: str) -> ObjectInfo | None:
-        """Look at an object. The size of a document is that of its translation, which is read for it; listings give that of the stored
-        document.
-        """
+        """Look at an object. A document is read, and has the size of its translation; in listings it has that of the stored one."""
         path = document_path(key)
         if path is None and not _may_be_scalar(key):
             stored = _stored_key(key)
@@ -205,9 +203,7 @@ class DraftStorage(StorageWrapper, FileTree):
         return _Located(first, second if second in present else None)
 
     async def _is_scalar(self, path: str) -> bool:
-        """Return whether a 0-d array is at ``path``, by what was last seen of its document: a writer has looked at it as recently as it
-        has to.
-        """
+        """Return whether a 0-d array is at ``path``, by what was last seen of its document, at which each writer has looked."""
         known = self._documents.is_scalar(path)
         if known is not None:
             return known

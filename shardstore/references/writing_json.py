@@ -27,14 +27,14 @@ from typing import IO, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from shardstore.errors import InvalidInput, Unsupported
-from shardstore.extras import how_to_install
+from shardstore.errors import InvalidInput
 from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.json_text import JsonObject, dumps
 from shardstore.format.references.documents import key_encoding
 from shardstore.format.references.parquet import MISSING
 from shardstore.format.references.pins import SetDigest
 from shardstore.format.store_keys import join
+from shardstore.optional import needed
 from shardstore.references.batches import ReferenceBatch, ReferencedArray, Shards, size_of
 from shardstore.references.choices import Described
 from shardstore.references.report import Tally
@@ -69,10 +69,7 @@ def compressed(file: DigestedFile, name: str) -> Iterator[Writes]:
         with gzip.GzipFile(fileobj=file, mode="wb", mtime=0, filename="") as text:
             yield text
     elif name.endswith(".zst"):
-        try:
-            import pyarrow as pa
-        except ModuleNotFoundError as exc:
-            raise Unsupported(f"sets that end in .zst need pyarrow: {how_to_install('parquet')}") from exc
+        pa = needed("pyarrow", "parquet", "sets that end in .zst need pyarrow")
         sink = pa.PythonFile(file, mode="w")
         text = pa.CompressedOutputStream(sink, "zstd")
         yield text

@@ -33,9 +33,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore.errors import Corruption, InvalidInput, Unsupported
-from shardstore.extras import how_to_install
 from shardstore.format.arrow_tables import column, numbers_column, numbers_of
 from shardstore.format.json_text import dumps
+from shardstore.optional import needed
 
 METADATA_NAME = ".zmetadata"
 
@@ -284,9 +284,5 @@ def _key_values(rows: ReferenceRows) -> dict[str, str]:
 
 
 def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ModuleNotFoundError as exc:
-        raise Unsupported(f"sets of references in Parquet need pyarrow: {how_to_install('parquet')}") from exc
-    return pa, pq
+    what = "sets of references in Parquet need pyarrow"
+    return needed("pyarrow", "parquet", what), needed("pyarrow.parquet", "parquet", what)

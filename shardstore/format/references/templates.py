@@ -22,7 +22,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from shardstore.errors import Corruption, Unsupported
-from shardstore.extras import how_to_install
 from shardstore.format.references.expressions import (
     MOST_NUMBER,
     MOST_TEXT,
@@ -38,6 +37,7 @@ from shardstore.format.references.expressions import (
     evaluate,
     parse_text,
 )
+from shardstore.optional import needed
 
 if TYPE_CHECKING:  # an extra
     from jinja2.sandbox import SandboxedEnvironment
@@ -54,13 +54,11 @@ def compile_by_jinja(text: str, why: str) -> Callable[[Mapping[str, Any]], str]:
         Unsupported: jinja2 is not installed, or the text has statements.
         Unusable: it is no text that jinja2 understands. The returned function raises it as well.
     """
-    try:
-        from jinja2 import TemplateError
-    except ModuleNotFoundError as exc:
-        raise Unsupported(f"jinja2 is needed for that ({why}): {how_to_install('references')}") from exc
-
+    needed("jinja2", "references", f"jinja2 is needed for that ({why})")
     if "{%" in text or "{#" in text or len(text) > _MOST_TEMPLATE:
         raise Unsupported(f"only annotations in {{{{…}}}} are known there: {why}")
+    from jinja2 import TemplateError
+
     wrong = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError, MemoryError)
     try:
         template = _environment().from_string(text)

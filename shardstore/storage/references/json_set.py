@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from shardstore.errors import AccessDenied, Corruption, NotFound, ShardStoreError, StorageError, Unsupported
-from shardstore.extras import how_to_install
 from shardstore.format.references.json import Expansion, NeedsFlat, ReferenceParser, document_of
 from shardstore.format.references.pins import PINS_SUFFIX, SetDigest, object_url, section_of
 from shardstore.format.references.table import Reference, ReferenceTable
 from shardstore.format.v2.keys import is_document
 from shardstore.model.ranges import EVERYTHING, ByteRange
+from shardstore.optional import needed
 from shardstore.storage.base import UNKNOWN_NBYTES, Absent, Failed, Found, Read, ReadOutcome, unless_failed
 from shardstore.storage.references.entries import Entry, PinnedReference, SetPlace, Targets
 
@@ -220,10 +220,7 @@ def _gunzip() -> Unpacker:
 
 
 def _unzstd() -> Unpacker:
-    try:
-        import pyarrow as pa
-    except ModuleNotFoundError as exc:
-        raise Unsupported(f"sets of references compressed by zstd need pyarrow: {how_to_install('parquet')}") from exc
+    pa = needed("pyarrow", "parquet", "sets of references compressed by zstd need pyarrow")
     packed = io.BytesIO()  # pyarrow reads from a file: it takes the compressed bytes, a tenth of the rest
 
     def unpack(data: bytes | memoryview) -> Iterator[bytes]:

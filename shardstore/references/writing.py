@@ -179,20 +179,14 @@ def _put_json(
     return digested.digest.nbytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Before:
-    """What was at the place of a set in JSON: its version, and that of its pins, with their content; ``None`` of what was not there."""
-
-    version: Generation | None
-    pins_version: Generation | None
-    pins: bytes
+Before = tuple[Generation | None, Generation | None, bytes]
+"""The versions of a set in JSON and of its pins, ``None`` of what was not there, and the content of the pins."""
 
 
-async def _before(place: SetPlace, *, overwrite: bool) -> _Before:
+async def _before(place: SetPlace, *, overwrite: bool) -> Before:
     """Return what is there. Raises ``InvalidInput`` if it is not to be replaced, or is no set."""
-    head, pins = await place.storage.read([Read(place.main_key, (ByteRange(0, _HEAD_NBYTES),)), Read(place.pins_key, (EVERYTHING,))])
-    for outcome in (head, pins):
-        outcome = unless_failed(outcome)
+    reads = [Read(place.main_key, (ByteRange(0, _HEAD_NBYTES),)), Read(place.pins_key, (EVERYTHING,))]
+    head, pins = map(unless_failed, await place.storage.read(reads))
     content = bytes(pins.buffers[0]) if isinstance(pins, Found) else b""
     try:
         decode_pins(content)
@@ -210,30 +204,27 @@ async def _before(place: SetPlace, *, overwrite: bool) -> _Before:
         if not isinstance(pins, Found):  # the old set has no pins: say so until it is replaced
             text = await read_object(place.storage, place.main_key) or b""
             content = encode_pins(UNPINNED, SetDigest(0, 0).extended(text), ())
-    return _Before(
-        head.generation if isinstance(head, Found) else None,
-        pins.generation if isinstance(pins, Found) else None,
-        content if isinstance(head, Found) else b"",
-    )
+    pins_version = pins.generation if isinstance(pins, Found) else None
+    return (head.generation, pins_version, content) if isinstance(head, Found) else (None, pins_version, b"")
 
 
-async def _replace(place: SetPlace, file: IO[bytes], nbytes: int, before: _Before, section: bytes, *, is_pinned: bool) -> None:
+async def _replace(place: SetPlace, file: IO[bytes], nbytes: int, before: Before, section: bytes, *, is_pinned: bool) -> None:
     """Store the set. The pins of both sets are there while it is replaced, so that each moment has the right ones. Raises ``Conflict`` if
     another process writes a set there; its set stays.
     """
-    storage = place.storage
+    storage, (version, pins_version, pins) = place.storage, before
     capabilities = await storage.probe()
     tells_versions = storage.ability(VersionedByRange) is None  # or those that its writes return mean nothing
 
-    def still(version: Generation | None) -> Condition:
-        return capabilities.condition_on(version) if tells_versions else UNCONDITIONAL
+    def still(seen: Generation | None) -> Condition:
+        return capabilities.condition_on(seen) if tells_versions else UNCONDITIONAL
 
     try:
-        ours = await write_bytes(storage, place.pins_key, before.pins + section, still(before.pins_version))
-        await write_file(storage, place.main_key, file, nbytes, still(before.version))
+        ours = await write_bytes(storage, place.pins_key, pins + section, still(pins_version))
+        await write_file(storage, place.main_key, file, nbytes, still(version))
         if not is_pinned:
             await storage.delete(place.pins_key, still(ours))
-        elif before.pins:
+        elif pins:
             await write_bytes(storage, place.pins_key, section, still(ours))
     except ConditionFailed as exc:
         raise Conflict(f"another process wrote a set at {place.shown} at the same time; that set stays. Write yours again") from exc

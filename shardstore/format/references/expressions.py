@@ -17,7 +17,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -228,10 +228,6 @@ class _Interval:
     least: int
     most: int
 
-    @classmethod
-    def of(cls, values: Array, corners: Collection[int]) -> _Interval:
-        return cls(values, min(corners), max(corners))
-
 
 def evaluate_all(node: Node, variables: Mapping[str, npt.NDArray[np.int64]]) -> Array | None:
     """Return the values of an expression for many values of its variables, ``(n,)``, or one for all.
@@ -274,4 +270,4 @@ def _combined_intervals(operation: ast.operator, one: _Interval, other: _Interva
     if max(map(abs, corners)) >= _INT64:  # before anything overflows
         return None
     values: Array = function(one.values, other.values)
-    return _Interval.of(values, corners)
+    return _Interval(values, min(corners), max(corners))

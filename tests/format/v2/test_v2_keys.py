@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardstore.format.chunk_keys import ChunkKeyEncoding
+from shardstore.format.store_keys import is_path
 from shardstore.format.v2.keys import (
     DOCUMENT_NAMES,
     V2DocumentKey,
     canonical_chunk_key,
     canonical_chunk_prefix,
     document_key,
-    is_path,
     v2_chunk_key,
 )
 

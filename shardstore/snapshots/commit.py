@@ -10,6 +10,12 @@
 
 A writer that dies before 2 leaves files that nothing refers to. The order of states is total, since of two swaps from one state one
 succeeds; so each snapshot's parent was the tip of its branch at the moment of its commit. Specification: Icechunk draft, "Commit".
+
+Each commit adds to an array a small manifest, with what it changed: a level. Many are slow, so a commit merges some::
+
+    base ▇▇▇▇▇▇▇▇▇▇▇▇   ▇▇▇▇▇ ▇▇ ▇ ▁ ▁ ▁ ▁   + ▁     the newest levels that together are about as large as the one before them become one
+
+A reference is merged again only when its level has about doubled, so all in all as often as the logarithm of their number.
 """
 
 from __future__ import annotations
@@ -39,9 +45,14 @@ from shardstore.format.snapshots.structure import (
 )
 from shardstore.snapshots.chunk_files import ChunkFile
 from shardstore.snapshots.files import StoreFiles
-from shardstore.snapshots.levels import first_of_all, first_to_merge, levels_of
 from shardstore.snapshots.session import SessionCore
 from shardstore.tasks import gather_all
+
+MOST_LEVELS = 8
+"""Levels that are read for one chunk, in addition to the one that a commit adds."""
+
+MOST_MERGED_ROWS = 1 << 24
+"""References that one commit reads and writes again at most, for one array."""
 
 _IN_THREAD_ROWS = 10_000
 
@@ -258,3 +269,39 @@ def properties(message: str, metadata: Mapping[str, Any] | None, writer: str, *,
     """Return the properties of a new snapshot (D9)."""
     said = {"message": message, **({"metadata": dict(metadata)} if metadata else {}), "writer": writer}
     return {**said, KEEPS_VALUES: True} if keeps_values else said
+
+
+# -- levels -----------------------------------------------------------------------------------------------------------
+
+
+def levels_of(parts: Sequence[ManifestPart]) -> list[list[ManifestPart]]:
+    """Return an array's manifests by level, the oldest first: those of one commit follow each other, and no chunk is in two of them."""
+    levels: list[list[ManifestPart]] = []
+    for part in parts:
+        if levels and part.file.run and levels[-1][0].file.run == part.file.run:
+            levels[-1].append(part)
+        else:
+            levels.append([part])
+    return levels
+
+
+def first_of_all(rows: Sequence[int]) -> int | None:
+    """Return the first of the levels that can become one with all newer ones, however few there are; ``None`` if that changes nothing."""
+    first, total = len(rows), 0
+    while first > 0 and total + rows[first - 1] <= MOST_MERGED_ROWS:
+        first -= 1
+        total += rows[first]
+    return first if first < len(rows) - 1 else None
+
+
+def first_to_merge(rows: Sequence[int]) -> int | None:
+    """Return the first of the levels, given by their numbers of references, that are to become one with all newer ones."""
+    if len(rows) <= MOST_LEVELS - 1:
+        return None
+    first, total = len(rows) - 2, rows[-2] + rows[-1]
+    if total > MOST_MERGED_ROWS:
+        return None
+    while first > 0 and rows[first - 1] <= 2 * total and total + rows[first - 1] <= MOST_MERGED_ROWS:
+        first -= 1
+        total += rows[first]
+    return first

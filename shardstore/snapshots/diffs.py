@@ -12,7 +12,7 @@ import numpy.typing as npt
 from shardstore.format.snapshots.manifest import GONE
 from shardstore.format.snapshots.structure import Node, NodeChanges
 from shardstore.model.chunks import ChunkCoords
-from shardstore.snapshots.chunk_places import ABSENT, ChunkPlaces
+from shardstore.snapshots.chunk_files import ABSENT, ChunkPlaces
 from shardstore.snapshots.session import SessionCore, ndim_of
 
 

@@ -17,8 +17,8 @@ from shardstore.format.snapshots.manifest import INLINE, ChunkRefs
 from shardstore.format.snapshots.manifest_groups import decode_rows, manifest_rows
 from shardstore.format.snapshots.state import State
 from shardstore.format.snapshots.structure import ManifestFile, ManifestPart, Structure
+from shardstore.snapshots.commit import levels_of
 from shardstore.snapshots.files import StoreFiles
-from shardstore.snapshots.levels import levels_of
 from shardstore.snapshots.lookup import FIRST_BRANCH
 from shardstore.snapshots.reachable import FOLDERS, FolderListing, Progress, Reachable, are_among, for_each, list_files
 from shardstore.snapshots.session import is_inside, ndim_of

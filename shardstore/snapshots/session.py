@@ -28,8 +28,7 @@ from shardstore.format.store_keys import check_node_path, check_node_paths, grou
 from shardstore.model.chunks import ChunkCoords
 from shardstore.opening.snapshot_place import HOW_TO_CHANGE
 from shardstore.plan.policy import ShardingPolicy
-from shardstore.snapshots.chunk_files import ChunkGatherer, Written
-from shardstore.snapshots.chunk_places import ABSENT, FOLDED_AT, HELD, ArrayChanges, ChunkPlaces
+from shardstore.snapshots.chunk_files import ABSENT, FOLDED_AT, HELD, ArrayChanges, ChunkGatherer, ChunkPlaces, Written
 from shardstore.snapshots.files import KnownRefs, StoreFiles
 from shardstore.snapshots.read_set import ReadSet
 

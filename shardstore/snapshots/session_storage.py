@@ -28,8 +28,8 @@ from shardstore.model.generation import Condition, Generation, IfAbsent, IfGener
 from shardstore.model.ranges import ByteRange, BytesLike, cut, resolve
 from shardstore.model.redaction import redacted
 from shardstore.opening.location import ANYWHERE, HasPhysicalLocation, Location, location_of
-from shardstore.snapshots.chunk_places import ABSENT as NO_PLACE
-from shardstore.snapshots.chunk_places import HELD, ChunkPlaces, file_name, token_in_file, token_of_inline, token_of_written
+from shardstore.snapshots.chunk_files import ABSENT as NO_PLACE
+from shardstore.snapshots.chunk_files import HELD, ChunkPlaces, file_name, token_in_file, token_of_inline, token_of_written
 from shardstore.snapshots.files import MissingFile
 from shardstore.snapshots.session import ArrayKeys, SessionCore
 from shardstore.snapshots.session_listing import document_info, list_directory, list_keys, version_in

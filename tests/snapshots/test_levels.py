@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from shardstore.format.snapshots.manifest import INLINE, ChunkRefs
 from shardstore.format.snapshots.structure import ManifestFile, ManifestPart
 from shardstore.snapshots import Repository, Session
-from shardstore.snapshots.commit import divided
-from shardstore.snapshots.levels import MOST_LEVELS, MOST_MERGED_ROWS, first_to_merge, levels_of
+from shardstore.snapshots.commit import MOST_LEVELS, MOST_MERGED_ROWS, divided, first_to_merge, levels_of
 from tests.snapshots.repositories import create_array, new_repository, read_array, run, traced_repository
 
 

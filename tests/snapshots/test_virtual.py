@@ -18,7 +18,7 @@ from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, Read
 from shardstore.model.generation import Generation
 from shardstore.opening.open import open_storage
 from shardstore.snapshots import Repository, Session
-from shardstore.snapshots.levels import MOST_LEVELS
+from shardstore.snapshots.commit import MOST_LEVELS
 from shardstore.storage.base import Storage
 from tests.snapshots.repositories import create_array, new_repository, read_array, run
 

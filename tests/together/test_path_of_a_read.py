@@ -101,7 +101,7 @@ def test_a_commit_goes_through_few_modules(tmp_path: Path) -> None:
     session = repository.writable_session("main")
     zarr.open_array(session.store, path="a")[0:32, 0:32] = 2
     entered = modules_entered(lambda: session.commit("changed"))
-    assert len(entered) <= 28, sorted(entered)
+    assert len(entered) <= 26, sorted(entered)
 
 
 @needs_profile

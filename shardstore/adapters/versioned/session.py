@@ -19,7 +19,7 @@ from shardstore.errors import InvalidInput, NotFound
 from shardstore.format.snapshots.state import Snapshot
 from shardstore.format.snapshots.structure import Node
 from shardstore.progress.shown import reported
-from shardstore.snapshots.chunk_places import ArrayChanges
+from shardstore.snapshots.chunk_files import ArrayChanges
 from shardstore.snapshots.conflicts import BasicConflictSolver, ConflictDetector, Selection
 from shardstore.snapshots.diffs import Diff, status
 from shardstore.snapshots.lookup import still_there

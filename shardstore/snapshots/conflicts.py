@@ -11,8 +11,8 @@
     move into it     –                   –            –                         conflict     conflict            –
     create           –                   –            –                         its group    its group           the same path
 
-With ``isolation="serializable"``, what the session has read counts too: that they have changed it is a conflict that no solver solves.
-And a session cannot give up chunks for theirs.
+With ``isolation="serializable"``, what the session has read counts too (``ReadSet``): that they have changed it is a conflict that no
+solver solves. And a session cannot give up chunks for theirs.
 """
 
 from __future__ import annotations
@@ -20,20 +20,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import prod
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from shardstore.errors import Conflict, InvalidInput
+from shardstore.format.metadata_v3 import parse_shown
 from shardstore.format.snapshots.manifest import CoordSearch
 from shardstore.format.snapshots.structure import Node, NodeChanges
 from shardstore.format.store_keys import groups_above
-from shardstore.snapshots.read_set import ReadSet
 
 Selection = Literal["fail", "ours", "theirs"]
 _SELECTIONS = ("fail", "ours", "theirs")
 _SHOWN = 5
+_MOST_BITS = 1 << 33
+"""A bitmap of 1 GiB: arrays with more chunks are remembered chunk by chunk."""
 
 
 class ConflictType(StrEnum):
@@ -156,25 +159,6 @@ def double_chunks(ours: Side, theirs: Side, array: int) -> npt.NDArray[np.uint64
     return mine[CoordSearch(_sorted(other)).find(mine) >= 0]
 
 
-def read_conflicts(reads: ReadSet, theirs: Side, before: Mapping[str, Node]) -> list[NodeConflict]:
-    """Return what a session has read and they have changed."""
-    found: list[NodeConflict] = []
-    was = {node.id: node for node in before.values()}
-    for array, coords in theirs.chunks.items():
-        if array in was and len(hit := reads.chunks_read(array, coords)):
-            found.append(NodeConflict(ConflictType.ReadOfUpdatedChunks, was[array].path, tuple(map(tuple, hit.tolist()))))
-    changes = theirs.changes
-    changed = changes.updated | changes.attributes | changes.deleted.keys() | changes.moved.keys()
-    elsewhere = changes.updated | changes.deleted.keys() | changes.moved.keys()
-    hit_nodes = {one for one in changed if reads.has_read_document(one)} | {one for one in elsewhere if reads.has_found(one)}
-    paths = {was[one].path for one in changed} | set(changes.created.values()) | {after for _, after in changes.moved.values()}
-    there = {*changes.created.values(), *changes.deleted.values(), *(path for both in changes.moved.values() for path in both)}
-    hit_paths = {path for path in paths if path in reads.documents} | {path for path in there if reads.has_listed(path)}
-    hit_paths |= {was[one].path for one in hit_nodes}
-    found += [NodeConflict(ConflictType.ReadOfUpdatedNodes, path) for path in sorted(hit_paths)]
-    return found
-
-
 def _chunk_conflicts(ours: Side, theirs: Side, *, fail: bool) -> list[NodeConflict]:
     found: list[NodeConflict] = []
     for array, coords in ours.chunks.items():
@@ -285,3 +269,137 @@ def _sorted(coords: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     if coords.shape[1] == 0:
         return coords[:1]
     return np.unique(coords, axis=0)
+
+
+# -- reads -------------------------------------------------------------------------------------------------------------
+
+
+class _ReadChunks:
+    """Chunks of one array: a bit each, or, of those that the grid does not have, one by one."""
+
+    def __init__(self, node: Node) -> None:
+        plain = parse_shown(node.document)
+        counts = () if isinstance(plain, str) else tuple(-(-a // b) for a, b in zip(plain.shape, plain.chunk_shape, strict=True))
+        is_small = not isinstance(plain, str) and 0 < prod(counts) <= _MOST_BITS
+        self._counts = np.array(counts if is_small else (), dtype=np.uint64)
+        self._strides = np.array([prod(counts[axis + 1 :]) for axis in range(len(counts))] if is_small else (), dtype=np.uint64)
+        self._bits = np.zeros(-(-prod(counts) // 8) if is_small else 0, dtype=np.uint8)
+        self._outside: set[tuple[int, ...]] = set()
+        self.is_listed = False
+
+    def add(self, coords: npt.NDArray[np.uint64]) -> None:
+        inside = self._inside(coords)
+        numbers = coords[inside] @ self._strides if inside.any() else np.zeros(0, dtype=np.uint64)
+        np.bitwise_or.at(self._bits, (numbers >> np.uint64(3)).astype(np.intp), np.left_shift(1, numbers & np.uint64(7)).astype(np.uint8))
+        self._outside.update(map(tuple, coords[~inside].tolist()))
+
+    def among(self, coords: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        """Return those of ``(n, ndim)`` chunks that were read."""
+        if self.is_listed:
+            return coords
+        inside = self._inside(coords)
+        is_read = (
+            np.array([tuple(one) in self._outside for one in coords.tolist()], dtype=np.bool_) if self._outside else np.zeros_like(inside)
+        )
+        if inside.any():
+            numbers = coords[inside] @ self._strides
+            bits = self._bits[(numbers >> np.uint64(3)).astype(np.intp)] >> (numbers & np.uint64(7)).astype(np.uint8)
+            is_read[inside] |= (bits & 1).astype(np.bool_)
+        return coords[is_read]
+
+    def update(self, other: _ReadChunks) -> None:
+        """Note everything that is noted in another one of the same array."""
+        if np.array_equal(other._counts, self._counts):
+            self._bits |= other._bits
+        else:  # it has been resized in between
+            self.is_listed = True
+        self._outside |= other._outside
+        self.is_listed |= other.is_listed
+
+    def _inside(self, coords: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+        if not len(self._bits) or coords.shape[1] != len(self._counts):
+            return np.zeros(len(coords), dtype=np.bool_)
+        inside: npt.NDArray[np.bool_] = np.all(coords < self._counts, axis=1)
+        return inside
+
+
+class ReadSet:
+    """The nodes and chunks of its snapshot that a session has read: with ``isolation="serializable"``, a commit that changes them is a
+    conflict.
+
+    Chunks that the session has written before it read them are its own. A chunk that is not there was read too: that it was not there.
+    """
+
+    def __init__(self) -> None:
+        self.documents: set[str] = set()
+        """Paths of nodes whose documents were asked for, whether they are there or not, and of nodes that would have had a chunk."""
+        self._nodes: set[int] = set()
+        """Nodes whose documents were read, whatever path the session had moved them to."""
+        self._found: set[int] = set()
+        self._listed: set[str] = set()
+        self._chunks: dict[int, _ReadChunks] = {}
+
+    def read_document(self, path: str, node: Node | None) -> None:
+        """Note that the document at a path was asked for, which is that of ``node``, if there is one."""
+        self.documents.add(path)
+        if node is not None:
+            self._nodes.add(node.id)
+
+    def read_attributes(self, node: Node) -> None:
+        """Note that what is written depends on the document of a node."""
+        self._nodes.add(node.id)
+
+    def find(self, node: Node) -> None:
+        """Note that a node was found at its path, to be moved or deleted, or to have chunks written."""
+        self._found.add(node.id)
+
+    def read_chunks(self, node: Node, coords: npt.NDArray[np.uint64]) -> None:
+        """Note that ``(n, ndim)`` chunks were read."""
+        self._chunks_of(node).add(coords)
+
+    def list_chunks(self, node: Node) -> None:
+        """Note that the chunks of an array were listed."""
+        self._chunks_of(node).is_listed = True
+
+    def list_nodes(self, prefix: str) -> None:
+        """Note that the nodes below a prefix, which need not be a whole path, were listed."""
+        self._listed.add(prefix)
+
+    def update(self, other: ReadSet) -> None:
+        """Note everything that is noted in another one."""
+        self.documents |= other.documents
+        self._nodes |= other._nodes
+        self._found |= other._found
+        self._listed |= other._listed
+        for array, chunks in other._chunks.items():
+            known = self._chunks.get(array)
+            if known is None:
+                self._chunks[array] = chunks
+            else:
+                known.update(chunks)
+
+    def conflicts(self, theirs: Side, before: Mapping[str, Node]) -> list[NodeConflict]:
+        """Return what was read and they have changed; ``before`` are the nodes that both began with."""
+        found: list[NodeConflict] = []
+        was = {node.id: node for node in before.values()}
+        for array, coords in theirs.chunks.items():
+            known = self._chunks.get(array)
+            if array in was and known is not None and len(hit := known.among(coords)):
+                found.append(NodeConflict(ConflictType.ReadOfUpdatedChunks, was[array].path, tuple(map(tuple, hit.tolist()))))
+        changes = theirs.changes
+        elsewhere = changes.updated | changes.deleted.keys() | changes.moved.keys()
+        changed = elsewhere | changes.attributes
+        hit_nodes = (changed & self._nodes) | (elsewhere & (self._found | self._chunks.keys()))  # read, or found at their paths
+        paths = {was[one].path for one in changed} | set(changes.created.values()) | {after for _, after in changes.moved.values()}
+        there = {*changes.created.values(), *changes.deleted.values(), *(path for both in changes.moved.values() for path in both)}
+        hit_paths = (paths & self.documents) | {path for path in there if self._has_listed(path)} | {was[one].path for one in hit_nodes}
+        return found + [NodeConflict(ConflictType.ReadOfUpdatedNodes, path) for path in sorted(hit_paths)]
+
+    def _has_listed(self, path: str) -> bool:
+        """Return whether a listing showed, or would have shown, the node at a path."""
+        return any(f"{path}/".startswith(prefix) or prefix.startswith(f"{path}/") for prefix in self._listed)
+
+    def _chunks_of(self, node: Node) -> _ReadChunks:
+        if node.id not in self._chunks:
+            self._chunks[node.id] = _ReadChunks(node)
+        return self._chunks[node.id]

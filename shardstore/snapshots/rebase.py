@@ -27,7 +27,6 @@ from shardstore.snapshots.conflicts import (
     Side,
     double_chunks,
     find_conflicts,
-    read_conflicts,
 )
 from shardstore.snapshots.diffs import changed_chunks
 from shardstore.snapshots.files import StoreFiles
@@ -99,7 +98,7 @@ async def _compare_with_tip(session: SessionCore, state: State, solver: Conflict
     ours = _side_of(session)
     conflicts = find_conflicts(ours, theirs, session.base.nodes, solver, serializable=session.reads is not None)
     if session.reads is not None:
-        conflicts += read_conflicts(session.reads, theirs, session.base.nodes)
+        conflicts += session.reads.conflicts(theirs, session.base.nodes)
     attributes, more = await _merged_attributes(session, ours, theirs)
     return _ThreeWayDiff(tip, structure, ours, theirs, attributes, [*conflicts, *more])
 

@@ -29,8 +29,8 @@ from shardstore.model.chunks import ChunkCoords
 from shardstore.opening.snapshot_place import HOW_TO_CHANGE
 from shardstore.plan.policy import ShardingPolicy
 from shardstore.snapshots.chunk_files import ABSENT, FOLDED_AT, HELD, ArrayChanges, ChunkGatherer, ChunkPlaces, Written
+from shardstore.snapshots.conflicts import ReadSet
 from shardstore.snapshots.files import KnownRefs, StoreFiles
-from shardstore.snapshots.read_set import ReadSet
 
 MAX_MEMORY = 256 << 20
 """The bytes of chunks that a session holds before it stores some, by default."""

@@ -36,10 +36,9 @@ from shardstore.opening.chains import text_of
 from shardstore.opening.open import open_storage
 from shardstore.references.choices import base_of
 from shardstore.references.icechunk.blocks import Coords
+from shardstore.references.icechunk.histories import origin_metadata
 from shardstore.references.icechunk.library import library, translated
-from shardstore.references.icechunk.lines import location_of
-from shardstore.references.icechunk.origins import origin_metadata
-from shardstore.references.icechunk.places import OptionsOf, add_containers, credentials_for, place_of, storage_at
+from shardstore.references.icechunk.places import OptionsOf, add_containers, credentials_for, location_of, place_of, storage_at
 from shardstore.references.icechunk.writing import SnapshotChanges, rewrite_root, storable, write_changes
 from shardstore.snapshots.diffs import Diff, diff
 from shardstore.snapshots.inspection import virtual_files

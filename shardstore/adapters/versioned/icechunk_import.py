@@ -42,6 +42,7 @@ from shardstore.references.icechunk.blocks import Coords
 from shardstore.references.icechunk.histories import (
     INLINE,
     NATIVE,
+    ShownArray,
     SourceChunks,
     SourceHistory,
     SourceNode,
@@ -50,12 +51,14 @@ from shardstore.references.icechunk.histories import (
     chunks_of,
     document_of,
     history_of,
+    inner_chunks,
     nodes_of,
     opened_source,
+    origin_in,
+    shown_array,
+    without_origin,
 )
-from shardstore.references.icechunk.inner_chunks import ShownArray, inner_chunks, shown_array
 from shardstore.references.icechunk.library import translated
-from shardstore.references.icechunk.origins import origin_in, without_origin
 from shardstore.references.icechunk.places import local_path
 from shardstore.snapshots.lookup import FIRST_BRANCH
 from shardstore.snapshots.new_history import NewHistory

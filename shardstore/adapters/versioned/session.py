@@ -20,11 +20,10 @@ from shardstore.format.snapshots.state import Snapshot
 from shardstore.format.snapshots.structure import Node
 from shardstore.progress.shown import reported
 from shardstore.snapshots.chunk_files import ArrayChanges
-from shardstore.snapshots.conflicts import BasicConflictSolver, ConflictDetector, Selection
+from shardstore.snapshots.conflicts import BasicConflictSolver, ConflictDetector, ReadSet, Selection
 from shardstore.snapshots.diffs import Diff, status
 from shardstore.snapshots.lookup import still_there
 from shardstore.snapshots.reachable import Progress, step_of
-from shardstore.snapshots.read_set import ReadSet
 from shardstore.snapshots.rebase import merge
 from shardstore.snapshots.session import WHY_FLAGGED, SessionCore, ndim_of
 from shardstore.snapshots.session_storage import SessionStorage

@@ -1,4 +1,5 @@
-"""The history of a repository of icechunk, of version 2: snapshots in order, the nodes of each, and where the chunks of each array lie.
+"""The history of a repository of icechunk, of version 2: snapshots in order, the nodes of each, and where the chunks of each array lie;
+chunks inside of chunks; and the origin of a commit.
 
 Whole snapshots are read, and compared by the import: where a history has expired, icechunk's own difference of two snapshots says
 only what the later one has done.
@@ -7,6 +8,7 @@ only what the later one has done.
 from __future__ import annotations
 
 import heapq
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,7 +17,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardstore.errors import Corruption, NotFound, StorageError, Unsupported
+from shardstore.errors import Corruption, InvalidInput, NotFound, StorageError, Unsupported
+from shardstore.format.json_text import JsonObject
+from shardstore.format.metadata_v3 import ArrayLayout, mentions_sharding, parse_layout
+from shardstore.format.presentation import present_array
+from shardstore.format.shard_index import ShardIndex
 from shardstore.format.snapshots.manifest import CoordSearch
 from shardstore.references.icechunk.blocks import Coords
 from shardstore.references.icechunk.library import get_bytes, is_major_2, library
@@ -227,3 +233,137 @@ async def chunks_of(store: Any, path: str, ndim: int) -> SourceChunks:
     order = np.lexsort(coords.T[::-1]) if ndim else np.arange(n)
     ordered = {place: inline[row] for place, row in enumerate(order.tolist()) if row in inline} if inline else {}
     return SourceChunks(coords[order], kinds[order], np.array(paths, dtype=object)[order], offsets[order], lengths[order], ordered)
+
+
+# -- chunks inside of chunks -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ShownArray:
+    """An array of icechunk, which knows a shard of ``sharding_indexed`` as one chunk, with the inner chunks as its chunks."""
+
+    document: JsonObject
+    """The presented one."""
+    layout: ArrayLayout | None
+    """That of its shards; ``None`` if it has none."""
+
+    @property
+    def chunk_grid(self) -> tuple[int, ...]:
+        """The number of presented chunks along each dimension."""
+        chunk_shape = self.document["chunk_grid"]["configuration"]["chunk_shape"]
+        return tuple(-(-size // chunk) for size, chunk in zip(self.document["shape"], chunk_shape, strict=True))
+
+    @property
+    def object_grid(self) -> tuple[int, ...]:
+        """The number of chunks along each dimension that icechunk has."""
+        if self.layout is None:
+            return self.chunk_grid
+        return tuple(-(-size // chunk) for size, chunk in zip(self.layout.shape, self.layout.shard_shape, strict=True))
+
+    def has_same_chunks(self, other: ShownArray) -> bool:
+        """Return whether the chunks of icechunk have the same coordinates, and what is inside of them is arranged in the same way."""
+        mine, theirs = self.document, other.document
+        if len(mine["shape"]) != len(theirs["shape"]) or mine["chunk_grid"] != theirs["chunk_grid"]:
+            return False
+        formats = [None if one.layout is None else one.layout.index_format for one in (self, other)]
+        return formats[0] == formats[1]
+
+
+def shown_array(document: JsonObject, path: str) -> ShownArray:
+    """Return how an array of icechunk is shown. Raises ``InvalidInput`` if its chunks are not known."""
+    grid = document.get("chunk_grid")
+    if not isinstance(grid, dict) or grid.get("name") != "regular":
+        raise InvalidInput(f"the chunk grid of array {path!r} is not regular, which a versioned store does not hold: {grid!r}")
+    if not mentions_sharding(document.get("codecs")):
+        return ShownArray(document, None)
+    layout = parse_layout(document)
+    if isinstance(layout, str):
+        raise InvalidInput(f"the shards of array {path!r} cannot be read chunk by chunk, which a versioned store needs: {layout}")
+    shown = present_array(document)
+    if mentions_sharding(shown.get("codecs")):
+        raise InvalidInput(f"array {path!r} has shards inside of shards, which a versioned store does not hold: write it again in Icechunk")
+    return ShownArray(shown, layout)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InnerChunks:
+    """The chunks inside of some shards, ``(n,)`` each; ``exists`` is false for those that are empty."""
+
+    coords: Coords
+    shard: npt.NDArray[np.intp]
+    """The number of each chunk's shard among those that were given."""
+    offsets: npt.NDArray[np.uint64]
+    """The first byte in the shard."""
+    lengths: npt.NDArray[np.uint64]
+    exists: npt.NDArray[np.bool_]
+
+
+def inner_chunks(layout: ArrayLayout, shards: Coords, indices: Mapping[int, ShardIndex], nbytes: npt.NDArray[np.uint64]) -> InnerChunks:
+    """Return all positions inside of shards that lie in the array; of a shard without an index all are empty.
+
+    ``nbytes``: the length of each shard, ``(n,)``. Raises ``Corruption`` if an entry of an index cannot be right.
+    """
+    counts = np.array(layout.index_format.chunks_per_shard, dtype=np.uint64)
+    nslots = int(counts.prod())
+    slots = np.indices(layout.index_format.chunks_per_shard, dtype=np.uint64).reshape(len(counts), nslots).T
+    coords = (shards[:, None, :] * counts + slots[None]).reshape(-1, len(counts))
+    entries = np.zeros((len(shards), nslots, 2), dtype=np.uint64)
+    exists = np.zeros((len(shards), nslots), dtype=np.bool_)
+    for number, index in indices.items():
+        places = index.places(np.arange(nslots), int(nbytes[number]))
+        for slot in np.flatnonzero(places.is_damaged)[:1].tolist():
+            index.location(slot, int(nbytes[number]))  # raises, and says why
+        exists[number] = places.exists
+        entries[number, :, 0], entries[number, :, 1] = places.offsets, places.nbytes
+    inside = np.flatnonzero((coords < np.array(layout.chunk_grid_shape, dtype=np.uint64)).all(axis=1))
+    inside = inside[np.lexsort(coords[inside].T[::-1])] if len(counts) else inside
+    flat, is_there = entries.reshape(-1, 2)[inside], exists.reshape(-1)[inside]
+    return InnerChunks(
+        coords[inside],
+        (inside // nslots).astype(np.intp),
+        np.where(is_there, flat[:, 0], 0).astype(np.uint64),
+        np.where(is_there, flat[:, 1], 0).astype(np.uint64),
+        is_there,
+    )
+
+
+# -- origins -----------------------------------------------------------------------------------------------------------
+
+
+# In the metadata of a commit: the snapshot of a versioned store that an export has written it of.
+# {"shardstore.snapshot": "1CZ3…", "shardstore.parent": "9B2W…" or null, "shardstore.written_at": "2026-01-31T09:30:00.123000+00:00"}
+_SNAPSHOT, _PARENT, _WRITTEN_AT = "shardstore.snapshot", "shardstore.parent", "shardstore.written_at"
+_ID = re.compile(r"[0-9A-HJKMNP-TV-Z]{20}")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The snapshot of which a commit was made."""
+
+    snapshot: str
+    parent: str | None
+    written_at: datetime
+
+
+def origin_metadata(snapshot: str, parent: str | None, written_at: datetime) -> dict[str, Any]:
+    """Return the members of a commit's metadata that say of which snapshot it is."""
+    return {_SNAPSHOT: snapshot, _PARENT: parent, _WRITTEN_AT: written_at.isoformat()}
+
+
+def origin_in(metadata: Mapping[str, Any]) -> Origin | None:
+    """Return what a commit's metadata says of its origin; ``None`` if it says nothing, or nothing that an export would have written."""
+    snapshot, parent, written_at = metadata.get(_SNAPSHOT), metadata.get(_PARENT), metadata.get(_WRITTEN_AT)
+    if not isinstance(snapshot, str) or not _ID.fullmatch(snapshot) or not isinstance(written_at, str) or _PARENT not in metadata:
+        return None
+    if parent is not None and not isinstance(parent, str):
+        return None
+    try:
+        when = datetime.fromisoformat(written_at)
+    except ValueError:
+        return None
+    return None if when.tzinfo is None else Origin(snapshot, parent, when)
+
+
+def without_origin(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metadata without what it says of the origin."""
+    return {name: value for name, value in metadata.items() if name not in (_SNAPSHOT, _PARENT, _WRITTEN_AT)}

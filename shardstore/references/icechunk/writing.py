@@ -49,7 +49,7 @@ from shardstore.references.icechunk.checksums import (
 )
 from shardstore.references.icechunk.library import get_bytes, is_major_2, put_bytes, translated
 from shardstore.references.icechunk.library import library as icechunk_library
-from shardstore.references.icechunk.lines import container_lines, location_of, opening_lines
+from shardstore.references.icechunk.places import container_lines, location_of, opening_lines
 from shardstore.references.opening import check_taken_unchanged, open_set_source
 from shardstore.references.report import ReferenceProgress, ReferenceReport, Tally
 from shardstore.references.sets import is_set, known_source

@@ -13,9 +13,11 @@ last: tags, branches, and behind all of them ``main``. So an export that was int
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -38,7 +40,7 @@ from shardstore.references.choices import base_of
 from shardstore.references.icechunk.blocks import Coords
 from shardstore.references.icechunk.histories import origin_metadata
 from shardstore.references.icechunk.library import library, translated
-from shardstore.references.icechunk.places import OptionsOf, add_containers, credentials_for, location_of, place_of, storage_at
+from shardstore.references.icechunk.places import add_containers, credentials_for, location_of, place_of, storage_at
 from shardstore.references.icechunk.writing import SnapshotChanges, rewrite_root, storable, write_changes
 from shardstore.snapshots.diffs import Diff, diff
 from shardstore.snapshots.inspection import virtual_files
@@ -89,38 +91,27 @@ def export(
         raise InvalidInput(f"config is an icechunk.RepositoryConfig, not a {type(config).__name__}")
     config = icechunk.RepositoryConfig.default() if config is None else icechunk.RepositoryConfig.default().merge(config)  # a copy
     check_names(current.state)
+    ids, counts = dict.fromkeys(current.state.snapshots, ""), Counter[str]()
     with translated(_WORK):
-        access = credentials_for(_add_containers(opened, config).values(), _options_of(opened))
+        own = base_of(opened.store.files.given, "absolute", None, "") + CHUNKS
+        options_of = partial(_options_of, opened)
+        containers = add_containers(config, [own, *opened.options.virtual_prefixes], options_of)
+        access = credentials_for(containers.values(), options_of)
         _check_containers(opened, config, say)
         _check_nothing_there(storage, target, target_options)
-        if dry_run:
-            return _summary(current.state, _shown(storage, target), access)
-        repository = _created(storage, target, config)
-        work = next(name for number in itertools.count() if (name := f"{_WORK}{number or ''}") not in current.state.refs)
-        exported = _Export(opened, current, repository, work)
-        exported.write(say)
-    return replace(
-        _summary(current.state, _shown(storage, target), access),
-        snapshots=exported.ids,
-        references=exported.references,
-        copied=exported.copied,
-        without_bytes=exported.without_bytes,
-        texts=exported.texts,
-    )
-
-
-def _summary(state: State, location: str, access: dict[str, Any]) -> IcechunkExport:
-    """Return what is known of an export before anything is written."""
-    types = [ref.type for ref in state.refs.values()]
+        if not dry_run:
+            ids, counts = _Export(opened, current, _created(storage, target, config)).write(say)
+    types = [ref.type for ref in current.state.refs.values()]
     return IcechunkExport(
-        location=location,
-        snapshots=dict.fromkeys(state.snapshots, ""),
+        location=_shown(storage, target),
+        snapshots=ids,
         branches=types.count("branch"),
         tags=types.count("tag"),
-        references=0,
-        copied=0,
-        without_bytes=0,
+        references=counts["references"],
+        copied=counts["copied"],
+        without_bytes=counts["without_bytes"],
         authorize_virtual_chunk_access=access,
+        texts=counts["texts"],
     )
 
 
@@ -147,22 +138,11 @@ def check_names(state: State) -> None:
 # -- places ------------------------------------------------------------------------------------------------------------
 
 
-def _options_of(opened: OpenedStore) -> OptionsOf:
-    """Return a function that returns the options of the place of a URL, as fsspec has them."""
-    options = opened.options
-
-    def of(url: str) -> Mapping[str, Any]:
-        if f"{url.rstrip('/')}/".startswith(f"{opened.store.url.rstrip('/')}/"):
-            return options.storage_options or {}
-        return options.options_of_virtual.get(Address.parse(url).protocol, {})
-
-    return of
-
-
-def _add_containers(opened: OpenedStore, config: Any) -> dict[str, str]:
-    """Give the config containers for the chunk files and for what virtual references may lead to; return their prefixes."""
-    own = base_of(opened.store.files.given, "absolute", None, "") + CHUNKS
-    return add_containers(config, [own, *opened.options.virtual_prefixes], _options_of(opened))
+def _options_of(opened: OpenedStore, url: str) -> Mapping[str, Any]:
+    """Return the options of the place of a URL, as fsspec has them."""
+    if f"{url.rstrip('/')}/".startswith(f"{opened.store.url.rstrip('/')}/"):
+        return opened.options.storage_options or {}
+    return opened.options.options_of_virtual.get(Address.parse(url).protocol, {})
 
 
 def _check_containers(opened: OpenedStore, config: Any, say: Progress) -> None:
@@ -226,66 +206,54 @@ def _shown(storage: Any, target: Any) -> str:
 class _Export:
     """One history on its way into a repository of icechunk."""
 
-    def __init__(self, opened: OpenedStore, current: CurrentState, target: Any, work: str) -> None:
+    def __init__(self, opened: OpenedStore, current: CurrentState, target: Any) -> None:
         self._opened = opened
         self._current = current
         self._target = target
-        self._work = work
+        self._work = next(name for number in itertools.count() if (name := f"{_WORK}{number or ''}") not in current.state.refs)
         self._first = target.lookup_branch(FIRST_BRANCH)
         """The snapshot that every repository of icechunk begins with, which holds nothing."""
-        self.ids: dict[str, str] = {}
-        self.references = 0
-        self.copied = 0
-        self.without_bytes = 0
-        self.texts = 0
+        self._ids: dict[str, str] = {}
+        self._counts: Counter[str] = Counter()
 
-    def write(self, say: Progress) -> None:
-        """Write all snapshots, and then tags and branches."""
+    def write(self, say: Progress) -> tuple[dict[str, str], Counter[str]]:
+        """Write all snapshots, and then tags and branches; return the ids of snapshots by ours, and what ``write_changes`` counts."""
         state = self._current.state
         self._target.create_branch(self._work, self._first)
         for number, snapshot in enumerate(state.snapshots.values()):  # parents come first
             say("exporting snapshots", number, len(state.snapshots))
-            base = self._first if snapshot.parent is None else self.ids[snapshot.parent]
+            base = self._first if snapshot.parent is None else self._ids[snapshot.parent]
             if self._target.lookup_branch(self._work) != base:
                 self._target.reset_branch(self._work, base)
-            self.ids[snapshot.id] = self._write(snapshot)
+            self._ids[snapshot.id] = self._write(snapshot)
         for name, ref in state.refs.items():
             if ref.type == "tag":
-                self._target.create_tag(name, self.ids[ref.snapshot])
+                self._target.create_tag(name, self._ids[ref.snapshot])
             elif name != FIRST_BRANCH:
-                self._target.create_branch(name, self.ids[ref.snapshot])
+                self._target.create_branch(name, self._ids[ref.snapshot])
         self._target.delete_branch(self._work)
-        self._target.reset_branch(FIRST_BRANCH, self.ids[state.ref(FIRST_BRANCH, "branch").snapshot])
+        self._target.reset_branch(FIRST_BRANCH, self._ids[state.ref(FIRST_BRANCH, "branch").snapshot])
         say("exporting snapshots", len(state.snapshots), len(state.snapshots))
+        return self._ids, self._counts
 
     def _write(self, snapshot: Snapshot) -> str:
         """Write one snapshot onto its parent, the tip of the branch of work; return its id in the target."""
         after = Session(self._opened, self._current, snapshot)
         if snapshot.parent is None:
-            changes = _all_of(after._core.nodes)
+            groups = frozenset(path for path, node in after._core.nodes.items() if not node.is_array)
+            changes = SnapshotChanges(groups=groups, arrays=frozenset(after._core.nodes) - groups)
         else:
             before = Session(self._opened, self._current, self._current.state.snapshots[snapshot.parent])
             changes = run_sync(_between(before._core, after._core))
         session = self._target.writable_session(self._work)
-        written = write_changes(session, after.storage, changes)
-        self.references += written.references
-        self.copied += written.inlined
-        self.without_bytes += written.without_bytes
-        self.texts += written.texts
+        self._counts.update(write_changes(session, after.storage, changes))
         message = str(snapshot.properties.get("message", ""))
         metadata = _metadata(snapshot)
-        if session.has_uncommitted_changes:
-            return str(session.commit(message, metadata=metadata))
-        if "allow_empty" in signature(session.commit).parameters:
-            return str(session.commit(message, metadata=metadata, allow_empty=True))
-        rewrite_root(session)  # icechunk 1 has no commits without changes
+        if not session.has_uncommitted_changes:
+            if "allow_empty" in signature(session.commit).parameters:
+                return str(session.commit(message, metadata=metadata, allow_empty=True))
+            rewrite_root(session)  # icechunk 1 has no commits without changes
         return str(session.commit(message, metadata=metadata))
-
-
-def _all_of(nodes: Mapping[str, Node]) -> SnapshotChanges:
-    """Return the changes that make all nodes of a snapshot, in an empty one."""
-    groups = frozenset(path for path, node in nodes.items() if not node.is_array)
-    return SnapshotChanges(groups=groups, arrays=frozenset(nodes) - groups)
 
 
 async def _between(before: SessionCore, after: SessionCore) -> SnapshotChanges:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import unquote
@@ -32,7 +31,7 @@ from shardstore.format.json_text import dumps, loads_object
 from shardstore.format.shard_index import ShardIndex
 from shardstore.format.snapshots.manifest import GONE as GONE_FILE
 from shardstore.format.snapshots.manifest import INLINE as INLINE_FILE
-from shardstore.format.snapshots.manifest import ChunkRefs
+from shardstore.format.snapshots.manifest import ChunkRefs, in_a_row, subset
 from shardstore.format.snapshots.state import Ref, check_ref_name
 from shardstore.format.store_keys import join
 from shardstore.model.containers import Lru, batched
@@ -73,6 +72,9 @@ _CHUNKS = "chunks/"
 """The folder of the chunk files in a repository of Icechunk."""
 _KEYS = ChunkKeyEncoding()
 """Icechunk has no other."""
+
+_SourceView = tuple[Any, Mapping[str, SourceNode]]
+"""A snapshot of the source: its zarr store, and its nodes by path; ``None`` and no nodes, if there is no snapshot."""
 
 
 def chunks_of_source(source: Any, options: Mapping[str, Any] | None, source_url: str | None, *, copy: bool) -> tuple[Any, str | None]:
@@ -138,42 +140,23 @@ def _refs_of(history: SourceHistory) -> dict[str, Ref]:
     return found
 
 
-@dataclass(slots=True)
-class _RefsBuilder:
-    """Collects references to chunks of one array."""
+def _refs(coords: Coords, file: Any, offset: Any, nbytes: Any, files: Iterable[str] = (), inline: Sequence[bytes] = ()) -> ChunkRefs:
+    """Return references to ``(n, ndim)`` chunks in any order; each column has one value for all, or ``n``."""
+    columns = [np.broadcast_to(np.asarray(one, kind), len(coords)) for one, kind in ((file, "i4"), (offset, "u8"), (nbytes, "u8"))]
+    return ChunkRefs(coords, *columns, list(files), dict(enumerate(inline)))
 
-    coords: list[Coords] = field(default_factory=list)
-    file: list[npt.NDArray[np.int32]] = field(default_factory=list)
-    offset: list[npt.NDArray[np.uint64]] = field(default_factory=list)
-    nbytes: list[npt.NDArray[np.uint64]] = field(default_factory=list)
-    files: dict[str, int] = field(default_factory=dict)
-    inline: dict[int, bytes] = field(default_factory=dict)
-    n: int = 0
 
-    def add(self, coords: Coords, file: Any, offset: Any, nbytes: Any) -> None:
-        n = len(coords)
-        self.coords.append(coords)
-        self.file.append(np.broadcast_to(np.asarray(file, dtype=np.int32), n))
-        self.offset.append(np.broadcast_to(np.asarray(offset, dtype=np.uint64), n))
-        self.nbytes.append(np.broadcast_to(np.asarray(nbytes, dtype=np.uint64), n))
-        self.n += n
+def _gone(coords: Coords) -> ChunkRefs:
+    return _refs(coords, GONE_FILE, 0, 0)
 
-    def add_gone(self, coords: Coords) -> None:
-        self.add(coords, GONE_FILE, 0, 0)
 
-    def add_inline(self, coords: Coords, data: Sequence[bytes]) -> None:
-        self.inline |= {self.n + place: one for place, one in enumerate(data)}
-        self.add(coords, INLINE_FILE, 0, [len(one) for one in data])
+def _inline(coords: Coords, data: Sequence[bytes]) -> ChunkRefs:
+    return _refs(coords, INLINE_FILE, 0, [len(one) for one in data], inline=data)
 
-    def add_in_files(self, coords: Coords, urls: Iterable[str], offset: Any, nbytes: Any) -> None:
-        self.add(coords, [self.files.setdefault(url, len(self.files)) for url in urls], offset, nbytes)
 
-    def refs(self) -> ChunkRefs:
-        coords = np.concatenate(self.coords)
-        order = np.lexsort(coords.T[::-1]) if coords.shape[1] else np.arange(len(coords))
-        inline = {place: self.inline[row] for place, row in enumerate(order.tolist()) if row in self.inline} if self.inline else {}
-        file, offset, nbytes = np.concatenate(self.file), np.concatenate(self.offset), np.concatenate(self.nbytes)
-        return ChunkRefs(coords[order], file[order], offset[order], nbytes[order], list(self.files), inline)
+def _in_files(coords: Coords, urls: Sequence[str], offset: Any, nbytes: Any) -> ChunkRefs:
+    numbers = {url: number for number, url in enumerate(dict.fromkeys(urls))}
+    return _refs(coords, [numbers[url] for url in urls], offset, nbytes, numbers)
 
 
 class _Import:
@@ -216,91 +199,93 @@ class _Import:
 
     def _at(self, snapshot: str | None) -> _SourceView:
         if snapshot is None:
-            return _SourceView(None, {})
+            return None, {}
         nodes = self._known_nodes.get(snapshot)
         if nodes is None:
             nodes = self._known_nodes.put(snapshot, run_sync(nodes_of(self._source, snapshot)))
-        return _SourceView(self._source.readonly_session(snapshot_id=snapshot).store, nodes)
+        return self._source.readonly_session(snapshot_id=snapshot).store, nodes
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
     async def _change(self, parent: str | None, before: _SourceView, after: _SourceView) -> None:
         """Bring a session on a snapshot of the new store from what its parent shows to what a snapshot shows."""
         session = await self._new.session(parent)
-        documents = await _documents_of(after.store, {path: path for path in after.nodes})
-        shown = {path: shown_array(loads_object(documents[path]), path) for path, node in after.nodes.items() if node.is_array}
-        same = before.same_nodes(after)
-        older_documents = await _documents_of(before.store, {path: old.path for path, old in same.items() if old.is_array})
+        (older_store, older_nodes), (store, nodes) = before, after
+        documents = await _documents_of(store, {path: path for path in nodes})
+        shown = {path: shown_array(loads_object(documents[path]), path) for path, node in nodes.items() if node.is_array}
+        same = _same_nodes(older_nodes, nodes)
+        older_documents = await _documents_of(older_store, {path: old.path for path, old in same.items() if old.is_array})
         earlier = {path: shown_array(loads_object(document), same[path].path) for path, document in older_documents.items()}
         kept = {path: old for path, old in same.items() if path not in earlier or earlier[path].has_same_chunks(shown[path])}
-        session.rearrange({old.path: path for path, old in kept.items()} | _root_if_kept(session, after))
-        for path in sorted(after.nodes, key=lambda path: (path.count("/") + bool(path), path)):
+        root = session.nodes.get("")
+        stays = "" not in nodes and root is not None and not root.is_array  # a store always has a root, the source may have none
+        session.rearrange({old.path: path for path, old in kept.items()} | ({"": ""} if stays else {}))
+        for path in sorted(nodes, key=lambda path: (path.count("/") + bool(path), path)):
             await session.set_document(path, documents[path] if path not in shown else dumps(shown[path].document))
         for path in sorted(shown):
             old = kept.get(path)
             if old is None:
-                await self._change_chunks(session, path, shown[path], after, None)
-            elif old.manifests != after.nodes[path].manifests or earlier[path].chunk_grid != shown[path].chunk_grid:
-                await self._change_chunks(session, path, shown[path], after, _ParentArray(before.store, old.path, earlier[path]))
+                await self._change_chunks(session, path, shown[path], store, None)
+            elif old.manifests != nodes[path].manifests or earlier[path].chunk_grid != shown[path].chunk_grid:
+                was = (await chunks_of(older_store, old.path, len(shown[path].object_grid))).inside(earlier[path].object_grid)
+                await self._change_chunks(session, path, shown[path], store, (earlier[path], was))
 
     # -- chunks --------------------------------------------------------------------------------------------------------
 
     async def _change_chunks(
-        self, session: SessionCore, path: str, shown: ShownArray, after: _SourceView, was: _ParentArray | None
+        self, session: SessionCore, path: str, shown: ShownArray, store: Any, was: tuple[ShownArray, SourceChunks] | None
     ) -> None:
+        """Refer to the chunks of an array of the zarr store, or copy them, but for those that are where ``was`` has them: the parent."""
         ndim = len(shown.object_grid)
-        now = (await chunks_of(after.store, path, ndim)).inside(shown.object_grid)
-        pieces = _RefsBuilder()
+        now = (await chunks_of(store, path, ndim)).inside(shown.object_grid)
+        pieces: list[ChunkRefs] = []
         if was is not None:
-            earlier = was.shown
-            new, gone = now.since((await chunks_of(was.store, was.path, ndim)).inside(earlier.object_grid))
-            pieces.add_gone(
-                gone if earlier.layout is None else inner_chunks(earlier.layout, gone, {}, np.zeros(len(gone), np.uint64)).coords
-            )
+            earlier, chunks = was
+            new, gone = now.since(chunks)
+            if earlier.layout is not None:
+                gone = inner_chunks(earlier.layout, gone, {}, np.zeros(len(gone), np.uint64)).coords
+            pieces.append(_gone(gone))
             # A shard that stays shows other inner chunks in an array of another shape.
             now = now if shown.layout is not None and earlier.chunk_grid != shown.chunk_grid else new
         copied = now.kinds == NATIVE if self._chunks_url is None else np.zeros(len(now), dtype=np.bool_)
         in_place = np.flatnonzero((now.kinds == NATIVE) & ~copied)
         if len(in_place) and not self._is_folder_checked:
             await self._check_folder(self._url(NATIVE, now.paths[in_place[0]]))
-        if shown.layout is None:
-            self._refer(pieces, now.rows(np.flatnonzero(~copied)))
-        else:
-            await self._refer_inside(pieces, shown, now.rows(np.flatnonzero(~copied)))
-        native = now.rows(np.flatnonzero(copied))
+        left, native = now.rows(np.flatnonzero(~copied)), now.rows(np.flatnonzero(copied))
+        pieces += self._whole(left) if shown.layout is None else await self._inside(shown, left)
         if shown.layout is not None and len(native):
-            pieces.add_gone(inner_chunks(shown.layout, native.coords, {}, native.lengths).coords)
-        if pieces.n:
-            session.set_refs(session.array(path), pieces.refs())
-        await self._copy(session, path, shown, after, native.coords)
+            pieces.append(_gone(inner_chunks(shown.layout, native.coords, {}, native.lengths).coords))
+        refs = in_a_row(pieces, ndim)
+        if len(refs):
+            session.set_refs(session.array(path), subset(refs, np.lexsort(refs.coords.T[::-1]) if ndim else np.arange(len(refs))))
+        await self._copy(session, path, shown, store, native.coords)
 
-    def _refer(self, pieces: _RefsBuilder, chunks: SourceChunks) -> None:
-        """Add references to whole chunks."""
-        is_inline = chunks.kinds == INLINE
-        inline = np.flatnonzero(is_inline)
-        pieces.add_inline(chunks.coords[inline], [chunks.inline[row] for row in inline.tolist()])
-        stored = np.flatnonzero(~is_inline)
-        urls = self._urls(chunks, stored)
-        pieces.add_in_files(chunks.coords[stored], urls, chunks.offsets[stored], chunks.lengths[stored])
+    def _whole(self, chunks: SourceChunks) -> list[ChunkRefs]:
+        """Return references to whole chunks."""
+        inline, stored = np.flatnonzero(chunks.kinds == INLINE), np.flatnonzero(chunks.kinds != INLINE)
+        return [
+            _inline(chunks.coords[inline], [chunks.inline[row] for row in inline.tolist()]),
+            _in_files(chunks.coords[stored], self._urls(chunks, stored), chunks.offsets[stored], chunks.lengths[stored]),
+        ]
 
-    async def _refer_inside(self, pieces: _RefsBuilder, shown: ShownArray, shards: SourceChunks) -> None:
-        """Add references to what is inside of shards."""
+    async def _inside(self, shown: ShownArray, shards: SourceChunks) -> list[ChunkRefs]:
+        """Return references to what is inside of shards."""
         assert shown.layout is not None
-        layout = shown.layout
         inline = [row for row in range(len(shards)) if shards.kinds[row] == INLINE]
         stored = np.flatnonzero(shards.kinds != INLINE)
         urls = dict(zip(stored.tolist(), self._urls(shards, stored), strict=True))
         indices = {row: _index_in(shown, shards.inline[row]) for row in inline}
         indices |= await self._indices(shown, shards, urls)
-        found = inner_chunks(layout, shards.coords, indices, shards.lengths)
+        found = inner_chunks(shown.layout, shards.coords, indices, shards.lengths)
         is_inline = np.isin(found.shard, inline)
-        rows = np.flatnonzero(found.exists & is_inline)
-        spans = zip(found.shard[rows].tolist(), found.offsets[rows].tolist(), found.lengths[rows].tolist(), strict=True)
-        pieces.add_inline(found.coords[rows], [shards.inline[shard][offset : offset + nbytes] for shard, offset, nbytes in spans])
-        rows = np.flatnonzero(found.exists & ~is_inline)
+        held, rows = np.flatnonzero(found.exists & is_inline), np.flatnonzero(found.exists & ~is_inline)
+        spans = zip(found.shard[held].tolist(), found.offsets[held].tolist(), found.lengths[held].tolist(), strict=True)
         begins = shards.offsets[found.shard[rows]] + found.offsets[rows]
-        pieces.add_in_files(found.coords[rows], [urls[shard] for shard in found.shard[rows].tolist()], begins, found.lengths[rows])
-        pieces.add_gone(found.coords[~found.exists])
+        return [
+            _inline(found.coords[held], [shards.inline[shard][offset : offset + nbytes] for shard, offset, nbytes in spans]),
+            _in_files(found.coords[rows], [urls[shard] for shard in found.shard[rows].tolist()], begins, found.lengths[rows]),
+            _gone(found.coords[~found.exists]),
+        ]
 
     async def _indices(self, shown: ShownArray, shards: SourceChunks, urls: Mapping[int, str]) -> dict[int, ShardIndex]:
         """Read the indices of shards that lie in files."""
@@ -318,10 +303,10 @@ class _Import:
             found[row] = format_.decode(bytes(answer[0]))
         return found
 
-    async def _copy(self, session: SessionCore, path: str, shown: ShownArray, after: _SourceView, coords: Coords) -> None:
+    async def _copy(self, session: SessionCore, path: str, shown: ShownArray, store: Any, coords: Coords) -> None:
         """Copy chunks of the source; of shards, what is inside of them."""
         for some in batched(coords.tolist(), _AT_ONCE):
-            data = await _all(chunk_of(after.store, join(path, _KEYS.encode(tuple(one)))) for one in some)
+            data = await _all(chunk_of(store, join(path, _KEYS.encode(tuple(one)))) for one in some)
             if shown.layout is None:
                 for one, value in zip(some, data, strict=True):
                     await session.write_chunk(session.array(path), tuple(one), value)
@@ -371,27 +356,11 @@ class _Import:
             ) from exc
 
 
-@dataclass(frozen=True, slots=True)
-class _SourceView:
-    """A snapshot of the source, or nothing: its zarr store, and its nodes by path."""
-
-    store: Any
-    nodes: Mapping[str, SourceNode]
-
-    def same_nodes(self, after: _SourceView) -> dict[str, SourceNode]:
-        """Return the nodes of this snapshot that a later one still has, whatever their documents say by then, by their paths there."""
-        by_id = {node.id: node for node in self.nodes.values()}
-        found = {path: by_id.get(node.id) for path, node in after.nodes.items()}
-        return {path: old for path, old in found.items() if old is not None and old.is_array == after.nodes[path].is_array}
-
-
-@dataclass(frozen=True, slots=True)
-class _ParentArray:
-    """An array as the parent of a snapshot shows it: the parent's zarr store, its path there, and how it is shown."""
-
-    store: Any
-    path: str
-    shown: ShownArray
+def _same_nodes(before: Mapping[str, SourceNode], after: Mapping[str, SourceNode]) -> dict[str, SourceNode]:
+    """Return the nodes that a later snapshot still has, whatever their documents say by then, by their paths there."""
+    by_id = {node.id: node for node in before.values()}
+    found = {path: by_id.get(node.id) for path, node in after.items()}
+    return {path: old for path, old in found.items() if old is not None and old.is_array == after[path].is_array}
 
 
 def _roots(history: SourceHistory) -> set[str]:
@@ -407,12 +376,6 @@ def _roots(history: SourceHistory) -> set[str]:
         if origins and all(origin is not None and origin.parent is None for origin in origins):
             found.add(one.id)
     return found
-
-
-def _root_if_kept(session: SessionCore, after: _SourceView) -> dict[str, str]:
-    """Return that the root stays, if the source has none: a store always has one."""
-    root = session.nodes.get("")
-    return {"": ""} if "" not in after.nodes and root is not None and not root.is_array else {}
 
 
 def _index_in(shown: ShownArray, shard: bytes) -> ShardIndex:

@@ -190,8 +190,9 @@ class SnapshotChanges:
         return self.arrays | self.documents | frozenset(self.written)
 
 
-def write_changes(session: Any, source: KnowsReferences, changes: SnapshotChanges) -> WrittenChanges:
-    """Make what has changed in a snapshot part of a session of icechunk, by virtual references; return how much that was.
+def write_changes(session: Any, source: KnowsReferences, changes: SnapshotChanges) -> dict[str, int]:
+    """Make what has changed in a snapshot part of a session of icechunk, by virtual references; return how much that was, by the names of
+    ``IcechunkExport``.
 
     Raises:
         InvalidInput: icechunk does not read the files of the snapshot, or they are in no virtual chunk container.
@@ -217,7 +218,7 @@ def write_changes(session: Any, source: KnowsReferences, changes: SnapshotChange
                 target.write_array(number, array, array.path)
             elif (coords := changes.written.get(array.path)) is not None:
                 target.write_array(number, SomeChunks(array, coords), array.path)
-    return WrittenChanges(tally.references, tally.inlined, target.without_bytes, target.texts)
+    return {"references": tally.references, "copied": tally.inlined, "without_bytes": target.without_bytes, "texts": target.texts}
 
 
 def rewrite_root(session: Any) -> None:
@@ -333,20 +334,6 @@ def _location(url: str) -> str:
 
 
 # -- writing -------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenChanges:
-    """How much of a snapshot was written."""
-
-    references: int
-    """The chunks that were written, those that were copied too."""
-    inlined: int
-    """The chunks whose bytes were copied."""
-    without_bytes: int
-    """Chunks of no bytes, which icechunk does not store, and no codec can decode: they are read as fill values."""
-    texts: int
-    """Nodes with attributes that have become texts."""
 
 
 def storable(value: Any) -> Any:

@@ -206,7 +206,7 @@ def test_export_that_fails_anywhere_does_not_look_whole(repo: Repository, tmp_pa
         )
         target = icechunk.Repository.create(icechunk.in_memory_storage(), config)
         try:
-            icechunk_export._Export(opened_store, moment, Failing(target, left), "work").write(lambda *_: None)
+            icechunk_export._Export(opened_store, moment, Failing(target, left)).write(lambda *_: None)
         except RuntimeError:
             assert [one.message for one in target.ancestry(branch="main")] == ["Repository initialized"], left
             assert contents(target.readonly_session("main")) == {}

@@ -147,10 +147,8 @@ class ChunkGatherer:
                 del self._waiting[cell]
 
     async def add(self, node: Node, coords: ChunkCoords, chunk: Written) -> None:
-        """Let a chunk wait, after ``forget`` of an earlier value; store what is complete, and what does not fit into memory.
-
-        Raises:
-            ShardStoreError: a chunk file could not be stored. Its chunks wait as before.
+        """Let a chunk wait, after ``forget`` of an earlier value; store what is complete, and what does not fit into memory. Raises
+        ``ShardStoreError``: a chunk file could not be stored. Its chunks wait as before.
         """
         cells = self.cells_of(node)
         key = node.id, cells.cell_of(coords)

@@ -66,15 +66,6 @@ class NewFile:
 
 
 @dataclass(slots=True)
-class PlannedStructure:
-    """The structure of a snapshot to be, and the files that it needs in addition to those of chunks."""
-
-    name: str
-    structure: Structure
-    files: list[NewFile]
-
-
-@dataclass(slots=True)
 class Differences:
     """The references that a session has changed, as manifests."""
 
@@ -88,34 +79,38 @@ class PlannedCommit:
     """All that a session has changed, as files to be stored."""
 
     chunks: list[ChunkFile]
-    structure: PlannedStructure
+    name: str
+    """That of the structure."""
+    structure: Structure
+    files: list[NewFile]
+    """All but those of chunks."""
 
     @property
     def keys(self) -> list[str]:
         """The keys of the files, but for those of chunks."""
-        return [one.key for one in self.structure.files]
+        return [one.key for one in self.files]
 
 
 async def plan_commit(session: SessionCore, *, draft: bool, merges_all: bool = False, keeps_values: bool = False) -> PlannedCommit:
     """Return the files of a snapshot of all that a session has changed. Its chunks wait no more, unless an error is raised."""
-    session.make_root()
+    if "" not in session.nodes:  # it was deleted, and every snapshot has a root (D15)
+        session.make_group("")
     chunks = session.gatherer.plan()
     try:
         new = await differences(session, draft=draft)
         changes = NodeChanges.between(session.base.nodes, session.nodes)
-        structure = await plan_structure(session, changes, new, draft=draft, merges_all=merges_all, keeps_values=keeps_values)
+        name, structure, files = await _plan_structure(session, changes, new, draft=draft, merges_all=merges_all, keeps_values=keeps_values)
     except BaseException:
         session.gatherer.take_back(chunks)
         raise
-    return PlannedCommit(chunks, structure)
+    return PlannedCommit(chunks, name, structure, files)
 
 
 async def store_commit(session: SessionCore, planned: PlannedCommit) -> None:
     """Store the files of a commit. All have ended when the first error is raised: chunks that are still on their way would seem stored to
     the next attempt.
     """
-    both = [session.gatherer.store(planned.chunks), store_all(session.files, planned.structure.files)]
-    await gather_all(*both)
+    await gather_all(session.gatherer.store(planned.chunks), store_all(session.files, planned.files))
 
 
 async def differences(session: SessionCore, *, draft: bool) -> Differences:
@@ -129,10 +124,11 @@ async def differences(session: SessionCore, *, draft: bool) -> Differences:
     return await _manifests(session.files, {one: refs for one, refs in arrays.items() if len(refs)}, draft=draft)
 
 
-async def plan_structure(
+async def _plan_structure(
     session: SessionCore, changes: NodeChanges, new: Differences, *, draft: bool, merges_all: bool = False, keeps_values: bool = False
-) -> PlannedStructure:
-    """Return the structure of a session's nodes, whose manifests are those of its base, some of them merged, and the new ones.
+) -> tuple[str, Structure, list[NewFile]]:
+    """Return the name and the structure of a session's nodes, whose manifests are those of its base, some of them merged, and the new ones;
+    and the files that it needs in addition to those of chunks.
 
     ``keeps_values``: the new ones say only that chunks have moved.
     """
@@ -157,7 +153,7 @@ async def plan_structure(
     structure = Structure(ordered, said)
     name = session.files.new_name()
     files.append(NewFile(STRUCTURES + name, encode_structure(ordered.values(), said, draft=draft)))
-    return PlannedStructure(name, structure, files)
+    return name, structure, files
 
 
 async def store_all(files: StoreFiles, new: Sequence[NewFile]) -> None:

@@ -127,11 +127,7 @@ class StoreFiles:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     async def state(self, location: str, store_id: str) -> State:
-        """Return the state in a file.
-
-        Raises:
-            Corruption: there is none, or it is that of another store (D2).
-        """
+        """Return the state in a file. Raises ``Corruption``: there is none, or it is that of another store (D2)."""
         state = self._states.get(location)
         if state is None:
             state = self._states.put(location, await self._content(location, decode_state))
@@ -288,10 +284,8 @@ class StoreFiles:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     async def write(self, key: str, data: Sequence[BytesLike]) -> None:
-        """Store a new file under a new random name.
-
-        Raises:
-            StorageError: it may be stored or not. Nothing refers to it, so that makes no difference.
+        """Store a new file under a new random name. Raises ``StorageError``: it may be stored or not. Nothing refers to it, so that makes
+        no difference.
         """
         nbytes = sum(map(len, data))
         condition = IF_ABSENT if self.storage.capabilities.create_if_absent else UNCONDITIONAL

@@ -22,7 +22,7 @@ from shardstore.snapshots.files import StoreFiles
 from shardstore.snapshots.lookup import FIRST_BRANCH
 from shardstore.snapshots.reachable import FOLDERS, FolderListing, Progress, Reachable, are_among, for_each, list_files
 from shardstore.snapshots.session import is_inside, ndim_of
-from shardstore.snapshots.versioned_store import VersionedStore
+from shardstore.snapshots.versioned_store import CurrentState, VersionedStore
 
 Kind = Literal["missing", "damaged", "out of bounds"]
 
@@ -113,22 +113,17 @@ async def _stats(store: VersionedStore, state: State, say: Progress) -> StoreSta
     )
 
 
-# -- virtual files -----------------------------------------------------------------------------------------------------
-
-
 async def virtual_files(store: VersionedStore, say: Progress) -> set[tuple[str, str | None]]:
-    """Return the URLs of all virtual files to which any snapshot refers, each with its ETag, ``None`` if it is not known.
-
-    Raises:
-        Corruption: a structure or manifest is missing or damaged.
+    """Return the URLs of all virtual files to which any snapshot refers, each with its ETag, ``None`` if it is not known. Raises
+    ``Corruption``: a structure or manifest is missing or damaged.
     """
-    return await store.with_current_state(lambda current: _virtual_files(store, current.state, say))
 
+    async def read(current: CurrentState) -> set[tuple[str, str | None]]:
+        reachable = Reachable(store.files, say)
+        await reachable.add(current.state.snapshots.values())
+        return set().union(*await for_each(reachable.manifests.values(), store.files.virtual_files_of))
 
-async def _virtual_files(store: VersionedStore, state: State, say: Progress) -> set[tuple[str, str | None]]:
-    reachable = Reachable(store.files, say)
-    await reachable.add(state.snapshots.values())
-    return set().union(*await for_each(reachable.manifests.values(), store.files.virtual_files_of))
+    return await store.with_current_state(read)
 
 
 # -- check -------------------------------------------------------------------------------------------------------------
@@ -235,9 +230,8 @@ class _Checker:
         for array, ndim in manifest.ndims.items():
             refs = arrays.get(array)
             if refs is None:
-                self._note(
-                    "damaged", key, f"{key} has no references of the array {array}, of which a structure says that it has", snapshots
-                )
+                message = f"{key} has no references of the array {array}, of which a structure says that it has"
+                self._note("damaged", key, message, snapshots)
                 continue
             self._found.references += len(refs)
             if ndim and not is_inside(refs.coords, manifest.parts[array]).all():
@@ -266,7 +260,5 @@ class _Checker:
             if not len(there.names) or there.names[place] != name:
                 if is_new:
                     self._note("missing", file, f"{file} is not there, though {key} refers to it", snapshots)
-            elif int(there.nbytes[place]) < end:
-                self._note(
-                    "out of bounds", file, f"{file} has {int(there.nbytes[place])} bytes, and {key} refers to {end} of them", snapshots
-                )
+            elif (nbytes := int(there.nbytes[place])) < end:
+                self._note("out of bounds", file, f"{file} has {nbytes} bytes, and {key} refers to {end} of them", snapshots)

@@ -227,24 +227,15 @@ def _below(structure: Structure, root: str) -> Structure:
     """Return the nodes at and below a path, by their paths from there."""
     if not root:
         return structure
-    return replace(
-        structure,
-        nodes={
-            path[len(root) + 1 :]: replace(node, path=path[len(root) + 1 :])
-            for path, node in structure.nodes.items()
-            if f"{path}/".startswith(f"{root}/")
-        },
-    )
+    below = {path[len(root) + 1 :]: node for path, node in structure.nodes.items() if f"{path}/".startswith(f"{root}/")}
+    return replace(structure, nodes={path: replace(node, path=path) for path, node in below.items()})
 
 
 def _again(name: SnapshotName, pinned: Pinned, root: str) -> NamedSnapshot:
     """Return the snapshot in another process, by requests."""
-    return run_sync(_found_again(name, pinned)).below(root)
-
-
-async def _found_again(name: SnapshotName, pinned: Pinned) -> NamedSnapshot:
     store = _store(_files_of(name))
-    return await _in_store(name, store, (await store.now()).pointer, pinned)
+    pointer = run_sync(store.now()).pointer
+    return run_sync(_in_store(name, store, pointer, pinned)).below(root)
 
 
 def _open_again(name: SnapshotName, pinned: Pinned, root: str) -> SessionStorage:

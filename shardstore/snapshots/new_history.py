@@ -66,10 +66,10 @@ class NewHistory:
             planned = await plan_commit(session, draft=store.draft)
             self._keys.update(planned.keys, (CHUNKS + encode_id(file.id) for file in planned.chunks), self._chunk_keys(session))
             await store_commit(session, planned)
-        store.files.keep_structure(planned.structure.name, planned.structure.structure)
+        store.files.keep_structure(planned.name, planned.structure)
         when = timestamp_ms if parent is None else max(timestamp_ms, parent.timestamp_ms + 1)
         said = properties(message, metadata, store.writer)
-        made = Snapshot(id_, None if parent is None else parent.id, when, planned.structure.name, said)
+        made = Snapshot(id_, None if parent is None else parent.id, when, planned.name, said)
         self.snapshots[id_] = made
         session.committed(made)
         self._session = None

@@ -90,11 +90,7 @@ class Reachable:
         await self.add_structures(one.structure for one in snapshots)
 
     async def add_structures(self, structures: Iterable[str]) -> None:
-        """Add what the snapshots with these structures need.
-
-        Raises:
-            Corruption: a file that one of them needs is missing or damaged.
-        """
+        """Add what the snapshots with these structures need. Raises ``Corruption``: a file that one of them needs is missing or damaged."""
         new = list(dict.fromkeys(one for one in structures if one not in self.structures))
         manifests: dict[str, ManifestFile] = {}
         for some in batched(new, _ROUND):

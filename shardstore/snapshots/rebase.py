@@ -55,11 +55,7 @@ async def conflicts_with(session: SessionCore, state: State, solver: ConflictDet
 
 
 async def rebase(session: SessionCore, state: State, solver: ConflictDetector, url: str) -> None:
-    """Bring a session onto the tip of its branch in ``state``.
-
-    Raises:
-        ConflictError: something contradicts; the session is as before.
-    """
+    """Bring a session onto the tip of its branch in ``state``. Raises ``ConflictError``: something contradicts, and nothing changes."""
     branch = session.branch
     assert branch is not None
     if state.ref(branch, "branch").snapshot == session.snapshot.id:

@@ -35,10 +35,8 @@ class Repacked:
 
 
 async def repack(session: SessionCore, storage: SessionStorage, say: Progress, *, dry_run: bool) -> Repacked:
-    """Write the chunks of all cells again that lie in several files; ``storage`` is the session's. With ``dry_run`` only count them.
-
-    Raises:
-        ShardStoreError: a chunk cannot be read, or a file not be stored. The session holds a part: discard its changes.
+    """Write the chunks of all cells again that lie in several files; ``storage`` is the session's. With ``dry_run`` only count them. Raises
+    ``ShardStoreError``: a chunk cannot be read, or a file not be stored. The session holds a part: discard its changes.
     """
     done = Repacked()
     for path in sorted(path for path, node in session.nodes.items() if node.is_array):

@@ -249,11 +249,6 @@ class SessionCore:
         self.gatherer.forget_array(node.id)
         return True
 
-    def make_root(self) -> None:
-        """Make the root a group if it was deleted: every snapshot has a root (D15)."""
-        if "" not in self.nodes:
-            self.make_group("")
-
     def make_group(self, path: str) -> None:
         """Make the node at a path a group without attributes."""
         self.nodes[path] = Node.of(self._group_id(path), path, {"zarr_format": 3, "node_type": "group"})
@@ -273,10 +268,8 @@ class SessionCore:
         return {one: node for one, node in self.nodes.items() if not path or f"{one}/".startswith(f"{path}/")}
 
     def move(self, source: str, target: str) -> bool:
-        """Move the node at a path, and all below it, to another path; return whether there was anything. Groups above are made.
-
-        Raises:
-            InvalidInput: there is something at the target, it is inside of the source, or no node can have this path.
+        """Move the node at a path, and all below it, to another path; return whether there was anything. Groups above are made. Raises
+        ``InvalidInput``: there is something at the target, it is inside of the source, or no node can have this path.
         """
         self.check_writable(f"moving {source!r}")
         check_node_path(target)
@@ -402,10 +395,8 @@ class SessionCore:
         return subset(refs, np.flatnonzero(kept))
 
     async def write_chunk(self, node: Node, coords: ChunkCoords, data: bytes) -> int:
-        """Change a chunk; return its serial.
-
-        Raises:
-            ShardStoreError: a chunk file that became complete could not be stored; the chunk is changed, and waits.
+        """Change a chunk; return its serial. Raises ``ShardStoreError``: a chunk file that became complete could not be stored; the chunk
+        is changed, and waits.
         """
         self.check_writable(f"writing a chunk of {node.path!r}")
         self._find(node)

@@ -74,11 +74,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class CommitRequest:
-    """The arguments of a commit.
-
-    Raises:
-        InvalidInput: the message or the metadata cannot be stored.
-    """
+    """The arguments of a commit. Raises ``InvalidInput``: the message or the metadata cannot be stored."""
 
     message: str
     metadata: Mapping[str, Any] | None = None
@@ -358,12 +354,7 @@ class VersionedStore:
     # -- branches and tags ---------------------------------------------------------------------------------------------
 
     async def create_ref(self, name: str, snapshot: str, type_: Any) -> None:
-        """Make a branch or a tag.
-
-        Raises:
-            InvalidInput: there is one of this name, or the name cannot be one.
-            NotFound: there is no such snapshot.
-        """
+        """Make a branch or a tag; see ``Repository.create_branch``."""
         check_ref_name(name)
 
         async def change(state: State) -> State:
@@ -375,7 +366,7 @@ class VersionedStore:
         await self.change(change)
 
     async def delete_ref(self, name: str, type_: Any) -> None:
-        """Delete a branch or a tag; its snapshots stay. Raises ``NotFound``, or ``InvalidInput`` for the branch ``main``."""
+        """Delete a branch or a tag; see ``Repository.delete_branch``."""
         if type_ == "branch" and name == FIRST_BRANCH:
             raise InvalidInput(f"the branch {FIRST_BRANCH!r} cannot be deleted")
 
@@ -386,12 +377,7 @@ class VersionedStore:
         await self.change(change)
 
     async def reset_branch(self, name: str, snapshot: str, from_: str | None) -> None:
-        """Let a branch point to another snapshot; if ``from_`` is given, only if it points there.
-
-        Raises:
-            NotFound: there is no such branch or snapshot.
-            Conflict: the branch points elsewhere than ``from_``.
-        """
+        """Let a branch point to another snapshot; see ``Repository.reset_branch``."""
 
         async def change(state: State) -> State:
             snapshot_by_id(state, snapshot)
@@ -512,7 +498,7 @@ class VersionedStore:
         planned = await plan_commit(session, draft=self.draft, merges_all=request.merges_all, keeps_values=request.keeps_values)
         parent = session.snapshot
         said = properties(request.message, request.metadata, self.writer, keeps_values=request.keeps_values)
-        snapshot = Snapshot(self.files.new_name(), parent.id, self._now_ms(parent), planned.structure.name, said)
+        snapshot = Snapshot(self.files.new_name(), parent.id, self._now_ms(parent), planned.name, said)
 
         session.attempts.append(Attempt(snapshot, session.serial))
         is_stored = False
@@ -539,7 +525,7 @@ class VersionedStore:
             elif isinstance(exc, _BranchMoved) or (isinstance(exc, _CarriedOut) and exc.attempt.snapshot is not snapshot):
                 await self.remove_unused(planned.keys)
             raise
-        self.files.keep_structure(planned.structure.name, planned.structure.structure)
+        self.files.keep_structure(planned.name, planned.structure)
         session.committed(snapshot)
         return snapshot.id
 

@@ -27,7 +27,6 @@ from shardstore._sync import run_sync
 from shardstore.adapters.versioned.opened import OpenedStore
 from shardstore.adapters.versioned.session import Session
 from shardstore.errors import InvalidInput
-from shardstore.format.json_text import JsonObject
 from shardstore.format.snapshots.file_names import CHUNKS
 from shardstore.format.snapshots.state import Snapshot, State
 from shardstore.format.snapshots.structure import Node
@@ -38,7 +37,7 @@ from shardstore.opening.chains import text_of
 from shardstore.opening.open import open_storage
 from shardstore.references.choices import base_of
 from shardstore.references.icechunk.blocks import Coords
-from shardstore.references.icechunk.histories import origin_metadata
+from shardstore.references.icechunk.histories import ShownArray, origin_metadata
 from shardstore.references.icechunk.library import library, translated
 from shardstore.references.icechunk.places import add_containers, credentials_for, location_of, place_of, storage_at
 from shardstore.references.icechunk.writing import SnapshotChanges, rewrite_root, storable, write_changes
@@ -266,7 +265,7 @@ async def _between(before: SessionCore, after: SessionCore) -> SnapshotChanges:
     erased, put = {}, {}
     for path in sorted(same):
         changed = await _changed_chunks(before, after, path, found.updated_chunks.get(path, ()))
-        grids = [np.array(_grid(session.nodes[path]), dtype=np.uint64) for session in (before, after)]
+        grids = [np.array(ShownArray(session.nodes[path].document, None).chunk_grid, dtype=np.uint64) for session in (before, after)]
         is_there = (await after.places(nodes[path], changed)).exists & (changed < grids[1]).all(axis=1)
         erased[path], put[path] = changed[~is_there & (changed < grids[0]).all(axis=1)], changed[is_there]
     return SnapshotChanges(
@@ -289,18 +288,12 @@ def _nodes_of(found: Diff, nodes: Mapping[str, Node]) -> tuple[set[str], set[str
     return gone, written
 
 
-def _grid(node: Node) -> tuple[int, ...]:
-    document: JsonObject = node.document
-    chunk_shape = document["chunk_grid"]["configuration"]["chunk_shape"]
-    return tuple(-(-size // chunk) for size, chunk in zip(document["shape"], chunk_shape, strict=True))
-
-
 async def _changed_chunks(before: SessionCore, after: SessionCore, path: str, changed: Sequence[ChunkCoords]) -> Coords:
     """Return the chunks of an array that stays, ``(n, ndim)``, which were changed, or are inside of its shape in one snapshot only.
 
     The target never has chunks outside of a shape, which the repository may have: an array that grows again shows them again.
     """
-    grids = [_grid(session.nodes[path]) for session in (before, after)]
+    grids = [ShownArray(session.nodes[path].document, None).chunk_grid for session in (before, after)]
     found = [np.array(list(changed), dtype=np.uint64).reshape(len(changed), len(grids[0]))] if changed else []
     if grids[0] != grids[1]:
         for session, other in ((before, grids[1]), (after, grids[0])):

@@ -33,7 +33,7 @@ from shardstore.format.snapshots.manifest import GONE as GONE_FILE
 from shardstore.format.snapshots.manifest import INLINE as INLINE_FILE
 from shardstore.format.snapshots.manifest import ChunkRefs, in_a_row, subset
 from shardstore.format.snapshots.state import Ref, check_ref_name
-from shardstore.format.store_keys import join
+from shardstore.format.store_keys import join, metadata_key
 from shardstore.model.containers import Lru, batched
 from shardstore.model.ranges import ByteRange
 from shardstore.model.redaction import redacted
@@ -46,15 +46,14 @@ from shardstore.references.icechunk.histories import (
     SourceHistory,
     SourceNode,
     SourceSnapshot,
-    chunk_of,
     chunks_of,
-    document_of,
     history_of,
     inner_chunks,
     nodes_of,
     opened_source,
     origin_in,
     shown_array,
+    value_of,
     without_origin,
 )
 from shardstore.references.icechunk.library import translated
@@ -306,7 +305,7 @@ class _Import:
     async def _copy(self, session: SessionCore, path: str, shown: ShownArray, store: Any, coords: Coords) -> None:
         """Copy chunks of the source; of shards, what is inside of them."""
         for some in batched(coords.tolist(), _AT_ONCE):
-            data = await _all(chunk_of(store, join(path, _KEYS.encode(tuple(one)))) for one in some)
+            data = await _all(value_of(store, join(path, _KEYS.encode(tuple(one)))) for one in some)
             if shown.layout is None:
                 for one, value in zip(some, data, strict=True):
                     await session.write_chunk(session.array(path), tuple(one), value)
@@ -387,7 +386,7 @@ def _index_in(shown: ShownArray, shard: bytes) -> ShardIndex:
 
 async def _documents_of(store: Any, paths: Mapping[str, str]) -> dict[str, bytes]:
     """Return the documents of nodes of the source, named as their paths are in ``paths``."""
-    return dict(zip(paths, await _all(document_of(store, path) for path in paths.values()), strict=True))
+    return dict(zip(paths, await _all(value_of(store, metadata_key(path)) for path in paths.values()), strict=True))
 
 
 async def _all(coroutines: Iterable[Any]) -> list[bytes]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,10 +16,8 @@ from shardstore.adapters.mapping.mapping import ShardedMap
 from shardstore.adapters.versioned.opened import OpenedStore
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.format.snapshots.state import Snapshot
-from shardstore.format.snapshots.structure import Node
 from shardstore.progress.shown import reported
-from shardstore.snapshots.chunk_files import ArrayChanges
-from shardstore.snapshots.conflicts import BasicConflictSolver, ConflictDetector, ReadSet, Selection
+from shardstore.snapshots.conflicts import BasicConflictSolver, ConflictDetector, Selection
 from shardstore.snapshots.diffs import Diff, status
 from shardstore.snapshots.lookup import still_there
 from shardstore.snapshots.reachable import Progress, step_of
@@ -332,7 +329,7 @@ class ForkSession(Session):
     """
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        return _fork_of, (self._opened, run_sync(_fork_state(self._core)))
+        return _fork_of, (self._opened, self._core.snapshot, self._core.branch, run_sync(_fork_state(self._core)))
 
     def __repr__(self) -> str:
         return f"ForkSession({self._storage.url!r})"
@@ -361,34 +358,18 @@ async def _do(function: Any) -> Any:
     return function()
 
 
-@dataclass(frozen=True, slots=True)
-class ForkState:
-    """A fork as it travels: what was changed in it, without the bytes of chunks, which are in chunk files by then."""
-
-    snapshot: Snapshot
-    branch: str
-    nodes: dict[str, Node]
-    changes: dict[int, ArrayChanges]
-    documents: dict[int, tuple[bytes, int]]
-    serial: int
-    reads: ReadSet | None
-    began: int
-
-
-async def _fork_state(core: SessionCore) -> ForkState:
-    """Return what of a fork travels; chunks that wait are stored first."""
-    assert core.branch is not None
+async def _fork_state(core: SessionCore) -> dict[str, Any]:
+    """Return what of a fork travels; chunks that wait are stored first, so that their bytes do not."""
     async with core.frozen("it is being pickled"):
         await core.gatherer.store(core.gatherer.plan())
-    return ForkState(core.snapshot, core.branch, core.nodes, core.changes, core.documents, core.serial, core.reads, core.began)
+    return {"nodes": dict(core.nodes)} | {name: getattr(core, name) for name in ("changes", "documents", "serial", "reads", "began")}
 
 
-def _fork_of(opened: OpenedStore, state: ForkState) -> ForkSession:
+def _fork_of(opened: OpenedStore, snapshot: Snapshot, branch: str, state: Mapping[str, Any]) -> ForkSession:
     """Return the fork that has travelled."""
-    fork = ForkSession(opened, None, state.snapshot, branch=state.branch)
-    core = fork._core
-    core.nodes, core.changes, core.documents = dict(state.nodes), state.changes, state.documents
-    core.serial, core.reads, core.began = state.serial, state.reads, state.began
+    fork = ForkSession(opened, None, snapshot, branch=branch)
+    for name, value in state.items():
+        setattr(fork._core, name, value)
     return fork
 
 

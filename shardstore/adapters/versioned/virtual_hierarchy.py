@@ -148,15 +148,16 @@ def _refer_to_array(session: SessionCore, virtual: VirtualFiles, array: Referenc
         lead_into = place or place_of_all(batch.rows.targets)
         for url in batch.rows.targets:
             virtual.check_authorised(url, lead_into)
-        refs = run_sync(_refs_of(virtual, batch, kept, array.chunk_grid))
-        run_sync(_set(session, path, refs))
+        run_sync(_set_refs(session, path, virtual, batch, kept, array.chunk_grid))
         for row, data in batch.rows.inline.items():
             coords = tuple(int(one) for one in np.unravel_index(int(batch.chunks[row]), array.chunk_grid)) if array.chunk_grid else ()
             run_sync(session.write_chunk(node, coords, data))
         yield len(batch.chunks)
 
 
-async def _refs_of(virtual: VirtualFiles, batch: ReferenceBatch, kept: Any, grid: tuple[int, ...]) -> ChunkRefs:
+async def _set_refs(
+    session: SessionCore, path: str, virtual: VirtualFiles, batch: ReferenceBatch, kept: Any, grid: tuple[int, ...]
+) -> None:
     rows = batch.rows
     order = np.argsort(batch.chunks[kept], kind="stable")
     kept = kept[order]
@@ -168,7 +169,8 @@ async def _refs_of(virtual: VirtualFiles, batch: ReferenceBatch, kept: Any, grid
         nbytes[whole] = sizes
     checks = {number: check for number, check in enumerate(_checks_of(batch)) if check is not None}
     coords = np.stack(np.unravel_index(chunks, grid), axis=-1).astype(np.uint64) if grid else np.zeros((len(chunks), 0), dtype=np.uint64)
-    return ChunkRefs(coords, file, offset, nbytes, list(rows.targets), {}, checks)
+    if len(coords):
+        session.set_refs(session.array(path), ChunkRefs(coords, file, offset, nbytes, list(rows.targets), {}, checks))
 
 
 def _checks_of(batch: ReferenceBatch) -> Sequence[VirtualCheck | None]:
@@ -177,8 +179,3 @@ def _checks_of(batch: ReferenceBatch) -> Sequence[VirtualCheck | None]:
         return batch.checks
     tokens = [one.token for one in batch.objects] or [batch.rows.generations.get(url) for url in batch.rows.targets]
     return [None if token is None else VirtualCheck(token) for token in tokens]
-
-
-async def _set(session: SessionCore, path: str, refs: ChunkRefs) -> None:
-    if len(refs):
-        session.set_refs(session.array(path), refs)

@@ -10,7 +10,7 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Literal, Protocol, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from shardstore._sync import run_sync
 from shardstore.errors import Conflict, InvalidInput, StorageError
@@ -30,13 +30,12 @@ Checksum = str | datetime | None
 T = TypeVar("T")
 
 
-class Checksums(Protocol):
-    """Makes the checksums of objects."""
+class Checksums:
+    """Makes the checksums of objects. These are none, of objects that never change."""
 
-    @property
     def are_complete(self) -> bool:
-        """True if every object so far has got a checksum."""
-        ...
+        """Return whether every object so far has got a checksum."""
+        return False
 
     def completed(self, objects: Sequence[ReferredObject]) -> list[ReferredObject]:
         """Return the objects with size and version, as far as they are needed and a listing has not shown them.
@@ -45,7 +44,7 @@ class Checksums(Protocol):
             Conflict: an object is gone.
             StorageError: a request failed.
         """
-        ...
+        return list(objects)
 
     def of(self, objects: Sequence[ReferredObject]) -> list[Checksum]:
         """Return the checksum of each object, which ``completed`` has returned; ``None`` of one that has none.
@@ -55,7 +54,7 @@ class Checksums(Protocol):
             Conflict: an object was replaced after it was referred to.
             StorageError: a request failed.
         """
-        ...
+        return [None] * len(objects)
 
 
 def check_choice(choice: ChecksumChoice) -> None:
@@ -64,19 +63,7 @@ def check_choice(choice: ChecksumChoice) -> None:
         raise InvalidInput(f"checksum {choice!r} is none of 'auto', 'etag', 'last_modified' and None")
 
 
-class NoChecksums:
-    """No checksums: of objects that never change."""
-
-    are_complete = False
-
-    def completed(self, objects: Sequence[ReferredObject]) -> list[ReferredObject]:
-        return list(objects)
-
-    def of(self, objects: Sequence[ReferredObject]) -> list[Checksum]:
-        return [None] * len(objects)
-
-
-class StoreChecksums:
+class StoreChecksums(Checksums):
     """Checksums of the objects of one storage, by key. ``url_of`` returns the URL of a key by which the storage's filesystem knows it;
     without it nothing is known about the objects that icechunk will see. ``are_all``: most of what the storage lists is referred to.
 
@@ -100,7 +87,10 @@ class StoreChecksums:
         self._by_etag = self._kind == "s3" and choice in ("auto", "etag")
         self._is_needed = choice is not None and url_of is not None
         self._listed: dict[str, Mapping[str, Any]] | None = None
-        self.are_complete = self._is_needed
+        self._are_complete = self._is_needed
+
+    def are_complete(self) -> bool:
+        return self._are_complete
 
     def completed(self, objects: Sequence[ReferredObject]) -> list[ReferredObject]:
         unknown = [one for one in objects if one.nbytes == UNKNOWN_NBYTES or (one.token is None and self._is_needed)]
@@ -119,7 +109,7 @@ class StoreChecksums:
         found: list[Checksum] = [_etag(one.token) for one in objects] if self._by_etag else self._times(objects)
         for one, checksum in zip(objects, found, strict=True):
             if checksum is None:
-                self.are_complete = False
+                self._are_complete = False
                 if self._is_asked_for:
                     what = "an ETag that can be compared" if self._by_etag else "a time of modification"
                     raise InvalidInput(f"the object {one.key!r} of {self._storage.url} does not have {what}: choose another checksum")
@@ -169,7 +159,7 @@ class StoreChecksums:
         return found is not None and found.token == one.token
 
 
-class SetChecksums:
+class SetChecksums(Checksums):
     """Checksums of the objects that a set of references leads to, by URL, in whatever storages they are."""
 
     def __init__(self, targets: Targets, choice: ChecksumChoice) -> None:
@@ -177,9 +167,8 @@ class SetChecksums:
         self._choice: ChecksumChoice = choice
         self._of_storage: dict[int, StoreChecksums] = {}
 
-    @property
     def are_complete(self) -> bool:
-        return self._choice is not None and all(one.are_complete for one in self._of_storage.values())
+        return self._choice is not None and all(one.are_complete() for one in self._of_storage.values())
 
     def completed(self, objects: Sequence[ReferredObject]) -> list[ReferredObject]:
         return self._by_storage(objects, self._completed)

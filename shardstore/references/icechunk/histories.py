@@ -99,7 +99,7 @@ class SourceChunks:
 
     def since(self, before: SourceChunks) -> tuple[SourceChunks, Coords]:
         """Return the chunks that ``before`` does not have, or has elsewhere; and those that only ``before`` has."""
-        there = _find(before.coords, self.coords)
+        there = CoordSearch(before.coords).find(self.coords)
         known = np.flatnonzero(there >= 0)
         old = there[known]
         same = np.ones(len(known), dtype=np.bool_)
@@ -110,13 +110,7 @@ class SourceChunks:
             same[place] = self.inline[int(known[place])] == before.inline[int(old[place])]
         is_new = np.ones(len(self), dtype=np.bool_)
         is_new[known[same]] = False
-        return self.rows(np.flatnonzero(is_new)), before.coords[_find(self.coords, before.coords) < 0]
-
-
-def _find(coords: Coords, wanted: Coords) -> npt.NDArray[np.intp]:
-    if not wanted.shape[1]:  # the only chunk of an array of no dimensions
-        return np.full(len(wanted), 0 if len(coords) else -1, dtype=np.intp)
-    return CoordSearch(coords).find(wanted)
+        return self.rows(np.flatnonzero(is_new)), before.coords[CoordSearch(self.coords).find(before.coords) < 0]
 
 
 def opened_source(source: Any, options: Options) -> tuple[Any, str | None]:
@@ -195,18 +189,8 @@ async def nodes_of(repository: Any, snapshot: str) -> dict[str, SourceNode]:
     return found
 
 
-async def document_of(store: Any, path: str) -> bytes:
-    """Return the document of a node."""
-    key = f"{path}/zarr.json" if path else "zarr.json"
-    return await _existing(store, key)
-
-
-async def chunk_of(store: Any, key: str) -> bytes:
-    """Return the bytes of a chunk."""
-    return await _existing(store, key)
-
-
-async def _existing(store: Any, key: str) -> bytes:
+async def value_of(store: Any, key: str) -> bytes:
+    """Return the bytes of a document, or of a chunk, that is there."""
     data = await get_bytes(store, key)
     if data is None:
         raise StorageError(f"the repository of icechunk has no {key!r}, though its snapshot says so: look whether it was collected")

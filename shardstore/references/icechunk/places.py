@@ -87,10 +87,8 @@ def local_path(url: str) -> str:
 
 
 def add_containers(config: Any, bases: Iterable[str], options_of: OptionsOf) -> dict[str, str]:
-    """Give a config a virtual chunk container for each place that it has none for; return the prefix of each place's container.
-
-    Raises:
-        InvalidInput: icechunk does not read such a place, or not with these options.
+    """Give a config a virtual chunk container for each place that it has none for; return the prefix of each place's container. Raises
+    ``InvalidInput``: icechunk does not read such a place, or not with these options.
     """
     icechunk = library()
     found: dict[str, str] = {}

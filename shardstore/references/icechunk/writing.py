@@ -41,7 +41,6 @@ from shardstore.references.icechunk.checksums import (
     Checksum,
     ChecksumChoice,
     Checksums,
-    NoChecksums,
     SetChecksums,
     StoreChecksums,
     check_choice,
@@ -136,7 +135,7 @@ def write_icechunk(
         target = _SessionWriter(library, session, checksums, tally, found)
         try:
             with translated(session.branch or branch):
-                target.write_documents(shown, _checked_path(path), overwrite=overwrite)
+                target.write_documents(shown, check_key(path) if path else path, overwrite=overwrite)
                 for number, array in enumerate(found.arrays):
                     target.write_array(number, array, join(path, array.path) if array.path else path)
                 if is_ours:
@@ -149,7 +148,7 @@ def write_icechunk(
             raise
     return ReferenceReport(
         source=found.url,
-        target=_shown(library, repository),
+        target=" ".join(str(repository.storage).split()) if is_ours else "a session of icechunk",
         format="icechunk",
         flavour="v3",
         why="icechunk knows no other",
@@ -159,7 +158,7 @@ def write_icechunk(
         missing=tally.missing,
         targets=len(target.keys),
         nbytes=target.nbytes,
-        is_pinned=checksums.are_complete,
+        is_pinned=checksums.are_complete(),
         left_out=dict(found.left_out),
         index_requests=found.index_requests,
         how_to_open=opening_lines(library, repository, session, found.base_url, session.branch or branch, path),
@@ -208,7 +207,7 @@ def write_changes(session: Any, source: KnowsReferences, changes: SnapshotChange
     groups = {path: node.v3 for path, node in found.groups.items() if path in changes.groups and node.v3 is not None}
     found.groups.clear()
     tally = Tally(found.arrays, None, mixed_protocols=True)
-    target = _SessionWriter(library, session, NoChecksums(), tally, found)
+    target = _SessionWriter(library, session, Checksums(), tally, found)
     shown = described(found, "v3", only_v2_keys=False).documents
     documents = {path: by_name[METADATA_NAME] for path, by_name in shown.items() if path in changes.arrays | changes.documents}
     with translated(session.branch):
@@ -277,7 +276,7 @@ def _opened(
         check_taken_unchanged(choices)
         found = known_source(known, base_of(known.stored_in, "absolute", base_url, ""), lambda path: chosen(choices, path) is not None)
         check_patterns(choices, found.array_paths())
-        return found, NoChecksums()
+        return found, Checksums()
     base = base_of(storage, "absolute", base_url, "")
     protocol = _check_protocol(base)
     found = store_source(storage, base, lambda path: chosen(choices, path), pinned=False, on_error=on_error)
@@ -302,15 +301,6 @@ def _check_protocol(base: str) -> str:
     return protocol
 
 
-def _checked_path(path: str) -> str:
-    return check_key(path) if path != "" else path
-
-
-def _shown(library: Any, repository: Any) -> str:
-    """Return what the repository is stored in, in one line."""
-    return "a session of icechunk" if isinstance(repository, library.Session) else " ".join(str(repository.storage).split())
-
-
 def _objects_of(rows: ReferenceRows, whole: npt.NDArray[np.int32]) -> list[ReferredObject]:
     """Return the objects of a set's references. The sizes of those at the numbers ``whole`` are to be looked up."""
     needed = set(whole.tolist())
@@ -320,11 +310,7 @@ def _objects_of(rows: ReferenceRows, whole: npt.NDArray[np.int32]) -> list[Refer
 
 
 def _location(url: str) -> str:
-    """Return the URL of an object in a set as icechunk has it.
-
-    Raises:
-        InvalidInput: icechunk does not read it.
-    """
+    """Return the URL of an object in a set as icechunk has it. Raises ``InvalidInput``: icechunk does not read it."""
     if url.startswith("/"):
         url = f"file://{url}"
     protocol = url.partition("://")[0]
@@ -354,10 +340,8 @@ def storable(value: Any) -> Any:
 
 
 def _is_written(path: str, document: JsonObject, there: JsonObject | None, above: frozenset[str]) -> bool:
-    """Return whether the document of a node is to be stored where ``there`` is; ``above`` are the groups above the target.
-
-    Raises:
-        InvalidInput: an array is in the place of one of these.
+    """Return whether the document of a node is to be stored where ``there`` is; ``above`` are the groups above the target. Raises
+    ``InvalidInput``: an array is in the place of one of these.
     """
     if there is not None and there.get("node_type") == document["node_type"] == "group":
         attributes = document.get("attributes")
@@ -396,16 +380,9 @@ class _SessionWriter:
     _waiting: list[Any] = field(default_factory=list)
     """References that are not given to icechunk yet, as ``VirtualChunkSpec``."""
 
-    @property
-    def _takes_blocks(self) -> bool:
-        """Return whether this is icechunk 2."""
-        return is_major_2(self.library)
-
     def write_documents(self, shown: Described, path: str, *, overwrite: bool) -> None:
-        """Write the documents of all nodes below ``path``, and those of the groups above it that are missing.
-
-        Raises:
-            InvalidInput: there are nodes already, and they are not to be replaced.
+        """Write the documents of all nodes below ``path``, and those of the groups above it that are missing. Raises ``InvalidInput``:
+        there are nodes already, and they are not to be replaced.
         """
         documents = {join(path, node) if node else path: found[METADATA_NAME] for node, found in shown.documents.items()}
         for group in groups_above(path):
@@ -483,7 +460,7 @@ class _SessionWriter:
     def _stored(self, batch: ReferenceBatch, empty: list[int]) -> dict[int, bytes]:
         """Return the bytes to store by number of the chunk; note in ``empty`` those chunks that cannot be stored."""
         inline = {int(batch.chunks[row]): data for row, data in batch.rows.inline.items()}
-        if self._takes_blocks:  # and refuses chunks of no bytes
+        if is_major_2(self.library):  # which refuses chunks of no bytes
             empty += [chunk for chunk, data in inline.items() if not data]
             inline = {chunk: data for chunk, data in inline.items() if data}
         return inline
@@ -501,7 +478,7 @@ class _SessionWriter:
         offsets = rows.offset[kept]
         objects, lengths = self._completed(batch, target, offsets, rows.nbytes[kept])
         checksums = list(map(checksum_of, urls, batch.checks)) if batch.checks else self.checksums.of(objects)
-        if self._takes_blocks and len(chunks) >= _BLOCK_REFERENCES and all(one == checksums[0] for one in checksums):
+        if is_major_2(self.library) and len(chunks) >= _BLOCK_REFERENCES and all(one == checksums[0] for one in checksums):
             block = block_of(grid, urls, chunks, target, offsets, lengths)
             if block is not None:
                 self._refer_to_block(path, block, checksums[0])

@@ -130,7 +130,6 @@ class ChunkGatherer:
         self._cells.pop(array, None)
 
     def renumber(self, array: int, new: int) -> None:
-        """Give an array another id."""
         for id_, cell in [key for key in self._waiting if key[0] == array]:
             self._waiting[new, cell] = self._waiting.pop((id_, cell))
         if (cells := self._cells.pop(array, None)) is not None:
@@ -227,7 +226,6 @@ class ChunkGatherer:
         return ChunkFile(key[0], file, body, waiting.chunks)
 
     def cells_of(self, node: Node) -> Cells:
-        """Return how the chunks of an array are divided into cells."""
         known = self._cells.get(node.id)
         if known is not None and known.node.columns is node.columns:
             return known
@@ -265,7 +263,6 @@ def inline_chunks(nbytes: npt.NDArray[np.uint64], *, is_full: bool) -> int:
 
 
 def _leave_to_manifest(cell: _Cell) -> None:
-    """Take the chunks out of a cell that go into the manifest."""
     nbytes = np.array([chunk.nbytes for chunk in cell.chunks.values()], dtype=np.uint64)
     if inline_chunks(nbytes, is_full=cell.grid is not None and cell.is_full):
         for coords in [coords for coords, chunk in cell.chunks.items() if chunk.nbytes <= MOST_INLINE_NBYTES]:
@@ -348,7 +345,6 @@ class ArrayChanges:
 
 
 def refs_of_written(chunks: Mapping[ChunkCoords, Written | None], ndim: int) -> ChunkRefs:
-    """Return the references of chunks as a session has written them."""
     ordered = sorted(chunks)
     numbers: dict[bytes | str, int] = {}
     file = np.zeros(len(ordered), dtype=np.int32)

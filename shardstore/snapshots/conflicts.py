@@ -354,11 +354,9 @@ class ReadSet:
         self._found.add(node.id)
 
     def read_chunks(self, node: Node, coords: npt.NDArray[np.uint64]) -> None:
-        """Note that ``(n, ndim)`` chunks were read."""
         self._chunks_of(node).add(coords)
 
     def list_chunks(self, node: Node) -> None:
-        """Note that the chunks of an array were listed."""
         self._chunks_of(node).is_listed = True
 
     def list_nodes(self, prefix: str) -> None:

@@ -54,7 +54,6 @@ class Diff:
 
 
 async def status(session: SessionCore) -> Diff:
-    """Return what a session has changed."""
     chunks = {array: coords for array, coords in session.changed_chunks().items() if len(coords)}
     return _diff(session.base.nodes, session.nodes, chunks)
 

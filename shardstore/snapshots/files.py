@@ -121,7 +121,6 @@ class StoreFiles:
         return self.random(ID_NBYTES)
 
     def new_name(self) -> str:
-        """Return the name of a new file."""
         return encode_id(self.new_id())
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -297,7 +296,6 @@ class StoreFiles:
             raise StorageError(f"{exc}. Nothing refers to that file: nothing was committed, so try again") from exc
 
     def keep_state(self, location: str, state: State) -> None:
-        """Keep a state that this process has written."""
         self._states.put(location, state)
 
     def keep_refs(self, file: ManifestFile, arrays: Mapping[int, ChunkRefs]) -> None:
@@ -307,7 +305,6 @@ class StoreFiles:
                 self._keep((file.name, array), {array: refs})
 
     def keep_structure(self, name: str, structure: Structure) -> None:
-        """Keep a structure that this process has written."""
         self._structures.put(name, structure)
 
 

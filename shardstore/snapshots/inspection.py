@@ -239,7 +239,6 @@ class _Checker:
             self._check_chunk_files(key, refs, snapshots)
 
     def _check_chunk_files(self, key: str, refs: ChunkRefs, snapshots: tuple[str, ...]) -> None:
-        """Check that the chunk files are there, and long enough."""
         own = [number for number, file in enumerate(refs.files) if isinstance(file, bytes)]
         if not own:
             return

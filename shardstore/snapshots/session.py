@@ -110,7 +110,6 @@ class SessionCore:
 
     @property
     def is_changed(self) -> bool:
-        """True if there is anything to commit."""
         return any(self.changes.values()) or self.nodes != self.base.nodes
 
     @asynccontextmanager
@@ -254,7 +253,6 @@ class SessionCore:
         self.nodes[path] = Node.of(self._group_id(path), path, {"zarr_format": 3, "node_type": "group"})
 
     def make_groups_above(self, path: str) -> None:
-        """Make the groups above a path that are not there yet."""
         for parent in groups_above(path):
             if parent not in self.nodes:
                 self.make_group(parent)
@@ -533,7 +531,6 @@ class SessionCore:
         self.changes = {one: changes for one, changes in self.changes.items() if one in now}
 
     def discard(self) -> None:
-        """Forget all changes."""
         self.new_serial()
         for array in self.changes:
             self.gatherer.forget_array(array)

@@ -342,7 +342,6 @@ class SessionStorage(ReadsAndWrites, ChunkSource, HasIdentity, HasPhysicalLocati
             return None
 
     async def known_documents(self) -> dict[str, JsonObject]:
-        """Return the document of each node, by path."""
         found: dict[str, JsonObject] = {}
         for path in list(self.session.nodes):
             async with self._explaining():
@@ -465,7 +464,6 @@ class SessionStorage(ReadsAndWrites, ChunkSource, HasIdentity, HasPhysicalLocati
         return keys.node, changes.chunks.get(coords, _UNCHANGED), changes.bulk
 
     async def _check(self, key: str, condition: Condition) -> None:
-        """Raise ``ConditionFailed`` if the condition of a write does not hold."""
         if isinstance(condition, Unconditional):
             return
         info = await self.stat(key)

@@ -238,7 +238,6 @@ class VersionedStore:
             return pointer  # carried out, and replaced since
 
     def first(self) -> History:
-        """Return the history of a new store."""
         structure = self.files.new_name()
         snapshot = Snapshot(self.files.new_name(), None, self._now_ms(None), structure, properties(FIRST_MESSAGE, None, self.writer))
         root = Node.of(0, "", _ROOT)
@@ -250,7 +249,6 @@ class VersionedStore:
 
     @property
     def _place(self) -> str:
-        """The place of the store in an error message."""
         return f"at {self.url}" if self.name == DEFAULT_NAME else f"{self.name!r} in the catalog {self.catalog.url}"
 
     async def destroy(self) -> None:

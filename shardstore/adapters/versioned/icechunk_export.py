@@ -38,8 +38,7 @@ from shardstore.opening.open import open_storage
 from shardstore.references.choices import base_of
 from shardstore.references.icechunk.blocks import Coords
 from shardstore.references.icechunk.histories import ShownArray, origin_metadata
-from shardstore.references.icechunk.library import library, translated
-from shardstore.references.icechunk.places import add_containers, credentials_for, location_of, place_of, storage_at
+from shardstore.references.icechunk.library import add_containers, credentials_for, library, location_of, place_of, storage_at, translated
 from shardstore.references.icechunk.writing import SnapshotChanges, rewrite_root, storable, write_changes
 from shardstore.snapshots.diffs import Diff, diff
 from shardstore.snapshots.inspection import virtual_files
@@ -86,6 +85,7 @@ def export(
     icechunk = library()
     current = run_sync(opened.store.now())
     storage = storage_at(target, target_options or {})
+    shown = place_of(storage) or (" ".join(str(storage).split()) if isinstance(target, icechunk.Storage) else redacted(str(target)))
     if config is not None and not isinstance(config, icechunk.RepositoryConfig):
         raise InvalidInput(f"config is an icechunk.RepositoryConfig, not a {type(config).__name__}")
     config = icechunk.RepositoryConfig.default() if config is None else icechunk.RepositoryConfig.default().merge(config)  # a copy
@@ -97,12 +97,17 @@ def export(
         containers = add_containers(config, [own, *opened.options.virtual_prefixes], options_of)
         access = credentials_for(containers.values(), options_of)
         _check_containers(opened, config, say)
-        _check_nothing_there(storage, target, target_options)
+        if isinstance(target, icechunk.Storage):
+            is_there = icechunk.Repository.exists(storage)
+        else:  # without icechunk, which would make the folder
+            is_there = run_sync(_has_any(open_storage(text_of(target), dict(target_options or {}) or None)))
+        if is_there:
+            raise _something_there(shown)
         if not dry_run:
-            ids, counts = _Export(opened, current, _created(storage, target, config)).write(say)
+            ids, counts = _Export(opened, current, _created(storage, config, shown)).write(say)
     types = [ref.type for ref in current.state.refs.values()]
     return IcechunkExport(
-        location=_shown(storage, target),
+        location=shown,
         snapshots=ids,
         branches=types.count("branch"),
         tags=types.count("tag"),
@@ -157,30 +162,20 @@ def _check_containers(opened: OpenedStore, config: Any, say: Progress) -> None:
         )
 
 
-def _check_nothing_there(storage: Any, target: Any, options: Mapping[str, Any] | None) -> None:
-    """Raise ``InvalidInput`` if there is something at the target."""
-    if isinstance(target, library().Storage):
-        is_there = library().Repository.exists(storage)
-    else:  # without icechunk, which would make the folder
-        is_there = run_sync(_has_any(open_storage(text_of(target), dict(options or {}) or None)))
-    if is_there:
-        raise _something_there(storage, target)
-
-
 async def _has_any(storage: Storage) -> bool:
     async for _ in storage.list(""):
         return True
     return False
 
 
-def _something_there(storage: Any, target: Any) -> InvalidInput:
+def _something_there(shown: str) -> InvalidInput:
     return InvalidInput(
-        f"there is something at {_shown(storage, target)} already, and a history is exported into a new repository only: give another "
-        "place, or remove what is there. An export that was interrupted leaves a part, with an empty branch main"
+        f"there is something at {shown} already, and a history is exported into a new repository only: give another place, or remove what "
+        "is there. An export that was interrupted leaves a part, with an empty branch main"
     )
 
 
-def _created(storage: Any, target: Any, config: Any) -> Any:
+def _created(storage: Any, config: Any, shown: str) -> Any:
     """Return a new repository of icechunk, whose stored config has the containers. Raises ``InvalidInput`` if there is something."""
     icechunk = library()
     try:
@@ -188,15 +183,9 @@ def _created(storage: Any, target: Any, config: Any) -> Any:
     except icechunk.IcechunkError as exc:
         if "clean" not in str(exc) and "exists" not in str(exc):
             raise
-        raise _something_there(storage, target) from exc
+        raise _something_there(shown) from exc
     repository.save_config()
     return repository
-
-
-def _shown(storage: Any, target: Any) -> str:
-    if isinstance(target, library().Storage):
-        return place_of(storage) or " ".join(str(storage).split())
-    return place_of(storage) or redacted(str(target))
 
 
 # -- snapshots ---------------------------------------------------------------------------------------------------------
@@ -256,7 +245,6 @@ class _Export:
 
 
 async def _between(before: SessionCore, after: SessionCore) -> SnapshotChanges:
-    """Return what makes one snapshot out of another."""
     found = await diff(before, after)
     nodes = after.nodes
     gone, written = _nodes_of(found, nodes)

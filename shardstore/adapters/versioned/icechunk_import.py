@@ -56,8 +56,7 @@ from shardstore.references.icechunk.histories import (
     value_of,
     without_origin,
 )
-from shardstore.references.icechunk.library import translated
-from shardstore.references.icechunk.places import local_path
+from shardstore.references.icechunk.library import local_path, translated
 from shardstore.snapshots.lookup import FIRST_BRANCH
 from shardstore.snapshots.new_history import NewHistory
 from shardstore.snapshots.reachable import Progress
@@ -260,7 +259,6 @@ class _Import:
         await self._copy(session, path, shown, store, native.coords)
 
     def _whole(self, chunks: SourceChunks) -> list[ChunkRefs]:
-        """Return references to whole chunks."""
         inline, stored = np.flatnonzero(chunks.kinds == INLINE), np.flatnonzero(chunks.kinds != INLINE)
         return [
             _inline(chunks.coords[inline], [chunks.inline[row] for row in inline.tolist()]),
@@ -268,7 +266,6 @@ class _Import:
         ]
 
     async def _inside(self, shown: ShownArray, shards: SourceChunks) -> list[ChunkRefs]:
-        """Return references to what is inside of shards."""
         assert shown.layout is not None
         inline = [row for row in range(len(shards)) if shards.kinds[row] == INLINE]
         stored = np.flatnonzero(shards.kinds != INLINE)
@@ -287,7 +284,6 @@ class _Import:
         ]
 
     async def _indices(self, shown: ShownArray, shards: SourceChunks, urls: Mapping[int, str]) -> dict[int, ShardIndex]:
-        """Read the indices of shards that lie in files."""
         assert shown.layout is not None
         format_ = shown.layout.index_format
         asked = []

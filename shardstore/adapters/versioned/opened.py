@@ -64,7 +64,6 @@ class RepositoryOptions:
 
 
 def check_prefixes(prefixes: object) -> None:
-    """Raise ``InvalidInput`` if virtual prefixes are no sequence of texts."""
     if isinstance(prefixes, str) or not isinstance(prefixes, Sequence):
         raise InvalidInput(f"virtual_prefixes are several URLs, in a list, not a {type(prefixes).__name__}")
 

@@ -26,11 +26,7 @@ from shardstore.snapshots.inspection import Checked, StoreStats, check, stats, v
 from shardstore.snapshots.lookup import FIRST_BRANCH, SnapshotInfo, milliseconds, named_snapshot, snapshot_by_id, snapshot_of
 from shardstore.snapshots.reachable import Progress, step_of
 from shardstore.snapshots.rewriting import Repacked, repack
-from shardstore.snapshots.versioned_store import (
-    COMMIT_TRIES,
-    CommitRequest,
-    CurrentState,
-)
+from shardstore.snapshots.versioned_store import COMMIT_TRIES, CommitRequest, CurrentState
 
 if TYPE_CHECKING:
     from shardstore.adapters.versioned.icechunk_export import IcechunkExport
@@ -58,11 +54,7 @@ class Repository:
     # -- opening -------------------------------------------------------------------------------------------------------
 
     @classmethod
-    def create(
-        cls,
-        url: Any,
-        **options: Unpack[RepositoryArguments],
-    ) -> Repository:
+    def create(cls, url: Any, **options: Unpack[RepositoryArguments]) -> Repository:
         """Make a repository, with the branch ``main`` and a first snapshot that holds the root group, and open it.
 
         Args:
@@ -90,11 +82,7 @@ class Repository:
         return repository
 
     @classmethod
-    def open(
-        cls,
-        url: Any,
-        **options: Unpack[RepositoryArguments],
-    ) -> Repository:
+    def open(cls, url: Any, **options: Unpack[RepositoryArguments]) -> Repository:
         """Open a repository that exists; arguments are those of ``create``.
 
         Raises:
@@ -449,8 +437,7 @@ class Repository:
         """
         request = CommitRequest(message, merges_all=True, keeps_values=True)
         session = self.writable_session(branch)
-        core = session._core
-        if all(len(node.manifests) < 2 for node in core.nodes.values()):
+        if all(len(node.manifests) < 2 for node in session._core.nodes.values()):
             return None
         if dry_run:
             return session.snapshot_id

@@ -29,7 +29,6 @@ class Block:
     lengths: npt.NDArray[np.uint64]
 
     def location_at(self, coords: Sequence[int]) -> str:
-        """Return the location of the chunk at a position of the grid."""
         return self.locations[int(np.ravel_multi_index([c - f for c, f in zip(coords, self.first, strict=True)], self.shape))]
 
 
@@ -56,7 +55,6 @@ def block_of(
 
 
 def positions(grid: tuple[int, ...], chunks: Numbers) -> list[list[int]]:
-    """Return the positions of chunks in the grid."""
     if not grid:
         return [[] for _ in chunks]
     found: list[list[int]] = np.stack(np.unravel_index(chunks, grid), axis=-1).tolist() if len(chunks) else []

@@ -58,7 +58,6 @@ class Checksums:
 
 
 def check_choice(choice: ChecksumChoice) -> None:
-    """Raise ``InvalidInput`` if ``choice`` is none."""
     if choice is not None and choice not in get_args(get_args(ChecksumChoice)[0]):
         raise InvalidInput(f"checksum {choice!r} is none of 'auto', 'etag', 'last_modified' and None")
 

@@ -24,8 +24,7 @@ from shardstore.format.presentation import present_array
 from shardstore.format.shard_index import ShardIndex
 from shardstore.format.snapshots.manifest import CoordSearch
 from shardstore.references.icechunk.blocks import Coords
-from shardstore.references.icechunk.library import get_bytes, is_major_2, library
-from shardstore.references.icechunk.places import Options, place_of, storage_at
+from shardstore.references.icechunk.library import Options, get_bytes, is_major_2, library, place_of, storage_at
 
 NATIVE, VIRTUAL, INLINE = 1, 2, 3
 """The values of ``icechunk.ChunkType``."""
@@ -140,7 +139,6 @@ def opened_source(source: Any, options: Options) -> tuple[Any, str | None]:
 
 
 def history_of(repository: Any) -> SourceHistory:
-    """Return the history of a repository."""
     branches = {name: repository.lookup_branch(name) for name in sorted(repository.list_branches())}
     tags = {name: repository.lookup_tag(name) for name in sorted(repository.list_tags())}
     found: dict[str, SourceSnapshot] = {}
@@ -349,5 +347,4 @@ def origin_in(metadata: Mapping[str, Any]) -> Origin | None:
 
 
 def without_origin(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metadata without what it says of the origin."""
     return {name: value for name, value in metadata.items() if name not in (_SNAPSHOT, _PARENT, _WRITTEN_AT)}

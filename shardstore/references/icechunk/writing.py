@@ -46,9 +46,8 @@ from shardstore.references.icechunk.checksums import (
     check_choice,
     checksum_of,
 )
-from shardstore.references.icechunk.library import get_bytes, is_major_2, put_bytes, translated
+from shardstore.references.icechunk.library import container_lines, get_bytes, is_major_2, location_of, opening_lines, put_bytes, translated
 from shardstore.references.icechunk.library import library as icechunk_library
-from shardstore.references.icechunk.places import container_lines, location_of, opening_lines
 from shardstore.references.opening import check_taken_unchanged, open_set_source
 from shardstore.references.report import ReferenceProgress, ReferenceReport, Tally
 from shardstore.references.sets import is_set, known_source
@@ -135,7 +134,7 @@ def write_icechunk(
         target = _SessionWriter(library, session, checksums, tally, found)
         try:
             with translated(session.branch or branch):
-                target.write_documents(shown, check_key(path) if path else path, overwrite=overwrite)
+                run_sync(target.write_documents(shown, check_key(path) if path else path, overwrite=overwrite))
                 for number, array in enumerate(found.arrays):
                     target.write_array(number, array, join(path, array.path) if array.path else path)
                 if is_ours:
@@ -161,7 +160,7 @@ def write_icechunk(
         is_pinned=checksums.are_complete(),
         left_out=dict(found.left_out),
         index_requests=found.index_requests,
-        how_to_open=opening_lines(library, repository, session, found.base_url, session.branch or branch, path),
+        how_to_open=opening_lines(repository, session, found.base_url, session.branch or branch, path),
         snapshot=snapshot,
     )
 
@@ -183,11 +182,6 @@ class SnapshotChanges:
     written: Mapping[str, Coords] = field(default_factory=dict)
     """Chunks of arrays that stay, ``(n, ndim)``, which are written."""
 
-    @property
-    def taken(self) -> frozenset[str]:
-        """The arrays of which anything is written."""
-        return self.arrays | self.documents | frozenset(self.written)
-
 
 def write_changes(session: Any, source: KnowsReferences, changes: SnapshotChanges) -> dict[str, int]:
     """Make what has changed in a snapshot part of a session of icechunk, by virtual references; return how much that was, by the names of
@@ -202,7 +196,7 @@ def write_changes(session: Any, source: KnowsReferences, changes: SnapshotChange
     library = icechunk_library()
     base = base_of(source.stored_in, "absolute", None, "")
     _check_protocol(base)
-    found = known_source(source, base, changes.taken.__contains__)
+    found = known_source(source, base, {*changes.arrays, *changes.documents, *changes.written}.__contains__)
     found.left_out.clear()
     groups = {path: node.v3 for path, node in found.groups.items() if path in changes.groups and node.v3 is not None}
     found.groups.clear()
@@ -380,15 +374,6 @@ class _SessionWriter:
     _waiting: list[Any] = field(default_factory=list)
     """References that are not given to icechunk yet, as ``VirtualChunkSpec``."""
 
-    def write_documents(self, shown: Described, path: str, *, overwrite: bool) -> None:
-        """Write the documents of all nodes below ``path``, and those of the groups above it that are missing. Raises ``InvalidInput``:
-        there are nodes already, and they are not to be replaced.
-        """
-        documents = {join(path, node) if node else path: found[METADATA_NAME] for node, found in shown.documents.items()}
-        for group in groups_above(path):
-            documents.setdefault(group, {"zarr_format": 3, "node_type": "group", "attributes": {}})
-        run_sync(self._write_documents(documents, frozenset(groups_above(path)), overwrite=overwrite))
-
     async def replace_nodes(self, changes: SnapshotChanges, groups: Mapping[str, JsonObject], arrays: Mapping[str, JsonObject]) -> None:
         """Remove what is gone, and write the documents of these nodes, whether they are there or not."""
         store = self.session.store
@@ -409,7 +394,14 @@ class _SessionWriter:
         for one in coords:
             await self.session.store.delete(join(path, _KEYS.encode(tuple(one))))
 
-    async def _write_documents(self, documents: Mapping[str, JsonObject], above: frozenset[str], *, overwrite: bool) -> None:
+    async def write_documents(self, shown: Described, path: str, *, overwrite: bool) -> None:
+        """Write the documents of all nodes below ``path``, and those of the groups above it that are missing. Raises ``InvalidInput``:
+        there are nodes already, and they are not to be replaced.
+        """
+        above = frozenset(groups_above(path))
+        documents = {join(path, node) if node else path: found[METADATA_NAME] for node, found in shown.documents.items()}
+        for group in groups_above(path):
+            documents.setdefault(group, {"zarr_format": 3, "node_type": "group", "attributes": {}})
         there = {path: await self._document(path) for path in documents}
         written = {path: document for path, document in documents.items() if _is_written(path, document, there[path], above)}
         replaced = [path for path, document in written.items() if _replaces(document, there[path])]
@@ -510,7 +502,6 @@ class _SessionWriter:
             raise self._outside(block.location_at(refused[0]))
 
     def _flush(self, path: str) -> None:
-        """Give icechunk the references that have been collected."""
         some, self._waiting = self._waiting, []
         if some and (refused := self.session.store.set_virtual_refs(path, some)):
             raise self._outside(next(one.location for one in some if tuple(one.index) == tuple(refused[0])))

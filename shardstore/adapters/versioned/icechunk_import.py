@@ -76,12 +76,8 @@ _SourceView = tuple[Any, Mapping[str, SourceNode]]
 
 
 def chunks_of_source(source: Any, options: Mapping[str, Any] | None, source_url: str | None, *, copy: bool) -> tuple[Any, str | None]:
-    """Return the repository of icechunk, and the URL of the folder of its chunk files; ``None`` if they are copied.
-
-    Raises:
-        InvalidInput: the source is none, or it is not known where its files are.
-        NotFound: there is none at the source.
-        Unsupported: icechunk is not installed, or does not say where chunks lie.
+    """Return the repository of icechunk, and the URL of the folder of its chunk files; ``None`` if they are copied. Raises as
+    ``opened_source``, and ``InvalidInput`` if it is not known where its files are.
     """
     if source_url is not None and not isinstance(source_url, str):
         raise InvalidInput(f"source_url is the URL of a folder, not a {type(source_url).__name__}")

@@ -185,13 +185,7 @@ class SnapshotChanges:
 
 def write_changes(session: Any, source: KnowsReferences, changes: SnapshotChanges) -> dict[str, int]:
     """Make what has changed in a snapshot part of a session of icechunk, by virtual references; return how much that was, by the names of
-    ``IcechunkExport``.
-
-    Raises:
-        InvalidInput: icechunk does not read the files of the snapshot, or they are in no virtual chunk container.
-        Unsupported: icechunk is not installed.
-        Corruption: the snapshot cannot be read.
-        StorageError: icechunk failed. The session holds a part.
+    ``IcechunkExport``. Raises as ``Repository.export_icechunk``; the session holds a part then.
     """
     library = icechunk_library()
     base = base_of(source.stored_in, "absolute", None, "")

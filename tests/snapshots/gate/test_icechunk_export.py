@@ -13,6 +13,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -458,7 +459,7 @@ def test_arguments_of_wrong_types_are_refused(repo: Repository, tmp_path: Path, 
 def test_options_of_the_repository_are_not_those_of_a_neighbour() -> None:
     own, other = {"key": "own", "secret": "s"}, {"key": "other", "secret": "s"}
     place = OpenedStore(RepositoryOptions("s3://b/run", storage_options=own, virtual_options={"s3": other}))
-    options_of = icechunk_export._options_of(place)
+    options_of = partial(icechunk_export._options_of, place)
     assert [options_of(url) for url in ("s3://b/run/c/", "s3://b/run", "s3://b/run-data/")] == [own, own, other]
 
 

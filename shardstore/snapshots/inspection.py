@@ -114,9 +114,7 @@ async def _stats(store: VersionedStore, state: State, say: Progress) -> StoreSta
 
 
 async def virtual_files(store: VersionedStore, say: Progress) -> set[tuple[str, str | None]]:
-    """Return the URLs of all virtual files to which any snapshot refers, each with its ETag, ``None`` if it is not known. Raises
-    ``Corruption``: a structure or manifest is missing or damaged.
-    """
+    """Return the URLs of all virtual files to which any snapshot refers, each with its ETag, ``None`` if it is not known."""
 
     async def read(current: CurrentState) -> set[tuple[str, str | None]]:
         reachable = Reachable(store.files, say)
@@ -130,10 +128,7 @@ async def virtual_files(store: VersionedStore, say: Progress) -> set[tuple[str, 
 
 
 async def check(store: VersionedStore, say: Progress) -> Checked:
-    """Check that each file that a snapshot needs is there and is what it should be, and that references lie inside of their files.
-
-    Files elsewhere, to which virtual references lead, are not looked at.
-    """
+    """Check that each file that a snapshot needs is there and is what it should be; see ``Repository.verify``."""
     while True:
         state = (await store.now()).state
         found = await _check(store, state, say)

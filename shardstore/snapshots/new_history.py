@@ -76,13 +76,7 @@ class NewHistory:
         return made
 
     async def publish(self, refs: Mapping[str, Ref]) -> CurrentState:
-        """Make the store.
-
-        Raises:
-            InvalidInput: another process has made one since.
-            StorageError: a request failed, and there is no store.
-            WriteOutcomeUnknown: it may be there or not: the answer was lost.
-        """
+        """Make the store. Raises as ``VersionedStore.create``."""
         self._may_be_there = True
         try:
             return await self._store.create(History(self.snapshots, refs))

@@ -109,11 +109,7 @@ def expired(session: SessionCore, url: str) -> ConflictError:
 
 async def merge(session: SessionCore, fork: SessionCore, on_chunk_conflict: Selection) -> None:
     """Make what was changed in a fork of a session part of it. ``on_chunk_conflict`` says whose chunk counts where both have changed one:
-    ``"ours"`` is the session's, ``"theirs"`` that of the fork. With ``"fail"``, a fork must not delete what the session has changed either.
-
-    Raises:
-        ConflictError: something contradicts; the session is as before.
-        InvalidInput: the session has been brought onto another snapshot since.
+    ``"ours"`` is the session's, ``"theirs"`` that of the fork; see ``Session.merge``. After an error the session is as before.
     """
     if fork.snapshot.id != session.snapshot.id:
         raise InvalidInput(

@@ -266,9 +266,7 @@ class SessionCore:
         return {one: node for one, node in self.nodes.items() if not path or f"{one}/".startswith(f"{path}/")}
 
     def move(self, source: str, target: str) -> bool:
-        """Move the node at a path, and all below it, to another path; return whether there was anything. Groups above are made. Raises
-        ``InvalidInput``: there is something at the target, it is inside of the source, or no node can have this path.
-        """
+        """Move the node at a path, and all below it, as ``Session.move``; return whether there was anything. Groups above are made."""
         self.check_writable(f"moving {source!r}")
         check_node_path(target)
         if not source or f"{target}/".startswith(f"{source}/"):

@@ -389,14 +389,8 @@ class VersionedStore:
     # -- commits -------------------------------------------------------------------------------------------------------
 
     async def commit(self, session: SessionCore, begin: CurrentState | None, request: CommitRequest) -> str:
-        """Commit a session onto the tip of its branch; return the id of the snapshot. Carried out even if the call is cancelled.
-
-        ``begin`` is the state that the session knows. If the branch has moved since, the session is brought onto its tip if the solver
-        allows that.
-
-        Raises:
-            ConflictError: the branch has moved, and there is no solver, or it does not allow it. The changes are still there; the session
-                stands where the last rebase that succeeded has brought it.
+        """Commit a session onto the tip of its branch, as ``Session.commit``; return the id of the snapshot. Carried out even if the call
+        is cancelled. ``begin`` is the state that the session knows.
         """
 
         async def commit() -> str:

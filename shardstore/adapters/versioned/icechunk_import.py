@@ -136,8 +136,9 @@ def _refs_of(history: SourceHistory) -> dict[str, Ref]:
 
 def _refs(coords: Coords, file: Any, offset: Any, nbytes: Any, files: Iterable[str] = (), inline: Sequence[bytes] = ()) -> ChunkRefs:
     """Return references to ``(n, ndim)`` chunks in any order; each column has one value for all, or ``n``."""
-    columns = [np.broadcast_to(np.asarray(one, kind), len(coords)) for one, kind in ((file, "i4"), (offset, "u8"), (nbytes, "u8"))]
-    return ChunkRefs(coords, *columns, list(files), dict(enumerate(inline)))
+    columns = (np.broadcast_to(np.asarray(one, kind), len(coords)) for one, kind in ((file, "i4"), (offset, "u8"), (nbytes, "u8")))
+    file, offset, nbytes = columns
+    return ChunkRefs(coords, file, offset, nbytes, list(files), dict(enumerate(inline)))
 
 
 def _gone(coords: Coords) -> ChunkRefs:

@@ -170,17 +170,13 @@ class SetChecksums(Checksums):
         return self._choice is not None and all(one.are_complete() for one in self._of_storage.values())
 
     def completed(self, objects: Sequence[ReferredObject]) -> list[ReferredObject]:
-        return self._by_storage(objects, self._completed)
-
-    def _completed(self, checksums: StoreChecksums, objects: Sequence[ReferredObject], urls: Sequence[str]) -> list[ReferredObject]:
-        return [one._replace(key=url) for one, url in zip(checksums.completed(objects), urls, strict=True)]
+        found = self._by_storage(objects, StoreChecksums.completed)
+        return [one._replace(key=given.key) for one, given in zip(found, objects, strict=True)]
 
     def of(self, objects: Sequence[ReferredObject]) -> list[Checksum]:
-        return self._by_storage(objects, lambda checksums, some, _: checksums.of(some))
+        return self._by_storage(objects, StoreChecksums.of)
 
-    def _by_storage(
-        self, objects: Sequence[ReferredObject], do: Callable[[StoreChecksums, Sequence[ReferredObject], Sequence[str]], list[T]]
-    ) -> list[T]:
+    def _by_storage(self, objects: Sequence[ReferredObject], do: Callable[[StoreChecksums, Sequence[ReferredObject]], list[T]]) -> list[T]:
         """Return what ``do`` returns for the objects of each storage, in the order of all of them."""
         of_storage: dict[int, list[tuple[int, ReferredObject]]] = {}
         for i, one in enumerate(objects):
@@ -192,7 +188,7 @@ class SetChecksums(Checksums):
             of_storage.setdefault(number, []).append((i, one._replace(key=target.key)))
         found: dict[int, T] = {}
         for number, some in of_storage.items():
-            done = do(self._of_storage[number], [one for _, one in some], [objects[i].key for i, _ in some])
+            done = do(self._of_storage[number], [one for _, one in some])
             found |= {i: value for (i, _), value in zip(some, done, strict=True)}
         return [found[i] for i in range(len(objects))]
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -147,7 +147,7 @@ def write_icechunk(
             raise
     return ReferenceReport(
         source=found.url,
-        target=" ".join(str(repository.storage).split()) if is_ours else "a session of icechunk",
+        target=" ".join(str(cast(Any, repository).storage).split()) if is_ours else "a session of icechunk",
         format="icechunk",
         flavour="v3",
         why="icechunk knows no other",

@@ -36,8 +36,7 @@ from shardstore.opening.address import Address
 from shardstore.opening.chains import text_of
 from shardstore.opening.open import open_storage
 from shardstore.references.choices import base_of
-from shardstore.references.icechunk.blocks import Coords
-from shardstore.references.icechunk.histories import ShownArray, origin_metadata
+from shardstore.references.icechunk.histories import Coords, ShownArray, origin_metadata
 from shardstore.references.icechunk.library import add_containers, credentials_for, library, location_of, place_of, storage_at, translated
 from shardstore.references.icechunk.writing import SnapshotChanges, rewrite_root, storable, write_changes
 from shardstore.snapshots.diffs import Diff, diff

@@ -37,10 +37,10 @@ from shardstore.format.store_keys import join, metadata_key
 from shardstore.model.containers import Lru, batched
 from shardstore.model.ranges import ByteRange
 from shardstore.model.redaction import redacted
-from shardstore.references.icechunk.blocks import Coords
 from shardstore.references.icechunk.histories import (
     INLINE,
     NATIVE,
+    Coords,
     ShownArray,
     SourceChunks,
     SourceHistory,

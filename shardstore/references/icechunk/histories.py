@@ -23,8 +23,11 @@ from shardstore.format.metadata_v3 import ArrayLayout, mentions_sharding, parse_
 from shardstore.format.presentation import present_array
 from shardstore.format.shard_index import ShardIndex
 from shardstore.format.snapshots.manifest import CoordSearch
-from shardstore.references.icechunk.blocks import Coords
+from shardstore.references.icechunk.histories import Coords
 from shardstore.references.icechunk.library import Options, get_bytes, is_major_2, library, place_of, storage_at
+
+Coords = npt.NDArray[np.uint64]
+"""``(n, ndim)`` positions in the grid of an array's chunks."""
 
 NATIVE, VIRTUAL, INLINE = 1, 2, 3
 """The values of ``icechunk.ChunkType``."""

@@ -14,7 +14,7 @@ A reference outside of the repository's virtual chunk containers is only *return
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -28,6 +28,7 @@ from shardstore.format.json_text import JsonObject, NumberText, dumps, loads_obj
 from shardstore.format.metadata_v3 import METADATA_NAME
 from shardstore.format.references.parquet import MISSING, ReferenceRows
 from shardstore.format.store_keys import check_key, groups_above, join
+from shardstore.model.chunks import strides
 from shardstore.model.options import check_flags
 from shardstore.model.redaction import redacted
 from shardstore.opening.open import open_storage
@@ -36,9 +37,7 @@ from shardstore.opening.snapshot_urls import named_snapshot
 from shardstore.progress.shown import reported
 from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, ReferredObject, size_of
 from shardstore.references.choices import Choices, Described, Paths, base_of, check_patterns, chosen, described
-from shardstore.references.icechunk.blocks import Block, Coords, Numbers, SomeChunks, block_of, positions
 from shardstore.references.icechunk.checksums import (
-    Checksum,
     ChecksumChoice,
     Checksums,
     SetChecksums,
@@ -63,6 +62,8 @@ _KEY_ENCODING = {"name": "default", "configuration": {"separator": "/"}}
 _PROTOCOLS = ("file", "s3", "gs", "gcs", "http", "https")
 _REFERENCES_AT_ONCE = 32768
 _BLOCK_REFERENCES = 64  # a call for fewer costs more than to give them one by one, many in a call: 15 µs
+
+Numbers = npt.NDArray[np.int64]
 
 
 def write_icechunk(
@@ -177,9 +178,9 @@ class SnapshotChanges:
     """Arrays that are written with all of their chunks: new ones, or of which the older one is in ``gone``."""
     documents: frozenset[str] = frozenset()
     """Arrays that stay, and get another document."""
-    erased: Mapping[str, Coords] = field(default_factory=dict)
+    erased: Mapping[str, npt.NDArray[np.uint64]] = field(default_factory=dict)
     """Chunks of arrays that stay, ``(n, ndim)``, which are removed."""
-    written: Mapping[str, Coords] = field(default_factory=dict)
+    written: Mapping[str, npt.NDArray[np.uint64]] = field(default_factory=dict)
     """Chunks of arrays that stay, ``(n, ndim)``, which are written."""
 
 
@@ -204,7 +205,7 @@ def write_changes(session: Any, source: KnowsReferences, changes: SnapshotChange
             if array.path in changes.arrays:
                 target.write_array(number, array, array.path)
             elif (coords := changes.written.get(array.path)) is not None:
-                target.write_array(number, SomeChunks(array, coords), array.path)
+                target.write_array(number, _SomeChunks(array, coords), array.path)
     return {"references": tally.references, "copied": tally.inlined, "without_bytes": target.without_bytes, "texts": target.texts}
 
 
@@ -308,6 +309,57 @@ def _location(url: str) -> str:
 
 
 # -- writing -------------------------------------------------------------------------------------------------------------
+
+
+def _block_of(
+    grid: tuple[int, ...], urls: Sequence[str], chunks: Numbers, target: npt.NDArray[np.int32], offsets: Numbers, lengths: Numbers
+) -> tuple[tuple[int, ...], tuple[int, ...], list[str], npt.NDArray[np.uint64]] | None:
+    """Return the smallest block that has these chunks: its first one, its shape, the location of each, empty of a missing one, and the
+    offset and length of each, ``(2, n)``. ``None`` if they fill less than half of it, or the grid has no dimensions.
+
+    ``chunks`` are numbers in C order of the grid, ``(n,)`` as their URLs' numbers, offsets and lengths; there is at least one.
+    """
+    if not grid:
+        return None
+    axes = np.unravel_index(chunks, grid)
+    first = tuple(int(axis.min()) for axis in axes)
+    shape = tuple(int(axis.max()) - start + 1 for axis, start in zip(axes, first, strict=True))
+    if (size := math.prod(shape)) > 2 * len(chunks):
+        return None
+    at = np.ravel_multi_index([axis - start for axis, start in zip(axes, first, strict=True)], shape)
+    locations: npt.NDArray[np.object_] = np.full(size, "", dtype=object)
+    locations[at] = urls[0] if len(urls) == 1 else np.array(urls, dtype=object)[target]
+    columns = np.zeros((2, size), dtype=np.uint64)
+    columns[0, at], columns[1, at] = offsets, lengths
+    return first, shape, locations.tolist(), columns
+
+
+def _positions(grid: tuple[int, ...], chunks: Numbers) -> list[list[int]]:
+    if not grid:
+        return [[] for _ in chunks]
+    found: list[list[int]] = np.stack(np.unravel_index(chunks, grid), axis=-1).tolist() if len(chunks) else []
+    return found
+
+
+class _SomeChunks(ReferencedArray):
+    """An array of which only some chunks are referred to, those at ``coords``."""
+
+    def __init__(self, array: ReferencedArray, coords: npt.NDArray[np.uint64]) -> None:
+        super().__init__(array.path, array.node, array.chunk_grid)
+        self.flavour = array.flavour
+        self._array = array
+        self._numbers = (coords.astype(np.int64) * strides(array.chunk_grid)).sum(axis=1, dtype=np.int64)
+
+    def window(self, start: int, most: int) -> range:
+        return self._array.window(start, most)
+
+    def batches(self, start: int, stop: int) -> Iterator[ReferenceBatch]:
+        for batch in self._array.batches(start, stop):
+            kept = np.flatnonzero(np.isin(batch.chunks, self._numbers))
+            rows = batch.rows
+            inline = {place: rows.inline[row] for place, row in enumerate(kept.tolist()) if row in rows.inline}
+            some = ReferenceRows(rows.targets, rows.target[kept], rows.offset[kept], rows.nbytes[kept], inline, rows.generations)
+            yield ReferenceBatch(batch.chunks[kept], some, batch.objects, batch.checks)
 
 
 def storable(value: Any) -> Any:
@@ -436,8 +488,8 @@ class _SessionWriter:
         self._flush(path)
         if empty:
             self.without_bytes += len(empty)
-            run_sync(self._erase(path, positions(array.chunk_grid, np.array(empty))))  # older ones, of bytes
-            key = _KEYS.encode(tuple(positions(array.chunk_grid, np.array(empty[:1]))[0]))
+            run_sync(self._erase(path, _positions(array.chunk_grid, np.array(empty))))  # older ones, of bytes
+            key = _KEYS.encode(tuple(_positions(array.chunk_grid, np.array(empty[:1]))[0]))
             self.source.left_out[join(path, key)] = (
                 f"{len(empty)} chunks of array {array.path!r} have no bytes, which icechunk does not store and no codec can decode: they "
                 "are read as fill values. This is the first"
@@ -452,7 +504,7 @@ class _SessionWriter:
         return inline
 
     async def _put_chunks(self, path: str, grid: tuple[int, ...], inline: Mapping[int, bytes]) -> None:
-        for coords, data in zip(positions(grid, np.array(list(inline), dtype=np.int64)), inline.values(), strict=True):
+        for coords, data in zip(_positions(grid, np.array(list(inline), dtype=np.int64)), inline.values(), strict=True):
             await self._put(join(path, _KEYS.encode(tuple(coords))), data)
 
     def _refer(self, grid: tuple[int, ...], path: str, batch: ReferenceBatch, kept: Any) -> None:
@@ -465,12 +517,16 @@ class _SessionWriter:
         objects, lengths = self._completed(batch, target, offsets, rows.nbytes[kept])
         checksums = list(map(checksum_of, urls, batch.checks)) if batch.checks else self.checksums.of(objects)
         if is_major_2(self.library) and len(chunks) >= _BLOCK_REFERENCES and all(one == checksums[0] for one in checksums):
-            block = block_of(grid, urls, chunks, target, offsets, lengths)
+            block = _block_of(grid, urls, chunks, target, offsets, lengths)
             if block is not None:
-                self._refer_to_block(path, block, checksums[0])
+                first, shape, locations, columns = block
+                store = self.session.store
+                refused = store.set_virtual_refs_arr(path, shape, locations, *columns, arr_offset=first, checksum=checksums[0])
+                if refused:
+                    raise self._outside(locations[int(np.ravel_multi_index(np.subtract(refused[0], first), shape))])
                 return
         new = self.library.VirtualChunkSpec
-        columns = (positions(grid, chunks), target.tolist(), offsets.tolist(), lengths.tolist())
+        columns = (_positions(grid, chunks), target.tolist(), offsets.tolist(), lengths.tolist())
         versions = [(one, None) if isinstance(one, str) else (None, one) for one in checksums]  # ETag, time of modification
         self._waiting += [new(c, urls[t], o, n, *versions[t]) for c, t, o, n in zip(*columns, strict=True)]
         if len(self._waiting) >= _REFERENCES_AT_ONCE:
@@ -487,13 +543,6 @@ class _SessionWriter:
             sizes = np.array([one.nbytes for one in objects], dtype=np.int64)
             lengths = np.where(whole, sizes[target], lengths)
         return objects, lengths
-
-    def _refer_to_block(self, path: str, block: Block, checksum: Checksum) -> None:
-        refused = self.session.store.set_virtual_refs_arr(
-            path, block.shape, block.locations, block.offsets, block.lengths, arr_offset=block.first, checksum=checksum
-        )
-        if refused:
-            raise self._outside(block.location_at(refused[0]))
 
     def _flush(self, path: str) -> None:
         some, self._waiting = self._waiting, []

@@ -15,7 +15,6 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -39,21 +38,6 @@ _ASKED = 4
 
 class _AnswerLost(StorageError):
     """The answer to the end of a transaction did not come."""
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    """The end of a transaction."""
-
-    outcome: bool
-    """True: the row was changed."""
-    lost: StorageError | None
-    """The answer that was lost, if any was: an earlier transaction may have changed the row."""
-    is_unknown: bool = False
-    """True: every answer was lost."""
-
-    def unknown(self) -> WriteOutcomeUnknown:
-        return WriteOutcomeUnknown(f"{self.lost}. It may yet be carried out: look at the store again, or ask for the same again")
 
 
 class SQLCatalog:
@@ -134,28 +118,24 @@ class SQLCatalog:
 
     async def swap(self, name: str, before: Pointer | None, after: Pointer) -> Pointer:
         check_store_name(name)
-        end = await self._ended(lambda connection: self._swapped(connection, name, before, after), False, makes=before is None)
-        if end.outcome:
-            return after
-        now = await self._now(name, end)
-        if now == after:
-            return after
-        if now == before and end.is_unknown:
-            raise end.unknown()
-        raise moved(name, self.url, now) from end.lost
+        await self._change(
+            name,
+            before,
+            lambda connection: self._swapped(connection, name, before, after),
+            lambda now, _: now == after,
+            makes=before is None,
+        )
+        return after
 
     async def delete(self, name: str, before: Pointer) -> None:
         table = self._table
         where = (table.c.catalog == self._catalog) & (table.c.name == check_store_name(name)) & (table.c.location == before.location)
-        end = await self._ended(lambda connection: connection.execute(table.delete().where(where)).rowcount == 1, False)
-        if end.outcome:
-            return
-        now = await self._now(name, end)
-        if end.lost is not None and is_gone(now, before):
-            return
-        if now == before and end.is_unknown:
-            raise end.unknown()
-        raise moved(name, self.url, now) from end.lost
+        await self._change(
+            name,
+            before,
+            lambda connection: connection.execute(table.delete().where(where)).rowcount == 1,
+            lambda now, is_lost: is_lost and is_gone(now, before),
+        )
 
     async def list(self) -> AsyncIterator[str]:
         table = self._table
@@ -212,37 +192,49 @@ class SQLCatalog:
         self._known.add(os.getpid())
         return True
 
-    async def _ended(self, statement: Callable[[sa.Connection], bool], without: bool, *, makes: bool = False) -> _End:
-        """Carry out a statement that changes a row, as ``_do`` does; and again, where the answer to the end of the transaction was lost.
+    async def _change(
+        self,
+        name: str,
+        before: Pointer | None,
+        statement: Callable[[sa.Connection], bool],
+        is_done: Callable[[Pointer | None, bool], bool],
+        *,
+        makes: bool = False,
+    ) -> None:
+        """Carry out a statement that changes the row of a store, as ``_do`` does; and again, where the answer to the end of the transaction
+        was lost.
 
         The statement waits in the database until that transaction has ended, since both change the same row: then it changes the row, or
-        finds that it was changed. If it is not answered either, the outcome is unknown.
-
-        Raises:
-            StorageError: the database fails, and nothing was changed.
+        finds that it was changed: ``is_done`` says so, by the pointer that is there and whether an answer was lost. If it is not answered
+        either, the outcome is unknown. Raises as ``Catalog.swap``, and ``StorageError`` if the database fails, and nothing was changed.
         """
         lost: StorageError | None = None
+        is_unknown = True  # every answer was lost
         for asked in range(_ASKED):
             if asked:
                 await lost_answers.wait_to_resend(asked)
             try:
-                return _End(await self._do(statement, without, makes=makes, is_bounded=lost is not None), lost)
+                if await self._do(statement, False, makes=makes, is_bounded=lost is not None):
+                    return
+                is_unknown = False
+                break
             except _AnswerLost as exc:
                 lost = exc
             except StorageError as exc:
                 if lost is None:
                     raise
                 lost = exc
-        return _End(False, lost, is_unknown=True)
-
-    async def _now(self, name: str, end: _End) -> Pointer | None:
-        """Return the pointer that is there after a statement has changed no row. Raises ``WriteOutcomeUnknown`` if it cannot be read."""
         try:
-            return await self.get(name)
+            now = await self.get(name)
         except StorageError as exc:
-            if end.lost is None:
+            if lost is None:
                 raise
-            raise WriteOutcomeUnknown(f"the answer of {self.url} was lost, and it cannot be asked what it has: {exc}. {end.lost}") from exc
+            raise WriteOutcomeUnknown(f"the answer of {self.url} was lost, and it cannot be asked what it has: {exc}. {lost}") from exc
+        if is_done(now, lost is not None):
+            return
+        if now == before and is_unknown:
+            raise WriteOutcomeUnknown(f"{lost}. It may yet be carried out: look at the store again, or ask for the same again")
+        raise moved(name, self.url, now) from lost
 
     async def _do(self, statement: Callable[[sa.Connection], T], without: T, *, makes: bool = False, is_bounded: bool = False) -> T:
         """Carry out a statement in a transaction of its own, in a thread. Where there is no table, one is made, or ``without`` returned.

@@ -171,13 +171,9 @@ class _BranchHierarchy(NewHierarchy):
         self.files = store.files.given
         limits = EngineOptions().read_limits(self.files.kind)
         self.storage = SessionStorage(self._staged, place.below(place.path).url, limits, VirtualFiles(self.files), None, store.state)
-        self.takes_place_of = self._there()
-
-    def _there(self) -> str | None:
-        there = list(self._session.nodes_below(self._path).values())
-        if not there or (len(there) == 1 and not there[0].is_array and not there[0].columns.attributes and there[0].attributes is None):
-            return None
-        return "1 node" if len(there) == 1 else f"{len(there)} nodes"
+        there = list(session.nodes_below(place.path).values())
+        is_empty = not there or (len(there) == 1 and not there[0].is_array and not there[0].columns.attributes and not there[0].attributes)
+        self.takes_place_of = None if is_empty else "1 node" if len(there) == 1 else f"{len(there)} nodes"
 
     async def commit(self, message: str) -> str:
         replaces = self.takes_place_of is not None

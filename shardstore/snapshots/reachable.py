@@ -30,7 +30,7 @@ from shardstore.format.snapshots.file_names import (
 )
 from shardstore.format.snapshots.state import Snapshot
 from shardstore.format.snapshots.structure import ManifestFile, Structure
-from shardstore.model.containers import batched
+from shardstore.model.containers import batched, gathered
 from shardstore.progress.steps import Step
 from shardstore.snapshots.files import StoreFiles
 from shardstore.storage.base import Storage
@@ -141,27 +141,16 @@ class FolderListing:
 
 async def list_files(storage: Storage, folder: str, say: Progress) -> FolderListing:
     """Return the files in one of the ``FOLDERS``."""
-    names: list[npt.NDArray[np.bytes_]] = []
-    sizes: list[npt.NDArray[np.int64]] = []
-    piece: list[tuple[str, int]] = []
+    kind = np.bytes_ if folder == STATES else ID_NAMES
+    names, sizes = [np.zeros(0, dtype=kind)], [np.zeros(0, dtype=np.int64)]
     unknown = total = 0
-
-    def put() -> None:
-        names.append(np.array([name for name, _ in piece], dtype=np.bytes_ if folder == STATES else ID_NAMES))
-        sizes.append(np.array([nbytes for _, nbytes in piece], dtype=np.int64))
-        piece.clear()
-
-    async for info in storage.list(folder):
-        name = info.key[len(folder) :]
-        total += 1
-        if not is_own_name(folder, name):
-            unknown += 1
-            continue
-        piece.append((name, info.nbytes))
+    async for piece in gathered(storage.list(folder), _NAMES_A_PIECE):
+        own = [info for info in piece if is_own_name(folder, info.key[len(folder) :])]
+        names.append(np.array([info.key[len(folder) :] for info in own], dtype=kind))
+        sizes.append(np.array([info.nbytes for info in own], dtype=np.int64))
+        total, unknown = total + len(piece), unknown + len(piece) - len(own)
         if len(piece) == _NAMES_A_PIECE:
-            put()
             say(f"listing {folder}", total, None)
-    put()
     found, nbytes = np.concatenate(names), np.concatenate(sizes)
     order = np.argsort(found)
     return FolderListing(found[order], nbytes[order], unknown)

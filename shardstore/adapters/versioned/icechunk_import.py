@@ -313,14 +313,9 @@ class _Import:
 
     def _urls(self, chunks: SourceChunks, rows: npt.NDArray[np.intp]) -> list[str]:
         """Return the URLs of chunks in these rows. Raises ``InvalidInput`` if one is below no authorised prefix."""
-        found: list[str] = []
-        known: dict[tuple[int, str], str] = {}
-        for kind, path in zip(chunks.kinds[rows].tolist(), chunks.paths[rows].tolist(), strict=True):
-            url = known.get((kind, path))
-            if url is None:
-                url = known[kind, path] = self._url(kind, path)
-            found.append(url)
-        return found
+        places = list(zip(chunks.kinds[rows].tolist(), chunks.paths[rows].tolist(), strict=True))
+        urls = {place: self._url(*place) for place in dict.fromkeys(places)}
+        return [urls[place] for place in places]
 
     def _url(self, kind: int, path: str) -> str:
         if kind == NATIVE:

@@ -207,14 +207,11 @@ async def chunks_of(store: Any, path: str, ndim: int) -> SourceChunks:
         inline |= {len(paths) + row: bytes(data) for row, data in batch[5].items()}
         paths += batch[2]
     n = len(paths)
-    coords = np.concatenate(
-        [np.zeros((0, ndim), dtype=np.uint64), *(np.asarray(one[0], np.uint64).reshape(-1, ndim) for one in batches if ndim)]
-    )
-    if not ndim:
-        coords = np.zeros((n, 0), dtype=np.uint64)
+    coords = np.zeros((n, 0), dtype=np.uint64)
+    if ndim:
+        coords = np.concatenate([coords.reshape(0, ndim), *(np.asarray(one[0], np.uint64).reshape(-1, ndim) for one in batches)])
     kinds = np.concatenate([np.zeros(0, dtype=np.uint8), *(one[1] for one in batches)])
-    offsets = np.concatenate([np.zeros(0, dtype=np.uint64), *(one[3] for one in batches)])
-    lengths = np.concatenate([np.zeros(0, dtype=np.uint64), *(one[4] for one in batches)])
+    offsets, lengths = (np.concatenate([np.zeros(0, dtype=np.uint64), *(one[at] for one in batches)]) for at in (3, 4))
     order = np.lexsort(coords.T[::-1]) if ndim else np.arange(n)
     ordered = {place: inline[row] for place, row in enumerate(order.tolist()) if row in inline} if inline else {}
     return SourceChunks(coords[order], kinds[order], np.array(paths, dtype=object)[order], offsets[order], lengths[order], ordered)

@@ -526,9 +526,9 @@ class _SessionWriter:
                     raise self._outside(locations[int(np.ravel_multi_index(np.subtract(refused[0], first), shape))])
                 return
         new = self.library.VirtualChunkSpec
-        columns = (_positions(grid, chunks), target.tolist(), offsets.tolist(), lengths.tolist())
+        fields = (_positions(grid, chunks), target.tolist(), offsets.tolist(), lengths.tolist())
         versions = [(one, None) if isinstance(one, str) else (None, one) for one in checksums]  # ETag, time of modification
-        self._waiting += [new(c, urls[t], o, n, *versions[t]) for c, t, o, n in zip(*columns, strict=True)]
+        self._waiting += [new(c, urls[t], o, n, *versions[t]) for c, t, o, n in zip(*fields, strict=True)]
         if len(self._waiting) >= _REFERENCES_AT_ONCE:
             self._flush(path)
 

@@ -21,15 +21,20 @@ from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.maintenance.cluster import ExecutorLike
 from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY, Execution, Part, SharedStorage
 from shardstore.maintenance.pins import Pin, Pins, is_held
-from shardstore.maintenance.shard_content import Damage, StoredShard, check_layout, current, dead_nbytes, look_at
-from shardstore.maintenance.shard_work import (
+from shardstore.maintenance.shards import (
     MOST_FAILED,
+    Damage,
     FailedShard,
     FirstItems,
     LookTask,
     ShardRun,
+    StoredShard,
     can_delete_emptied,
     check_can_swap,
+    check_layout,
+    current,
+    dead_nbytes,
+    look_at,
     shard_step,
 )
 from shardstore.model.options import check_flags
@@ -145,19 +150,15 @@ class Compacted:
 
 
 def look(task: LookTask, bound: Bound) -> Looked:
-    return run_sync(_look(task, bound))
-
-
-async def _look(task: LookTask, bound: Bound) -> Looked:
     engine = Engine(task.place.storage)
     loose: list[Loose] = []
     damaged: list[Damage] = []
     all_dead = 0
-    for shard, seen in zip(task.shards, await look_at(engine, task.shards), strict=True):
+    for shard, seen in zip(task.objects, run_sync(look_at(engine, task.objects)), strict=True):
         if seen is None:
             continue
         if isinstance(seen.index, Corruption) or _what_is_wrong(seen.index, seen.nbytes):
-            await check_layout(engine, shard)
+            run_sync(check_layout(engine, shard))
             damaged.append(Damage(shard.path, shard.key, _what_is_wrong(seen.index, seen.nbytes)))
             continue
         dead = dead_nbytes(shard.layout.index_format, seen.index, seen.nbytes)
@@ -177,16 +178,12 @@ def _what_is_wrong(index: ShardIndex | Corruption, object_nbytes: int) -> str:
 
 
 def compact_shard(task: CompactTask) -> Compacted:
-    return run_sync(_compact_shard(task))
-
-
-async def _compact_shard(task: CompactTask) -> Compacted:
     options = EngineOptions(
         chunk_order=task.order, commit_attempts=_ATTEMPTS, copy_window_bytes=task.window_bytes, max_memory=task.window_bytes
     )
     engine = Engine(task.place.storage, options)
-    can_delete = can_delete_emptied(await engine.storage.probe())
-    shard = await current(engine, task.shard)
+    can_delete = can_delete_emptied(run_sync(engine.storage.probe()))
+    shard = run_sync(current(engine, task.shard))
     if shard is None:
         return Compacted("kept")
     outcome = Compacted("kept")
@@ -197,7 +194,7 @@ async def _compact_shard(task: CompactTask) -> Compacted:
         return plan
 
     try:
-        await engine.committer.rewrite(shard, decide)
+        run_sync(engine.committer.rewrite(shard, decide))
     except (StaleLayout, NotFound):
         return Compacted("kept")
     except Corruption as exc:
@@ -289,7 +286,6 @@ def compact(
         run = _Compaction(place, bound, held, order, execution, say)
         if not dry_run:
             run_sync(check_can_swap(run.engine.storage, exclusive))
-        run.resolve_pins()
         run.look(path)
         if dry_run:
             run.count_what_would_be()
@@ -319,10 +315,8 @@ class _Compaction(ShardRun):
         self._pinned: list[str] = []
         self._damaged: list[Damage] = []
 
-    def resolve_pins(self) -> None:
-        self._pins = run_sync(self._pins.resolved(self.engine))
-
     def look(self, path: str) -> None:
+        self._pins = run_sync(self._pins.resolved(self.engine))
         self.look_at_all(path, partial(look, bound=self._bound), self._looked)
 
     def _looked(self, found: Looked) -> None:

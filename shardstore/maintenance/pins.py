@@ -14,7 +14,7 @@ from operator import floordiv, lt
 from shardstore.engine.engine import Engine
 from shardstore.errors import Conflict, InvalidInput
 from shardstore.format.store_keys import check_key, join
-from shardstore.maintenance.survey.nodes import NodeRecord, SurveyedNodes
+from shardstore.maintenance.nodes import NodeRecord, SurveyedNodes
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.containers import batched
 from shardstore.model.words import some_of

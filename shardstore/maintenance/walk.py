@@ -14,10 +14,8 @@ from shardstore.engine.metadata.hierarchy import Node
 from shardstore.format.json_text import JsonObject
 from shardstore.format.store_keys import ancestors, check_prefix, metadata_path
 from shardstore.format.v2.keys import document_key, is_document
-from shardstore.maintenance.array_plans import ArrayPlan, plan_array
-from shardstore.maintenance.object_tasks import one_by_one, pages
-from shardstore.maintenance.survey.nodes import SurveyedNodes
-from shardstore.maintenance.v2_nodes import V2Nodes
+from shardstore.maintenance.execution import one_by_one, pages
+from shardstore.maintenance.nodes import ArrayPlan, SurveyedNodes, V2Nodes, plan_array
 from shardstore.model.chunks import ChunkCoords
 from shardstore.storage.base import ObjectInfo
 from shardstore.storage.local.directory import LocalFiles

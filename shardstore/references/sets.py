@@ -23,7 +23,7 @@ from shardstore.format.metadata_v3 import is_array, parse_plain
 from shardstore.format.references.documents import NodeDocuments
 from shardstore.format.references.parquet import MISSING, MOST_CHUNKS, ReferenceRows
 from shardstore.format.references.pins import PinnedObject, PinSection, object_url
-from shardstore.maintenance.array_plans import plan_v2_array
+from shardstore.maintenance.nodes import plan_v2_array
 from shardstore.maintenance.pins import is_held
 from shardstore.model.chunks import strides
 from shardstore.model.redaction import redacted

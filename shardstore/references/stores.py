@@ -30,7 +30,7 @@ from shardstore.format.references.pins import PinnedObject
 from shardstore.format.shard_index import IndexFormat
 from shardstore.format.store_keys import join
 from shardstore.format.v2.keys import document_key
-from shardstore.maintenance.array_plans import ArrayPlan, plan_v2_array
+from shardstore.maintenance.nodes import ArrayPlan, plan_v2_array
 from shardstore.maintenance.walk import Walk
 from shardstore.model.chunks import strides
 from shardstore.model.coalescing import UPKEEP_LIMITS, coalesce_all

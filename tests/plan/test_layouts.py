@@ -8,7 +8,7 @@ from math import prod
 import pytest
 
 from shardstore.engine.options import EngineOptions
-from shardstore.plan.advice import ArrayFacts, advise, evaluate, parse_access
+from shardstore.maintenance.advice import ArrayFacts, advise, evaluate, parse_access
 from shardstore.plan.policy import ArrayInfo, automatic
 
 

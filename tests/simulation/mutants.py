@@ -272,7 +272,7 @@ MUTANTS = (
     ),
     Mutant(
         "compaction: shards are removed where DELETE has no conditions",
-        "shardstore.maintenance.shard_work",
+        "shardstore.maintenance.shards",
         "return capabilities.conditional_delete or not capabilities.compare_and_swap",
         "return True",
         "weak",

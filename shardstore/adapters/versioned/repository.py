@@ -31,7 +31,7 @@ from shardstore.snapshots.versioned_store import COMMIT_TRIES, CommitRequest, Cu
 if TYPE_CHECKING:
     from shardstore.adapters.versioned.icechunk_export import IcechunkExport
     from shardstore.adapters.zarr.store import ShardedStore
-    from shardstore.maintenance.packing.report import PackReport
+    from shardstore.maintenance.packing.run import PackReport
     from shardstore.maintenance.pins import Pin
     from shardstore.references.choices import Paths
 

@@ -21,7 +21,7 @@ from shardstore.apps.cli.output import complain
 from shardstore.errors import InvalidInput, StorageError, Unsupported
 from shardstore.maintenance.cluster import ExecutorLike
 from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY, MAX_MEMORY, PART, RETRIES, WORKERS
-from shardstore.maintenance.shard_work import FailedShard, FirstItems
+from shardstore.maintenance.shards import FailedShard, FirstItems
 from shardstore.model.options import option
 from shardstore.model.words import plural
 

@@ -25,8 +25,7 @@ from shardstore.apps.cli.progress import progress_bar
 from shardstore.apps.reports.facts import store_document
 from shardstore.apps.reports.words import abilities, array_rows, no_v3, presented_as, stored_as, writers
 from shardstore.errors import InvalidInput, NotFound
-from shardstore.maintenance.survey.run import ArraySurvey, Survey, survey
-from shardstore.maintenance.survey.storage import StorageFacts, Stored, storage_facts
+from shardstore.maintenance.survey.run import ArraySurvey, StorageFacts, Stored, Survey, storage_facts, survey
 from shardstore.model.words import plural, shape, size
 
 _PACKAGES = (

@@ -17,7 +17,7 @@ from shardstore.apps.cli.held import HeldOptions
 from shardstore.apps.cli.output import complain, print_json, show
 from shardstore.errors import Incomplete, InvalidInput
 from shardstore.maintenance.packing.pack import PackOptions, pack, reshard, unpack
-from shardstore.maintenance.packing.report import PackReport, packing_step
+from shardstore.maintenance.packing.run import PackReport, packing_step
 from shardstore.model.words import count, plural, shape, size
 from shardstore.progress.shown import step_bar
 from shardstore.progress.steps import Progress

@@ -17,11 +17,9 @@ from shardstore.apps.reports.rules import Advice, PlaceOf, advice_on_array, advi
 from shardstore.apps.reports.verified import State, Verified
 from shardstore.apps.reports.words import PRESENTABLE
 from shardstore.maintenance.advice import Access
-from shardstore.maintenance.density import Density
-from shardstore.maintenance.shard_content import Damage
-from shardstore.maintenance.survey.occupancy import ArrayOccupancy, Extreme, Occupancy
-from shardstore.maintenance.survey.run import ArraySurvey, Survey
-from shardstore.maintenance.survey.storage import StorageFacts
+from shardstore.maintenance.density import ArrayOccupancy, Density, Extreme, Occupancy
+from shardstore.maintenance.shards import Damage
+from shardstore.maintenance.survey.run import ArraySurvey, StorageFacts, Survey
 from shardstore.model.words import is_utf8
 
 PICTURE_SIDE = 512

@@ -20,8 +20,7 @@ from shardstore.apps.reports.verified import Verified
 from shardstore.apps.reports.words import array_rows, no_v3, writers
 from shardstore.errors import InvalidInput, NotFound, Unsupported
 from shardstore.maintenance.advice import parse_access
-from shardstore.maintenance.survey.run import glance, survey
-from shardstore.maintenance.survey.storage import storage_facts
+from shardstore.maintenance.survey.run import glance, storage_facts, survey
 from shardstore.maintenance.verify.run import VerifyReport
 from shardstore.model.options import check_flags
 from shardstore.model.words import plural, shape

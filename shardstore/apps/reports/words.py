@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shardstore.maintenance.survey.run import ArraySurvey, Survey, Usage
-from shardstore.maintenance.survey.storage import Stored
+from shardstore.maintenance.survey.run import ArraySurvey, Stored, Survey, Usage
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.words import count, plural, shape, size
 

@@ -12,8 +12,7 @@ from shardstore.apps.reports.facts import Facts, facts_of, occupancy_of_report
 from shardstore.apps.reports.page import Serving, page, policy
 from shardstore.apps.server.buckets import Served
 from shardstore.apps.server.values import Headers
-from shardstore.maintenance.survey.run import glance, survey
-from shardstore.maintenance.survey.storage import storage_facts
+from shardstore.maintenance.survey.run import glance, storage_facts, survey
 from shardstore.model.words import plural
 
 _GLANCE_SECONDS = 2.0

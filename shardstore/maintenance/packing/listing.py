@@ -1,4 +1,4 @@
-"""List a hierarchy once: its documents, and its objects by array.
+"""List a hierarchy once: its documents, and its objects by array, as numbers of 24 bytes per object, whatever their keys.
 
 Zarr v3, the 2022 draft and Zarr v2 are distinguished by their documents; a hierarchy of the draft appears as final Zarr v3
 (``DraftStorage``). A key is a chunk's, or a shard's, only if an array's document says so, so documents are read as soon as they are
@@ -9,23 +9,31 @@ comes before digits. Keys that still come before their documents wait until the 
 from __future__ import annotations
 
 import re
+from array import array as numbers
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
 from typing import NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from shardstore.errors import Corruption, InvalidInput, ShardStoreError
 from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import METADATA_NAME, encoded_chunk_nbytes, is_array, is_group, parse_layout, parse_plain
 from shardstore.format.presentation import present_array
+from shardstore.format.shard_index import IndexFormat
 from shardstore.format.store_keys import ancestors, groups_above, join, metadata_key, metadata_path
 from shardstore.format.v2.documents import array_from_v2, group_from_v2
 from shardstore.format.v2.kept import Kept, with_attributes
 from shardstore.format.v2.keys import ARRAY_NAME, ATTRIBUTES_NAME, CONSOLIDATED_NAME, DOCUMENT_NAMES, GROUP_NAME
-from shardstore.maintenance.object_tasks import pages
-from shardstore.maintenance.packing.object_table import ObjectLayout, ObjectTable, version_digest
+from shardstore.maintenance.execution import pages
+from shardstore.model.chunks import ChunkCoords
 from shardstore.model.containers import batched
+from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import (
     UNKNOWN_NBYTES,
@@ -39,6 +47,113 @@ from shardstore.storage.base import (
     unless_failed,
 )
 from shardstore.tasks import gather_all
+
+_MOST_OBJECTS = 2**62  # so that numbers of objects fit into int64
+
+
+@dataclass(frozen=True)
+class ObjectLayout:
+    """The layout of an array's chunks in its objects.
+
+    An object holds a block of ``chunks_per_object`` chunks, from the origin: all ones, and ``index_format`` ``None``, where each chunk is
+    an object. An object's *number* is its position in ``object_grid``, in row-major (C) order.
+    """
+
+    key_encoding: ChunkKeyEncoding
+    chunk_grid: tuple[int, ...]
+    """The number of chunks along each dimension that hold elements of the array."""
+    index_format: IndexFormat | None = None
+
+    @property
+    def ndim(self) -> int:
+        return len(self.chunk_grid)
+
+    @property
+    def chunks_per_object(self) -> tuple[int, ...]:
+        return (1,) * self.ndim if self.index_format is None else self.index_format.chunks_per_shard
+
+    @cached_property
+    def object_grid(self) -> tuple[int, ...]:
+        return tuple(-(-n // per_object) for n, per_object in zip(self.chunk_grid, self.chunks_per_object, strict=True))
+
+    def number_of(self, coords: ChunkCoords) -> int | None:
+        """Return the number of the object at ``coords`` of the object grid, or ``None`` if that is outside of it."""
+        number = 0
+        for c, n in zip(coords, self.object_grid, strict=True):
+            if c >= n:
+                return None
+            number = number * n + c
+        return number
+
+    def has_key(self, key: str) -> bool:
+        """Return whether a key, relative to the array, is that of an object in its grid."""
+        coords = self.key_encoding.decode(key, self.ndim)
+        return coords is not None and self.number_of(coords) is not None
+
+    def coords_of(self, number: int) -> ChunkCoords:
+        """Return the coordinates of an object's number; the inverse of ``number_of``."""
+        return tuple(int(c) for c in np.unravel_index(number, self.object_grid)) if self.ndim else ()
+
+    def key(self, number: int) -> str:
+        """Return the object's key, relative to the array."""
+        return self.key_encoding.encode(self.coords_of(number))
+
+    def keys(self, numbers: npt.NDArray[np.int64]) -> list[str]:
+        """Return the keys of many objects, relative to the array."""
+        if not self.ndim:
+            return [self.key_encoding.encode(()) for _ in range(len(numbers))]
+        return self.key_encoding.encode_all([axis.tolist() for axis in np.unravel_index(numbers, self.object_grid)])
+
+    def check(self, path: str) -> None:
+        """Raise ``InvalidInput`` if the array has more objects than can be numbered."""
+        if prod(self.object_grid) >= _MOST_OBJECTS:
+            raise InvalidInput(f"array {path!r} has a grid of {self.object_grid} objects, which is too large to be packed")
+
+
+def version_digest(generation: Generation | None) -> int:
+    """Return ``Generation.digest`` of a version; 0 if the storage's listing gives none."""
+    return 0 if generation is None else generation.digest
+
+
+ROW = np.dtype([("number", "<i8"), ("nbytes", "<i8"), ("version", "<u8")])
+"""One object: its number, its size in bytes, and ``version_digest``."""
+
+Rows = npt.NDArray[np.void]
+"""Rows of a table: ``(n,)`` of ``ROW``."""
+
+
+class ObjectTable:
+    """A table of objects that are being listed."""
+
+    __slots__ = ("_nbytes", "_numbers", "_versions")
+
+    def __init__(self) -> None:
+        self._numbers = numbers("q")
+        self._nbytes = numbers("q")
+        self._versions = numbers("Q")
+
+    def add(self, number: int, nbytes: int, version: int) -> None:
+        self._numbers.append(number)
+        self._nbytes.append(nbytes)
+        self._versions.append(version)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def rows(self) -> Rows:
+        """Return all objects by number; the last one counts if one was listed twice."""
+        rows = np.empty(len(self), dtype=ROW)
+        for name, column in (("number", self._numbers), ("nbytes", self._nbytes), ("version", self._versions)):
+            rows[name] = column
+        rows = rows[np.argsort(rows["number"], kind="stable")]
+        if len(rows) > 1:
+            is_last = np.append(rows["number"][1:] != rows["number"][:-1], True)
+            rows = rows[is_last]
+        return rows
+
+
+# -- the source ---------------------------------------------------------------------------------------------------------
+
 
 T = TypeVar("T")
 

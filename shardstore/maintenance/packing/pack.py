@@ -3,30 +3,52 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypedDict, Unpack
 
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.mapping import FSMap
+from fsspec.spec import AbstractFileSystem
+
 from shardstore._sync import run_sync
-from shardstore.errors import InvalidInput
+from shardstore.engine.engine import Engine
+from shardstore.errors import Conflict, InvalidInput
 from shardstore.format.shard_index import IndexLocation
 from shardstore.format.snapshots.state import check_said
 from shardstore.maintenance.cluster import ExecutorLike
-from shardstore.maintenance.execution import MAX_MEMORY, PART, RETRIES, WHOLE, WORKERS, Execution, Part
-from shardstore.maintenance.packing.places import open_branch, open_places
+from shardstore.maintenance.execution import MAX_MEMORY, PART, RETRIES, WHOLE, WORKERS, Execution, Part, SharedStorage
 from shardstore.maintenance.packing.plan import look
-from shardstore.maintenance.packing.report import PackReport, packing_step, raise_if_incomplete, report
-from shardstore.maintenance.packing.run import carry_out
+from shardstore.maintenance.packing.record import INSIDE, SUFFIX, Record
+from shardstore.maintenance.packing.run import PackReport, carry_out, packing_step, raise_if_incomplete, report
+from shardstore.maintenance.packing.target import Places
 from shardstore.maintenance.packing.translation import Mode, TargetForm
 from shardstore.maintenance.pins import Pin, check_none_held
 from shardstore.model.options import check_flags, option
 from shardstore.model.redaction import redacted
-from shardstore.opening.options import options_of_another
+from shardstore.opening.address import Address
+from shardstore.opening.chains import text_of
+from shardstore.opening.location import Location, location_of, why_not_apart
+from shardstore.opening.made_versions import options_of_new, with_versions
+from shardstore.opening.open import open_storage
+from shardstore.opening.options import options_of_another, protocol_of
+from shardstore.opening.snapshot_place import SnapshotPlace
 from shardstore.opening.snapshot_urls import named_snapshot, refuse_to_change
 from shardstore.plan.commits import ChunkOrder
 from shardstore.plan.policy import ShardingPolicy
+from shardstore.presented.view import View
 from shardstore.progress.shown import reported
 from shardstore.progress.steps import Progress
+from shardstore.storage.abilities import RestrictsKeys
+from shardstore.storage.base import Storage
+from shardstore.storage.boundaries import check_own
+from shardstore.storage.generic.storage import GenericStorage
+from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.mapping import MappingStorage
+from shardstore.storage.wrappers import CheckedStorage
+from shardstore.stored.detect import DetectedStorage
+from shardstore.stored.draft2022.storage import DraftStorage
 
 DEFAULT_MAX_MEMORY = 160 << 20
 _LEAST_MEMORY = 16 << 20
@@ -200,7 +222,7 @@ def pack(
 
     Specification: Zarr v3, sharding codec 1.0; the bytes of inner chunks are those of the source.
     """
-    return _run("pack", source, target, chunks_per_shard, executor, progress, options)
+    return _pack("pack", source, target, chunks_per_shard, executor, progress, options)
 
 
 def reshard(
@@ -213,7 +235,7 @@ def reshard(
     **options: Unpack[PackKeywords],
 ) -> PackReport:
     """Move sharded arrays into other shards, as ``pack`` does, the inner chunks unchanged. Arrays that are not sharded stay so."""
-    return _run("reshard", source, target, chunks_per_shard, executor, progress, options)
+    return _pack("reshard", source, target, chunks_per_shard, executor, progress, options)
 
 
 def unpack(
@@ -225,10 +247,10 @@ def unpack(
     **options: Unpack[PackKeywords],
 ) -> PackReport:
     """Move all chunks out of shards, as ``pack`` moves them in: every chunk becomes an object, and no array is sharded."""
-    return _run("unpack", source, target, None, executor, progress, options)
+    return _pack("unpack", source, target, None, executor, progress, options)
 
 
-def _run(
+def _pack(
     mode: Mode,
     source: Any,
     target: Any,
@@ -238,82 +260,50 @@ def _run(
     given: PackKeywords,
 ) -> PackReport:
     with reported(progress, packing_step) as say:
-        return _pack(mode, source, target, policy, executor, say, _options(given))
-
-
-def _pack(
-    mode: Mode,
-    source: Any,
-    target: Any,
-    policy: ShardingPolicy,
-    executor: ExecutorLike | None,
-    progress: Callable[[Progress], None],
-    options: PackOptions,
-) -> PackReport:
-    target_options = options_of_another(target, options.target_options, source, options.storage_options)
-    place = run_sync(named_snapshot(target, target_options))
-    if place is not None and mode != "pack":
-        refuse_to_change(place, "packing into")
-    if place is not None:
-        _check_for_branch(options, executor, target)
-    elif options.message is not None:
-        raise InvalidInput(f"message is for a commit to a branch of a versioned store, such as URL@main, and {target!r} is none")
-    wanted = TargetForm(
-        mode=mode if place is None else "unpack",  # versioned stores gather chunks into shards by themselves
-        policy=policy if place is None else None,
-        as_draft=options.stored == "transformer",
-        index_location=options.index_location,
-        index_checksum=options.index_checksum and options.stored == "codec",
-        chunk_checksums=options.chunk_checksums,
-        ome=options.ome,
-        include=_patterns("include", options.include),
-        exclude=_patterns("exclude", options.exclude),
-    )
-    execution = Execution(executor, options.workers, options.retries, options.as_part)
-    if place is not None:
-        places = open_branch(
-            source,
-            place,
-            policy=policy,
+        options = _options(given)
+        target_options = options_of_another(target, options.target_options, source, options.storage_options)
+        place = run_sync(named_snapshot(target, target_options))
+        if place is not None and mode != "pack":
+            refuse_to_change(place, "packing into")
+        if place is not None:
+            _check_for_branch(options, executor, target)
+        elif options.message is not None:
+            raise InvalidInput(f"message is for a commit to a branch of a versioned store, such as URL@main, and {target!r} is none")
+        wanted = TargetForm(
+            mode=mode if place is None else "unpack",  # versioned stores gather chunks into shards by themselves
+            policy=policy if place is None else None,
+            as_draft=options.stored == "transformer",
+            index_location=options.index_location,
+            index_checksum=options.index_checksum and options.stored == "codec",
+            chunk_checksums=options.chunk_checksums,
+            ome=options.ome,
+            include=_patterns("include", options.include),
+            exclude=_patterns("exclude", options.exclude),
+        )
+        execution = Execution(executor, options.workers, options.retries, options.as_part)
+        places = _open_places(source, target, options, target_options) if place is None else _open_branch(source, place, policy, options)
+        if options.pins:
+            run_sync(check_none_held(places.stored_target, options.pins))
+        overwrite = options.overwrite and places.hierarchy is None  # there it is next to what is there, until the commit
+        plan = look(
+            places,
+            wanted,
+            execution,
+            order=options.chunk_order,
             max_memory=options.max_memory,
-            storage_options=options.storage_options,
-            lost_transformers=options.lost_transformers,
-            overwrite=options.overwrite,
+            overwrite=overwrite,
+            dry_run=options.dry_run,
+            progress=say,
         )
-    else:
-        places = open_places(
-            source,
-            target,
-            options.record,
-            storage_options=options.storage_options,
-            target_options=target_options,
-            lost_transformers=options.lost_transformers,
-            as_draft=wanted.as_draft,
-            fsync=options.fsync,
-            overwrite=options.overwrite,
-        )
-    if options.pins:
-        run_sync(check_none_held(places.stored_target, options.pins))
-    overwrite = options.overwrite and places.hierarchy is None  # there it is next to what is there, until the commit
-    plan = look(
-        places,
-        wanted,
-        execution,
-        order=options.chunk_order,
-        max_memory=options.max_memory,
-        overwrite=overwrite,
-        dry_run=options.dry_run,
-        progress=progress,
-    )
-    if options.dry_run:
-        return report(plan, None, options.prices)
-    outcome = carry_out(plan, overwrite=overwrite, check_space=options.check_space, only_failed=options.only_failed, progress=progress)
-    packed = report(plan, outcome, options.prices)
-    raise_if_incomplete(plan, outcome, packed)
-    if places.hierarchy is None:
-        return packed
-    message = f"Packed from {places.shown_source}" if options.message is None else options.message
-    return replace(packed, snapshot_id=run_sync(places.hierarchy.commit(message)))
+        if options.dry_run:
+            return report(plan, None, options.prices)
+        outcome = carry_out(plan, overwrite=overwrite, check_space=options.check_space, only_failed=options.only_failed, progress=say)
+        packed = report(plan, outcome, options.prices)
+        raise_if_incomplete(plan, outcome, packed)
+        if places.hierarchy is None:
+            return packed
+        message = f"Packed from {places.shown_source}" if options.message is None else options.message
+        return replace(packed, snapshot_id=run_sync(places.hierarchy.commit(message)))
 
 
 def _check_for_branch(options: PackOptions, executor: ExecutorLike | None, target: Any) -> None:
@@ -347,3 +337,131 @@ def _patterns(name: str, given: object) -> tuple[str, ...]:
     if not isinstance(patterns, Sequence) or not all(isinstance(pattern, str) for pattern in patterns):
         raise InvalidInput(f"{name} {given!r} is neither a pattern nor a sequence of patterns")
     return tuple(patterns)
+
+
+# -- the places ---------------------------------------------------------------------------------------------------------
+
+
+def _open_branch(source: Any, place: SnapshotPlace, policy: ShardingPolicy, options: PackOptions) -> Places:
+    """Open the storages that a run into a branch of a versioned store needs.
+
+    Raises:
+        InvalidInput: an argument names no storage, or the files of the versioned store are in the source.
+        ReadOnly: the name in the target is not that of a branch.
+        Conflict: there is something at its path, and ``overwrite`` is false.
+        Unsupported, StorageError: as ``open_storage`` does.
+    """
+    inner = _source(source, options.storage_options)
+    new = place.new_hierarchy(policy, options.max_memory)
+    if new.takes_place_of is not None and not options.overwrite:
+        raise Conflict(
+            f"there is something at {redacted(new.storage.url)} already ({new.takes_place_of}): choose another path in the branch, or "
+            "overwrite it, which leaves it in the snapshots before. Nothing was written"
+        )
+    if inner.kind != new.storage.kind:  # files of a versioned store are never altered, so one snapshot may become part of another
+        _check_not_within(
+            ("the source", inner.url, location_of(inner, links=True)), ("the versioned store", new.files.url, location_of(new.files))
+        )
+    target = _checked(new.storage)
+    record = Record(_in_memory(), "", target=redacted(target.url))
+    return Places(SharedStorage(_detected(source, inner, options)), SharedStorage(target), target, record, None, new)
+
+
+def _open_places(source: Any, target: Any, options: PackOptions, target_options: dict[str, Any] | None) -> Places:
+    """Open the storages that a run needs.
+
+    Raises:
+        InvalidInput: an argument names no storage, two of source, target and record overlap, or, with ``overwrite``, that cannot be known.
+        Conflict: the target or the record is reached through a link in the middle of a store.
+        Unsupported, StorageError: as ``open_storage`` does.
+    """
+    inner = _source(source, options.storage_options)
+    written = open_storage(target, target_options, fsync=options.fsync)
+    kept, prefix = _record(target, written, options, target_options)
+    _check_apart(inner, written, kept, options.overwrite)
+    settled = _detected(source, inner, options)
+    shown = DraftStorage(_checked(written)) if options.stored == "transformer" else _checked(written)
+    made = Record(_checked(kept), prefix, target=redacted(written.url))
+    return Places(SharedStorage(settled), SharedStorage(shown), _checked(written), made, prefix if kept is written else None)
+
+
+def _source(source: Any, options: dict[str, Any] | None) -> Storage:
+    if isinstance(engine := getattr(source, "engine", None), Engine | View):
+        engine.hierarchy.distrust_all()  # a mapping of ours: another client may have changed what its engine remembers
+    if isinstance(source, Mapping) and not isinstance(source, FSMap):
+        return MappingStorage(source)
+    place = run_sync(named_snapshot(source, options))
+    return open_storage(source, options_of_new(source, options)) if place is None else place.below(place.path).open()
+
+
+def _detected(source: Any, inner: Storage, options: PackOptions) -> Storage:
+    checked = _checked(with_versions(inner, is_new=isinstance(source, str)))
+    return run_sync(DetectedStorage(checked, options.lost_transformers or {}).settled())
+
+
+def _check_apart(source: Storage, target: Storage, record: Storage, overwrite: bool) -> None:
+    """Check that nothing is written, or erased, where something else is read or kept, or through a link in the middle of a store.
+
+    Raises:
+        InvalidInput: it would be, or with ``overwrite`` that cannot be known.
+        Conflict: it would be through a link.
+    """
+    roles = [("the source", source), ("the target", target)]
+    if record is not target:
+        roles.append(("the record", record))
+    found = [(role, storage.url, location_of(storage, links=storage is source)) for role, storage in roles]
+    for i, one in enumerate(found):
+        for other in found[i + 1 :]:
+            _check_not_within(one, other)
+    doubt = why_not_apart([(f"{role} {redacted(url)}", location) for role, url, location in found]) if overwrite else None
+    if doubt is not None:
+        raise InvalidInput(
+            f"{doubt}, so data that is still to be read might be overwritten: choose a target where nothing is, or name "
+            "the place by its URL. Nothing was changed"
+        )
+    for storage in (target, record):
+        run_sync(check_own(storage, ""))
+
+
+def _check_not_within(one: tuple[str, str, Location], other: tuple[str, str, Location]) -> None:
+    """Raise ``InvalidInput`` if two places overlap; each with what it is, and its URL."""
+    (role, url, location), (other_role, other_url, other_location) = one, other
+    if location.overlaps(other_location):
+        raise InvalidInput(
+            f"{role} {redacted(url)} and {other_role} {redacted(other_url)} overlap: one is the other, lies in it, or is read from "
+            f"what lies in it. {other_role.capitalize()} has to be another place; nothing was changed"
+        )
+
+
+def _checked(storage: Storage) -> Storage:
+    """Return the storage with checks of its answers; this package's own reads of files need none."""
+    return CheckedStorage(storage) if storage.ability(LocalStorage) is None else storage
+
+
+def _in_memory() -> Storage:
+    """Return a storage of its own in memory, for the record of one run."""
+    return GenericStorage(MemoryFileSystem(global_store=False, skip_instance_cache=True), "")
+
+
+def _record(target: Any, written: Storage, options: PackOptions, target_options: dict[str, Any] | None) -> tuple[Storage, str]:
+    """Return the storage of the record, and its prefix there: as it was asked for, next to the target, inside where nothing can be next to
+    it, or in memory, for this run, where it cannot be inside.
+    """
+    record, fsync = options.record, options.fsync
+    if record is not None:
+        takes_options = isinstance(record, str | os.PathLike) and protocol_of(record) == protocol_of(target)
+        return open_storage(record, target_options if takes_options else None, fsync=fsync), ""
+    if (local := written.ability(LocalStorage)) is not None:
+        return LocalStorage(local.root + SUFFIX, fsync=fsync, locks=local.locks), ""
+    if (restricted := written.ability(RestrictsKeys)) is not None:
+        if not restricted.keeps_records:
+            return _in_memory(), ""
+        place = restricted.beside(SUFFIX)
+        return (written, INSIDE) if place is None else (place, "")
+    if isinstance(target, str | os.PathLike):
+        beside = Address.parse(text_of(target)).beside(SUFFIX)
+        if beside is not None:
+            return open_storage(beside, target_options, fsync=fsync), ""
+    if isinstance(target, tuple) and isinstance(target[0], AbstractFileSystem) and str(target[1]).strip("/"):
+        return open_storage((target[0], str(target[1]).rstrip("/") + SUFFIX), fsync=fsync), ""
+    return written, INSIDE

@@ -37,10 +37,9 @@ import numpy.typing as npt
 from shardstore.errors import Conflict, Corruption
 from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.store_keys import ancestors, join
-from shardstore.maintenance.execution import Part
-from shardstore.maintenance.object_tasks import pages
-from shardstore.maintenance.packing.object_table import Made, digest_of_contents, version_digest
-from shardstore.maintenance.packing.units import AnyUnit, CopyUnit, UnitName
+from shardstore.maintenance.execution import Part, pages
+from shardstore.maintenance.packing.listing import version_digest
+from shardstore.maintenance.packing.units import AnyUnit, CopyUnit, Made, UnitName, digest_of_contents
 from shardstore.maintenance.packing.writing import UnitDone
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from shardstore.engine.memory_budget import MemoryBudget
 from shardstore.errors import Corruption, ShardStoreError
 from shardstore.maintenance.execution import check_running
-from shardstore.maintenance.packing.object_table import version_digest
+from shardstore.maintenance.packing.listing import version_digest
 from shardstore.model.coalescing import CoalescedReads, ReadLimits, coalesce
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange

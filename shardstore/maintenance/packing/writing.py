@@ -21,10 +21,9 @@ from shardstore.format.codecs import CRC32C_NBYTES, crc32c
 from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.format.store_keys import join
 from shardstore.maintenance.execution import check_running
-from shardstore.maintenance.packing.listing import OtherObject
-from shardstore.maintenance.packing.object_table import NOTHING, Made, Rows, digest_of_contents, version_digest
+from shardstore.maintenance.packing.listing import OtherObject, Rows, version_digest
 from shardstore.maintenance.packing.streams import Chunks, ChunkStream, ChunkWindow, Fetching, SourceObject, checked, stream_here
-from shardstore.maintenance.packing.units import AnyUnit, ArrayJob, CopyUnit, Job, Unit
+from shardstore.maintenance.packing.units import NOTHING, AnyUnit, ArrayJob, CopyUnit, Job, Made, Unit, digest_of_contents
 from shardstore.model.chunks import ShardGrid
 from shardstore.model.containers import batched
 from shardstore.model.generation import UNCONDITIONAL, Generation

@@ -4,14 +4,24 @@ First all shards are looked at, many per task, by one request each. Then those w
 looked at again, diagnosed, copied to quarantine, and replaced on condition. So a shard that another client has written since is
 looked at once more, and mostly found to be sound. Metadata are never guessed: they are trusted, and where they cannot be read, nothing
 below them is touched.
+
+In the quarantine, by default next to the store, the bytes of damaged objects are kept, each with a note, before anything replaces them.
+``<key>/<token>`` is the object as it was, ``<key>/<token>.json`` says what was wrong with it and what was done. The token is made from
+the version of the object, so storing it again does no harm. Leftovers of writers that died are removed without a copy: no index has
+referred to them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
+
+from fsspec.spec import AbstractFileSystem
 
 from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
@@ -22,35 +32,130 @@ from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound
 from shardstore.format.codecs import codec_name
 from shardstore.format.metadata_v3 import mentions_sharding
 from shardstore.format.presentation import present_array
-from shardstore.format.shard_index import ShardIndex
-from shardstore.format.store_keys import metadata_key
+from shardstore.format.store_keys import join, metadata_key
 from shardstore.maintenance.cluster import ExecutorLike
 from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY, Execution, Part, SharedStorage
 from shardstore.maintenance.pins import Pin, Pins, is_held
-from shardstore.maintenance.repair.quarantine import Leftovers, Quarantine, clear_leftovers, open_quarantine
 from shardstore.maintenance.repair.shard import Diagnosing, Diagnosis, InnerCodecs, Remedy, wrong_entries
-from shardstore.maintenance.shard_content import StoredShard, look_at
-from shardstore.maintenance.shard_work import (
+from shardstore.maintenance.shards import (
     MOST_FAILED,
     FailedShard,
     FirstItems,
     LookTask,
     ShardRun,
+    StoredShard,
     can_delete_emptied,
     check_can_swap,
+    look_at,
     shard_step,
 )
+from shardstore.model.generation import UNCONDITIONAL, Generation
 from shardstore.model.options import check_flags
+from shardstore.model.ranges import CopiedRange
 from shardstore.model.showing import ShownInNotebooks
+from shardstore.opening.address import has_host
+from shardstore.opening.chains import links_of_url, scheme_of, text_of
+from shardstore.opening.location import location_of
 from shardstore.opening.open import open_storage
 from shardstore.opening.snapshot_urls import named_snapshot, refuse_to_change
 from shardstore.progress.shown import reported
 from shardstore.progress.steps import Progress, Step
 from shardstore.storage.base import ConditionFailed, Found, Storage, document_read, read_one
+from shardstore.storage.boundaries import check_own
+from shardstore.storage.local.directory import LocalFiles
 from shardstore.storage.local.rules import Locks
+from shardstore.storage.s3.storage import S3Storage
+from shardstore.storage.wrappers import innermost
 
 _ATTEMPTS = 8  # at a shard that other clients keep writing
 _MOST_NAMED = 1000  # chunks in a note
+_SUFFIX = ".quarantine"
+_HOW = "say quarantine=URL (--quarantine URL) to name a place for the bytes of damaged objects"
+
+
+def open_quarantine(target: Any, given: Any, storage: Storage, storage_options: Mapping[str, Any] | None) -> Storage:
+    """Return the storage at ``given``, by default the place next to ``target``, which ``storage`` is.
+
+    Raises:
+        InvalidInput: there is no default place, or the two overlap, by whatever names.
+        Conflict: the quarantine is reached through a link in the middle of a store.
+    """
+    place = _beside(target) if given is None else given
+    is_alike = isinstance(place, str) and isinstance(target, str) and place.partition("://")[0] == target.partition("://")[0]
+    options = storage_options if is_alike and ("://" in str(place)) == ("://" in str(target)) else None
+    quarantine = open_storage(place, options)
+    if location_of(storage, links=True).overlaps(location_of(quarantine)):
+        raise InvalidInput(f"the quarantine {quarantine.url} and the store {storage.url} overlap: {_HOW} elsewhere")
+    run_sync(check_own(quarantine, ""))
+    return quarantine
+
+
+def _beside(target: Any) -> Any:
+    if isinstance(target, os.PathLike):
+        target = text_of(target)
+    if isinstance(target, tuple) and len(target) == 2 and isinstance(target[0], AbstractFileSystem):
+        path = str(target[1]).rstrip("/")
+        if "/" in path.strip("/"):
+            return target[0], path + _SUFFIX
+    elif isinstance(target, str) and len(links_of_url(target)) == 1:
+        protocol = scheme_of(target)
+        separator, path = bool(protocol), target.rstrip("/").removeprefix(f"{protocol}://")
+        if path and (not separator or not has_host(protocol) or "/" in path):
+            return target.rstrip("/") + _SUFFIX
+    # Not every target may be shown: a store of icechunk waits for its writers first.
+    named = repr(target) if isinstance(target, str) else f"this {type(target).__name__}"
+    raise InvalidInput(f"there is no place next to {named}: {_HOW}")
+
+
+async def keep(
+    quarantine: Storage, store: Storage, plans: PlanWriter, key: str, generation: Generation, nbytes: int, note: Mapping[str, Any]
+) -> str:
+    """Store one version of an object of ``store``, and a note about it, durably; return the key under which it is kept. On local disks only
+    those can read it who can read it in the store. Raises ``ConditionFailed`` if the object is another version now.
+    """
+    token = hashlib.sha256(f"{nbytes} {generation.token}".encode()).hexdigest()[:16]
+    kept = f"{key}/{token}"
+    here, there = quarantine.ability(LocalFiles), store.ability(LocalFiles)
+    if here is not None and there is not None:
+        for name in (kept, f"{kept}.json"):
+            await here.make_like(name, there, key)
+    body = plans.pieces(key, generation, [CopiedRange(0, nbytes)] if nbytes else [])
+    await quarantine.write(kept, body, nbytes, UNCONDITIONAL)
+    document = {"key": key, "generation": generation.token, "nbytes": nbytes, **note}
+    text = json.dumps(document, indent=2).encode()
+    await quarantine.write(f"{kept}.json", [text], len(text), UNCONDITIONAL)
+    return kept
+
+
+@dataclass(frozen=True, slots=True)
+class Leftovers:
+    """The number of leftovers that are old enough, or were until they were removed."""
+
+    files: int = 0
+    uploads: int = 0
+
+
+async def clear_leftovers(storage: Storage, path: str, older_than_hours: float, now: datetime, *, only_count: bool) -> Leftovers:
+    """Remove leftovers that are that old; of local files, those in the whole store, and only if ``path`` is empty.
+
+    Raises:
+        StorageError: the server does not list unfinished uploads, or failed.
+    """
+    if (local := storage.ability(LocalFiles)) is not None:
+        return Leftovers(files=0 if path else await local.sweep(older_than_hours * 3600, only_count=only_count))
+    kind = innermost(storage)
+    if not isinstance(kind, S3Storage):
+        return Leftovers()
+    count = 0
+    async for upload in kind.unfinished_uploads(join(path, "")):
+        if now - upload.begun >= timedelta(hours=older_than_hours):
+            count += 1
+            if not only_count:
+                await kind.abort_upload(upload)
+    return Leftovers(uploads=count)
+
+
+# -- results ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,16 +241,17 @@ class MendTask:
 
 def look(task: LookTask) -> tuple[StoredShard, ...]:
     """Return the shards whose index cannot be right, or is empty."""
-    seen = run_sync(look_at(Engine(task.place.storage), task.shards))
+    seen = run_sync(look_at(Engine(task.place.storage), task.objects))
     return tuple(
         shard
-        for shard, one in zip(task.shards, seen, strict=True)
-        if one is not None and (isinstance(one.index, Corruption) or _is_wrong_or_empty(shard, one.index, one.nbytes))
+        for shard, one in zip(task.objects, seen, strict=True)
+        if one is not None
+        and (
+            isinstance(one.index, Corruption)
+            or wrong_entries(shard.layout.index_format, one.index, one.nbytes).any()
+            or not one.index.present().any()
+        )
     )
-
-
-def _is_wrong_or_empty(shard: StoredShard, index: ShardIndex, object_nbytes: int) -> bool:
-    return bool(wrong_entries(shard.layout.index_format, index, object_nbytes).any() or not index.present().any())
 
 
 def mend(task: MendTask) -> ShardRepair | None:
@@ -176,8 +282,8 @@ def mend(task: MendTask) -> ShardRepair | None:
             kept = None
             if diagnosis.remedy != "emptied" or seen.nbytes > shard.layout.index_format.nbytes:
                 note = _note(shard, diagnosis, task.place.storage.url)
-                quarantine = Quarantine(task.quarantine.storage, task.place.storage)
-                kept = run_sync(quarantine.keep(plans, shard.key, seen.generation, seen.nbytes, note))
+                here = task.quarantine.storage, task.place.storage
+                kept = run_sync(keep(*here, plans, shard.key, seen.generation, seen.nbytes, note))
             run_sync(engine.committer.replace(shard, seen.generation, diagnosis.plan))
         except ConditionFailed:
             continue

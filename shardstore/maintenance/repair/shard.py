@@ -34,8 +34,8 @@ from shardstore.format.index_proofs import (
     without_checksum,
 )
 from shardstore.format.shard_index import IndexFormat, ShardIndex
-from shardstore.maintenance.object_tasks import in_windows
-from shardstore.maintenance.shard_content import LookedAt, slots_inside
+from shardstore.maintenance.execution import in_windows
+from shardstore.maintenance.shards import LookedAt, slots_inside
 from shardstore.model.ranges import APPEND_PADDING_NBYTES, ByteRange, CopiedRange, NewBytes
 from shardstore.plan.commits import NONCE_NBYTES, DeleteShard, WriteShard, slot_order
 from shardstore.plan.strategies import PAGE_BYTES

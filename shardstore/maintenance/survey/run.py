@@ -14,15 +14,19 @@ from typing import Literal
 from shardstore.engine.engine import Engine
 from shardstore.format.shard_index import IndexLocation
 from shardstore.format.store_keys import check_prefix, join, metadata_path
-from shardstore.maintenance.object_tasks import pages
-from shardstore.maintenance.shard_content import SHARDS_AT_ONCE, CountedShard, Damage, ShardTally, StoredShard, survey_shards
-from shardstore.maintenance.survey.nodes import NodeRecord, SurveyedNodes
-from shardstore.maintenance.survey.occupancy import Occupancy
+from shardstore.maintenance.density import Occupancy
+from shardstore.maintenance.execution import pages
+from shardstore.maintenance.nodes import NodeRecord, ShardTally, SurveyedNodes
+from shardstore.maintenance.shards import SHARDS_AT_ONCE, CountedShard, Damage, StoredShard, survey_shards
+from shardstore.model.capabilities import Capabilities
 from shardstore.model.showing import ShownInNotebooks
+from shardstore.opening.kinds import kind_named
+from shardstore.opening.snapshot_place import SnapshotPlace
+from shardstore.presented.flavours import Presented
 from shardstore.storage.base import ObjectInfo
+from shardstore.stored.detect import is_draft
 
-__all__ = ["ArraySurvey", "ConsolidatedMetadata", "Damage", "Survey", "Unreadable", "Usage", "survey"]
-
+Stored = Literal["v3", "2022 draft"]
 Progress = Callable[[int], None]
 
 _INDEX_BYTES_AT_ONCE = 32 * 2**20
@@ -338,3 +342,29 @@ def _array(record: NodeRecord, counted: bool) -> ArraySurvey:
         **asdict(record.facts),
         usage=usage if counted else None,
     )
+
+
+# -- the storage ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StorageFacts:
+    """What is stored, and on what."""
+
+    kind: str
+    capabilities: Capabilities
+    is_known: bool
+    """False if the server has not been asked yet what it honours."""
+    stored: Stored
+    presented: str
+    snapshot: SnapshotPlace | None = None
+
+
+def storage_facts(engine: Presented, snapshot: SnapshotPlace | None, probed: Capabilities | None = None) -> StorageFacts:
+    """Return the facts about the storage of an engine, whose documents have been read; ``probed`` are the answers of its server."""
+    storage = engine.storage
+    capabilities = probed or storage.capabilities
+    kind = kind_named(storage.kind)
+    is_known = probed is not None or kind is None or not kind.is_probed or capabilities.atomic_commits
+    stored: Stored = "2022 draft" if is_draft(storage) else "v3"
+    return StorageFacts(storage.kind, capabilities, is_known, stored, engine.options.present.name, snapshot)

@@ -13,9 +13,9 @@ import numpy as np
 from shardstore._sync import run_sync
 from shardstore.errors import Corruption, Unsupported
 from shardstore.format.chunk_coding import HEAD_NBYTES, ChunkCoding, checksum_fault, header_fault
-from shardstore.maintenance.array_plans import ArrayPlan
-from shardstore.maintenance.object_tasks import in_windows
-from shardstore.maintenance.shard_content import slots_inside
+from shardstore.maintenance.execution import in_windows
+from shardstore.maintenance.nodes import ArrayPlan
+from shardstore.maintenance.shards import slots_inside
 from shardstore.maintenance.verify.findings import Fault
 from shardstore.model.chunks import ChunkCoords, ShardGrid
 from shardstore.model.coalescing import UPKEEP_LIMITS, coalesce

@@ -20,13 +20,11 @@ from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.format.shard_index import ShardIndex
 from shardstore.format.store_keys import join, metadata_key
 from shardstore.format.v2.keys import ARRAY_NAME
-from shardstore.maintenance.array_plans import ArrayPlan, plan_array, plan_v2_array
 from shardstore.maintenance.census.file import Unread
-from shardstore.maintenance.census.objects import NO_DIGEST, ObjectEntry, content_digest, digest_of
-from shardstore.maintenance.execution import SharedStorage, check_running
-from shardstore.maintenance.object_tasks import in_windows
-from shardstore.maintenance.shard_content import dead_nbytes, entry_fault, slots_inside
-from shardstore.maintenance.v2_nodes import read_v2
+from shardstore.maintenance.census.run import NO_DIGEST, ObjectEntry, content_digest, digest_of
+from shardstore.maintenance.execution import SharedStorage, check_running, in_windows
+from shardstore.maintenance.nodes import ArrayPlan, plan_array, plan_v2_array, read_v2
+from shardstore.maintenance.shards import dead_nbytes, entry_fault, slots_inside
 from shardstore.maintenance.verify.chunks import (
     WINDOW_BYTES,
     ChunkBytes,

@@ -23,7 +23,6 @@ from shardstore.format.metadata_v3 import ArrayLayout, mentions_sharding, parse_
 from shardstore.format.presentation import present_array
 from shardstore.format.shard_index import ShardIndex
 from shardstore.format.snapshots.manifest import CoordSearch
-from shardstore.references.icechunk.histories import Coords
 from shardstore.references.icechunk.library import Options, get_bytes, is_major_2, library, place_of, storage_at
 
 Coords = npt.NDArray[np.uint64]

@@ -9,9 +9,9 @@ import pytest
 import zarr
 
 import shardstore
+from shardstore.maintenance.advice import ArrayFacts, advise, parse_access
 from shardstore.model.coalescing import ReadLimits
 from shardstore.model.words import count, size
-from shardstore.plan.advice import ArrayFacts, advise, parse_access
 from tests.apps.cli.running import Place, run, succeed
 
 S3_LIMITS = ReadLimits(512 * 2**10, 16 * 2**20)

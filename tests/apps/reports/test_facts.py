@@ -19,7 +19,7 @@ from shardstore.apps.reports.facts import ReportedArray, occupancy_of_report
 from shardstore.apps.reports.reporting import Report
 from shardstore.engine.engine import Engine
 from shardstore.errors import InvalidInput, NotFound
-from shardstore.maintenance.survey.occupancy import Occupancy, pairs_of_axes
+from shardstore.maintenance.density import Occupancy, pairs_of_axes
 from shardstore.maintenance.survey.run import glance, survey
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.testing.trace import TraceStorage

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from shardstore.apps.reports.rules import Advice, advice_on_array, advice_on_store
+from shardstore.maintenance.advice import parse_access
 from shardstore.maintenance.survey.run import ArraySurvey, ConsolidatedMetadata, Survey, Unreadable, Usage
-from shardstore.plan.advice import parse_access
 
 MiB = 2**20
 

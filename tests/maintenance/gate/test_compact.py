@@ -23,7 +23,7 @@ from shardstore.errors import Conflict, InvalidInput, NotFound, ShardStoreError,
 from shardstore.format.shard_index import EMPTY, IndexCodecs, IndexFormat, ShardIndex
 from shardstore.maintenance.compact import CompactReport
 from shardstore.maintenance.pins import Pin, parse_pins
-from shardstore.maintenance.shard_content import dead_nbytes
+from shardstore.maintenance.shards import dead_nbytes
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL, Generation
 from shardstore.model.ranges import CopiedRange

@@ -20,7 +20,7 @@ import zarr
 import shardstore
 from shardstore.errors import Incomplete, NoSpace, StorageError
 from shardstore.maintenance.packing.record import Record
-from shardstore.maintenance.packing.report import PackReport
+from shardstore.maintenance.packing.run import PackReport
 from shardstore.storage.generic import errors as generic_errors
 from shardstore.storage.local import files as local_files
 from shardstore.storage.memory import MemoryStorage

@@ -16,8 +16,8 @@ import zarr
 
 import shardstore
 from shardstore.errors import Conflict, Corruption
-from shardstore.maintenance.packing.object_table import Made
 from shardstore.maintenance.packing.record import Announced
+from shardstore.maintenance.packing.units import Made
 from tests.maintenance.packing.sources import read_by_zarr, stored
 
 Change = Callable[[Path], None]

@@ -21,8 +21,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 import shardstore
 from shardstore.errors import Conflict, InvalidInput, NotFound, ShardStoreError, Unsupported
 from shardstore.maintenance.repair import shard as repair_shard
-from shardstore.maintenance.repair.quarantine import _beside
-from shardstore.maintenance.repair.run import RepairReport, ShardRepair
+from shardstore.maintenance.repair.run import RepairReport, ShardRepair, _beside
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL
 from shardstore.opening.open import open_storage

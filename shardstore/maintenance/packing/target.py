@@ -1,5 +1,5 @@
-"""Objects of the target that have to go: they are in the way, belong to an old hierarchy that is overwritten, or were made by runs for
-chunks, arrays and other objects that the source no longer has.
+"""The places of a run, the documents of its target, and objects of the target that have to go: they are in the way, belong to an old
+hierarchy that is overwritten, or were made by runs for chunks, arrays and other objects that the source no longer has.
 
 A hierarchy that is overwritten stays until it is replaced, object by object, or the new one is complete next to it. So a run that fails,
 or reads nothing, has not lost it. Documents that would misread new chunks, objects where a directory will be, and links to directories are
@@ -13,37 +13,81 @@ in the way, so that the target would not show the source, an error names it.
 
 What links to directories lead to is not part of the store, and is neither written nor erased. A target that is not to be overwritten
 and has such links is refused, and one that is to be and has something mounted in it.
+
+Documents are written when all data are there, and removed before data that they would misread. Readers may have a target open that is
+renewed, so what ``"auto"`` decides must not change. Where the meaning of an array's chunks changes, its document is removed first: no
+reader finds new chunks under an old document, whenever the run is killed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from shardstore.errors import Conflict
+from shardstore.errors import Conflict, Corruption
 from shardstore.format.draft2022.keys import canonical_key
-from shardstore.format.store_keys import ancestors, metadata_path
+from shardstore.format.json_text import JsonObject, dumps, loads_object
+from shardstore.format.metadata_v3 import METADATA_NAME, parse_layout, parse_plain
+from shardstore.format.presentation import present_array
+from shardstore.format.store_keys import ancestors, metadata_key, metadata_path
 from shardstore.format.v2.keys import document_key, is_document
-from shardstore.maintenance.packing.object_table import Made, MadeObject
-from shardstore.maintenance.packing.places import Places
-from shardstore.maintenance.packing.record import Recorded
-from shardstore.maintenance.packing.translation import TargetArray
-from shardstore.maintenance.packing.units import UnitName
+from shardstore.maintenance.execution import SharedStorage
+from shardstore.maintenance.packing.listing import SourceArray, version_digest
+from shardstore.maintenance.packing.record import Record, Recorded
+from shardstore.maintenance.packing.translation import KeptShards, PlannedKeys, TargetArray, TargetNodes
+from shardstore.maintenance.packing.units import Made, MadeObject, UnitName
 from shardstore.model.containers import batched
-from shardstore.model.generation import IfGeneration
+from shardstore.model.generation import UNCONDITIONAL, IfGeneration
+from shardstore.model.ranges import EVERYTHING
+from shardstore.model.redaction import redacted
 from shardstore.model.words import some_of
-from shardstore.storage.base import ConditionFailed, ObjectInfo, Storage
+from shardstore.opening.snapshot_place import NewHierarchy
+from shardstore.storage.base import ConditionFailed, Failed, Found, LeadsNowhere, ObjectInfo, Read, Storage
 from shardstore.storage.boundaries import check_no_links, check_no_mounts
 from shardstore.storage.local.directory import LocalFiles
+from shardstore.storage.requests.outcomes import PROBE_PREFIX
 from shardstore.tasks import gather_all
 
 _AT_ONCE = 64
 _DELETED_AT_ONCE = 1000
 _NAMED = 20
+_MEANING = ("node_type", "data_type", "chunk_grid", "chunk_key_encoding", "codecs", "storage_transformers")
+"""Members of a document that define the meaning of a chunk's bytes, and their place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The source and the target with the keys of final Zarr v3, and the record."""
+
+    source: SharedStorage
+    target: SharedStorage
+    stored_target: Storage
+    """The target with its stored keys."""
+    record: Record
+    record_inside: str | None
+    """The prefix of the record, if it lies in the target."""
+    hierarchy: NewHierarchy | None = None
+    """The target, if it becomes part of a branch of a versioned store: no reader sees it before."""
+
+    async def target_objects(self) -> AsyncIterator[ObjectInfo]:
+        """Yield the objects of the target, with their stored keys, that are not a run's own: neither of a probe nor of the record."""
+        own = (PROBE_PREFIX, *([] if self.record_inside is None else [self.record_inside]))
+        async for info in self.stored_target.list(""):
+            if not info.key.startswith(own):
+                yield info
+
+    @property
+    def shown_source(self) -> str:
+        return redacted(self.source.storage.url)
+
+    @property
+    def shown_target(self) -> str:
+        return redacted(self.stored_target.url)
 
 
 # -- the one way to remove -----------------------------------------------------------------------------------------------
@@ -293,3 +337,118 @@ async def check_target(places: Places, *, overwrite: bool) -> None:
         Conflict: a directory of the target is a link, which ``overwrite`` removes; or with that, something is mounted there.
     """
     await (check_no_mounts if overwrite else check_no_links)(places.stored_target, "")
+
+
+# -- documents ----------------------------------------------------------------------------------------------------------
+
+
+async def _read(storage: Storage, keys: list[str]) -> dict[str, Found]:
+    outcomes = await storage.read([Read(key, (EVERYTHING,)) for key in keys]) if keys else []
+    found: dict[str, Found] = {}
+    for key, outcome in zip(keys, outcomes, strict=True):
+        if isinstance(outcome, Failed) and not isinstance(outcome.error, LeadsNowhere):  # such links of a target are cut, or refused
+            raise outcome.error
+        if isinstance(outcome, Found):
+            found[key] = outcome
+    return found
+
+
+async def write_documents(storage: Storage, documents: Mapping[str, JsonObject]) -> Made:
+    """Write the documents, by key, that are missing or differ, the deepest first; return the documents that are there then.
+    Raises ``StorageError`` if a request failed.
+    """
+    order = sorted(documents, key=lambda key: (-key.count("/"), key))
+    there = await _read(storage, order)
+    sizes: list[int] = []
+    versions: list[int] = []
+    for key in order:
+        data, found = dumps(documents[key]), there.get(key)
+        if found is not None and bytes(found.buffers[0]) == data:
+            stored = found.generation
+        else:
+            stored = await storage.write(key, [data], len(data), UNCONDITIONAL)
+        sizes.append(len(data))
+        versions.append(version_digest(stored))
+    return Made.of("", order, sizes, versions)
+
+
+async def misread(storage: Storage, documents: Mapping[str, JsonObject], written: Collection[str], gone: Collection[str]) -> set[str]:
+    """Return the keys of documents at the target that would misread new chunks of the arrays ``written``: they describe the chunks in
+    another way than ``documents`` will. The keys of documents that repeat one of these, or one that is then ``gone``, are included
+    (consolidated metadata).
+    Raises ``StorageError`` if a request failed.
+    """
+    if not written and not gone:
+        return set()
+    there = await _read(storage, list(documents))
+    wrong: set[str] = set()
+    consolidated: list[str] = []
+    for key, found in there.items():
+        try:
+            document = loads_object(found.buffers[0])
+        except Corruption:
+            continue  # no reader can read it
+        if metadata_path(key) in written and _meaning(document) != _meaning(documents[key]):
+            wrong.add(key)
+        if document.get("consolidated_metadata") is not None:
+            consolidated.append(key)
+    return wrong | {key for key in consolidated if any(below.startswith(key.removesuffix(METADATA_NAME)) for below in (*wrong, *gone))}
+
+
+def _meaning(document: JsonObject) -> str:
+    return repr([_sorted(document.get(name)) for name in _MEANING])
+
+
+def _sorted(value: Any) -> Any:
+    if isinstance(value, dict):
+        return [(name, _sorted(value[name])) for name in sorted(value)]
+    return [_sorted(item) for item in value] if isinstance(value, list) else value
+
+
+async def kept_shards(target: Storage, arrays: Iterable[SourceArray]) -> KeptShards:
+    """Return the chunks per shard of those source arrays that the target has with the same chunk shape.
+    Raises ``StorageError`` if a request failed.
+    """
+    sources = {metadata_key(source.path): source for source in arrays}
+    kept: dict[str, tuple[int, ...] | None] = {}
+    for key, found in (await _read(target, list(sources))).items():
+        source = sources[key]
+        try:
+            document = loads_object(found.buffers[0])
+        except Corruption:
+            continue  # no reader can read that array; its document is written again
+        layout = parse_layout(document)
+        plain, wanted = parse_plain(present_array(document)), parse_plain(source.document)
+        if isinstance(plain, str) or isinstance(wanted, str) or plain.chunk_shape != wanted.chunk_shape:
+            continue
+        kept[source.path] = None if isinstance(layout, str) else layout.grid.chunks_per_shard
+    return kept
+
+
+async def in_the_way(
+    storage: Storage,
+    target: TargetNodes,
+    planned: PlannedKeys,
+    candidates: Candidates,
+    recorded: Recorded,
+    written: Collection[str],
+    shown: str,
+) -> list[ObjectInfo]:
+    """Return what has to be removed before anything is written: objects where a directory will be, or under one, and documents that would
+    misread chunks of the arrays ``written``. ``shown`` is the name of the target in messages.
+
+    Raises:
+        Conflict: a foreign object is in the way.
+        StorageError: a request failed.
+    """
+    blocking = {key: made for key, made in candidates.items() if planned.in_the_way(key) is not None}
+    # An array that loses a chunk now loses its document before.
+    above = {key for key in candidates if (path := metadata_path(key)) is not None and any(_is_below(k, path) for k in blocking)}
+    wrong = await misread(storage, {metadata_key(path): document for path, document in target.documents.items()}, written, above)
+    found = await removable(storage, {key: candidates[key] for key in (*blocking, *above)}, recorded, {}, shown)
+    documents = [await storage.stat(key) for key in wrong]
+    return [*(info for info in documents if info is not None), *found]
+
+
+def _is_below(key: str, path: str) -> bool:
+    return not path or key.startswith(path + "/")

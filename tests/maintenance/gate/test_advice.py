@@ -16,9 +16,9 @@ from hypothesis import given
 import shardstore
 from shardstore.errors import InvalidInput
 from shardstore.format.shard_index import IndexCodecs, IndexLocation
+from shardstore.maintenance.advice import Access, ArrayFacts, Excess, advise, box, evaluate, excess, parse_access, predict
 from shardstore.model.coalescing import ReadLimits, coalesce
 from shardstore.model.ranges import ByteRange
-from shardstore.plan.advice import Access, ArrayFacts, Excess, advise, box, evaluate, excess, parse_access, predict
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.trace import TraceStorage
 

@@ -155,10 +155,6 @@ class ArrayOccupancy:
         if self.largest is None or nbytes > self.largest.nbytes:
             self.largest = Extreme(key, nbytes)
 
-    def add_lengths(self, lengths: npt.NDArray[np.int64]) -> None:
-        # The exponent of a number is its length in bits, up to 2**53, which no chunk reaches.
-        self.chunk_sizes += np.bincount(np.frexp(lengths.astype(np.float64))[1], minlength=_BINS)
-
     def draw(self, coords: Sequence[ChunkCoords], exists: npt.NDArray[np.bool_]) -> None:
         places = np.array(coords, dtype=np.int64).reshape(len(coords), -1)
         for picture in self.pictures:
@@ -194,14 +190,15 @@ class Occupancy:
             self._draw_waiting(path)
 
     def add_shards(self, shards: Sequence[CountedShard]) -> None:
-        """Add shards."""
         for path, some in itertools.groupby(shards, key=lambda counted: counted.shard.path):
             of_array = list(some)
             layout = of_array[0].shard.layout
             array = self._array(path, layout.chunk_grid_shape, layout.grid.chunks_per_shard)
             for counted in of_array:
                 array.add_object(counted.shard.key, counted.nbytes)
-            array.add_lengths(np.concatenate([counted.lengths for counted in of_array]))
+            # The exponent of a number is its length in bits, up to 2**53, which no chunk reaches.
+            lengths = np.concatenate([counted.lengths for counted in of_array]).astype(np.float64)
+            array.chunk_sizes += np.bincount(np.frexp(lengths)[1], minlength=_BINS)
             if array.pictures:
                 array.draw([counted.shard.coords for counted in of_array], np.stack([counted.exists for counted in of_array]))
 

@@ -10,7 +10,6 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any, Literal
 
 from shardstore.engine.engine import Engine
@@ -115,14 +114,14 @@ class NodeRecord:
         return None if plain is None else tuple(-(-n // c) for n, c in zip(plain.shape, plain.chunk_shape, strict=True))
 
     @property
-    def possible_chunks(self) -> int | None:
-        return None if self.grid is None else prod(self.grid)
+    def chunks_per_object(self) -> tuple[int, ...]:
+        """The number of chunks in an object along each dimension."""
+        return (1,) * len(self.grid or ()) if self.node.layout is None else self.node.layout.grid.chunks_per_shard
 
     @property
-    def possible_objects(self) -> int | None:
-        if self.grid is None or self.node.layout is None:
-            return self.possible_chunks
-        return prod(-(-g // p) for g, p in zip(self.grid, self.node.layout.grid.chunks_per_shard, strict=True))
+    def object_grid(self) -> tuple[int, ...] | None:
+        """The number of objects along each dimension, if it is known."""
+        return None if self.grid is None else tuple(-(-g // p) for g, p in zip(self.grid, self.chunks_per_object, strict=True))
 
     def holds(self, coords: ChunkCoords) -> bool:
         """Return whether a chunk lies in the array's shape."""
@@ -193,7 +192,7 @@ class SurveyedNodes:
                     if coords is not None or found[i][0] is None:
                         found[i] = (record, coords)
                     # An array inside an array is not to be, but where it is, its chunks are chunks.
-                    if coords is not None or not _may_be_chunk(relative):
+                    if coords is not None or not any(looks_like_chunk_key(below) for _, below in ancestors(relative)):
                         continue
                 waiting.append((i, rest))
         return found
@@ -226,11 +225,6 @@ class SurveyedNodes:
             }
             found.append((group.node.path, len(group.consolidated), there != group.consolidated))
         return found
-
-
-def _may_be_chunk(relative: str) -> bool:
-    """Return whether some array deeper inside could own the key."""
-    return any(looks_like_chunk_key(rest) for _, rest in ancestors(relative))
 
 
 def _record(node: Node, document: JsonObject | None) -> NodeRecord:

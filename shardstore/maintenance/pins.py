@@ -120,13 +120,11 @@ class _PinnedArray:
     def __init__(self, record: NodeRecord) -> None:
         of_array = record.node.layout or record.node.plain
         assert of_array is not None  # otherwise its keys have no coordinates
-        assert record.grid is not None
         self._path = record.node.path
         self._encoding = of_array.key_encoding
         self._is_sharded = record.node.layout is not None
-        self._chunks_per_object = (1,) * of_array.ndim if record.node.layout is None else record.node.layout.grid.chunks_per_shard
-        self._chunk_grid = record.grid
-        self._object_grid = tuple(-(-g // n) for g, n in zip(record.grid, self._chunks_per_object, strict=True))
+        self._chunks_per_object = record.chunks_per_object
+        self._chunk_grid, self._object_grid = record.grid or (), record.object_grid or ()
 
     def must_be_object(self, coords: ChunkCoords, *, may_be_chunk: bool) -> bool:
         """Return whether the key of these coordinates is an object's, whatever is stored: none outside of the shape is, nor one that may be

@@ -106,7 +106,9 @@ class Walk:
                 located.append(Located(info, "array", plan, coords))
             elif document_key(info.key) is not None:
                 located.append(Located(info, "v2-document"))
-            elif (record is not None and plan is None) or self._lies_below_damage(info.key):
+            elif (record is not None and plan is None) or any(
+                above.node.kind == "other" for path, _ in ancestors(info.key) if (above := self.nodes.get(path)) is not None
+            ):
                 located.append(Located(info, "hidden"))
             else:
                 strays.append(len(located))
@@ -119,9 +121,6 @@ class Walk:
             elif self.v2.has_unreadable(info.key):
                 located[i] = Located(info, "hidden")
         return located
-
-    def _lies_below_damage(self, key: str) -> bool:
-        return any(record.node.kind == "other" for path, _ in ancestors(key) if (record := self.nodes.get(path)) is not None)
 
 
 def gathered(objects: Iterable[Located], reads_all: Callable[[ArrayPlan], bool]) -> Iterator[tuple[ArrayPlan, list[Located]]]:

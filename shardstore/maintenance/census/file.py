@@ -86,9 +86,6 @@ class ArrayCensus:
     @property
     def chunks(self) -> int:
         """The number of existing chunks in the array's shape."""
-        return int(np.unpackbits(self.bitmaps).sum()) if self.bitmaps.size < 2**24 else self._chunks_in_pieces()
-
-    def _chunks_in_pieces(self) -> int:
         step = max(1, 2**22 // self.bitmaps.shape[1])
         return sum(int(np.unpackbits(self.bitmaps[i : i + step]).sum()) for i in range(0, self.objects, step))
 
@@ -143,7 +140,17 @@ class Census(ShownInNotebooks):
         raise NotFound(f"the census has no array {path!r}")
 
     def to_bytes(self) -> bytes:
-        described = [_described(array) for array in self.arrays]
+        described = [
+            {
+                "path": array.path,
+                "shape": array.shape,
+                "chunk_shape": array.chunk_shape,
+                "chunks_per_object": array.chunks_per_object,
+                "sharded": array.is_sharded,
+                "objects": array.objects,
+            }
+            for array in self.arrays
+        ]
         header = json.dumps({"arrays": described}, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
         blocks = [struct.pack("<I", len(header)), header]
         for array in self.arrays:
@@ -156,17 +163,6 @@ class Census(ShownInNotebooks):
     def write(self, path: str | os.PathLike[str]) -> None:
         """Store the census as a local file."""
         Path(path).write_bytes(self.to_bytes())
-
-
-def _described(array: ArrayCensus) -> dict[str, Any]:
-    return {
-        "path": array.path,
-        "shape": array.shape,
-        "chunk_shape": array.chunk_shape,
-        "chunks_per_object": array.chunks_per_object,
-        "sharded": array.is_sharded,
-        "objects": array.objects,
-    }
 
 
 def read_census(path: str | os.PathLike[str]) -> Census:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from math import prod
 from typing import Literal
 
 from shardstore.engine.engine import Engine
@@ -330,7 +331,8 @@ class _Surveyor:
 
 def _array(record: NodeRecord, counted: bool) -> ArraySurvey:
     layout = record.node.layout
-    usage = Usage(possible_objects=record.possible_objects, possible_chunks=record.possible_chunks, **asdict(record.tally))
+    objects, chunks = (None if grid is None else prod(grid) for grid in (record.object_grid, record.grid))
+    usage = Usage(possible_objects=objects, possible_chunks=chunks, **asdict(record.tally))
     return ArraySurvey(
         path=record.node.path,
         is_sharded=layout is not None,

@@ -27,7 +27,6 @@ from shardstore.format.v2.documents import array_from_v2
 from shardstore.format.v2.dtypes import NoCounterpart
 from shardstore.format.v2.keys import ARRAY_NAME, CONSOLIDATED_NAME, GROUP_NAME
 from shardstore.maintenance.census.file import Census, Unread
-from shardstore.maintenance.census.run import ObjectEntry
 from shardstore.maintenance.execution import WHOLE, Execution, ListedDigests, SharedStorage, work_on_objects
 from shardstore.maintenance.nodes import ArrayPlan, SurveyedNodes, V2Document, is_stale_v2, read_v2
 from shardstore.maintenance.verify.chunks import WINDOW_BYTES, Decoder
@@ -35,7 +34,6 @@ from shardstore.maintenance.verify.comparisons import CensusComparison, compare_
 from shardstore.maintenance.verify.findings import ERRORS, Detectable, Fault, Finding, VerifyLevel, detectable
 from shardstore.maintenance.verify.objects import ListedObject, Verified, VerifyTask, verify_objects
 from shardstore.maintenance.walk import Located, Walk, gathered
-from shardstore.model.chunks import ChunkCoords
 from shardstore.model.containers import batched
 from shardstore.model.showing import ShownInNotebooks
 from shardstore.storage.base import ObjectInfo, in_its_place
@@ -63,16 +61,13 @@ class DocumentCheck:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._doubtful: set[str] = set()  # paths of nodes of Zarr v3
-        self._v2_keys: list[str] = []
+        self.v2_keys: list[str] = []
+        """The documents of Zarr v2 that were listed."""
 
     def see(self, node: Node, document: JsonObject | None) -> None:
         """Note a node of Zarr v3 that was read."""
         if document_faults(node, document):
             self._doubtful.add(node.path)
-
-    def list_v2(self, keys: Iterable[str]) -> None:
-        """Note documents of Zarr v2 that were listed."""
-        self._v2_keys += keys
 
     async def findings(self, nodes: SurveyedNodes, path: str) -> list[Finding]:
         """Return what is still wrong at and below ``path``, now that ``nodes`` have been read.
@@ -81,12 +76,12 @@ class DocumentCheck:
         found = [finding async for finding in self._v3_findings(nodes, path)]
         found += _nested([record.node.path for record in nodes.records(path) if record.is_array])
         found += await self._stale(nodes, path)
-        for keys in batched(self._v2_keys, _DOCUMENTS_AT_ONCE):
+        for keys in batched(self.v2_keys, _DOCUMENTS_AT_ONCE):
             for key, read in zip(keys, await read_v2(self._engine.storage, keys), strict=True):
                 if read is None:
                     continue
                 found += [fault.at(read.path, key) for fault in v2_faults(read)]
-                if read.name == CONSOLIDATED_NAME and await is_stale_v2(self._engine.storage, key, self._v2_keys):
+                if read.name == CONSOLIDATED_NAME and await is_stale_v2(self._engine.storage, key, self.v2_keys):
                     what = "the consolidated metadata differ from the documents that they repeat"
                     found.append(Finding("stale-consolidated", read.path, key, what))
         return found
@@ -346,14 +341,13 @@ class _Verification:
 
     def _tasks(self) -> Iterator[VerifyTask]:
         mine = (located for located in self._walk.located() if self._is_to_verify(located))
-        window = min(WINDOW_BYTES, self._execution.window_bytes)
+        census, window = self._census, min(WINDOW_BYTES, self._execution.window_bytes)
         reads_everything = self._decoder is not None or self._of_contents
         for plan, some in gathered(mine, lambda plan: plan.coding.has_checksum or reads_everything):
-            objects = tuple(ListedObject(located.coords, located.info.nbytes, self._expected(plan, located.coords)) for located in some)
+            objects = tuple(
+                ListedObject(one.coords, one.info.nbytes, None if census is None else census.expected(plan, one.coords)) for one in some
+            )
             yield VerifyTask(self._execution.run, self._place, plan, objects, self._decoder, self._of_contents, window)
-
-    def _expected(self, plan: ArrayPlan, coords: ChunkCoords) -> ObjectEntry | None:
-        return None if self._census is None else self._census.expected(plan, coords)
 
     def _is_to_verify(self, located: Located) -> bool:
         """Return whether it is an object of an array, and of this part; the rest is remembered with its role."""
@@ -363,7 +357,7 @@ class _Verification:
             self._listed.add(located.plan.path, located.info)
             return self._execution.takes(key, located.plan.path, located.plan.number(located.coords))
         if located.role == "v2-document":
-            self._documents.list_v2([key])
+            self._documents.v2_keys.append(key)
         elif located.role == "stray" and self._execution.takes(key):
             if len(self._strays) < _MOST_FINDINGS:
                 self._strays.append(located.info)

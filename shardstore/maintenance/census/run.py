@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -175,7 +176,7 @@ def take_census(
         NotFound: there is nothing at ``path``.
         StorageError: the listing failed, or a metadata document could not be read. Objects that cannot be read are in ``failed``.
     """
-    return _Taking(engine, path, of_contents, execution or Execution(), progress, shown).run()
+    return _Taking(SharedStorage(engine.storage), Walk(engine, path), of_contents, execution or Execution(), progress, shown).run()
 
 
 @dataclass
@@ -204,56 +205,55 @@ class _Rows:
         )
 
 
+@dataclass(eq=False)
 class _Taking:
     """The state of one census that is being taken."""
 
-    def __init__(
-        self, engine: Engine, path: str, of_contents: bool, execution: Execution, progress: Progress | None, shown: str | None
-    ) -> None:
-        self._engine = engine
-        self._walk = Walk(engine, path)
-        self._of_contents = of_contents
-        self._execution = execution
-        self._progress = progress
-        self._shown = shown
-        self._place = SharedStorage(engine.storage)
-        self._rows: dict[str, _Rows] = {}
-        self._damaged: list[str] = []
-        self._failed: list[Unread] = []
-        self._listed = self._done = self._nbytes = 0
+    place: SharedStorage
+    walk: Walk
+    of_contents: bool
+    execution: Execution
+    progress: Progress | None
+    shown: str | None
+    rows: defaultdict[str, _Rows] = field(default_factory=lambda: defaultdict(_Rows))
+    damaged: list[str] = field(default_factory=list)
+    failed: list[Unread] = field(default_factory=list)
+    listed: int = 0
+    done: int = 0
+    nbytes: int = 0
 
     def run(self) -> Census:
-        work_on_objects(self._execution, count_objects, self._tasks(), self._take, lambda *failed: self._failed.append(Unread(*failed)))
-        absent = (Unread(key, NotFound(f"there is no object {key!r} of an array")) for key in self._execution.unmet())
-        self._failed += absent
-        obstacles = run_sync(self._walk.obstacles())
-        self._failed += [Unread(one.key, in_its_place(one.key, one.what)) for one in obstacles if self._execution.takes(one.key)]
-        self._walk.nodes.check_any(self._walk.path, self._listed, self._shown)
-        arrays = tuple(self._rows.get(plan.path, _Rows()).census(plan) for plan in self._walk.plans())
-        return Census(arrays, self._of_contents, tuple(sorted(self._damaged)), tuple(self._failed))
+        work_on_objects(self.execution, count_objects, self._tasks(), self._take, lambda *failed: self.failed.append(Unread(*failed)))
+        absent = (Unread(key, NotFound(f"there is no object {key!r} of an array")) for key in self.execution.unmet())
+        self.failed += absent
+        obstacles = run_sync(self.walk.obstacles())
+        self.failed += [Unread(one.key, in_its_place(one.key, one.what)) for one in obstacles if self.execution.takes(one.key)]
+        self.walk.nodes.check_any(self.walk.path, self.listed, self.shown)
+        arrays = tuple(self.rows[plan.path].census(plan) for plan in self.walk.plans())
+        return Census(arrays, self.of_contents, tuple(sorted(self.damaged)), tuple(self.failed))
 
     def _tasks(self) -> Iterator[CensusTask]:
         def wanted(located: Located) -> bool:
-            self._listed += 1
+            self.listed += 1
             plan = located.plan
             if plan is None or not plan.holds(located.coords):
                 return False
-            return self._execution.takes(located.info.key, plan.path, plan.number(located.coords))
+            return self.execution.takes(located.info.key, plan.path, plan.number(located.coords))
 
-        window = min(UPKEEP_LIMITS.request_bytes, self._execution.window_bytes)
-        for plan, some in gathered(filter(wanted, self._walk.located()), reads_all=lambda plan: self._of_contents):
+        window = min(UPKEEP_LIMITS.request_bytes, self.execution.window_bytes)
+        for plan, some in gathered(filter(wanted, self.walk.located()), reads_all=lambda plan: self.of_contents):
             objects = tuple((located.coords, located.info.nbytes) for located in some)
-            yield CensusTask(self._execution.run, self._place, plan, objects, self._of_contents, window)
+            yield CensusTask(self.execution.run, self.place, plan, objects, self.of_contents, window)
 
     def _take(self, task: CensusTask, counted: Counted, total: int | None) -> None:
-        rows = self._rows.setdefault(task.plan.path, _Rows())
+        rows = self.rows[task.plan.path]
         for coords, entry in counted.entries:
             rows.coords.append(coords)
             rows.nbytes.append(entry.nbytes)
             rows.digests.append(entry.digest)
             rows.bitmaps.append(entry.bitmap)
-        self._damaged += counted.damaged
-        self._done += len(task.objects)
-        self._nbytes += sum(entry.nbytes for _, entry in counted.entries)
-        if self._progress is not None:
-            self._progress(self._done, self._nbytes, total)
+        self.damaged += counted.damaged
+        self.done += len(task.objects)
+        self.nbytes += sum(entry.nbytes for _, entry in counted.entries)
+        if self.progress is not None:
+            self.progress(self.done, self.nbytes, total)

@@ -232,8 +232,10 @@ def checked(source: SourceObject, outcome: ReadOutcome, url: str) -> Found:
         StorageError: the read failed.
     """
     outcome = unless_failed(outcome)
-    if isinstance(outcome, Found) and outcome.nbytes == source.nbytes and is_listed(source, outcome.generation):
-        return outcome
+    if isinstance(outcome, Found) and outcome.nbytes == source.nbytes:
+        version = version_digest(outcome.generation)
+        if 0 in (source.version, version) or version == source.version:
+            return outcome
     what = (
         "is gone" if isinstance(outcome, Absent) else "was replaced while it was read" if isinstance(outcome, Changed) else "was replaced"
     )
@@ -241,8 +243,3 @@ def checked(source: SourceObject, outcome: ReadOutcome, url: str) -> Found:
         f"{source.key!r} in {url} {what} since it was listed: stop all writers of the source, and run it again (if none "
         "writes, one has died there, which shardstore verify shows, and shardstore repair mends)"
     )
-
-
-def is_listed(source: SourceObject, generation: Generation) -> bool:
-    found = version_digest(generation)
-    return 0 in (source.version, found) or found == source.version

@@ -287,7 +287,7 @@ class Obstacles:
 
     def at(self, path: str) -> Obstacles:
         """Return those that are in the way of the node at ``path``: they lie at it, below it, or above it."""
-        objects = tuple(info for info in self.objects if _touch(_path_of(info.key), path))
+        objects = tuple(info for info in self.objects if _touch(info.key.rpartition("/")[0] if is_document(info.key) else info.key, path))
         # In a draft hierarchy the keys of files differ from those that are shown: links lie at the beginning of any.
         return Obstacles(objects, tuple(link for link in self.links if self.as_draft or _touch(link, path)))
 
@@ -312,11 +312,6 @@ class Obstacles:
             for some in batched(infos, _AT_ONCE):
                 there = await gather_all(*(storage.stat(info.key) for info in some))
                 await remove(storage, [info for info, found in zip(some, there, strict=True) if found is not None])
-
-
-def _path_of(key: str) -> str:
-    """Return the path of the node whose document ``key`` is; of any other object its key."""
-    return key.rpartition("/")[0] if is_document(key) else key
 
 
 def _touch(one: str, other: str) -> bool:

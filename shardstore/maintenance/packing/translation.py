@@ -472,8 +472,11 @@ class Names:
                 return f"it lies in the array {array or '(root)'!r}, and no node can be in an array"
         if METADATA_NAME in path.split("/"):
             return f"{METADATA_NAME!r} is the name of documents, and can be that of no node"
-        if path in target.arrays and (reason := self._file_refusal(join(path, _longest_key(target.arrays[path].layout)))) is not None:
-            return reason
+        if path in target.arrays:
+            layout = target.arrays[path].layout
+            last_key = layout.key_encoding.encode(tuple(max(0, n - 1) for n in layout.object_grid))
+            if (reason := self._file_refusal(join(path, last_key))) is not None:
+                return reason
         if self._as_draft:
             return unwritable_name(path)
         return self._key_refusal(metadata_key(path))
@@ -522,11 +525,6 @@ def _most_path_bytes() -> int:
         return os.pathconf("/", "PC_PATH_MAX")
     except (AttributeError, OSError, ValueError):  # the system does not know
         return 4096
-
-
-def _longest_key(layout: ObjectLayout) -> str:
-    """Return the key of the last object of an array, relative to the array."""
-    return layout.key_encoding.encode(tuple(max(0, n - 1) for n in layout.object_grid))
 
 
 def check_for_branch(target: TargetNodes, other_keys: Sequence[str], shown_source: str) -> None:

@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 import google_crc32c
 import numpy as np
@@ -83,7 +83,7 @@ def can_be_read(unit: AnyUnit) -> bool:
 
 async def _read_beginning(unit: AnyUnit) -> bool:
     if isinstance(unit, CopyUnit):
-        stream: AsyncGenerator[object] = _pieces_of(_stream_whole(unit.job, unit.objects[0]))
+        stream: AsyncGenerator[object] = _pieces_of(unit.job, unit.objects[0])
     else:
         stream = _pieces(unit.job, (await _located(unit))[0], _memory(unit.job.max_memory))
     async with aclosing(stream):
@@ -173,11 +173,6 @@ class _Shard:
         return UnitDone(unit.fingerprint, made, len(chunks), int(chunks.nbytes.sum()))
 
 
-def _nothing(unit: Unit) -> UnitDone:
-    """Return the result of a unit without chunks: no shard is written."""
-    return UnitDone(unit.fingerprint, NOTHING, 0, 0)
-
-
 def _made(unit: Unit, names: Sequence[str], sizes: Sequence[int], stored: Sequence[Generation | None]) -> Made:
     # The 2022 draft renames the chunk of a 0-d array when it gets the document: it is recognised by its bytes.
     versions = [version_digest(generation) if unit.job.unit_chunks else 0 for generation in stored]
@@ -194,7 +189,7 @@ def _pack_here(unit: Unit, index_format: IndexFormat, source: LocalStorage, targ
     reads = [] if of_index is None else [Read(found.key, (of_index.request(),)) for found in objects]
     chunks, slots = _chunks_of(unit, objects, source.read_blocking(reads))
     if not len(chunks):
-        return _nothing(unit)
+        return UnitDone(unit.fingerprint, NOTHING, 0, 0)
     shard = _Shard.of(unit, index_format, slots, chunks)
     if of_index is None and not job.adds_checksums and (stored := _concatenated(unit, shard, chunks, source, target)) is not None:
         return shard.done(unit, chunks, stored)
@@ -214,16 +209,13 @@ def _concatenated(unit: Unit, shard: _Shard, chunks: Chunks, source: LocalStorag
     reading shows which.
     """
     files = [chunks.objects[number][:3] for number in chunks.of_object.tolist()]  # key, size and version
-
-    def look() -> None:
-        check_running(unit.job.run)
-
+    look = partial(check_running, unit.job.run)
     return target.concatenate_blocking(shard.key, source, files, look, b"".join(shard.before), b"".join(shard.after), UNCONDITIONAL)
 
 
 async def _write_shard(unit: Unit, index_format: IndexFormat, slots: npt.NDArray[np.int64], chunks: Chunks) -> UnitDone:
     if not len(chunks):
-        return _nothing(unit)
+        return UnitDone(unit.fingerprint, NOTHING, 0, 0)  # no shard is written
     storage, memory = unit.job.target.storage, _memory(unit.job.max_memory)
     shard = _Shard.of(unit, index_format, slots, chunks)
     if (copied := await _copied(unit, shard, chunks)) is not None:
@@ -270,7 +262,7 @@ async def _joined(
         yield piece
 
 
-def _fetching(job: ArrayJob, chunks: Chunks) -> Fetching:
+def _fetching(job: Job, chunks: Chunks) -> Fetching:
     return Fetching(chunks, EngineOptions().read_limits(job.source.storage.kind), job.source.storage.url)
 
 
@@ -456,7 +448,7 @@ async def _copy_objects(unit: CopyUnit) -> UnitDone:
 
     async def copy(found: OtherObject) -> Generation:
         async with free, memory.writers.hold(min(_COPIES_HELD * found.nbytes, _UPLOAD_BYTES)):
-            return await job.target.storage.write(found.key, _pieces_of(_stream_whole(job, found)), found.nbytes, UNCONDITIONAL)
+            return await job.target.storage.write(found.key, _pieces_of(job, found), found.nbytes, UNCONDITIONAL)
 
     async with asyncio.TaskGroup() as group:
         copies = [group.create_task(copy(found)) for found in unit.objects]
@@ -465,16 +457,10 @@ async def _copy_objects(unit: CopyUnit) -> UnitDone:
     return UnitDone(unit.fingerprint, made, 0, unit.nbytes)
 
 
-def _stream_whole(job: Job, found: OtherObject) -> ChunkStream:
-    """Return the bytes of a whole object."""
-    start = np.zeros(1, dtype=np.int64)
+async def _pieces_of(job: Job, found: OtherObject) -> AsyncGenerator[BytesLike]:
+    """Yield the bytes of a whole object, a window at a time."""
+    start, memory = np.zeros(1, dtype=np.int64), _memory(job.max_memory)
     whole = Chunks([SourceObject(found.key, found.nbytes, found.version)], start, start, np.array([found.nbytes]))
-    storage, memory = job.source.storage, _memory(job.max_memory)
-    fetching = Fetching(whole, EngineOptions().read_limits(storage.kind), storage.url)
-    return ChunkStream(storage, fetching, memory.windows, memory.window_bytes, job.run)
-
-
-async def _pieces_of(stream: ChunkStream) -> AsyncGenerator[BytesLike]:
-    async for _, buffers in stream:
+    async for _, buffers in ChunkStream(job.source.storage, _fetching(job, whole), memory.windows, memory.window_bytes, job.run):
         for piece in buffers:
             yield piece

@@ -222,16 +222,21 @@ class _Inspector:
             except Corruption as exc:
                 look.faults.append(Fault("index", f"its index cannot be read: {exc}"))
                 continue
-            check = check_index(layout, listed.coords, outcome.nbytes, index)
-            look.faults += check.faults
+            faults, readable = check_index(layout, listed.coords, outcome.nbytes, index)
+            look.faults += faults
             self._compare(look, outcome, index)
-            look.chunks = int(check.readable.sum())
-            slots = np.flatnonzero(check.readable).tolist()
+            slots = np.flatnonzero(readable).tolist()
+            look.chunks = len(slots)
             if self._chunk_look.reads_all:
                 self._look_into(look, [self._chunk(listed.coords, index, slot) for slot in slots])
             elif slots and self._plan.coding.compressor is not None:
                 heads.append((look, self._chunk(listed.coords, index, slots[0])))
-        self._look_at_heads(heads)
+        if heads:
+            asked = [(self._plan.key(look.listed.coords), look.generation, chunk) for look, chunk in heads if look.generation is not None]
+            head_faults, nbytes = look_at_heads(self._storage, asked, self._chunk_look)
+            heads[0][0].nbytes_read += nbytes
+            for (look, _), fault in zip(heads, head_faults, strict=True):
+                look.faults += [] if fault is None else [fault]
         return looks
 
     def _chunk(self, coords: ChunkCoords, index: ShardIndex, slot: int) -> ChunkBytes:
@@ -252,16 +257,6 @@ class _Inspector:
         else:
             look.faults += faults
             look.nbytes_read += nbytes
-
-    def _look_at_heads(self, heads: Sequence[tuple[Look, ChunkBytes]]) -> None:
-        asked = [(self._plan.key(look.listed.coords), look.generation, chunk) for look, chunk in heads if look.generation is not None]
-        if not asked:
-            return
-        faults, nbytes = look_at_heads(self._storage, asked, self._chunk_look)
-        heads[0][0].nbytes_read += nbytes
-        for (look, _), fault in zip(heads, faults, strict=True):
-            if fault is not None:
-                look.faults.append(fault)
 
     def _compare(self, look: Look, found: Found, index: ShardIndex) -> None:
         """Compare a shard with the entry of a census."""
@@ -345,16 +340,12 @@ def _begun(listed: ListedObject, outcome: ReadOutcome) -> Look:
 # -- one index -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class IndexCheck:
-    """The faults and oddities of an index, and ``(nslots,)`` the slots whose bytes can be looked at."""
-
-    faults: tuple[Fault, ...]
-    readable: npt.NDArray[np.bool_]
-
-
-def check_index(layout: ArrayLayout, coords: ChunkCoords, object_nbytes: int, index: ShardIndex) -> IndexCheck:
-    """Check the index of the shard at ``coords`` of the shard grid."""
+def check_index(
+    layout: ArrayLayout, coords: ChunkCoords, object_nbytes: int, index: ShardIndex
+) -> tuple[list[Fault], npt.NDArray[np.bool_]]:
+    """Return the faults and oddities of the index of the shard at ``coords`` of the shard grid, and ``(nslots,)`` the slots whose bytes can
+    be looked at.
+    """
     present, wrong = index.present(), replace(index, chunk_nbytes=None).invalid(object_nbytes)
     used = present & ~wrong
     flat = index.flat
@@ -389,7 +380,7 @@ def check_index(layout: ArrayLayout, coords: ChunkCoords, object_nbytes: int, in
             behind = object_nbytes - max(int(ends.max(initial=0)), index_end)
             where = f", {behind} of them at its end" if behind else ""
             faults.append(Fault("dead", f"{dead} of its {object_nbytes} bytes are neither index nor part of a chunk{where}"))
-    return IndexCheck(tuple(faults), used & ~in_index & ~odd_size)
+    return faults, used & ~in_index & ~odd_size
 
 
 def _and_more(slots: npt.NDArray[np.bool_]) -> str:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import InitVar, asdict, dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
@@ -268,32 +268,26 @@ class _Sums:
     notes: int = 0
 
 
+@dataclass(eq=False)
 class _Verification:
     """The state of one run."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        path: str,
-        execution: Execution,
-        decoder: Decoder | None,
-        census: Census | None,
-        against: Copy | None,
-        progress: Progress | None,
-        shown: str | None,
-    ) -> None:
-        self._engine = engine
-        self._documents = DocumentCheck(engine)
-        self._walk = Walk(engine, path, self._documents.see)
-        self._execution = execution
-        self._decoder = decoder
-        self._progress = progress
-        self._shown = shown
-        self._place = SharedStorage(engine.storage)
-        self._census = None if census is None else CensusComparison(census, self._walk.path, execution)
-        self._of_contents = census is not None and census.of_contents
-        self._against = against
-        self._how = VerifyLevel(decoder is not None, against is not None, census is not None, self._of_contents)
+    engine: Engine
+    path: InitVar[str]
+    execution: Execution
+    decoder: Decoder | None
+    earlier: InitVar[Census | None]
+    against: Copy | None
+    progress: Progress | None
+    shown: str | None
+
+    def __post_init__(self, path: str, earlier: Census | None) -> None:
+        self.documents = DocumentCheck(self.engine)
+        self.walk = Walk(self.engine, path, self.documents.see)
+        self.place = SharedStorage(self.engine.storage)
+        self.census = None if earlier is None else CensusComparison(earlier, self.walk.path, self.execution)
+        self.of_contents = earlier is not None and earlier.of_contents
+        self.how = VerifyLevel(self.decoder is not None, self.against is not None, earlier is not None, self.of_contents)
         self._sums: dict[str, _Sums] = {}
         self._listed = ListedDigests()
         self._errors: list[Finding] = []
@@ -308,19 +302,20 @@ class _Verification:
 
     def run(self) -> VerifyReport:
         left = run_sync(self._leftovers())
-        work_on_objects(self._execution, verify_objects, self._tasks(), self._take, self._note_failed)
-        self._walk.nodes.check_any(self._walk.path, self._objects, self._shown)
-        for finding in run_sync(self._documents.findings(self._walk.nodes, self._walk.path)):
-            if self._execution.takes(finding.key):
+        work_on_objects(self.execution, verify_objects, self._tasks(), self._take, self._note_unread)
+        self.walk.nodes.check_any(self.walk.path, self._objects, self.shown)
+        for finding in run_sync(self.documents.findings(self.walk.nodes, self.walk.path)):
+            if self.execution.takes(finding.key):
                 self._add(finding)
-        if self._census is not None:
-            run_sync(self._compare_with(self._census))
-        if self._against is not None:
-            self._compare_with_copy(self._against)
-        self._note_unread(Unread(key, NotFound(f"there is no object {key!r}")) for key in self._execution.unmet())
-        for one in run_sync(self._walk.obstacles()):
-            if self._execution.takes(one.key):
-                self._note_unread((Unread(one.key, in_its_place(one.key, one.what)),))
+        if self.census is not None:
+            run_sync(self._compare_with(self.census))
+        if self.against is not None:
+            self._compare_with_copy(self.against)
+        for key in self.execution.unmet():
+            self._note_unread(key, NotFound(f"there is no object {key!r}"))
+        for one in run_sync(self.walk.obstacles()):
+            if self.execution.takes(one.key):
+                self._note_unread(one.key, in_its_place(one.key, one.what))
         run_sync(self._check_files())
         run_sync(self._confirm_strays())
         run_sync(self._confirm_leftovers(left))
@@ -329,25 +324,24 @@ class _Verification:
     def _add(self, finding: Finding) -> None:
         self._counts[finding.kind] += 1
         sums = self._sums.setdefault(finding.path, _Sums())
-        listed = self._errors if finding.severity == "error" else self._notes
-        if finding.severity == "error":
-            sums.errors += 1
-        else:
-            sums.notes += 1
+        is_error = finding.severity == "error"
+        listed = self._errors if is_error else self._notes
+        sums.errors += is_error
+        sums.notes += not is_error
         if len(listed) < _MOST_FINDINGS:
             listed.append(finding)
 
     # -- objects of arrays ---------------------------------------------------------------------------------------------
 
     def _tasks(self) -> Iterator[VerifyTask]:
-        mine = (located for located in self._walk.located() if self._is_to_verify(located))
-        census, window = self._census, min(WINDOW_BYTES, self._execution.window_bytes)
-        reads_everything = self._decoder is not None or self._of_contents
+        mine = (located for located in self.walk.located() if self._is_to_verify(located))
+        census, window = self.census, min(WINDOW_BYTES, self.execution.window_bytes)
+        reads_everything = self.decoder is not None or self.of_contents
         for plan, some in gathered(mine, lambda plan: plan.coding.has_checksum or reads_everything):
             objects = tuple(
                 ListedObject(one.coords, one.info.nbytes, None if census is None else census.expected(plan, one.coords)) for one in some
             )
-            yield VerifyTask(self._execution.run, self._place, plan, objects, self._decoder, self._of_contents, window)
+            yield VerifyTask(self.execution.run, self.place, plan, objects, self.decoder, self.of_contents, window)
 
     def _is_to_verify(self, located: Located) -> bool:
         """Return whether it is an object of an array, and of this part; the rest is remembered with its role."""
@@ -355,10 +349,10 @@ class _Verification:
         key = located.info.key
         if located.plan is not None:
             self._listed.add(located.plan.path, located.info)
-            return self._execution.takes(key, located.plan.path, located.plan.number(located.coords))
+            return self.execution.takes(key, located.plan.path, located.plan.number(located.coords))
         if located.role == "v2-document":
-            self._documents.v2_keys.append(key)
-        elif located.role == "stray" and self._execution.takes(key):
+            self.documents.v2_keys.append(key)
+        elif located.role == "stray" and self.execution.takes(key):
             if len(self._strays) < _MOST_FINDINGS:
                 self._strays.append(located.info)
             else:
@@ -373,31 +367,28 @@ class _Verification:
         self._nbytes_read += verified.nbytes_read
         for finding in verified.findings:
             self._add(finding)
-        if self._census is not None:
+        if self.census is not None:
             for listed, digest in verified.changed:
-                self._add(self._census.change(task.plan, listed, digest))
-        self._note_unread(verified.unread)
+                self._add(self.census.change(task.plan, listed, digest))
+        for unread in verified.unread:
+            self._note_unread(unread.key, unread.error)
         self._done_objects += len(task.objects)
-        if self._progress is not None:
-            self._progress(self._done_objects, self._nbytes_read, total)
+        if self.progress is not None:
+            self.progress(self._done_objects, self._nbytes_read, total)
 
-    def _note_failed(self, key: str, error: ShardStoreError) -> None:
-        self._note_unread((Unread(key, error),))
-
-    def _note_unread(self, unread: Iterable[Unread]) -> None:
-        for one in unread:
-            if len(self._unread) < _MOST_UNREAD:
-                self._unread.setdefault(one.key, one)
+    def _note_unread(self, key: str, error: ShardStoreError) -> None:
+        if len(self._unread) < _MOST_UNREAD:
+            self._unread.setdefault(key, Unread(key, error))
 
     async def _compare_with(self, census: CensusComparison) -> None:
         """Report entries of the census that are missing here; they are looked for once more, since the listing is some time ago."""
-        plans = self._walk.plans()
+        plans = self.walk.plans()
         for finding in census.layout_findings(plans):
-            if self._execution.takes(finding.key):
+            if self.execution.takes(finding.key):
                 self._add(finding)
         unseen = census.unseen(plans)
         while some := list(islice(unseen, _STATS_AT_ONCE)):
-            found = await gather_all(*(self._engine.storage.stat(plan.key(coords)) for plan, coords in some))
+            found = await gather_all(*(self.engine.storage.stat(plan.key(coords)) for plan, coords in some))
             for (plan, coords), info in zip(some, found, strict=True):
                 if info is None:
                     self._add(Finding("missing", plan.path, plan.key(coords), "the census has such an object"))
@@ -406,26 +397,26 @@ class _Verification:
         def done(objects: int, nbytes: int) -> None:
             self._done_objects += objects
             self._nbytes_read += nbytes
-            if self._progress is not None:
-                self._progress(self._done_objects, self._nbytes_read, None)  # of both copies
+            if self.progress is not None:
+                self.progress(self._done_objects, self._nbytes_read, None)  # of both copies
 
-        compare_with_copy(self._engine, self._walk.path, copy.engine, copy.path, self._execution, self._add, done, self._note_failed)
+        compare_with_copy(self.engine, self.walk.path, copy.engine, copy.path, self.execution, self._add, done, self._note_unread)
 
     async def _check_files(self) -> None:
         """Look at the files of a snapshot, of which no key is an object of its own."""
-        storage = self._engine.storage.ability(KnowsReferences)
+        storage = self.engine.storage.ability(KnowsReferences)
         if storage is None:
             return
         elsewhere: dict[str, list[FileFault]] = {}
-        async for fault in storage.file_faults(self._walk.path):
-            if not self._execution.takes(fault.file):
+        async for fault in storage.file_faults(self.walk.path):
+            if not self.execution.takes(fault.file):
                 continue
             if isinstance(fault.error, InvalidInput):
                 elsewhere.setdefault(fault.path, []).append(fault)
             elif isinstance(fault.error, Corruption | Conflict):
                 self._add(Finding("file", fault.path, fault.file, str(fault.error)))
             else:
-                self._note_unread((Unread(fault.file, fault.error),))
+                self._note_unread(fault.file, fault.error)
         for path, faults in elsewhere.items():
             more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
             self._add(Finding("not-checked", path, "", f"{faults[0].file}{more}: {faults[0].error}"))
@@ -434,27 +425,27 @@ class _Verification:
 
     async def _confirm_strays(self) -> None:
         """Report objects that still exist and still belong to nothing: a writer may have created their array since."""
-        walk = Walk(self._engine, self._walk.path)
+        walk = Walk(self.engine, self.walk.path)
         for located in await walk.locate(self._strays):
             key = located.info.key
-            if located.role == "stray" and await self._engine.storage.stat(key) is not None:
+            if located.role == "stray" and await self.engine.storage.stat(key) is not None:
                 above = [path for path, _ in ancestors(key) if walk.nodes.get(path) is not None]
                 self._add(Finding("stray", above[-1] if above else "", key, f"{located.info.nbytes} bytes that belong to no node"))
 
     async def _leftovers(self) -> set[Leftover]:
         # Keys of a draft hierarchy are not those that its nodes are shown under.
-        run_prefix = self._walk.prefix if not is_draft(self._engine.storage) else ""
+        run_prefix = self.walk.prefix if not is_draft(self.engine.storage) else ""
         try:
-            known = self._engine.storage.ability(ListsLeftovers)
+            known = self.engine.storage.ability(ListsLeftovers)
             return set() if known is None else set(await known.leftovers(run_prefix))
         except ShardStoreError as exc:
-            self._add(Finding("not-checked", self._walk.path, "", f"unfinished uploads and the like could not be listed: {exc}"))
+            self._add(Finding("not-checked", self.walk.path, "", f"unfinished uploads and the like could not be listed: {exc}"))
             return set()
 
     async def _confirm_leftovers(self, before: set[Leftover]) -> None:
         """Report leftovers that existed when the run began, and still exist."""
         for left in sorted(before & await self._leftovers() if before else (), key=lambda left: (left.key, left.what)):
-            if self._execution.takes(left.key):
+            if self.execution.takes(left.key):
                 self._add(Finding(left.kind, "", left.key, left.what))
 
     # -- what came of it -------------------------------------------------------------------------------------------------
@@ -464,18 +455,18 @@ class _Verification:
             return finding.path, finding.key, finding.kind
 
         return VerifyReport(
-            url=self._engine.storage.url,
-            path=self._walk.path,
-            arrays=tuple(self._array(plan) for plan in self._walk.plans()),
+            url=self.engine.storage.url,
+            path=self.walk.path,
+            arrays=tuple(self._array(plan) for plan in self.walk.plans()),
             findings=(*sorted(self._errors, key=place), *sorted(self._notes, key=place)),
             counts=dict(sorted(self._counts.items())),
             objects=self._objects,
             nbytes_read=self._nbytes_read,
             unread=tuple(self._unread.values()),
             at=self._began,
-            is_whole=self._execution.part == WHOLE and self._execution.only is None,
+            is_whole=self.execution.part == WHOLE and self.execution.only is None,
         )
 
     def _array(self, plan: ArrayPlan) -> ArrayVerified:
         sums = self._sums.get(plan.path, _Sums())
-        return ArrayVerified(path=plan.path, detectable=detectable(plan, self._how), digest=self._listed.of(plan.path), **asdict(sums))
+        return ArrayVerified(path=plan.path, detectable=detectable(plan, self.how), digest=self._listed.of(plan.path), **asdict(sums))

@@ -11,7 +11,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from shardstore.errors import InvalidInput
-from shardstore.maintenance.census.file import ArrayCensus, Census
+from shardstore.maintenance.census import ArrayCensus, Census
 
 _CELLS = 512  # a side, at most
 _MOST_ARRAYS = 64

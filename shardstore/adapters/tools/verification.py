@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from shardstore.adapters.handle import Handle
-from shardstore.maintenance.census.file import Census, merged, read_census
-from shardstore.maintenance.census.run import take_census
+from shardstore.maintenance.census import Census, merged, read_census, take_census
 from shardstore.maintenance.cluster import ExecutorLike
 from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY, Execution, Part
 from shardstore.maintenance.verify.chunks import Decoder

@@ -17,8 +17,7 @@ from shardstore.apps.cli.execution import WorkOptions, check_writable
 from shardstore.apps.cli.failures import ExitCode, exit_code, message
 from shardstore.apps.cli.output import complain, has_colours, print_json, show
 from shardstore.errors import InvalidInput
-from shardstore.maintenance.census.file import ArrayCensus, Census
-from shardstore.maintenance.census.run import take_census
+from shardstore.maintenance.census import ArrayCensus, Census, take_census
 from shardstore.maintenance.execution import Execution
 from shardstore.model.words import count, plural, shape, size
 from shardstore.progress.shown import step_bar

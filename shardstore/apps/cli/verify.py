@@ -16,7 +16,7 @@ from shardstore.apps.cli.arguments import AgainstOptionsJson, AsJson, StorageOpt
 from shardstore.apps.cli.execution import WorkOptions
 from shardstore.apps.cli.failures import ExitCode, exit_code
 from shardstore.apps.cli.output import alike, complain, print_json, show, show_more, wrapped
-from shardstore.maintenance.census.file import merged, read_census
+from shardstore.maintenance.census import merged, read_census
 from shardstore.maintenance.execution import Execution
 from shardstore.maintenance.verify.findings import Detectable, Finding
 from shardstore.maintenance.verify.run import ArrayVerified, Copy, VerifyReport, verify_engine

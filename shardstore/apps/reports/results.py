@@ -6,7 +6,7 @@ from functools import singledispatch
 
 from shardstore.apps.reports.page import Card, cards, picture_of
 from shardstore.apps.reports.words import array_rows, no_v3
-from shardstore.maintenance.census.file import Census
+from shardstore.maintenance.census import Census
 from shardstore.maintenance.compact import CompactReport
 from shardstore.maintenance.packing.run import PackReport
 from shardstore.maintenance.repair.run import RepairReport

@@ -166,7 +166,7 @@ _MOST_WAITING = 1_000_000  # keys that nothing is known of yet
 _DEFAULT_KEY = re.compile(r"(?:(.*)/)?c(?:(?:/[0-9]+)*|(?:\.[0-9]+)+)", re.DOTALL)
 
 _SizedKey: TypeAlias = tuple[str, int, int]
-"""Key, size and version of an object, as ``OtherObject`` has them."""
+"""Key, size and version of an object, as ``SizedObject`` has them."""
 
 _V2_KEY = re.compile(r"(?:.*/)?[0-9]+(?:\.[0-9]+)*", re.DOTALL)
 
@@ -188,8 +188,8 @@ class SourceArray:
     """The size of every chunk, where the codecs give all of them the same."""
 
 
-class OtherObject(NamedTuple):
-    """An object that is neither a document nor part of a known array."""
+class SizedObject(NamedTuple):
+    """A stored object. ``version`` is ``version_digest``, 0 if the storage gave none."""
 
     key: str
     nbytes: int
@@ -209,7 +209,8 @@ class SourceNodes:
     """The ``.zmetadata`` of groups."""
     refused: dict[str, str] = field(default_factory=dict)
     """Nodes whose documents cannot be expressed, or read, with the reason."""
-    others: list[OtherObject] = field(default_factory=list)
+    others: list[SizedObject] = field(default_factory=list)
+    """The objects that are neither documents nor part of a known array."""
     unreachable: list[str] = field(default_factory=list)
     """The keys of objects that are listed and cannot be found: references, or links, to something that is not there."""
     objects: int = 0
@@ -328,7 +329,7 @@ class _Listing:
         self._settle_groups()
         self._directories.clear()
         for others in self._assign(self._waiting).values():
-            self.nodes.others += [OtherObject(*found) for found in others]
+            self.nodes.others += [SizedObject(*found) for found in others]
         self._waiting.clear()
         for array in self.nodes.arrays.values():
             array.layout.check(array.path)
@@ -340,7 +341,7 @@ class _Listing:
         if unknown:
             known = [found for found in self.nodes.others if found.key not in unknown]
             looked_up = await self._looked_up([(key, key) for key in sorted(unknown)])
-            self.nodes.others = known + [OtherObject(key, info.nbytes, version_digest(info.generation)) for key, info in looked_up]
+            self.nodes.others = known + [SizedObject(key, info.nbytes, version_digest(info.generation)) for key, info in looked_up]
 
     async def _looked_up(self, objects: list[tuple[str, T]]) -> list[tuple[T, ObjectInfo]]:
         """Look up objects, by key, whose sizes the listing did not give; return each that is there with what comes with its key."""

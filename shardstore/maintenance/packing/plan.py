@@ -22,7 +22,7 @@ from shardstore.format.codecs import CRC32C_NBYTES
 from shardstore.format.json_text import JsonObject, dumps
 from shardstore.format.store_keys import ancestors, groups_above, metadata_key
 from shardstore.maintenance.execution import WHOLE, Execution
-from shardstore.maintenance.packing.listing import OtherObject, SourceNodes, list_source
+from shardstore.maintenance.packing.listing import SizedObject, SourceNodes, list_source
 from shardstore.maintenance.packing.record import Finished
 from shardstore.maintenance.packing.target import Places, check_target, kept_shards
 from shardstore.maintenance.packing.translation import (
@@ -281,7 +281,7 @@ def _jsonable(policy: Any) -> Any:
 # -- refusing ------------------------------------------------------------------------------------------------------------
 
 
-def _included(nodes: SourceNodes, target: TargetNodes, wanted: TargetForm) -> Iterator[OtherObject]:
+def _included(nodes: SourceNodes, target: TargetNodes, wanted: TargetForm) -> Iterator[SizedObject]:
     """Yield the other objects that are included: each goes with the node that it lies in."""
     left_out = {*nodes.arrays, *nodes.passed, *nodes.groups} - target.documents.keys()
     for found in nodes.others:

@@ -37,10 +37,10 @@ from shardstore.format.presentation import present_array
 from shardstore.format.store_keys import ancestors, metadata_key, metadata_path
 from shardstore.format.v2.keys import document_key, is_document
 from shardstore.maintenance.execution import SharedStorage
-from shardstore.maintenance.packing.listing import SourceArray, version_digest
+from shardstore.maintenance.packing.listing import SizedObject, SourceArray, version_digest
 from shardstore.maintenance.packing.record import Record, Recorded
 from shardstore.maintenance.packing.translation import KeptShards, PlannedKeys, TargetArray, TargetNodes
-from shardstore.maintenance.packing.units import Made, MadeObject, UnitName
+from shardstore.maintenance.packing.units import Made, UnitName
 from shardstore.model.containers import batched
 from shardstore.model.generation import UNCONDITIONAL, IfGeneration
 from shardstore.model.ranges import EVERYTHING
@@ -120,7 +120,7 @@ async def _remove_together(storage: Storage, objects: Sequence[ObjectInfo]) -> N
 
 # -- what runs have made for things that are gone ------------------------------------------------------------------------
 
-Candidates = Mapping[str, Sequence[MadeObject]]
+Candidates = Mapping[str, Sequence[SizedObject]]
 """Keys that must not be at the target, with the recorded objects of each."""
 
 
@@ -142,7 +142,7 @@ def superseded(
     present = np.concatenate([_hashes(documents), *(entry.made.hashes() for entry in kept)])
     is_gone = ~np.isin(np.concatenate([_hashes(more), *(made.hashes() for made in old)]), present)
     of_more, *of_made = np.split(is_gone, np.cumsum([len(more), *map(len, old)])[:-1])
-    found: dict[str, list[MadeObject]] = {key: [renamed[key]] if key in renamed else [] for key in compress(more, of_more.tolist())}
+    found: dict[str, list[SizedObject]] = {key: [renamed[key]] if key in renamed else [] for key in compress(more, of_more.tolist())}
     for made, of_one in zip(old, of_made, strict=True):
         if of_one.any():
             for one in compress(made, of_one.tolist()):
@@ -150,7 +150,7 @@ def superseded(
     return found
 
 
-def _renamed(old: Iterable[Made]) -> dict[str, MadeObject]:
+def _renamed(old: Iterable[Made]) -> dict[str, SizedObject]:
     """Return the chunks of 0-d arrays of the 2022 draft by the keys that they have as soon as their documents are gone."""
     return {f"{one.key}/0": one for made in old for one in made if one.key == "c" or one.key.endswith("/c")}
 
@@ -186,7 +186,7 @@ async def removable(
     return sorted(found, key=lambda info: (info.key.count("/"), info.key))
 
 
-def _is_made(made: MadeObject, info: ObjectInfo) -> bool:
+def _is_made(made: SizedObject, info: ObjectInfo) -> bool:
     if info.generation is None or not info.generation.digest or not made.version:
         return info.nbytes == made.nbytes
     return info.generation.may_be(made.version)

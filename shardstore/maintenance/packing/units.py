@@ -12,14 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
 from shardstore.maintenance.execution import SharedStorage
-from shardstore.maintenance.packing.listing import ObjectLayout, OtherObject, Rows
+from shardstore.maintenance.packing.listing import ObjectLayout, Rows, SizedObject
 from shardstore.maintenance.packing.translation import TargetArray
 from shardstore.model.ranges import ByteRange
 from shardstore.plan.commits import ChunkOrder
@@ -248,7 +247,7 @@ class CopyUnit:
 
     job: Job
     number: int
-    objects: tuple[OtherObject, ...]
+    objects: tuple[SizedObject, ...]
 
     @property
     def path(self) -> None:
@@ -287,11 +286,11 @@ class CopyUnit:
 AnyUnit = Unit | CopyUnit
 
 
-def copy_units(job: Job, objects: Sequence[OtherObject]) -> Iterator[CopyUnit]:
+def copy_units(job: Job, objects: Sequence[SizedObject]) -> Iterator[CopyUnit]:
     """Yield the units of ``objects``, in the order of their keys. Keys alone decide where most units begin, so one object more changes no
     other unit than its own.
     """
-    held: list[OtherObject] = []
+    held: list[SizedObject] = []
     number = 0
     for found in objects:
         is_full = len(held) >= _COPIES_A_UNIT or sum(f.nbytes for f in held) + found.nbytes > _COPIED_BYTES_A_UNIT
@@ -304,14 +303,6 @@ def copy_units(job: Job, objects: Sequence[OtherObject]) -> Iterator[CopyUnit]:
 
 
 # -- objects that a unit has made ----------------------------------------------------------------------------------------
-
-
-class MadeObject(NamedTuple):
-    """One object. ``version`` is ``version_digest``, 0 if the storage gave none."""
-
-    key: str
-    nbytes: int
-    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,9 +355,9 @@ class Made:
         """Return ``(n,)``: ``hash`` of each key, valid in this process."""
         return np.array(list(map(hash, self.keys())), dtype=np.int64)
 
-    def __iter__(self) -> Iterator[MadeObject]:
+    def __iter__(self) -> Iterator[SizedObject]:
         for key, nbytes, version in zip(self.keys(), self.sizes.tolist(), self.versions.tolist(), strict=True):
-            yield MadeObject(key, nbytes, version)
+            yield SizedObject(key, nbytes, version)
 
 
 NOTHING = Made()

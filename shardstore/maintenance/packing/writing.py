@@ -21,7 +21,7 @@ from shardstore.format.codecs import CRC32C_NBYTES, crc32c
 from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.format.store_keys import join
 from shardstore.maintenance.execution import check_running
-from shardstore.maintenance.packing.listing import OtherObject, Rows, version_digest
+from shardstore.maintenance.packing.listing import Rows, SizedObject, version_digest
 from shardstore.maintenance.packing.streams import Chunks, ChunkStream, ChunkWindow, Fetching, SourceObject, checked, stream_here
 from shardstore.maintenance.packing.units import NOTHING, AnyUnit, ArrayJob, CopyUnit, Job, Made, Unit, digest_of_contents
 from shardstore.model.chunks import ShardGrid
@@ -446,7 +446,7 @@ async def _copy_objects(unit: CopyUnit) -> UnitDone:
     memory = _memory(job.max_memory)
     free = asyncio.Semaphore(_OBJECTS_AT_ONCE)
 
-    async def copy(found: OtherObject) -> Generation:
+    async def copy(found: SizedObject) -> Generation:
         async with free, memory.writers.hold(min(_COPIES_HELD * found.nbytes, _UPLOAD_BYTES)):
             return await job.target.storage.write(found.key, _pieces_of(job, found), found.nbytes, UNCONDITIONAL)
 
@@ -457,7 +457,7 @@ async def _copy_objects(unit: CopyUnit) -> UnitDone:
     return UnitDone(unit.fingerprint, made, 0, unit.nbytes)
 
 
-async def _pieces_of(job: Job, found: OtherObject) -> AsyncGenerator[BytesLike]:
+async def _pieces_of(job: Job, found: SizedObject) -> AsyncGenerator[BytesLike]:
     """Yield the bytes of a whole object, a window at a time."""
     start, memory = np.zeros(1, dtype=np.int64), _memory(job.max_memory)
     whole = Chunks([SourceObject(found.key, found.nbytes, found.version)], start, start, np.array([found.nbytes]))

@@ -25,8 +25,7 @@ from shardstore.format.store_keys import ancestors, join, metadata_key
 from shardstore.format.v2.documents import array_from_v2, group_from_v2
 from shardstore.format.v2.kept import hide_kept
 from shardstore.format.v2.keys import ARRAY_NAME, ATTRIBUTES_NAME, GROUP_NAME
-from shardstore.maintenance.census.file import ArrayCensus, Census
-from shardstore.maintenance.census.run import NO_DIGEST, ObjectEntry
+from shardstore.maintenance.census import NO_DIGEST, ArrayCensus, Census, ObjectEntry
 from shardstore.maintenance.execution import Execution, SharedStorage, check_running, in_windows, work_on_objects
 from shardstore.maintenance.nodes import ArrayPlan, read_v2
 from shardstore.maintenance.verify.chunks import WINDOW_BYTES, ObjectChanged, StoredChunk, object_of, read_chunks, stored_chunks

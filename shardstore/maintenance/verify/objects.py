@@ -20,8 +20,7 @@ from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.format.shard_index import ShardIndex
 from shardstore.format.store_keys import join, metadata_key
 from shardstore.format.v2.keys import ARRAY_NAME
-from shardstore.maintenance.census.file import Unread
-from shardstore.maintenance.census.run import NO_DIGEST, ObjectEntry, content_digest, digest_of
+from shardstore.maintenance.census import NO_DIGEST, ObjectEntry, Unread, content_digest, digest_of
 from shardstore.maintenance.execution import SharedStorage, check_running, in_windows
 from shardstore.maintenance.nodes import ArrayPlan, plan_array, plan_v2_array, read_v2
 from shardstore.maintenance.shards import dead_nbytes, entry_fault, slots_inside

@@ -26,7 +26,7 @@ from shardstore.format.store_keys import ancestors, groups_above, metadata_key
 from shardstore.format.v2.documents import array_from_v2
 from shardstore.format.v2.dtypes import NoCounterpart
 from shardstore.format.v2.keys import ARRAY_NAME, CONSOLIDATED_NAME, GROUP_NAME
-from shardstore.maintenance.census.file import Census, Unread
+from shardstore.maintenance.census import Census, Unread
 from shardstore.maintenance.execution import WHOLE, Execution, ListedDigests, SharedStorage, work_on_objects
 from shardstore.maintenance.nodes import ArrayPlan, SurveyedNodes, V2Document, is_stale_v2, read_v2
 from shardstore.maintenance.verify.chunks import WINDOW_BYTES, Decoder

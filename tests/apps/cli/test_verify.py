@@ -18,7 +18,7 @@ from shardstore.apps.cli import census
 from shardstore.apps.cli.execution import write_failures
 from shardstore.apps.cli.output import show_more, wrapped
 from shardstore.errors import StorageError
-from shardstore.maintenance.census.file import Unread
+from shardstore.maintenance.census import Unread
 from shardstore.storage.base import Failed
 from shardstore.storage.local.storage import LocalStorage
 from tests.apps.cli.running import PLAIN, Place, run, succeed

@@ -21,7 +21,7 @@ import shardstore
 from shardstore.adapters.tools.verification import decoder
 from shardstore.engine.engine import Engine
 from shardstore.errors import AccessDenied, InvalidInput, NotFound
-from shardstore.maintenance.census.run import take_census
+from shardstore.maintenance.census import take_census
 from shardstore.maintenance.execution import Execution, Part
 from shardstore.maintenance.verify.findings import ERRORS, NOTES, ErrorKind, Finding, NoteKind
 from shardstore.maintenance.verify.run import VerifyReport, verify_engine

@@ -15,8 +15,7 @@ import pytest
 
 import shardstore
 from shardstore.engine.engine import Engine
-from shardstore.maintenance.census.file import Census, census_from_bytes
-from shardstore.maintenance.census.run import take_census
+from shardstore.maintenance.census import Census, census_from_bytes, take_census
 from shardstore.maintenance.execution import Execution
 from shardstore.maintenance.verify.run import VerifyReport, verify_engine
 from shardstore.storage.base import Storage

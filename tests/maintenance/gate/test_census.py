@@ -21,8 +21,7 @@ from hypothesis import given
 import shardstore
 from shardstore.engine.engine import Engine
 from shardstore.errors import Corruption, InvalidInput, NotFound, StorageError, Unsupported
-from shardstore.maintenance.census.file import ArrayCensus, Census, bitmap_nbytes, census_from_bytes, merged, read_census
-from shardstore.maintenance.census.run import take_census
+from shardstore.maintenance.census import ArrayCensus, Census, bitmap_nbytes, census_from_bytes, merged, read_census, take_census
 from shardstore.maintenance.execution import Execution, Part
 from shardstore.maintenance.verify.run import verify_engine
 from shardstore.storage.local.storage import LocalStorage

@@ -43,9 +43,11 @@ from shardstore.opening.open import open_storage
 from shardstore.opening.snapshot_urls import named_snapshot, refuse_to_change
 from shardstore.plan.commits import ChunkOrder, DeleteShard, WriteShard, plan_compaction
 from shardstore.progress.shown import reported
-from shardstore.progress.steps import Progress, Step
+from shardstore.progress.steps import Progress
 from shardstore.storage.local.rules import Locks
 
+compact_step = partial(shard_step, work="compacting")
+"""Make the step of the progress that is shown."""
 _ATTEMPTS = 8  # lost in a row against writers of the same shard: they leave no dead bytes behind
 
 
@@ -292,11 +294,6 @@ def compact(
         else:
             run.compact()
         return run.report(path, dry_run)
-
-
-def compact_step(progress: Progress, /) -> Step:
-    """Return the step that is shown."""
-    return shard_step(progress, "compacting")
 
 
 class _Compaction(ShardRun):

@@ -162,7 +162,7 @@ _SIZES_AT_ONCE = 256
 _DOCUMENT_NAMES = frozenset((METADATA_NAME, *DOCUMENT_NAMES))
 _MOST_WAITING = 1_000_000  # keys that nothing is known of yet
 
-# The key of a chunk in the default encoding: the path of its array, and the coordinates.
+# The key of a chunk in the default encoding of Zarr v3: the path of its array, and the coordinates.
 _DEFAULT_KEY = re.compile(r"(?:(.*)/)?c(?:(?:/[0-9]+)*|(?:\.[0-9]+)+)", re.DOTALL)
 
 _SizedKey: TypeAlias = tuple[str, int, int]
@@ -266,8 +266,8 @@ class _Listing:
         documents, objects, directories = self._sorted(page)
         if self._may_be_dual:  # before any chunk is counted for the other description
             documents += [metadata_key(key.rpartition("/")[0]) for key in documents]
-        arrays = {path for key in directories.values() if (path := self._candidate(key)) is not None}
-        await self._read(dict.fromkeys((*documents, *map(metadata_key, arrays))))
+        matches = (match for key in directories.values() if (match := _DEFAULT_KEY.fullmatch(key)) is not None)
+        await self._read(dict.fromkeys((*documents, *(metadata_key(match[1] or "") for match in matches))))
         unknown = self._assign(objects)
         if unknown and await self._look_above(key for of_directory in unknown.values() for key, _, _ in of_directory):
             unknown = self._assign(unknown)
@@ -315,14 +315,6 @@ class _Listing:
         new = [key for key in sought if key not in self._looked_for]
         await self._read(new)
         return bool(new)
-
-    def _candidate(self, key: str) -> str | None:
-        """Return the path of the Zarr v3 array whose chunk ``key`` may be, if its document has not been looked for."""
-        match = _DEFAULT_KEY.fullmatch(key)
-        if match is None:
-            return None
-        path = match[1] or ""
-        return None if metadata_key(path) in self._looked_for else path
 
     async def settle(self) -> None:
         """End the listing: waiting keys belong to arrays that are known by now, or to no array."""

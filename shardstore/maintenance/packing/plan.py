@@ -161,15 +161,15 @@ def look(
         Unsupported: nodes cannot be expressed.
     """
     settings = _settings(places, wanted, order)
-    found = run_sync(_look_at_both(places, settings, overwrite=overwrite, dry_run=dry_run, progress=progress))
-    target = translate(found.nodes, wanted, found.kept)
-    others = sorted(_included(found.nodes, target, wanted))
-    _check(places, wanted, found, target, [other.key for other in others])
+    nodes, kept, obstacles, notes = run_sync(_look_at_both(places, settings, overwrite=overwrite, dry_run=dry_run, progress=progress))
+    target = translate(nodes, wanted, kept)
+    others = sorted(_included(nodes, target, wanted))
+    _check(places, wanted, nodes, obstacles, target, [other.key for other in others])
     target, ome_notes = _with_ome(target, wanted, is_for_branch=places.hierarchy is not None)
     if not target.documents:
         raise NotFound(
             f"there is no Zarr node at {places.shown_source}"
-            + (", of those that include and exclude let through" if found.nodes.arrays or found.nodes.groups else "")
+            + (", of those that include and exclude let through" if nodes.arrays or nodes.groups else "")
         )
     job = Job(execution.run, places.source, places.target, max_memory)
     jobs = [ArrayJob.of(array, job, order) for array in target.arrays.values()]
@@ -178,11 +178,11 @@ def look(
         wanted,
         execution,
         order,
-        found.nodes,
+        nodes,
         target,
-        arrays=tuple(ArrayUnits(one, found.nodes.arrays[one.path].table.rows()) for one in jobs),
+        arrays=tuple(ArrayUnits(one, nodes.arrays[one.path].table.rows()) for one in jobs),
         copies=tuple(copy_units(job, others)),
-        notes=(*found.notes, *ome_notes),
+        notes=(*notes, *ome_notes),
     )
     if execution.part != WHOLE and plan.unversioned:
         named = some_of(["other objects" if path is None else path or "(root)" for path in plan.unversioned])
@@ -194,34 +194,24 @@ def look(
     return plan
 
 
-@dataclass(frozen=True, slots=True)
-class _SourceListing:
-    """The source as it was listed, and what the target has of it already."""
-
-    nodes: SourceNodes
-    kept: KeptShards | None
-    obstacles: Sequence[Obstacle]
-    """What is in the place of objects of a local source."""
-    notes: tuple[str, ...]
-
-
 async def _look_at_both(
     places: Places, settings: dict[str, Any], *, overwrite: bool, dry_run: bool, progress: Callable[[Progress], None]
-) -> _SourceListing:
+) -> tuple[SourceNodes, KeptShards | None, Sequence[Obstacle], list[str]]:
+    """Return the listed source, what the target has of it already, what is in the place of objects of a local source, and notes."""
     is_renewed = False
-    notes: tuple[str, ...] = ()
+    notes: list[str] = []
     try:
         await check_target(places, overwrite=overwrite)
         is_renewed = not overwrite and await has_begun(places, settings)
     except Conflict as exc:
         if not dry_run:
             raise
-        notes = (f"it would be refused: {exc}",)
+        notes = [f"it would be refused: {exc}"]
     nodes = await list_source(places.source.storage, lambda n: progress(Progress("listing", n)))
     kept = await kept_shards(places.target.storage, nodes.arrays.values()) if is_renewed else None
     local = places.source.storage.ability(LocalFiles)
     obstacles = [] if local is None else await local.obstacles("", nodes.has_key)
-    return _SourceListing(nodes, kept, obstacles, notes)
+    return nodes, kept, obstacles, notes
 
 
 async def has_begun(places: Places, settings: dict[str, Any]) -> bool:
@@ -289,7 +279,14 @@ def _included(nodes: SourceNodes, target: TargetNodes, wanted: TargetForm) -> It
             yield found
 
 
-def _check(places: Places, wanted: TargetForm, found: _SourceListing, target: TargetNodes, other_keys: Sequence[str]) -> None:
+def _check(
+    places: Places,
+    wanted: TargetForm,
+    nodes: SourceNodes,
+    obstacles: Sequence[Obstacle],
+    target: TargetNodes,
+    other_keys: Sequence[str],
+) -> None:
     """Check that all nodes, and the other objects with the keys ``other_keys``, can be in the target, and that everything is there.
 
     Raises:
@@ -298,14 +295,10 @@ def _check(places: Places, wanted: TargetForm, found: _SourceListing, target: Ta
             out would call a target complete that shows fill values.
     """
     local = places.stored_target.ability(LocalFiles)
-    names = Names(
-        root=None if local is None else local.root,
-        as_draft=wanted.as_draft,
-        inside=places.record_inside,
-    )
+    names = Names(root=None if local is None else local.root, as_draft=wanted.as_draft, inside=places.record_inside)
     raise_refused(target.refused | names.refused(target, other_keys))
-    obstacles = [one for one in found.obstacles if wanted.includes_object(one.key)]
-    missing = [key for key in found.nodes.unreachable if wanted.includes_object(key)]
+    obstacles = [one for one in obstacles if wanted.includes_object(one.key)]
+    missing = [key for key in nodes.unreachable if wanted.includes_object(key)]
     missing += [one.key for one in obstacles if one.what == LINK_TO_NOWHERE]
     if missing:
         raise StorageError(

@@ -59,17 +59,10 @@ class ArrayJob(Job):
     @classmethod
     def of(cls, array: TargetArray, job: Job, order: ChunkOrder) -> ArrayJob:
         """Return the job of one array of the target."""
+        source = array.source
+        layouts = source.layout, array.layout
         return cls(
-            job.run,
-            job.source,
-            job.target,
-            job.max_memory,
-            array.path,
-            array.source.layout,
-            array.layout,
-            array.adds_checksums,
-            order,
-            array.source.encoded_chunk_nbytes,
+            job.run, job.source, job.target, job.max_memory, array.path, *layouts, array.adds_checksums, order, source.encoded_chunk_nbytes
         )
 
     @cached_property

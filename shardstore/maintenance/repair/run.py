@@ -19,6 +19,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 from fsspec.spec import AbstractFileSystem
@@ -59,7 +60,7 @@ from shardstore.opening.location import location_of
 from shardstore.opening.open import open_storage
 from shardstore.opening.snapshot_urls import named_snapshot, refuse_to_change
 from shardstore.progress.shown import reported
-from shardstore.progress.steps import Progress, Step
+from shardstore.progress.steps import Progress
 from shardstore.storage.base import ConditionFailed, Found, Storage, document_read, read_one
 from shardstore.storage.boundaries import check_own
 from shardstore.storage.local.directory import LocalFiles
@@ -70,6 +71,8 @@ from shardstore.storage.wrappers import innermost
 _ATTEMPTS = 8  # at a shard that other clients keep writing
 _MOST_NAMED = 1000  # chunks in a note
 _SUFFIX = ".quarantine"
+repair_step = partial(shard_step, work="repairing")
+"""Make the step of the progress that is shown."""
 _HOW = "say quarantine=URL (--quarantine URL) to name a place for the bytes of damaged objects"
 
 
@@ -412,7 +415,12 @@ def repair(
     execution = Execution.of(executor, workers, part, retries, max_memory, only)
     refuse_to_change(run_sync(named_snapshot(url, storage_options)), "repairing")
     place = SharedStorage(open_storage(url, storage_options, locks=locks))
-    kept_in = _quarantine(url, quarantine, place.storage, storage_options, is_needed=yes)
+    kept_in = None
+    try:
+        kept_in = SharedStorage(open_quarantine(url, quarantine, place.storage, storage_options))
+    except InvalidInput:
+        if yes or quarantine is not None:
+            raise
     with reported(progress, repair_step) as say:
         run = ShardRun(place, execution, say)
         if yes:
@@ -459,19 +467,3 @@ def _report(
         failed=FirstItems.of(run.failed, MOST_FAILED),
         unreadable=tuple(node.path for node in run.unreadable),
     )
-
-
-def repair_step(progress: Progress, /) -> Step:
-    """Return the step that is shown."""
-    return shard_step(progress, "repairing")
-
-
-def _quarantine(
-    target: Any, given: Any, storage: Storage, storage_options: dict[str, Any] | None, *, is_needed: bool
-) -> SharedStorage | None:
-    try:
-        return SharedStorage(open_quarantine(target, given, storage, storage_options))
-    except InvalidInput:
-        if is_needed or given is not None:
-            raise
-        return None

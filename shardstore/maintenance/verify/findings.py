@@ -112,10 +112,6 @@ class Fault:
     def at(self, path: str, key: str) -> Finding:
         return Finding(self.kind, path, key, self.what)
 
-    @property
-    def is_error(self) -> bool:
-        return self.kind in ERRORS
-
 
 # -- what can be found ------------------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ from shardstore.maintenance.verify.chunks import (
     look_at_heads,
     look_into,
 )
-from shardstore.maintenance.verify.findings import Fault, Finding
+from shardstore.maintenance.verify.findings import ERRORS, Fault, Finding
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange
@@ -104,7 +104,7 @@ class Look:
     @property
     def needs_recheck(self) -> bool:
         """True if the object has to be looked at once more."""
-        return self.has_moved or self.error is not None or any(fault.is_error for fault in self.faults)
+        return self.has_moved or self.error is not None or any(fault.kind in ERRORS for fault in self.faults)
 
     def confirms(self, before: Look) -> bool:
         """Return whether an earlier look saw this version, and it was no better."""

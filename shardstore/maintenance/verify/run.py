@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import InitVar, asdict, dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
@@ -74,7 +74,11 @@ class DocumentCheck:
         Raises ``StorageError`` if a request failed.
         """
         found = [finding async for finding in self._v3_findings(nodes, path)]
-        found += _nested([record.node.path for record in nodes.records(path) if record.is_array])
+        arrays = dict.fromkeys(record.node.path for record in nodes.records(path) if record.is_array)
+        for array in arrays:  # no reader looks for arrays inside of arrays
+            if (above := next((above for above in groups_above(array) if above in arrays), None)) is not None:
+                what = f"it lies inside the array {above or '/'!r}: arrays hold no nodes"
+                found.append(Finding("contradiction", array, metadata_key(array), what))
         found += await self._stale(nodes, path)
         for keys in batched(self.v2_keys, _DOCUMENTS_AT_ONCE):
             for key, read in zip(keys, await read_v2(self._engine.storage, keys), strict=True):
@@ -106,15 +110,6 @@ class DocumentCheck:
         return [
             Finding("stale-consolidated", group, metadata_key(group), what) for group, _, is_stale in again.consolidated(path) if is_stale
         ]
-
-
-def _nested(arrays: Sequence[str]) -> Iterator[Finding]:
-    """Yield arrays inside of arrays, which no reader looks for."""
-    known = set(arrays)
-    for path in arrays:
-        above = next((above for above in groups_above(path) if above in known), None)
-        if above is not None:
-            yield Finding("contradiction", path, metadata_key(path), f"it lies inside the array {above or '/'!r}: arrays hold no nodes")
 
 
 def v2_faults(read: V2Document) -> list[Fault]:

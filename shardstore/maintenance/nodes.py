@@ -20,6 +20,7 @@ from shardstore.format.chunk_keys import ChunkKeyEncoding, looks_like_chunk_key
 from shardstore.format.codecs import codec_configuration, codec_name
 from shardstore.format.json_text import JsonObject, NumberText, dumps, loads_object, same_text
 from shardstore.format.metadata_v3 import METADATA_NAME, ArrayLayout, PlainArray, item_nbytes, parse_plain, sizes
+from shardstore.format.object_layout import ObjectLayout
 from shardstore.format.presentation import consolidated_arrays, present_array
 from shardstore.format.store_keys import ancestors, join, metadata_key, metadata_path
 from shardstore.format.v2.documents import array_from_v2
@@ -100,32 +101,16 @@ class NodeRecord:
     consolidated: dict[str, bytes] | None = None
     """For a group with consolidated metadata: the digests of the arrays in it, by path relative to the group."""
     tally: ShardTally = field(default_factory=ShardTally)
+    objects: ObjectLayout | None = field(init=False)
+    """The layout of an array's objects, if its chunks can be identified."""
+
+    def __post_init__(self) -> None:
+        array = self.node.layout or self.node.plain
+        self.objects = None if array is None else ObjectLayout.of(array)
 
     @property
     def is_array(self) -> bool:
         return self.node.kind in ("sharded", "array")
-
-    @property
-    def grid(self) -> tuple[int, ...] | None:
-        """The number of chunks along each dimension, if it is known."""
-        if self.node.layout is not None:
-            return self.node.layout.chunk_grid_shape
-        plain = self.node.plain
-        return None if plain is None else tuple(-(-n // c) for n, c in zip(plain.shape, plain.chunk_shape, strict=True))
-
-    @property
-    def chunks_per_object(self) -> tuple[int, ...]:
-        """The number of chunks in an object along each dimension."""
-        return (1,) * len(self.grid or ()) if self.node.layout is None else self.node.layout.grid.chunks_per_shard
-
-    @property
-    def object_grid(self) -> tuple[int, ...] | None:
-        """The number of objects along each dimension, if it is known."""
-        return None if self.grid is None else tuple(-(-g // p) for g, p in zip(self.grid, self.chunks_per_object, strict=True))
-
-    def holds(self, coords: ChunkCoords) -> bool:
-        """Return whether a chunk lies in the array's shape."""
-        return self.grid is not None and all(c < g for c, g in zip(coords, self.grid, strict=True))
 
 
 Owner = tuple[NodeRecord | None, ChunkCoords | None]
@@ -302,86 +287,51 @@ def _value(value: Any) -> str:
 # -- arrays whose objects can be identified ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayPlan:
-    """An array whose objects can be identified: ``layout`` for a sharded one, ``plain`` for any other."""
+@dataclass(frozen=True, kw_only=True)
+class ArrayPlan(ObjectLayout):
+    """An array whose objects can be identified."""
 
     path: str
+    shape: tuple[int, ...]
+    chunk_shape: tuple[int, ...]
+    """The shape of a chunk, as presented."""
     layout: ArrayLayout | None
-    plain: PlainArray | None
+    """The layout of a sharded array."""
     coding: ChunkCoding
     document: bytes = b""
     """The presented document, in Zarr v3, without attributes; empty if the array's codecs have no counterpart there."""
     is_v2: bool = False
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._of.shape
-
-    @property
-    def chunk_shape(self) -> tuple[int, ...]:
-        """The shape of a chunk, as presented."""
-        return self._of.chunk_shape
-
-    @property
-    def _of(self) -> ArrayLayout | PlainArray:
-        of = self.layout or self.plain
-        assert of is not None
-        return of
-
-    @property
-    def key_encoding(self) -> ChunkKeyEncoding:
-        return self._of.key_encoding
-
-    @property
-    def chunks_per_object(self) -> tuple[int, ...]:
-        """The number of chunks in an object along each dimension."""
-        return self.layout.grid.chunks_per_shard if self.layout is not None else (1,) * len(self.shape)
-
-    @property
-    def chunk_grid(self) -> tuple[int, ...]:
-        """The number of chunks along each dimension."""
-        return tuple(-(-n // c) for n, c in zip(self.shape, self.chunk_shape, strict=True))
-
-    @property
-    def object_grid(self) -> tuple[int, ...]:
-        """The number of objects along each dimension."""
-        return tuple(-(-g // p) for g, p in zip(self.chunk_grid, self.chunks_per_object, strict=True))
-
     def key(self, coords: ChunkCoords) -> str:
         """Return the stored key of the object at ``coords`` of the grid of objects."""
         return join(self.path, self.key_encoding.encode(coords))
 
-    def coords_of(self, relative: str) -> ChunkCoords | None:
-        """Return the coordinates of the object that a stored key relative to the array names."""
-        return self.key_encoding.decode(relative, len(self.shape))
 
-    def has_key(self, relative: str) -> bool:
-        """Return whether a stored key, relative to the array, is that of an object in its grid."""
-        coords = self.coords_of(relative)
-        return coords is not None and self.holds(coords)
-
-    def holds(self, coords: ChunkCoords) -> bool:
-        """Return whether an object lies in the array's grid."""
-        return all(c < g for c, g in zip(coords, self.object_grid, strict=True))
-
-    def number(self, coords: ChunkCoords) -> int:
-        """Return the C-order number of an object in the grid of objects."""
-        number = 0
-        for c, g in zip(coords, self.object_grid, strict=True):
-            number = number * max(1, g) + c
-        return number
+def _plan(path: str, array: ArrayLayout | PlainArray, coding: ChunkCoding, document: bytes = b"", *, is_v2: bool = False) -> ArrayPlan:
+    objects, layout = ObjectLayout.of(array), array if isinstance(array, ArrayLayout) else None
+    return ArrayPlan(
+        objects.key_encoding,
+        objects.chunk_grid,
+        objects.index_format,
+        path=path,
+        shape=array.shape,
+        chunk_shape=array.chunk_shape,
+        layout=layout,
+        coding=coding,
+        document=document,
+        is_v2=is_v2,
+    )
 
 
 def plan_array(node: Node, document: JsonObject | None) -> ArrayPlan | None:
     """Return the plan of a stored node of Zarr v3; ``None`` if it is no array, or its objects cannot be identified."""
-    if document is None or (node.layout is None and node.plain is None):
+    array = node.layout or node.plain
+    if document is None or array is None:
         return None
     presented = present_array(document)
-    chunk_shape = node.layout.chunk_shape if node.layout is not None else node.plain.chunk_shape if node.plain is not None else ()
     # Below a transformer that stands on another, chunks are shards of the one above: nothing is known of their bytes.
-    coding = ChunkCoding() if presented.get("storage_transformers") else document_coding(presented, chunk_shape)
-    return ArrayPlan(node.path, node.layout, node.plain, coding, _telling(presented))
+    coding = ChunkCoding() if presented.get("storage_transformers") else document_coding(presented, array.chunk_shape)
+    return _plan(node.path, array, coding, _telling(presented))
 
 
 def plan_v2_array(path: str, zarray: JsonObject) -> ArrayPlan | None:
@@ -395,8 +345,8 @@ def plan_v2_array(path: str, zarray: JsonObject) -> ArrayPlan | None:
     try:
         presented = array_from_v2(zarray, None)
     except InvalidInput:
-        return ArrayPlan(path, None, plain, ChunkCoding(), is_v2=True)
-    return ArrayPlan(path, None, plain, document_coding(presented, chunk_shape), _telling(presented), is_v2=True)
+        return _plan(path, plain, ChunkCoding(), is_v2=True)
+    return _plan(path, plain, document_coding(presented, chunk_shape), _telling(presented), is_v2=True)
 
 
 def _telling(presented: JsonObject) -> bytes:

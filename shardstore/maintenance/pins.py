@@ -13,8 +13,9 @@ from operator import floordiv, lt
 
 from shardstore.engine.engine import Engine
 from shardstore.errors import Conflict, InvalidInput
+from shardstore.format.object_layout import ObjectLayout
 from shardstore.format.store_keys import check_key, join
-from shardstore.maintenance.nodes import NodeRecord, SurveyedNodes
+from shardstore.maintenance.nodes import SurveyedNodes
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.containers import batched
 from shardstore.model.words import some_of
@@ -95,12 +96,12 @@ class Pins:
         arrays: dict[str, _PinnedArray] = {}
         unproven: dict[str, tuple[_PinnedArray, ChunkCoords]] = {}
         for key, (record, coords) in zip(keys, await nodes.owners(keys), strict=True):
-            if record is None or (coords is None and record.grid is not None):
+            if record is None or (coords is None and record.objects is not None):
                 meant[key] = repr(key)
                 continue
             meant[key] = [key]
-            if coords is not None:
-                array = arrays.get(record.node.path) or arrays.setdefault(record.node.path, _PinnedArray(record))
+            if coords is not None and record.objects is not None:
+                array = arrays.setdefault(record.node.path, _PinnedArray(record.node.path, record.objects))
                 if not array.must_be_object(coords, may_be_chunk=None in self.generations[key]):
                     unproven[key] = array, coords
         stored = await _stored(storage, list(unproven))
@@ -114,50 +115,41 @@ class Pins:
         return self.generations.get(key, frozenset())
 
 
+@dataclass(frozen=True, slots=True)
 class _PinnedArray:
-    """The grids of an array, and the keys in them. Objects are shards, or chunks where the array is not sharded."""
+    """An array, and the layout of its objects."""
 
-    def __init__(self, record: NodeRecord) -> None:
-        of_array = record.node.layout or record.node.plain
-        assert of_array is not None  # otherwise its keys have no coordinates
-        self._path = record.node.path
-        self._encoding = of_array.key_encoding
-        self._is_sharded = record.node.layout is not None
-        self._chunks_per_object = record.chunks_per_object
-        self._chunk_grid, self._object_grid = record.grid or (), record.object_grid or ()
+    path: str
+    objects: ObjectLayout
 
     def must_be_object(self, coords: ChunkCoords, *, may_be_chunk: bool) -> bool:
         """Return whether the key of these coordinates is an object's, whatever is stored: none outside of the shape is, nor one that may be
         the key of a chunk in another object.
         """
-        return _lies_in(coords, self._object_grid) and not (may_be_chunk and self._object_of(coords) != coords)
+        return self.objects.holds(coords) and not (may_be_chunk and self._object_of(coords) != coords)
 
     def meant_instead(self, coords: ChunkCoords) -> list[str]:
         """Return the keys of the objects that are meant, where none is stored at these coordinates: the one that holds the chunk there.
 
         Inside of the shape an object may be meant that is not there any more, and holding that as well costs nothing.
         """
-        meant = [coords] if _lies_in(coords, self._object_grid) else []
-        meant += [self._object_of(coords)] if _lies_in(coords, self._chunk_grid) else []
+        meant = [coords] if self.objects.holds(coords) else []
+        meant += [self._object_of(coords)] if all(map(lt, coords, self.objects.chunk_grid)) else []
         return [self._key(one) for one in meant]
 
     def refusal(self, key: str) -> str:
         """Return in words what the array has instead of ``key``."""
-        if not all(self._chunk_grid):
-            return f"{key!r} (array {self._path!r} has no chunks)"
-        last = tuple(n - 1 for n in self._chunk_grid)
-        shards = f"shards up to {self._key(self._object_of(last))!r} and " if self._is_sharded else ""
-        return f"{key!r} (array {self._path!r} has {shards}chunks up to {self._key(last)!r})"
+        if not all(self.objects.chunk_grid):
+            return f"{key!r} (array {self.path!r} has no chunks)"
+        last = tuple(n - 1 for n in self.objects.chunk_grid)
+        shards = f"shards up to {self._key(self._object_of(last))!r} and " if self.objects.index_format is not None else ""
+        return f"{key!r} (array {self.path!r} has {shards}chunks up to {self._key(last)!r})"
 
     def _object_of(self, chunk_coords: ChunkCoords) -> ChunkCoords:
-        return tuple(map(floordiv, chunk_coords, self._chunks_per_object))
+        return tuple(map(floordiv, chunk_coords, self.objects.chunks_per_object))
 
     def _key(self, coords: ChunkCoords) -> str:
-        return join(self._path, self._encoding.encode(coords))
-
-
-def _lies_in(coords: ChunkCoords, grid: tuple[int, ...]) -> bool:
-    return all(map(lt, coords, grid))
+        return join(self.path, self.objects.key_encoding.encode(coords))
 
 
 async def _stored(storage: Storage, keys: Sequence[str]) -> set[str]:

@@ -12,8 +12,7 @@ import re
 from array import array as numbers
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import NamedTuple, TypeAlias, TypeVar
 
@@ -24,14 +23,13 @@ from shardstore.errors import Corruption, InvalidInput, ShardStoreError
 from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import METADATA_NAME, encoded_chunk_nbytes, is_array, is_group, parse_layout, parse_plain
+from shardstore.format.object_layout import ObjectLayout
 from shardstore.format.presentation import present_array
-from shardstore.format.shard_index import IndexFormat
 from shardstore.format.store_keys import ancestors, groups_above, join, metadata_key, metadata_path
 from shardstore.format.v2.documents import array_from_v2, group_from_v2
 from shardstore.format.v2.kept import Kept, with_attributes
 from shardstore.format.v2.keys import ARRAY_NAME, ATTRIBUTES_NAME, CONSOLIDATED_NAME, DOCUMENT_NAMES, GROUP_NAME
 from shardstore.maintenance.execution import pages
-from shardstore.model.chunks import ChunkCoords
 from shardstore.model.containers import batched
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING
@@ -49,65 +47,6 @@ from shardstore.storage.base import (
 from shardstore.tasks import gather_all
 
 _MOST_OBJECTS = 2**62  # so that numbers of objects fit into int64
-
-
-@dataclass(frozen=True)
-class ObjectLayout:
-    """The layout of an array's chunks in its objects.
-
-    An object holds a block of ``chunks_per_object`` chunks, from the origin: all ones, and ``index_format`` ``None``, where each chunk is
-    an object. An object's *number* is its position in ``object_grid``, in row-major (C) order.
-    """
-
-    key_encoding: ChunkKeyEncoding
-    chunk_grid: tuple[int, ...]
-    """The number of chunks along each dimension that hold elements of the array."""
-    index_format: IndexFormat | None = None
-
-    @property
-    def ndim(self) -> int:
-        return len(self.chunk_grid)
-
-    @property
-    def chunks_per_object(self) -> tuple[int, ...]:
-        return (1,) * self.ndim if self.index_format is None else self.index_format.chunks_per_shard
-
-    @cached_property
-    def object_grid(self) -> tuple[int, ...]:
-        return tuple(-(-n // per_object) for n, per_object in zip(self.chunk_grid, self.chunks_per_object, strict=True))
-
-    def number_of(self, coords: ChunkCoords) -> int | None:
-        """Return the number of the object at ``coords`` of the object grid, or ``None`` if that is outside of it."""
-        number = 0
-        for c, n in zip(coords, self.object_grid, strict=True):
-            if c >= n:
-                return None
-            number = number * n + c
-        return number
-
-    def has_key(self, key: str) -> bool:
-        """Return whether a key, relative to the array, is that of an object in its grid."""
-        coords = self.key_encoding.decode(key, self.ndim)
-        return coords is not None and self.number_of(coords) is not None
-
-    def coords_of(self, number: int) -> ChunkCoords:
-        """Return the coordinates of an object's number; the inverse of ``number_of``."""
-        return tuple(int(c) for c in np.unravel_index(number, self.object_grid)) if self.ndim else ()
-
-    def key(self, number: int) -> str:
-        """Return the object's key, relative to the array."""
-        return self.key_encoding.encode(self.coords_of(number))
-
-    def keys(self, numbers: npt.NDArray[np.int64]) -> list[str]:
-        """Return the keys of many objects, relative to the array."""
-        if not self.ndim:
-            return [self.key_encoding.encode(()) for _ in range(len(numbers))]
-        return self.key_encoding.encode_all([axis.tolist() for axis in np.unravel_index(numbers, self.object_grid)])
-
-    def check(self, path: str) -> None:
-        """Raise ``InvalidInput`` if the array has more objects than can be numbered."""
-        if prod(self.object_grid) >= _MOST_OBJECTS:
-            raise InvalidInput(f"array {path!r} has a grid of {self.object_grid} objects, which is too large to be packed")
 
 
 def version_digest(generation: Generation | None) -> int:
@@ -324,9 +263,10 @@ class _Listing:
             self.nodes.others += [SizedObject(*found) for found in others]
         self._waiting.clear()
         for array in self.nodes.arrays.values():
-            array.layout.check(array.path)
+            if prod(grid := array.layout.object_grid) >= _MOST_OBJECTS:
+                raise InvalidInput(f"array {array.path!r} has a grid of {grid} objects, which is too large to be packed")
         for (array, number), info in await self._looked_up(
-            [(join(array.path, array.layout.key(number)), (array, number)) for array, number in self._of_unknown_size]
+            [(join(array.path, array.layout.keys(np.array([number]))[0]), (array, number)) for array, number in self._of_unknown_size]
         ):
             array.table.add(number, info.nbytes, version_digest(info.generation))  # the last listed one counts
         unknown = {found.key for found in self.nodes.others if found.nbytes == UNKNOWN_NBYTES}
@@ -467,7 +407,7 @@ class _Listing:
             return
         sharded = parse_layout(stored)
         if not isinstance(sharded, str):
-            layout = ObjectLayout(sharded.key_encoding, sharded.chunk_grid_shape, sharded.index_format)
+            layout = ObjectLayout.of(sharded)
             presented = present_array(stored)
             self.nodes.arrays[path] = SourceArray(path, presented, stored, layout, encoded_chunk_nbytes=sharded.encoded_chunk_nbytes)
             return
@@ -475,9 +415,8 @@ class _Listing:
         if isinstance(plain, str) or sharded != "it is not sharded":
             self.nodes.passed[path] = stored, plain if isinstance(plain, str) else sharded
             return
-        grid = tuple(-(-n // c) for n, c in zip(plain.shape, plain.chunk_shape, strict=True))
         nbytes = encoded_chunk_nbytes(plain.chunk_shape, stored.get("data_type"), stored.get("codecs"))
-        self.nodes.arrays[path] = SourceArray(path, stored, stored, ObjectLayout(plain.key_encoding, grid), encoded_chunk_nbytes=nbytes)
+        self.nodes.arrays[path] = SourceArray(path, stored, stored, ObjectLayout.of(plain), encoded_chunk_nbytes=nbytes)
 
     def _take_v2_array(self, path: str) -> None:
         documents = self._v2[path]
@@ -492,10 +431,9 @@ class _Listing:
             return
         plain = parse_plain(document)
         assert not isinstance(plain, str)  # array_from_v2 writes no other
-        grid = tuple(-(-n // c) for n, c in zip(plain.shape, plain.chunk_shape, strict=True))
-        encoding = ChunkKeyEncoding("v2", plain.key_encoding.separator)
+        layout = replace(ObjectLayout.of(plain), key_encoding=ChunkKeyEncoding("v2", plain.key_encoding.separator))
         nbytes = encoded_chunk_nbytes(plain.chunk_shape, document["data_type"], document["codecs"])
-        self.nodes.arrays[path] = SourceArray(path, document, document, ObjectLayout(encoding, grid), encoded_chunk_nbytes=nbytes)
+        self.nodes.arrays[path] = SourceArray(path, document, document, layout, encoded_chunk_nbytes=nbytes)
 
     def _settle_groups(self) -> None:
         """Add the groups of Zarr v2, and the groups above its nodes that have no document: zarr-python 3 needs them to find its way."""

@@ -25,6 +25,7 @@ from shardstore.format.draft2022.keys import data_key, unwritable_name
 from shardstore.format.draft2022.metadata import array_from_v3, group_from_v3
 from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_v3 import METADATA_NAME, is_array, mentions_sharding, parse_layout, sizes
+from shardstore.format.object_layout import ObjectLayout
 from shardstore.format.ome_zarr import OmeAttributes, find_ome, level_axes, to_ome_05
 from shardstore.format.presentation import present_array, shard_document
 from shardstore.format.shard_index import IndexCodecs, IndexFormat, IndexLocation
@@ -32,7 +33,7 @@ from shardstore.format.storage_transformers import transformer_index_format
 from shardstore.format.store_keys import ancestors, check_key, join, metadata_key
 from shardstore.format.v2.documents import consolidated_from_v2
 from shardstore.format.v2.keys import document_key
-from shardstore.maintenance.packing.listing import ObjectLayout, SourceArray, SourceNodes
+from shardstore.maintenance.packing.listing import SourceArray, SourceNodes
 from shardstore.model.words import some_of
 from shardstore.plan.policy import ShardingPolicy, automatic, chunks_per_shard, validate_policy
 from shardstore.storage.local.names import is_reserved

@@ -17,8 +17,9 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
+from shardstore.format.object_layout import ObjectLayout
 from shardstore.maintenance.execution import SharedStorage
-from shardstore.maintenance.packing.listing import ObjectLayout, Rows, SizedObject
+from shardstore.maintenance.packing.listing import Rows, SizedObject
 from shardstore.maintenance.packing.translation import TargetArray
 from shardstore.model.ranges import ByteRange
 from shardstore.plan.commits import ChunkOrder

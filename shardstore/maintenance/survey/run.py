@@ -250,10 +250,11 @@ class _Surveyor:
             elif record.node.layout is not None:
                 shards.append((StoredShard(record.node.path, record.node.layout, coords, info.key), record.tally))
             else:
-                is_inside = record.holds(coords)
+                objects = record.objects
+                is_inside = objects is not None and objects.holds(coords)
                 record.tally.add_chunk(info.nbytes, is_inside)
-                if is_inside and self._occupancy is not None:
-                    self._occupancy.add_chunk(record.node.path, record.grid or (), coords, info)
+                if objects is not None and is_inside and self._occupancy is not None:
+                    self._occupancy.add_chunk(record.node.path, objects.chunk_grid, coords, info)
         return shards
 
     async def _look_into(self, shards: list[tuple[StoredShard, ShardTally]]) -> None:
@@ -331,7 +332,7 @@ class _Surveyor:
 
 def _array(record: NodeRecord, counted: bool) -> ArraySurvey:
     layout = record.node.layout
-    objects, chunks = (None if grid is None else prod(grid) for grid in (record.object_grid, record.grid))
+    objects, chunks = (None, None) if record.objects is None else (prod(record.objects.object_grid), prod(record.objects.chunk_grid))
     usage = Usage(possible_objects=objects, possible_chunks=chunks, **asdict(record.tally))
     return ArraySurvey(
         path=record.node.path,

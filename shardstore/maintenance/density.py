@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore.errors import InvalidInput
-from shardstore.maintenance.execution import ListedDigests
 from shardstore.maintenance.shards import CountedShard
+from shardstore.maintenance.walk import ListedDigests
 from shardstore.model.chunks import ChunkCoords
 from shardstore.storage.base import ObjectInfo
 

@@ -20,7 +20,6 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, 
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from hashlib import blake2b
 from typing import Any, Generic, Protocol, TypeVar
 from uuid import uuid4
 
@@ -29,7 +28,6 @@ from shardstore.errors import AccessDenied, Conflict, InvalidInput, ShardStoreEr
 from shardstore.maintenance.cluster import ClusterExecutor, ExecutorLike, ExecutorLost, executor_of
 from shardstore.model.options import CommandOption
 from shardstore.storage.base import ObjectInfo, Storage
-from shardstore.storage.inferred_versions import is_unversioned
 from shardstore.storage.interrupts import leave_to_main_thread
 from shardstore.storage.room import is_full
 
@@ -142,14 +140,6 @@ def check_running(run: str) -> None:
 # -- carrying out ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Failure(Generic[Task]):
-    """A task that was given up, and the reason."""
-
-    task: Task
-    error: Exception
-
-
 @dataclass(frozen=True)
 class Execution:
     """The settings for carrying out the tasks of one run."""
@@ -226,10 +216,11 @@ class Execution:
         function: Callable[[Task], Result],
         tasks: Iterable[Task],
         done: Callable[[Task, Result], None],
-        failed: Callable[[Failure[Task]], None],
+        failed: Callable[[Task, Exception], None],
         halves: Callable[[Task], Sequence[Task]] | None = None,
     ) -> None:
-        """Do every task. ``done`` and ``failed`` are called in the calling thread, in the order in which tasks end.
+        """Do every task. ``done`` and ``failed``, with a task that was given up and the reason, are called in the calling thread, in the
+        order in which tasks end.
 
         ``halves`` cuts a failed task into smaller ones, which are tried instead, so that the failure of one object is not reported for
         the rest. It returns one task or none if the task cannot be cut.
@@ -269,7 +260,7 @@ class _TasksInFlight(Generic[Task, Result]):
     function: Callable[[Task], Result]
     tasks: Iterator[Task]
     done: Callable[[Task, Result], None]
-    failed: Callable[[Failure[Task]], None]
+    failed: Callable[[Task, Exception], None]
     halves: Callable[[Task], Sequence[Task]] | None
     flying: dict[Future[Result], tuple[Task, int]] = field(default_factory=dict)
     """The tasks in flight, and how often each was tried before."""
@@ -308,7 +299,7 @@ class _TasksInFlight(Generic[Task, Result]):
         error = exc if isinstance(exc, ExecutorLost) else ExecutorLost(f"{type(exc).__name__}: {exc}")
         self.lost = self.lost or error
         self.takes_more = False
-        self.failed(Failure(task, error))
+        self.failed(task, error)
 
     def _take(self, future: Future[Result]) -> None:
         task, tries = self.flying.pop(future)
@@ -325,7 +316,7 @@ class _TasksInFlight(Generic[Task, Result]):
             for part in smaller:
                 self._submit(part, tries)
         else:
-            self.failed(Failure(task, error))
+            self.failed(task, error)
 
     def give_up(self) -> None:
         """Start no further task, wait for the running ones, and still report their results."""
@@ -412,11 +403,11 @@ def work_on_objects(
     """
     ahead = Ahead(tasks, lambda task: len(task.objects))
 
-    def give_up(failure: Failure[SomeTask]) -> None:
-        if not isinstance(failure.error, ShardStoreError):
-            raise failure.error  # a mistake of ours, or of the executor's
-        for key in failure.task.keys():  # noqa: SIM118  # no mapping
-            failed(key, failure.error)
+    def give_up(task: SomeTask, error: Exception) -> None:
+        if not isinstance(error, ShardStoreError):
+            raise error  # a mistake of ours, or of the executor's
+        for key in task.keys():  # noqa: SIM118  # no mapping
+            failed(key, error)
 
     execution.carry_out(function, ahead, lambda task, result: done(task, result, ahead.total), give_up, halves)
 
@@ -450,25 +441,3 @@ class Ahead(Generic[T]):
         self.total = seen
         while waiting:
             yield waiting.popleft()
-
-
-class ListedDigests:
-    """Digests of the objects of arrays as a storage lists them: of keys, sizes, and versions where it gives them.
-
-    They differ if an object was written or erased since; where a listing gives no versions, one that was replaced by another of the same
-    size is not noticed. Objects may come in any order.
-    """
-
-    def __init__(self) -> None:
-        self._sums: dict[str, int] = {}
-
-    def add(self, path: str, info: ObjectInfo) -> None:
-        """Add an object of the array at ``path``."""
-        is_told = info.generation is not None and not is_unversioned(info.generation)
-        version = info.generation.token if is_told and info.generation is not None else ""
-        text = f"{info.key}\0{info.nbytes}\0{version}".encode(errors="surrogatepass")
-        self._sums[path] = self._sums.get(path, 0) + int.from_bytes(blake2b(text, digest_size=8).digest())
-
-    def of(self, path: str) -> str:
-        """Return the digest of an array."""
-        return f"{self._sums.get(path, 0) % 2**64:016x}"

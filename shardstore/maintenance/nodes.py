@@ -429,12 +429,6 @@ async def read_v2(storage: Storage, keys: Sequence[str]) -> list[V2Document | No
     return found
 
 
-def _says_the_same(own: V2Document, repeated: Any) -> bool:
-    if own.name == GROUP_NAME and isinstance(repeated, dict):  # zarr-python 3 repeats more of a group than it stores
-        repeated = {name: value for name, value in repeated.items() if name != "consolidated_metadata"}
-    return same_text(own.document, repeated)
-
-
 async def is_stale_v2(storage: Storage, key: str, listed: Iterable[str]) -> bool:
     """Return whether the ``.zmetadata`` at ``key`` differs from the documents that it repeats, or lacks one of
     those that are ``listed``.
@@ -447,7 +441,10 @@ async def is_stale_v2(storage: Storage, key: str, listed: Iterable[str]) -> bool
     prefix = join(read.path, "")
     own = await read_v2(storage, [prefix + name for name in names])
     for name, one in zip(names, own, strict=True):
-        if one is None or one.document is None or not _says_the_same(one, metadata[name]):
+        repeated = metadata[name]
+        if one is not None and one.name == GROUP_NAME and isinstance(repeated, dict):  # zarr-python 3 repeats more than it stores
+            repeated = {member: value for member, value in repeated.items() if member != "consolidated_metadata"}
+        if one is None or one.document is None or not same_text(one.document, repeated):
             return True
     below = (key[len(prefix) :] for key in listed if key.startswith(prefix) and not key.endswith(CONSOLIDATED_NAME))
     return any(name not in metadata for name in below)

@@ -20,7 +20,7 @@ from shardstore.errors import Conflict, Corruption, NotFound, Unsupported
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.format.store_keys import check_prefix, join, metadata_path
-from shardstore.maintenance.execution import Execution, Failure, SharedStorage, halves, in_windows, one_by_one, pages
+from shardstore.maintenance.execution import Execution, SharedStorage, halves, in_windows, one_by_one, pages
 from shardstore.maintenance.nodes import ShardTally, SurveyedNodes
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.chunks import ChunkCoords
@@ -317,8 +317,8 @@ class ShardRun:
             looked(found)
             self._progress(Progress("looking", self.shards, failed=len(self.failed)))
 
-        def failed(failure: Failure[LookTask]) -> None:
-            self.failed += [FailedShard(shard.path, shard.key, failure.error) for shard in failure.task.objects]
+        def failed(task: LookTask, error: Exception) -> None:
+            self.failed += [FailedShard(shard.path, shard.key, error) for shard in task.objects]
 
         self.execution.carry_out(look, tasks, done, failed, halves)
         for key in self.execution.unmet():
@@ -353,10 +353,9 @@ class ShardRun:
             done(task, outcome)
             advance(task)
 
-        def failed(failure: Failure[Task]) -> None:
-            shard = failure.task.shard
-            self.failed.append(FailedShard(shard.path, shard.key, failure.error))
-            advance(failure.task)
+        def failed(task: Task, error: Exception) -> None:
+            self.failed.append(FailedShard(task.shard.path, task.shard.key, error))
+            advance(task)
 
         self.execution.carry_out(function, tasks, finished, failed)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Literal
 
 from shardstore.engine.engine import Engine
@@ -18,6 +19,7 @@ from shardstore.maintenance.execution import one_by_one, pages
 from shardstore.maintenance.nodes import ArrayPlan, SurveyedNodes, V2Nodes, plan_array
 from shardstore.model.chunks import ChunkCoords
 from shardstore.storage.base import ObjectInfo
+from shardstore.storage.inferred_versions import is_unversioned
 from shardstore.storage.local.directory import LocalFiles
 from shardstore.storage.local.walk import LINK_TO_NOWHERE, Obstacle
 
@@ -143,3 +145,25 @@ def gathered(objects: Iterable[Located], reads_all: Callable[[ArrayPlan], bool])
 def _is_full(plan: ArrayPlan, objects: int, nbytes: int) -> bool:
     index_nbytes = 0 if plan.layout is None else plan.layout.index_format.nbytes
     return objects >= _OBJECTS_A_TASK or (objects + 1) * index_nbytes > _INDEX_BYTES_A_TASK or nbytes >= _CONTENT_BYTES_A_TASK
+
+
+class ListedDigests:
+    """Digests of the objects of arrays as a storage lists them: of keys, sizes, and versions where it gives them.
+
+    They differ if an object was written or erased since; where a listing gives no versions, one that was replaced by another of the same
+    size is not noticed. Objects may come in any order.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, int] = {}
+
+    def add(self, path: str, info: ObjectInfo) -> None:
+        """Add an object of the array at ``path``."""
+        is_told = info.generation is not None and not is_unversioned(info.generation)
+        version = info.generation.token if is_told and info.generation is not None else ""
+        text = f"{info.key}\0{info.nbytes}\0{version}".encode(errors="surrogatepass")
+        self._sums[path] = self._sums.get(path, 0) + int.from_bytes(blake2b(text, digest_size=8).digest())
+
+    def of(self, path: str) -> str:
+        """Return the digest of an array."""
+        return f"{self._sums.get(path, 0) % 2**64:016x}"

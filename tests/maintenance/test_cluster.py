@@ -21,7 +21,7 @@ import pytest
 
 from shardstore.errors import Corruption, InvalidInput, StorageError
 from shardstore.maintenance.cluster import ClusterExecutor, ExecutorLost, Patience, _Watch, executor_of
-from shardstore.maintenance.execution import Execution, Failure
+from shardstore.maintenance.execution import Execution
 from tests.clusters import dask_cluster
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
@@ -41,10 +41,10 @@ def given(request: pytest.FixtureRequest, client: Any) -> Any:
     return client.get_executor() if request.param == "executor" else client.get_executor(pure=False)
 
 
-def done_by(given: Any, function: Any, tasks: Any) -> tuple[dict[Any, Any], list[Failure[Any]]]:
+def done_by(given: Any, function: Any, tasks: Any) -> tuple[dict[Any, Any], list[tuple[Any, Exception]]]:
     results: dict[Any, Any] = {}
-    failures: list[Failure[Any]] = []
-    Execution(given, workers=2, retries=2).carry_out(function, tasks, results.__setitem__, failures.append)
+    failures: list[tuple[Any, Exception]] = []
+    Execution(given, workers=2, retries=2).carry_out(function, tasks, results.__setitem__, lambda *failed: failures.append(failed))
     return results, failures
 
 
@@ -82,7 +82,7 @@ def is_damaged(task: int) -> int:
 def test_failures_arrive_as_they_were_raised(given: Any) -> None:
     results, failures = done_by(given, is_damaged, [3])
     assert not results
-    assert [(f.task, type(f.error), str(f.error)) for f in failures] == [(3, Corruption, "3 is damaged")]
+    assert [(task, type(error), str(error)) for task, error in failures] == [(3, Corruption, "3 is damaged")]
 
 
 def watch_fetching(monkeypatch: pytest.MonkeyPatch, fetched: Callable[[Any], None]) -> None:
@@ -194,11 +194,13 @@ def test_a_scheduler_that_is_lost_ends_the_run(scheduler: tuple[str, subprocess.
 
     with distributed.Client(scheduler_file=file, set_as_default=False) as client:  # type: ignore[no-untyped-call]  # it has no types
         client._timeout = 1  # in seconds: how long it tries to reach it again
-        failures: list[Failure[int]] = []
+        failures: list[tuple[int, Exception]] = []
         with pytest.raises(ExecutorLost, match="scheduler is lost"):
-            Execution(client, workers=2).carry_out(double, tasks(), lambda task, result: pytest.fail("done"), failures.append)
+            Execution(client, workers=2).carry_out(
+                double, tasks(), lambda task, result: pytest.fail("done"), lambda *failed: failures.append(failed)
+            )
     assert len(failures) in (4, 5)  # what was in flight, and one that was being given
-    assert {type(failure.error) for failure in failures} == {ExecutorLost}
+    assert {type(error) for _, error in failures} == {ExecutorLost}
 
 
 @pytest.fixture
@@ -271,7 +273,7 @@ def test_an_interruption_waits_for_what_runs(client: Any) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Execution(client, workers=1).carry_out(interrupts, range(9), done, lambda failure: pytest.fail(str(failure)))
+        Execution(client, workers=1).carry_out(interrupts, range(9), done, lambda task, error: pytest.fail(str(error)))
     assert results == {0: 0, 1: 1}
 
 
@@ -283,7 +285,7 @@ def without_workers() -> Iterator[Any]:
 
 def executed_by(executor: ClusterExecutor, tasks: Iterable[int], function: Callable[[int], int] = double) -> dict[int, int]:
     results: dict[int, int] = {}
-    Execution(executor, workers=2).carry_out(function, tasks, results.__setitem__, lambda failure: None)
+    Execution(executor, workers=2).carry_out(function, tasks, results.__setitem__, lambda task, error: None)
     return results
 
 
@@ -312,9 +314,11 @@ def test_a_cluster_that_has_lost_its_workers_is_given_up(client: Any, monkeypatc
     executor = ClusterExecutor(client, patience=Patience(most=0.0))
     looks = iter([{"tcp://a": 1}, {}])
     monkeypatch.setattr(client, "nthreads", lambda: next(looks))
-    failures: list[Failure[int]] = []
+    failures: list[tuple[int, Exception]] = []
     with pytest.raises(ExecutorLost, match="its workers were lost, and since then no other has stayed"):
-        Execution(executor, workers=2).carry_out(waits, [1, 1, 1], lambda task, result: pytest.fail("done"), failures.append)
+        Execution(executor, workers=2).carry_out(
+            waits, [1, 1, 1], lambda task, result: pytest.fail("done"), lambda *failed: failures.append(failed)
+        )
     assert len(failures) == 3
     with pytest.raises(ExecutorLost, match="its workers were lost"):
         executor.submit(double, 1)

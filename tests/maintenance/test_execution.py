@@ -14,7 +14,7 @@ import pytest
 from shardstore._sync import run_sync
 from shardstore.errors import AccessDenied, Corruption, InvalidInput, StorageError
 from shardstore.maintenance.cluster import ExecutorLost
-from shardstore.maintenance.execution import Ahead, Execution, Failure, Interrupted, Part, SharedStorage, check_running
+from shardstore.maintenance.execution import Ahead, Execution, Interrupted, Part, SharedStorage, check_running
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.wrappers import CheckedStorage
 
@@ -26,7 +26,7 @@ def double(task: int) -> int:
 @pytest.mark.parametrize("executor", [None, ThreadPoolExecutor(2), ProcessPoolExecutor(2)])
 def test_every_task_is_done_once(executor: Executor | None) -> None:
     results: dict[int, int] = {}
-    Execution(executor, workers=3).carry_out(double, range(50), results.__setitem__, lambda failure: pytest.fail(str(failure)))
+    Execution(executor, workers=3).carry_out(double, range(50), results.__setitem__, lambda task, error: pytest.fail(str(error)))
     assert results == {n: 2 * n for n in range(50)}
     if executor is not None:
         executor.shutdown()
@@ -48,7 +48,7 @@ def test_no_more_is_taken_than_is_in_flight() -> None:
         nonlocal finished
         finished += 1
 
-    Execution(workers=2).carry_out(double, tasks(), done, lambda failure: None)
+    Execution(workers=2).carry_out(double, tasks(), done, lambda task, error: None)
     assert len(taken) == finished == 40
     assert most <= 4
 
@@ -64,9 +64,9 @@ def test_what_can_help_is_tried_again(error: Exception, tries: int) -> None:
         calls += 1
         raise error
 
-    failures: list[Failure[int]] = []
-    Execution(workers=1, retries=2).carry_out(fails, [7], lambda task, result: pytest.fail("done"), failures.append)
-    assert [(failure.task, failure.error) for failure in failures] == [(7, error)]
+    failures: list[tuple[int, Exception]] = []
+    Execution(workers=1, retries=2).carry_out(fails, [7], lambda task, result: pytest.fail("done"), lambda *failed: failures.append(failed))
+    assert failures == [(7, error)]
     assert calls == tries
 
 
@@ -90,12 +90,14 @@ class Breaks(Executor):
 
 def test_what_a_broken_executor_did_not_begin_is_not_passed_over_in_silence() -> None:
     results: dict[int, int] = {}
-    failures: list[Failure[int]] = []
+    failures: list[tuple[int, Exception]] = []
     with pytest.raises(ExecutorLost, match="gone"):
-        Execution(Breaks(3), workers=1).carry_out(double, range(9), results.__setitem__, failures.append, lambda task: [task, task])
+        Execution(Breaks(3), workers=1).carry_out(
+            double, range(9), results.__setitem__, lambda *failed: failures.append(failed), lambda task: [task, task]
+        )
     assert results == {0: 0, 1: 2}
-    assert {failure.task for failure in failures} <= {2, 3}
-    assert {type(failure.error) for failure in failures} == {ExecutorLost}
+    assert {task for task, _ in failures} <= {2, 3}
+    assert {type(error) for _, error in failures} == {ExecutorLost}
 
 
 def test_one_failure_does_not_end_the_others() -> None:
@@ -106,7 +108,7 @@ def test_one_failure_does_not_end_the_others() -> None:
 
     results: list[int] = []
     failures: list[int] = []
-    Execution(workers=2).carry_out(fails, range(6), lambda task, result: results.append(result), lambda f: failures.append(f.task))
+    Execution(workers=2).carry_out(fails, range(6), lambda task, result: results.append(result), lambda task, error: failures.append(task))
     assert sorted(results) == [0, 1, 2, 4, 5]
     assert failures == [3]
 
@@ -138,7 +140,7 @@ def test_what_fails_is_halved_until_it_is_alone() -> None:
         fails,
         tasks,
         lambda task, result: results.append(result),
-        lambda f: failures.append(f.task),
+        lambda task, error: failures.append(task),
         lambda task: [half for half in (task[: len(task) // 2], task[len(task) // 2 :]) if half],
     )
     assert sorted(failures) == [(3,), (9,)]
@@ -171,7 +173,7 @@ def test_an_interruption_ends_what_runs_and_keeps_what_was_done() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        execution.carry_out(work, range(100), done, lambda failure: pytest.fail(str(failure)))
+        execution.carry_out(work, range(100), done, lambda task, error: pytest.fail(str(error)))
     assert results == [0]
     assert ended
     check_running(execution.run)  # over: nothing is stopped any more

@@ -22,7 +22,6 @@ from shardstore._sync import run_sync
 from shardstore.errors import Incomplete, ShardStoreError
 from shardstore.format.codecs import codec_configuration
 from shardstore.maintenance.cluster import ExecutorLost
-from shardstore.maintenance.execution import Failure
 from shardstore.maintenance.packing.plan import (
     Plan,
     Requests,
@@ -249,7 +248,7 @@ class _PackingRun:
             try:
                 self._make_way(unit)
             except Exception as exc:  # noqa: BLE001  # whatever a unit can raise: it fails by it here as it would there
-                self.note_failure(Failure(unit, exc))
+                self.note_failure(unit, exc)
             else:
                 yield unit
 
@@ -284,11 +283,11 @@ class _PackingRun:
             if outcome.full is not None:
                 raise _Full
 
-    def note_failure(self, failure: Failure[AnyUnit]) -> None:
-        outcome, error = self.outcome, failure.error
+    def note_failure(self, unit: AnyUnit, error: Exception) -> None:
+        outcome = self.outcome
         outcome.first_error = outcome.first_error or error
         said = str(error) if isinstance(error, ShardStoreError) else f"{type(error).__name__}: {error}"
-        outcome.failed.append(FailedUnit(*failure.task.unit_name, said))
+        outcome.failed.append(FailedUnit(*unit.unit_name, said))
         self.report_progress("packing")
         if is_full(error) and outcome.full is None:
             outcome.full = error

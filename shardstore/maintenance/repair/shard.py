@@ -196,8 +196,12 @@ class Diagnosing:
         """Diagnose a shard of which no index is proved: chunks stay that are proved by themselves."""
         if damaged is not None and self._codecs.ends_with_checksum and (proved := self._proved(damaged)).present().any():
             return self._with_index(what, "rebuilt", "chunks whose own checksums are right stay", proved, damaged, self._nothing())
-        if (full := self._contiguous()) is not None:
-            return self._full(what, full)
+        if (index := self._contiguous()) is not None:
+            # Places are not proved: where as many bytes were added as chunks are missing, entries of neighbours agree with the order.
+            how = "all chunks are there, of one size and behind each other, and the index is made again"
+            assert self._layout.encoded_chunk_nbytes is not None
+            plan = self._planned(index, self._layout.encoded_chunk_nbytes * self._layout.grid.nslots)
+            return Diagnosis(what, "rebuilt", how, plan, self._layout.grid.nslots, uncertain=_slots(self._everything()))
         how = "nothing of it can be proved, so it is removed"
         said = self._nothing() if damaged is None else damaged.present() & ~damaged.invalid(self._nbytes)
         return Diagnosis(what, "deleted", how, DeleteShard(), 0, lost=_slots(said | self._inside))
@@ -433,15 +437,6 @@ class Diagnosing:
         plan = self._planned(index, self._nbytes - self._format.nbytes if body_nbytes is None else body_nbytes)
         uncertain = (self._inside | index.present()) & ~is_lost & ~certain
         return Diagnosis(what, remedy, how, plan, int(index.present().sum()), lost=_slots(is_lost), uncertain=_slots(uncertain))
-
-    def _full(self, what: str, index: ShardIndex) -> Diagnosis:
-        """Return the diagnosis for all chunks of one size without gaps, and their index. Places are not proved: where as many bytes were
-        added as chunks are missing, entries of neighbours agree with the order.
-        """
-        how = "all chunks are there, of one size and behind each other, and the index is made again"
-        assert self._layout.encoded_chunk_nbytes is not None
-        plan = self._planned(index, self._layout.encoded_chunk_nbytes * self._layout.grid.nslots)
-        return Diagnosis(what, "rebuilt", how, plan, self._layout.grid.nslots, uncertain=_slots(self._everything()))
 
     def _everything(self) -> npt.NDArray[np.bool_]:
         return np.ones(self._layout.grid.nslots, dtype=np.bool_)

@@ -21,7 +21,7 @@ from shardstore.model.chunks import ChunkCoords, ShardGrid
 from shardstore.model.coalescing import UPKEEP_LIMITS, coalesce
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange
-from shardstore.storage.base import Found, Read, ReadOutcome, Storage, unless_failed
+from shardstore.storage.base import Found, Read, Storage, read_one, unless_failed
 
 Decode: TypeAlias = Callable[[str, memoryview], None]
 """A function that decodes a chunk, whose key is given for messages. Raises ``Corruption`` if it cannot be decoded."""
@@ -93,19 +93,14 @@ def look_into(storage: Storage, key: str, generation: Generation, chunks: Sequen
     for some in in_windows(zip(in_order, costs, strict=True), itemgetter(1), look.window_bytes):  # shared bytes are read once a window
         window = [chunk for chunk, _ in some]
         plan = coalesce([chunk.bytes for chunk in window], UPKEEP_LIMITS)
-        buffers = _pinned(run_sync(storage.read([Read(key, plan.requests, generation)]))[0])
-        nbytes += sum(map(len, buffers))
-        for chunk, data in zip(window, plan.cut(buffers), strict=True):
+        outcome = unless_failed(run_sync(read_one(storage, Read(key, plan.requests, generation))))
+        if not isinstance(outcome, Found):
+            raise ObjectChanged
+        nbytes += sum(map(len, outcome.buffers))
+        for chunk, data in zip(window, plan.cut(outcome.buffers), strict=True):
             if (fault := look.fault(chunk.name, data)) is not None:
                 faults.append(fault)
     return faults, nbytes
-
-
-def _pinned(outcome: ReadOutcome) -> tuple[memoryview, ...]:
-    outcome = unless_failed(outcome)
-    if not isinstance(outcome, Found):
-        raise ObjectChanged
-    return outcome.buffers
 
 
 def look_at_heads(storage: Storage, heads: Sequence[tuple[str, Generation, ChunkBytes]], look: ChunkLook) -> tuple[list[Fault | None], int]:
@@ -114,7 +109,10 @@ def look_at_heads(storage: Storage, heads: Sequence[tuple[str, Generation, Chunk
     Faults of an object that has changed in between are not reported.
     Raises ``StorageError`` if a request failed.
     """
-    reads = [Read(key, (_head(chunk.bytes),), generation) for key, generation, chunk in heads]
+    reads = [
+        Read(key, (ByteRange(chunk.bytes.start, min(chunk.bytes.end, chunk.bytes.start + HEAD_NBYTES)),), generation)
+        for key, generation, chunk in heads
+    ]
     faults: list[Fault | None] = []
     nbytes = 0
     for (key, generation, chunk), outcome in zip(heads, run_sync(storage.read(reads)), strict=True):
@@ -132,10 +130,6 @@ def look_at_heads(storage: Storage, heads: Sequence[tuple[str, Generation, Chunk
                 fault, nbytes = (found[0] if found else None), nbytes + more
         faults.append(fault)
     return faults, nbytes
-
-
-def _head(chunk: ByteRange) -> ByteRange:
-    return ByteRange(chunk.start, min(chunk.end, chunk.start + HEAD_NBYTES))
 
 
 # -- chunks of an array, whatever objects they are stored in -------------------------------------------------------------

@@ -27,13 +27,13 @@ from shardstore.format.v2.documents import array_from_v2
 from shardstore.format.v2.dtypes import NoCounterpart
 from shardstore.format.v2.keys import ARRAY_NAME, CONSOLIDATED_NAME, GROUP_NAME
 from shardstore.maintenance.census import Census, Unread
-from shardstore.maintenance.execution import WHOLE, Execution, ListedDigests, SharedStorage, work_on_objects
+from shardstore.maintenance.execution import WHOLE, Execution, SharedStorage, work_on_objects
 from shardstore.maintenance.nodes import ArrayPlan, SurveyedNodes, V2Document, is_stale_v2, read_v2
 from shardstore.maintenance.verify.chunks import WINDOW_BYTES, Decoder
 from shardstore.maintenance.verify.comparisons import CensusComparison, compare_with_copy
 from shardstore.maintenance.verify.findings import ERRORS, Detectable, Fault, Finding, VerifyLevel, detectable
 from shardstore.maintenance.verify.objects import ListedObject, Verified, VerifyTask, verify_objects
-from shardstore.maintenance.walk import Located, Walk, gathered
+from shardstore.maintenance.walk import ListedDigests, Located, Walk, gathered
 from shardstore.model.containers import batched
 from shardstore.model.showing import ShownInNotebooks
 from shardstore.storage.base import ObjectInfo, in_its_place

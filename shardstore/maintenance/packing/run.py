@@ -96,21 +96,6 @@ class Outcome:
     """True if everything is at the target, including documents."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Start:
-    """The target and its record as a run finds them."""
-
-    earlier: Recorded
-    there: TargetObjects
-    old: Overwritten
-    intact: Mapping[UnitName, Finished]
-    """The units that need not be done again."""
-    only: frozenset[UnitName] | None
-    """The units that are asked for; ``None``: all."""
-    has_begun: bool
-    """True if an earlier run of the same has begun, and left its settings."""
-
-
 def carry_out(plan: Plan, *, overwrite: bool, check_space: bool, only_failed: bool, progress: Callable[[Progress], None]) -> Outcome:
     """Do all remaining units of a plan, and make the result visible when everything is done. A full target ends the run.
 
@@ -118,14 +103,13 @@ def carry_out(plan: Plan, *, overwrite: bool, check_space: bool, only_failed: bo
         Conflict: the target holds something else, or another run with other settings.
         NoSpace: with ``check_space``, the target has too little room; nothing was written.
     """
-    start = run_sync(_look_at_target(plan, overwrite=overwrite, only_failed=only_failed, progress=progress))
-    run = _PackingRun(plan, start, progress)
+    run = run_sync(_look_at_target(plan, overwrite=overwrite, only_failed=only_failed, progress=progress))
     if check_space and (room := room_of(plan.places.stored_target)) is not None:
         left = {unit.unit_name for unit in run.left()}
-        need = needed(plan.arrays, plan.copies, plan.encoded_documents, left.__contains__, start.earlier.units)
-        check_room(room, need, start.old.nbytes)
+        need = needed(plan.arrays, plan.copies, plan.encoded_documents, left.__contains__, run.earlier.units)
+        check_room(room, need, run.old.nbytes)
     run.report_progress("packing")
-    announced = Announced.of(run.left(), {*plan.documents, *start.old.shown()}, as_draft=plan.wanted.as_draft)
+    announced = Announced.of(run.left(), {*plan.documents, *run.old.shown()}, as_draft=plan.wanted.as_draft)
     run_sync(run.begin(announced, overwrite=overwrite))
     record = plan.places.record
     try:
@@ -142,7 +126,7 @@ def carry_out(plan: Plan, *, overwrite: bool, check_space: bool, only_failed: bo
     return run.outcome
 
 
-async def _look_at_target(plan: Plan, *, overwrite: bool, only_failed: bool, progress: Callable[[Progress], None]) -> _Start:
+async def _look_at_target(plan: Plan, *, overwrite: bool, only_failed: bool, progress: Callable[[Progress], None]) -> _PackingRun:
     """Look at the target once more, since to list the source may have taken hours, and at what earlier runs have recorded."""
     places, record, as_draft = plan.places, plan.places.record, plan.wanted.as_draft
     await record.check_place()
@@ -162,27 +146,38 @@ async def _look_at_target(plan: Plan, *, overwrite: bool, only_failed: bool, pro
     if foreign_keys(there.unknown, plan.keys, earlier, as_draft=as_draft):
         now = await record.recorded()  # another part may have announced some since
         check_foreign(foreign_keys(there.unknown, plan.keys, now, as_draft=as_draft), places.shown_target)
-    return _Start(earlier, there, old, await intact_units(storage, there, plan.units(), earlier), only, is_renewed)
+    intact = await intact_units(storage, there, plan.units(), earlier)
+    return _PackingRun(plan, progress, earlier, there, old, intact, only, is_renewed)
 
 
+@dataclass(eq=False)
 class _PackingRun:
-    """The state of one run, after it has looked at the target."""
+    """The state of one run, after it has looked at the target and its record."""
 
-    def __init__(self, plan: Plan, start: _Start, progress: Callable[[Progress], None]) -> None:
-        self.outcome = Outcome(missing=plan.total_units)
-        self._plan = plan
-        self._start = start
-        self._progress = progress
-        self._record = plan.places.record
-        self._storage = plan.places.target.storage
+    plan: Plan
+    progress: Callable[[Progress], None]
+    earlier: Recorded
+    there: TargetObjects
+    old: Overwritten
+    intact: Mapping[UnitName, Finished]
+    """The units that need not be done again."""
+    only: frozenset[UnitName] | None
+    """The units that are asked for; ``None``: all."""
+    has_begun: bool
+    """True if an earlier run of the same has begun, and left its settings."""
+
+    def __post_init__(self) -> None:
+        self.outcome = Outcome(missing=self.plan.total_units)
+        self._record = self.plan.places.record
+        self._storage = self.plan.places.target.storage
         self._obstacles = Obstacles()
         self._cleared: set[str | None] = set()
         """The paths of arrays whose obstacles have been removed, and ``None`` for other objects."""
         self._done_objects = self._done_nbytes = 0
 
     def report_progress(self, phase: str) -> None:
-        objects, nbytes = self._plan.totals
-        self._progress(Progress(phase, self._done_objects, objects, self._done_nbytes, nbytes, len(self.outcome.failed)))
+        objects, nbytes = self.plan.totals
+        self.progress(Progress(phase, self._done_objects, objects, self._done_nbytes, nbytes, len(self.outcome.failed)))
 
     # -- beginning -----------------------------------------------------------------------------------------------------
 
@@ -192,13 +187,13 @@ class _PackingRun:
         Raises:
             Conflict: another run with other settings has begun since, or a foreign object is in the way.
         """
-        plan, record, start = self._plan, self._record, self._start
+        plan, record = self.plan, self._record
         await plan.places.stored_target.probe()
         if overwrite:
             await record.erase()
             await record.announce(announced)  # the next run, should this one die, may remove what is there
             await record.begin(plan.settings)
-        elif not start.has_begun and not await record.begin(plan.settings) and (earlier := await record.settings()) is not None:
+        elif not self.has_begun and not await record.begin(plan.settings) and (earlier := await record.settings()) is not None:
             check_settings(plan.places, plan.settings, earlier)  # those of another part, which has begun in between
         self._obstacles = await self._find_obstacles()
         if not overwrite:
@@ -211,37 +206,37 @@ class _PackingRun:
         """Return what has to be removed before units are written: documents that would misread new chunks, objects where a directory will
         be, and links to directories in a target that is overwritten.
         """
-        plan, start = self._plan, self._start
-        links = await links_of(plan.places) if start.old.cuts_links else ()
-        if not start.earlier:
+        plan = self.plan
+        links = await links_of(plan.places) if self.old.cuts_links else ()
+        if not self.earlier:
             return Obstacles(links=links, as_draft=plan.wanted.as_draft)
-        candidates = self._superseded(start.earlier, start.there.unknown)
+        candidates = self._superseded(self.earlier, self.there.unknown)
         written = {path for unit in self.left() for path in plan.arrays_of(unit)}
-        found = await in_the_way(self._storage, plan.target, plan.keys, candidates, start.earlier, written, plan.places.shown_target)
-        objects = {info.key: info for info in (*await start.old.v2_documents(self._storage), *found)}
+        found = await in_the_way(self._storage, plan.target, plan.keys, candidates, self.earlier, written, plan.places.shown_target)
+        objects = {info.key: info for info in (*await self.old.v2_documents(self._storage), *found)}
         return Obstacles(tuple(objects.values()), links, as_draft=plan.wanted.as_draft)
 
     def _superseded(self, recorded: Recorded, unknown: Sequence[str]) -> Candidates:
-        plan = self._plan
+        plan = self.plan
         return superseded(recorded, plan.unit_names, plan.documents, unknown, as_draft=plan.wanted.as_draft)
 
     # -- units ---------------------------------------------------------------------------------------------------------
 
     def _asked_for(self) -> Iterator[AnyUnit]:
         """Yield the units of this part that are asked for."""
-        only = self._start.only
-        return (unit for unit in self._plan.own_units() if only is None or unit.unit_name in only)
+        only = self.only
+        return (unit for unit in self.plan.own_units() if only is None or unit.unit_name in only)
 
     def left(self) -> Iterator[AnyUnit]:
         """Yield those that are not done; each is made when it is needed."""
-        return (unit for unit in self._asked_for() if unit.unit_name not in self._start.intact)
+        return (unit for unit in self._asked_for() if unit.unit_name not in self.intact)
 
     def to_do(self) -> Iterator[AnyUnit]:
         """Yield the units as ``left`` does, and count the intact ones. A unit that something is in the way of, and that cannot be read, has
         failed.
         """
         for unit in self._asked_for():
-            if unit.unit_name in self._start.intact:
+            if unit.unit_name in self.intact:
                 self.outcome.skipped += 1
                 self._count(unit)
                 continue
@@ -263,9 +258,9 @@ class _PackingRun:
         if isinstance(unit, Unit):
             obstacles = self._obstacles.at(unit.path)
         else:
-            obstacles = self._obstacles.without([self._obstacles.at(units.job.path) for units in self._plan.arrays])
+            obstacles = self._obstacles.without([self._obstacles.at(units.job.path) for units in self.plan.arrays])
         if obstacles and can_be_read(unit):
-            run_sync(obstacles.remove(self._plan.places))
+            run_sync(obstacles.remove(self.plan.places))
             self._cleared.add(unit.path)
 
     def note(self, unit: AnyUnit, done: UnitDone) -> None:
@@ -276,7 +271,7 @@ class _PackingRun:
         outcome.chunk_nbytes += done.chunk_nbytes
         outcome.written_nbytes += done.made.nbytes
         # No run goes on in a versioned store from a record, which would name each chunk.
-        record.add(unit.unit_name, done if self._plan.places.hierarchy is None else replace(done, made=NOTHING))
+        record.add(unit.unit_name, done if self.plan.places.hierarchy is None else replace(done, made=NOTHING))
         self._count(unit)
         if record.is_due and outcome.full is None:
             run_sync(self.write_down(record.flush()))
@@ -311,7 +306,7 @@ class _PackingRun:
 
     async def recorded(self) -> Recorded:
         """Record what this run could not do, and return all that is recorded now."""
-        await self.write_down(self._record.note_failed(self._plan.execution.part, self.outcome.failed))
+        await self.write_down(self._record.note_failed(self.plan.execution.part, self.outcome.failed))
         await self.write_down(self._record.merge())
         return await self._record.recorded()
 
@@ -322,7 +317,7 @@ class _PackingRun:
         entry = recorded.units.get(unit.unit_name)
         if entry is None or entry.fingerprint != unit.fingerprint:
             return True
-        return unit.unit_name not in self._start.intact and entry == self._start.earlier.units.get(unit.unit_name)
+        return unit.unit_name not in self.intact and entry == self.earlier.units.get(unit.unit_name)
 
     async def end(self, recorded: Recorded) -> None:
         """Make the result visible if nothing is missing, and forget what the run was about to write if nothing has failed."""
@@ -334,8 +329,8 @@ class _PackingRun:
 
     async def _make_visible(self, recorded: Recorded) -> None:
         """Write the documents, the deepest first, then remove what runs have made for things that are gone."""
-        plan, record, old, stored = self._plan, self._record, self._start.old, self._plan.places.stored_target
-        unknown = [] if old.cuts_links else self._start.there.unknown  # ``clear_up`` removes what is overwritten
+        plan, record, old, stored = self.plan, self._record, self.old, self.plan.places.stored_target
+        unknown = [] if old.cuts_links else self.there.unknown  # ``clear_up`` removes what is overwritten
         gone = await removable(self._storage, self._superseded(recorded, unknown), recorded, plan.target.arrays, plan.places.shown_target)
         if probes := [info.key async for info in stored.list(PROBE_PREFIX)]:
             await stored.delete_many(probes)  # of drivers that died while they asked what the server honours

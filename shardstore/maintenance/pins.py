@@ -217,19 +217,15 @@ def parse_pins(text: str) -> list[Pin]:
 
 
 def _parse_line(number: int, line: str) -> Pin:
-    if not line.startswith("{"):
-        return _pin(number, line, None)
-    try:
-        document = json.loads(line)
-    except ValueError as exc:
-        raise InvalidInput(f"line {number} of the pins begins like JSON but is not ({exc})") from exc
-    key, generation = document.get("key"), document.get("generation")
-    if not isinstance(key, str) or not key or not isinstance(generation, str | None):
-        raise InvalidInput(f'line {number} of the pins is not of the form {{"key": "ct/c/0/1", "generation": "…"}}')
-    return _pin(number, key, generation)
-
-
-def _pin(number: int, key: str, generation: str | None) -> Pin:
+    key, generation = line, None
+    if line.startswith("{"):
+        try:
+            document = json.loads(line)
+        except ValueError as exc:
+            raise InvalidInput(f"line {number} of the pins begins like JSON but is not ({exc})") from exc
+        key, generation = document.get("key"), document.get("generation")
+        if not isinstance(key, str) or not key or not isinstance(generation, str | None):
+            raise InvalidInput(f'line {number} of the pins is not of the form {{"key": "ct/c/0/1", "generation": "…"}}')
     try:
         return Pin(key, generation)
     except InvalidInput as exc:

@@ -33,17 +33,7 @@ from shardstore.maintenance.execution import pages
 from shardstore.model.containers import batched
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.base import (
-    UNKNOWN_NBYTES,
-    Absent,
-    Found,
-    LeadsNowhere,
-    ObjectInfo,
-    Read,
-    Storage,
-    in_its_place,
-    unless_failed,
-)
+from shardstore.storage.base import UNKNOWN_NBYTES, Absent, Found, LeadsNowhere, ObjectInfo, Read, Storage, in_its_place, unless_failed
 from shardstore.tasks import gather_all
 
 _MOST_OBJECTS = 2**62  # so that numbers of objects fit into int64

@@ -29,7 +29,7 @@ from shardstore.maintenance.census import NO_DIGEST, ArrayCensus, Census, Object
 from shardstore.maintenance.execution import Execution, SharedStorage, check_running, in_windows, work_on_objects
 from shardstore.maintenance.nodes import ArrayPlan, read_v2
 from shardstore.maintenance.verify.chunks import WINDOW_BYTES, ObjectChanged, StoredChunk, object_of, read_chunks, stored_chunks
-from shardstore.maintenance.verify.findings import Fault, Finding
+from shardstore.maintenance.verify.findings import Finding
 from shardstore.maintenance.verify.objects import ListedObject
 from shardstore.maintenance.walk import Located, Walk, gathered
 from shardstore.model.chunks import ChunkCoords
@@ -136,8 +136,11 @@ class _Comparison:
                 yield Finding("missing", path, metadata_key(path), "the other copy has such a node")
             elif relative not in paths_there:
                 yield Finding("surplus", path, metadata_key(path), "the other copy has no such node")
-            elif (fault := _node_fault(one, other)) is not None:
-                yield fault.at(path, metadata_key(path))
+            elif one is None or other is None:
+                what = "the metadata of one of the copies cannot be read as Zarr v3: they are not compared"
+                yield Finding("not-checked", path, metadata_key(path), what)
+            elif members := differing_members(one, other):
+                yield Finding("differs", path, metadata_key(path), f"it differs from the other copy's in {', '.join(members)}")
             if one is None or other is None:
                 continue
             if relative in plans and relative in plans_there:
@@ -169,13 +172,6 @@ class _Comparison:
 
 
 # -- tasks -------------------------------------------------------------------------------------------------------------
-
-
-def _node_fault(one: JsonObject | None, other: JsonObject | None) -> Fault | None:
-    if one is None or other is None:
-        return Fault("not-checked", "the metadata of one of the copies cannot be read as Zarr v3: they are not compared")
-    members = differing_members(one, other)
-    return Fault("differs", f"it differs from the other copy's in {', '.join(members)}") if members else None
 
 
 def _cut(one: JsonObject, other: JsonObject) -> tuple[int, int]:

@@ -1,8 +1,9 @@
-"""Coroutines that are awaited together, or to their end, and requests that are carried out together."""
+"""Coroutines that are awaited together, or to their end, and requests that are carried out together; and threads of pools."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Generic, TypeVar
 
@@ -84,3 +85,13 @@ class TickBatch(Generic[Request, Result]):
                 future.set_exception(outcome)
             else:
                 future.set_result(outcome)
+
+
+def leave_to_main_thread() -> None:
+    """Block SIGINT in this thread; to be called at the start of a thread of a pool.
+
+    The system gives a signal to any thread that does not block it. Python raises ``KeyboardInterrupt`` in the main thread, which notices
+    only what interrupts its own system calls: while it waits for a result, a signal that another thread took would have no effect.
+    """
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

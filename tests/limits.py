@@ -11,7 +11,7 @@ import pytest
 
 from shardstore.storage.local import directory
 from shardstore.storage.local import rules as local_rules
-from shardstore.storage.local.sweep import sweep_once, sweep_tree
+from shardstore.storage.local.rules import sweep_once, sweep_tree
 from shardstore.storage.requests import lost_answers
 
 

@@ -16,7 +16,7 @@ from shardstore.engine.pinned import PinnedValue
 from shardstore.errors import Conflict
 from shardstore.model.ranges import BytesLike
 from shardstore.model.redaction import redacted
-from shardstore.opening.chains import scheme_of, text_of
+from shardstore.opening.address import scheme_of, text_of
 from shardstore.presented.flavours import Presented
 from shardstore.storage.base import Storage
 from shardstore.storage.local.directory import LocalFiles

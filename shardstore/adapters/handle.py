@@ -28,11 +28,11 @@ from shardstore.errors import InvalidInput, NotFound, ReadOnly, Unsupported
 from shardstore.model.options import check_flags
 from shardstore.model.redaction import redacted
 from shardstore.model.showing import ShownInNotebooks
-from shardstore.opening.chains import links_of_url, protocols_of_links, text_of
+from shardstore.opening.address import links_of_url, protocols_of_links, text_of
+from shardstore.opening.kinds import Transport, carried_by
 from shardstore.opening.open import open_storage
 from shardstore.opening.snapshot_place import SnapshotPlace
 from shardstore.opening.snapshot_urls import may_name_snapshot, named_snapshot
-from shardstore.opening.transports import Transport, carried_by
 from shardstore.presented.engine_storage import EngineStorage
 from shardstore.presented.flavours import Presented, flavour_of, presented
 from shardstore.storage.abilities import HasIdentity

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypedDict
 from shardstore.engine.options import Flavour, Present, Stored, StrategyName
 from shardstore.format.presentation import PresentLevel
 from shardstore.format.shard_index import IndexLocation
-from shardstore.opening.transports import Transport
+from shardstore.opening.kinds import Transport
 from shardstore.plan.commits import ChunkOrder, Strategy
 from shardstore.plan.policy import ShardingPolicy
 from shardstore.storage.local.rules import Locks

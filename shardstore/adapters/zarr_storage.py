@@ -6,7 +6,7 @@ So no capability is claimed but one: nothing changes in a read-only session of i
 ::
 
     an object of up to 64 KiB    read whole, by one ``get``; its version is made of all its bytes
-    a larger one                 read in ranges; its version is made of a range, which is read again behind them (``witnesses``)
+    a larger one                 read in ranges; its version is made of a range, which is read again behind them (see ``inferred_versions``)
     in a snapshot of icechunk    the version is that of the snapshot
 
 What the classes of stores do differently is asked for, or gone around, here:
@@ -53,13 +53,23 @@ from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, BytesLik
 from shardstore.model.redaction import redacted
 from shardstore.opening.location import HasPhysicalLocation, Location
 from shardstore.storage.abilities import NamesLocation, RestrictsKeys, VersionedByRange
-from shardstore.storage.base import ABSENT, CHANGED, Absent, Changed, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome
-from shardstore.storage.fallbacks import ReadsAndWrites, check_directory
-from shardstore.storage.inferred_versions import agrees, unversioned
-from shardstore.storage.requests.body import joined
-from shardstore.storage.requests.conditions import check_deletion, failed
+from shardstore.storage.base import (
+    ABSENT,
+    CHANGED,
+    Absent,
+    Changed,
+    DirListing,
+    Failed,
+    Found,
+    ObjectInfo,
+    Read,
+    ReadOutcome,
+    ReadsAndWrites,
+    check_directory,
+)
+from shardstore.storage.inferred_versions import agrees, unversioned, witness_of, witnessed
 from shardstore.storage.requests.ranged_reads import check_most
-from shardstore.storage.witnesses import witness_of, witnessed
+from shardstore.storage.requests.writes import check_deletion, failed, joined
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from shardstore.engine.metadata.hierarchy import ChunkTarget
 from shardstore.errors import InvalidInput
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import BytesLike
-from shardstore.storage.requests.conditions import holds
+from shardstore.storage.requests.writes import holds
 
 
 class OwnShards(Enum):

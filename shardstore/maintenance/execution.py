@@ -28,8 +28,8 @@ from shardstore.errors import AccessDenied, Conflict, InvalidInput, ShardStoreEr
 from shardstore.maintenance.cluster import ClusterExecutor, ExecutorLike, ExecutorLost, executor_of
 from shardstore.model.options import CommandOption
 from shardstore.storage.base import ObjectInfo, Storage
-from shardstore.storage.interrupts import leave_to_main_thread
 from shardstore.storage.room import is_full
+from shardstore.tasks import leave_to_main_thread
 
 T = TypeVar("T")
 Task = TypeVar("Task")

@@ -22,18 +22,17 @@ from shardstore.errors import AccessDenied, InvalidInput, NotFound, ShardStoreEr
 from shardstore.extras import how_to_install
 from shardstore.model.redaction import redacted, shown_cause, unusable_options
 from shardstore.opening import options as open_options
-from shardstore.opening.chains import OURS, check_cut, check_known, is_known, links_of_url, protocols_of_links
-from shardstore.opening.kinds import LocalOpener, kind_of_filesystem, kind_of_protocol
+from shardstore.opening.address import OURS, check_cut, check_known, is_known, links_of_url, protocols_of_links
+from shardstore.opening.kinds import LocalOpener, Transport, carried_by, check_transport, is_carried, kind_of_filesystem, kind_of_protocol
 from shardstore.opening.references import OWN_OPTIONS, open_set
 from shardstore.opening.snapshot_place import SnapshotPlace
-from shardstore.opening.transports import Transport, carried_by, check_transport, is_carried
 from shardstore.storage.base import Storage
-from shardstore.storage.connection_errors import CHECK_ENDPOINT, is_unreachable
 from shardstore.storage.generic.links import REFERENCES, is_any, without_dirs
 from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.local.rules import Locks, check_follow_links, check_locks
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.references.filesystems import check_made_by_user, for_inner_link, for_inner_links
+from shardstore.storage.requests.outcomes import CHECK_ENDPOINT, is_unreachable
 from shardstore.storage.static import as_said, check_static
 
 _ZARR_CLASSES = (("zarr.abc.store", "Store"), ("zarr.storage", "StorePath"))

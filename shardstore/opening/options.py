@@ -16,8 +16,7 @@ from fsspec.spec import AbstractFileSystem
 
 from shardstore.errors import InvalidInput
 from shardstore.model.redaction import HARMLESS, redacted
-from shardstore.opening.address import Address
-from shardstore.opening.chains import parameters_of, text_of
+from shardstore.opening.address import Address, parameters_of, text_of
 from shardstore.opening.kinds import kind_of_protocol
 
 T = TypeVar("T")

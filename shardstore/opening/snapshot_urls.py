@@ -28,8 +28,8 @@ from shardstore.errors import AccessDenied, Corruption, InvalidInput, ReadOnly, 
 from shardstore.format.json_text import loads_object
 from shardstore.model.ranges import EVERYTHING
 from shardstore.model.redaction import redacted
-from shardstore.opening.address import Address, has_host
-from shardstore.opening.chains import text_of
+from shardstore.opening.address import Address, has_host, text_of
+from shardstore.opening.kinds import Transport
 from shardstore.opening.open import open_storage
 from shardstore.opening.snapshot_place import (
     HOW_TO_CHANGE,
@@ -40,7 +40,6 @@ from shardstore.opening.snapshot_place import (
     SnapshotName,
     SnapshotPlace,
 )
-from shardstore.opening.transports import Transport
 from shardstore.storage.base import Failed, Found, Read, ReadOutcome, Storage
 from shardstore.storage.generic.links import protocols_of
 from shardstore.storage.requests.ranged_reads import TooMuch

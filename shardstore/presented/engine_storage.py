@@ -14,10 +14,8 @@ from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import BytesLike
 from shardstore.presented.flavours import Presented
 from shardstore.storage.abilities import DocumentsFirst
-from shardstore.storage.base import UNKNOWN_NBYTES, DirListing, ObjectInfo, Read, ReadOutcome
-from shardstore.storage.fallbacks import ReadsAndWrites, check_directory
-from shardstore.storage.requests.body import joined
-from shardstore.storage.requests.conditions import check_deletion, failed
+from shardstore.storage.base import UNKNOWN_NBYTES, DirListing, ObjectInfo, Read, ReadOutcome, ReadsAndWrites, check_directory
+from shardstore.storage.requests.writes import check_deletion, failed, joined
 
 
 class EngineStorage(ReadsAndWrites, DocumentsFirst):

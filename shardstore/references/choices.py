@@ -13,8 +13,7 @@ from shardstore.errors import InvalidInput, Unsupported
 from shardstore.format.json_text import JsonObject
 from shardstore.format.references.documents import DocumentFlavour, NodeDocuments, documents
 from shardstore.format.store_keys import groups_above
-from shardstore.opening.address import Address
-from shardstore.opening.chains import links_of_url
+from shardstore.opening.address import Address, links_of_url
 from shardstore.references.batches import ReferenceSource
 from shardstore.references.stores import ArrayChoice, OnError
 from shardstore.storage.base import Storage

@@ -22,7 +22,7 @@ from shardstore.format.store_keys import join, metadata_key
 from shardstore.maintenance.pins import Pin, is_held
 from shardstore.model.options import check_flags
 from shardstore.opening.open import open_storage
-from shardstore.opening.reference_targets import LOCAL, canonical
+from shardstore.opening.references import LOCAL, canonical
 from shardstore.references.batches import ReferencedArray, content, size_of
 from shardstore.references.choices import Described, base_of, described
 from shardstore.references.opening import open_source

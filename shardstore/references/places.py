@@ -16,8 +16,7 @@ from shardstore.format.references.pins import PINS_SUFFIX, UNPINNED, PinSection,
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import EVERYTHING
 from shardstore.model.redaction import redacted
-from shardstore.opening.address import Address
-from shardstore.opening.chains import text_of
+from shardstore.opening.address import Address, text_of
 from shardstore.opening.location import location_of
 from shardstore.opening.open import open_storage
 from shardstore.storage.base import Found, Read, Storage, read_one

@@ -27,10 +27,9 @@ from shardstore.maintenance.nodes import plan_v2_array
 from shardstore.maintenance.pins import is_held
 from shardstore.model.chunks import strides
 from shardstore.model.redaction import redacted
-from shardstore.opening.address import Address
-from shardstore.opening.chains import is_known, text_of
+from shardstore.opening.address import Address, is_known, text_of
 from shardstore.opening.open import open_storage
-from shardstore.opening.reference_targets import absolute_url
+from shardstore.opening.references import absolute_url
 from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, read_nodes
 from shardstore.references.places import SetPlace
 from shardstore.storage.base import Storage

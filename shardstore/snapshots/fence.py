@@ -19,7 +19,7 @@ from shardstore.format.snapshots.state import State
 from shardstore.snapshots.files import StoreFiles
 from shardstore.snapshots.reachable import are_among
 from shardstore.snapshots.session import SessionCore
-from shardstore.storage.requests.bound import Bound
+from shardstore.storage.requests.outcomes import Bound
 
 LOOKS_AT_ONCE = 32
 

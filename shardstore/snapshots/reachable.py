@@ -34,7 +34,7 @@ from shardstore.model.containers import batched, gathered
 from shardstore.progress.steps import Step
 from shardstore.snapshots.files import StoreFiles
 from shardstore.storage.base import Storage
-from shardstore.storage.requests.bound import Bound
+from shardstore.storage.requests.outcomes import Bound
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -14,8 +14,7 @@ from shardstore.format.store_keys import join
 from shardstore.model.generation import Generation
 from shardstore.snapshots.chunk_files import ArrayChanges, file_name, token_in_file, token_of_inline, token_of_written
 from shardstore.snapshots.session import ArrayKeys, SessionCore
-from shardstore.storage.base import DirListing, ObjectInfo
-from shardstore.storage.fallbacks import direct_children
+from shardstore.storage.base import DirListing, ObjectInfo, direct_children
 
 _AT_ONCE = 1000
 

@@ -45,12 +45,12 @@ from shardstore.storage.base import (
     ObjectInfo,
     Read,
     ReadOutcome,
+    ReadsAndWrites,
     Storage,
+    check_directory,
 )
-from shardstore.storage.fallbacks import ReadsAndWrites, check_directory
 from shardstore.storage.known_references import ChunksInFile, FileFault, KnownReferences, KnowsReferences
-from shardstore.storage.requests.body import joined
-from shardstore.storage.requests.conditions import check_deletion
+from shardstore.storage.requests.writes import check_deletion, joined
 from shardstore.storage.wrappers import Counters
 
 T = TypeVar("T")

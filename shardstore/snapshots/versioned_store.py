@@ -35,7 +35,7 @@ from shardstore.snapshots.lookup import FIRST_BRANCH, snapshot_by_id
 from shardstore.snapshots.rebase import conflicts_with, expired, rebase
 from shardstore.snapshots.session import Attempt, SessionCore
 from shardstore.storage.base import ConditionFailed, Found, Read
-from shardstore.storage.requests.bound import Bound
+from shardstore.storage.requests.outcomes import Bound
 from shardstore.storage.wrappers import Counters
 from shardstore.tasks import gather_all, uninterrupted
 

@@ -21,7 +21,7 @@ from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRange
 from shardstore.model.redaction import redacted
 from shardstore.opening.open import open_storage
-from shardstore.opening.reference_targets import ReferenceTargets, SetAddress, TargetOptions
+from shardstore.opening.references import ReferenceTargets, SetAddress, TargetOptions
 from shardstore.snapshots.files import MissingFile
 from shardstore.storage.base import Absent, Changed, Failed, Found, LeadsNowhere, Read, ReadOutcome, Storage
 from shardstore.storage.local.versions import may_be_same_bytes

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRequest, BytesLike
@@ -152,3 +153,24 @@ async def copy_between(source: Storage, key: str, target: Storage, target_key: s
     """Copy as ``CopiesFrom`` does, if ``target`` can; return ``None``, with nothing stored, if not."""
     taker = target.ability(CopiesFrom)
     return None if taker is None else await taker.copy_from(source, key, target_key)
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """One thing that was left: ``key`` is its place, or, for an upload, the object that it would have become."""
+
+    key: str
+    kind: Literal["temporary", "lock", "tail", "upload"]
+    what: str
+
+
+class ListsLeftovers(ABC):
+    """A storage that can list them. Kinds without this ability leave nothing behind, or have no way to ask."""
+
+    @abstractmethod
+    async def leftovers(self, prefix: str) -> Sequence[Leftover]:
+        """Return what is left below ``prefix``, which is ``""`` or ends with ``/``.
+
+        Raises:
+            StorageError: the request failed, or was denied.
+        """

@@ -23,13 +23,13 @@ from shardstore.storage.base import (
     ObjectInfo,
     Read,
     ReadOutcome,
+    ReadsAndWrites,
     Storage,
+    check_directory,
     read_one,
 )
-from shardstore.storage.fallbacks import ReadsAndWrites, check_directory
-from shardstore.storage.requests.body import joined
-from shardstore.storage.requests.conditions import check_deletion, failed
-from shardstore.storage.witnesses import start_and_length, witness_of, witnessed
+from shardstore.storage.inferred_versions import start_and_length, witness_of, witnessed
+from shardstore.storage.requests.writes import check_deletion, failed, joined
 
 T = TypeVar("T")
 

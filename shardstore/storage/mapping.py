@@ -11,8 +11,20 @@ from typing import Any
 from shardstore.errors import ReadOnly, StorageError
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.ranges import resolve
-from shardstore.storage.base import ABSENT, UNKNOWN_NBYTES, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome
-from shardstore.storage.fallbacks import ReadsAndWrites, ReadsOnly, check_directory, direct_children
+from shardstore.storage.base import (
+    ABSENT,
+    UNKNOWN_NBYTES,
+    DirListing,
+    Failed,
+    Found,
+    ObjectInfo,
+    Read,
+    ReadOutcome,
+    ReadsAndWrites,
+    ReadsOnly,
+    check_directory,
+    direct_children,
+)
 from shardstore.storage.inferred_versions import unversioned
 
 _IN_MEMORY = (dict,)  # whose values cost nothing to look at

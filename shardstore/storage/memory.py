@@ -30,10 +30,10 @@ from shardstore.storage.base import (
     ObjectInfo,
     Read,
     ReadOutcome,
+    check_directory,
+    direct_children,
 )
-from shardstore.storage.fallbacks import check_directory, direct_children
-from shardstore.storage.requests.body import byte_view, joined
-from shardstore.storage.requests.conditions import check_deletion
+from shardstore.storage.requests.writes import byte_view, check_deletion, joined
 
 _STAMP = "_shardstore_stamp"
 

@@ -11,8 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from shardstore.model.containers import Lru
 from shardstore.model.ranges import ByteRange
-from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOutcome, Storage
-from shardstore.storage.fallbacks import ReadsOnly
+from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOutcome, ReadsOnly, Storage
 from shardstore.storage.wrappers import StorageWrapper
 
 BLOCK_NBYTES = 4 * 2**20

@@ -13,9 +13,8 @@ from typing import TypeVar
 from shardstore.errors import InvalidInput, ReadOnly
 from shardstore.model.capabilities import Capabilities
 from shardstore.storage.abilities import BlockingReads, HasIdentity
-from shardstore.storage.base import DirListing, ObjectInfo, Read, ReadOutcome, Storage
-from shardstore.storage.fallbacks import ReadsOnly
-from shardstore.storage.generic.errors import contradicts
+from shardstore.storage.base import DirListing, ObjectInfo, Read, ReadOutcome, ReadsOnly, Storage
+from shardstore.storage.generic.calls import contradicts
 from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.references.storage import ReferenceStorage
 from shardstore.storage.wrappers import StorageWrapper

@@ -20,7 +20,7 @@ from shardstore.errors import InvalidInput, ShardStoreError, StorageError, Write
 from shardstore.model.generation import Condition, Generation, IfGeneration, Unconditional
 from shardstore.model.ranges import ByteRequest, BytesLike, Segment
 from shardstore.storage.base import CHANGED, ConditionFailed, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome, Storage
-from shardstore.storage.requests.body import Body, byte_view
+from shardstore.storage.requests.writes import Body, byte_view
 from shardstore.storage.wrappers import KEYS_A_REQUEST, Sleep, StorageWrapper
 
 _CHANGING = frozenset({"write", "compose", "copy", "rename_prefix", "delete", "delete_many"})

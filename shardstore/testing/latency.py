@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import BytesLike, CopiedRange, Segment
 from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOutcome, Storage
-from shardstore.storage.requests.bound import Bound
+from shardstore.storage.requests.outcomes import Bound
 from shardstore.storage.wrappers import KEYS_A_REQUEST, Sleep, StorageWrapper
 
 

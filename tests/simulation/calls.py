@@ -21,8 +21,8 @@ from unittest import mock
 
 from greenlet import GreenletExit
 
-from shardstore.storage.local import directory, durability, locks, range_locks, sweep, versions
-from shardstore.storage.local.lock_files import ReadableFiles
+from shardstore.storage.local import directory, locks, range_locks, rules, versions
+from shardstore.storage.local.locks import ReadableFiles
 from shardstore.storage.local.mounts import Mount
 from tests.simulation.disk import Disk, Inode, OpenFile, failure
 from tests.simulation.loop import Process, SimulationLoop, current_process
@@ -83,9 +83,9 @@ class Calls:
             patched(mock.patch.object(directory, "mount_of", self._mount_of))
             for module in (locks, range_locks):
                 patched(mock.patch.object(module, "wait_for_lock", lambda fd, name, lock: lock(fd)))
-            patched(mock.patch.object(durability.kept_names, "_objects", {}))
-            patched(mock.patch.object(durability.kept_names, "_below", {}))
-            patched(mock.patch.object(sweep, "_swept", {}))
+            patched(mock.patch.object(rules.kept_names, "_objects", {}))
+            patched(mock.patch.object(rules.kept_names, "_below", {}))
+            patched(mock.patch.object(rules, "_swept", {}))
             patched(mock.patch.object(locks, "_readable", ReadableFiles()))
             patched(mock.patch.object(versions, "_drawn", versions._drawn))
             self.loop.entering = _remember_as
@@ -491,8 +491,8 @@ def _inside(path: str) -> str:
 
 def _remember_as(process: Process) -> None:
     """Let modules remember what this process has found out, and no other."""
-    names = durability.kept_names
+    names = rules.kept_names
     if not process.remembers:
         process.remembers = {"objects": {}, "below": {}, "swept": {}, "readable": ReadableFiles(), "drawn": deque(maxlen=64)}
     names._objects, names._below = process.remembers["objects"], process.remembers["below"]
-    sweep._swept, locks._readable, versions._drawn = (process.remembers[name] for name in ("swept", "readable", "drawn"))
+    rules._swept, locks._readable, versions._drawn = (process.remembers[name] for name in ("swept", "readable", "drawn"))

@@ -43,7 +43,7 @@ _PROOF = "shardstore.engine.index_cache"
 _LOST = "shardstore.storage.requests.lost_answers"
 _S3 = "shardstore.storage.s3.storage"
 _S3_UPLOAD = "shardstore.storage.s3.upload"
-_S3_PROBE = "shardstore.storage.s3.probe"
+_S3_PROBE = "shardstore.storage.s3.client"
 _TEMPORARY = "shardstore.storage.local.temporary"
 _APPEND = "shardstore.storage.local.append"
 _RULES = "shardstore.storage.local.rules"
@@ -197,7 +197,7 @@ MUTANTS = (
     ),
     Mutant(
         "local: a sweeper takes the file of one that lives",
-        "shardstore.storage.local.sweep",
+        "shardstore.storage.local.rules",
         "if is_old and lock_whole(fd, path, wait=False) and is_called(status, path):",
         "if is_old and is_called(status, path):",
         "local",

@@ -18,12 +18,12 @@ from shardstore.maintenance.execution import _opened
 from shardstore.maintenance.packing.record import Record
 from shardstore.presented.flavours import Presented, presented
 from shardstore.storage.base import Storage
-from shardstore.storage.gcs.probe import forget_facts as forget_gcs_facts
+from shardstore.storage.gcs.client import forget_facts as forget_gcs_facts
 from shardstore.storage.gcs.storage import GCSStorage
 from shardstore.storage.local.mounts import Mount
 from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.s3 import client as s3_client
 from shardstore.storage.s3 import parts as s3_parts
-from shardstore.storage.s3 import probe as s3_probe
 from shardstore.storage.s3.client import forget_facts as forget_s3_facts
 from shardstore.storage.s3.storage import S3Storage
 from tests.simulation import gcs, s3, sources, threads
@@ -130,7 +130,7 @@ class World:
                 if self.calls is not None:
                     stack.enter_context(self.calls.in_place())
                 if self.rng.random() < 0.5:  # what AWS takes from 5 MiB on, here a few bytes are enough for
-                    for module, name in ((s3_parts, "MIN_PART_BYTES"), (s3_parts, "COPY_PAYS_NBYTES"), (s3_probe, "COPY_PAYS_NBYTES")):
+                    for module, name in ((s3_parts, "MIN_PART_BYTES"), (s3_parts, "COPY_PAYS_NBYTES"), (s3_client, "COPY_PAYS_NBYTES")):
                         stack.enter_context(mock.patch.object(module, name, 16 if name == "MIN_PART_BYTES" else 32))
                 stack.enter_context(mock.patch.object(Record, "units_per_segment", self.rng.choice([2, 1000])))
                 stack.callback(self.loop.close)

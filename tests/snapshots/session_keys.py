@@ -14,8 +14,7 @@ from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, If
 from shardstore.model.ranges import BytesLike
 from shardstore.snapshots import Repository
 from shardstore.snapshots.session_storage import SessionStorage
-from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOutcome
-from shardstore.storage.fallbacks import ReadsAndWrites, check_directory, direct_children
+from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOutcome, ReadsAndWrites, check_directory, direct_children
 from shardstore.testing.storage_suite import SyncStorage
 from tests.under_array import GRID, RANK, chunk_key, suite_key
 

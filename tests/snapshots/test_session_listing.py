@@ -13,8 +13,7 @@ from hypothesis import given
 
 from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.base import Found, Read, Storage
-from shardstore.storage.fallbacks import direct_children
+from shardstore.storage.base import Found, Read, Storage, direct_children
 from shardstore.testing.storage_suite import SyncStorage
 from tests.snapshots.repositories import new_repository, run
 from tests.snapshots.session_keys import array_document

@@ -10,7 +10,7 @@ import gcsfs
 import pytest
 
 from shardstore.opening.open import open_storage
-from shardstore.storage.gcs import probe as gcs_probe
+from shardstore.storage.gcs import client as gcs_client
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.obstore.gcs import ObstoreGCSStorage
 from shardstore.storage.obstore.s3 import ObstoreS3Storage
@@ -26,7 +26,7 @@ def fresh_facts() -> Iterator[None]:
     """What servers honour is found out again for the next test."""
     yield
     s3_client.forget_facts()
-    gcs_probe.forget_facts()
+    gcs_client.forget_facts()
 
 
 @pytest.fixture

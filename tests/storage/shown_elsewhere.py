@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration
-from shardstore.storage.base import ConditionFailed, DirListing, Found, ObjectInfo, Read, ReadOutcome, Storage
-from shardstore.storage.fallbacks import ReadsAndWrites
+from shardstore.storage.base import ConditionFailed, DirListing, Found, ObjectInfo, Read, ReadOutcome, ReadsAndWrites, Storage
 
 
 class ShownElsewhere(ReadsAndWrites):

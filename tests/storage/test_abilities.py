@@ -6,9 +6,17 @@ from pathlib import Path
 
 from fsspec.implementations.memory import MemoryFileSystem
 
-from shardstore.storage.abilities import BlockingReads, CopiesFrom, DocumentsFirst, FileTree, HasIdentity, OnFilesystem, VersionedByRange
+from shardstore.storage.abilities import (
+    BlockingReads,
+    CopiesFrom,
+    DocumentsFirst,
+    FileTree,
+    HasIdentity,
+    ListsLeftovers,
+    OnFilesystem,
+    VersionedByRange,
+)
 from shardstore.storage.generic.storage import GenericStorage
-from shardstore.storage.leftovers import ListsLeftovers
 from shardstore.storage.local.directory import LocalFiles
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage

@@ -6,8 +6,8 @@ wrong is the same with small ones. The server has to take such parts; MiniStack 
 
 from __future__ import annotations
 
+from shardstore.storage.s3 import client as s3_client
 from shardstore.storage.s3 import parts as s3_parts
-from shardstore.storage.s3 import probe as s3_probe
 
 SMALL_PART_BYTES = 32
 
@@ -18,4 +18,4 @@ def limit_parts(*, small: bool) -> None:
     """Let all storages of this process that are opened from now on take small parts, or none that AWS would refuse."""
     least = SMALL_PART_BYTES if small else _AS_SHIPPED
     s3_parts.MIN_PART_BYTES = least
-    s3_parts.COPY_PAYS_NBYTES = s3_probe.__dict__["COPY_PAYS_NBYTES"] = 2 * least
+    s3_parts.COPY_PAYS_NBYTES = s3_client.__dict__["COPY_PAYS_NBYTES"] = 2 * least

@@ -21,10 +21,9 @@ from shardstore.errors import ShardStoreError, StorageError, Unsupported
 from shardstore.model.generation import IF_ABSENT
 from shardstore.model.ranges import ByteRange, ByteSuffix
 from shardstore.storage.base import ConditionFailed
-from shardstore.storage.gcs import probe as gcs_probe
+from shardstore.storage.gcs import client as gcs_client
 from shardstore.storage.http import client as http_client
 from shardstore.storage.s3 import client as s3_client
-from shardstore.storage.s3 import probe as s3_probe
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
 from tests import shards
@@ -77,7 +76,7 @@ def fresh(server: Wire, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def forget() -> None:
-    for facts in (s3_client, gcs_probe, http_client):
+    for facts in (s3_client, gcs_client, http_client):
         facts.forget_facts()
 
 
@@ -507,7 +506,7 @@ def test_an_upload_that_is_gone_refuses_nothing(server: Wire) -> None:
     server.server.on(mis.drop_reply(), method="POST", target="uploadId=", nth=1)
     storage = case.storage(retries=True)
     assert isinstance(storage, S3Storage)
-    assert not on_io_loop(s3_probe.probe_multipart(storage.client))
+    assert not on_io_loop(s3_client.probe_multipart(storage.client))
     assert server.objects.keys() == before
 
 
@@ -528,13 +527,13 @@ def test_an_upload_that_somebody_has_aborted_proves_nothing(server: Wire) -> Non
     server.server.on(aborted, method="POST", target="uploadId=", nth=1)
     storage = case.storage()
     assert isinstance(storage, S3Storage)
-    assert on_io_loop(s3_probe.probe_multipart(storage.client))
+    assert on_io_loop(s3_client.probe_multipart(storage.client))
     server.server.on(aborted, method="POST", target="uploadId=")
     with pytest.raises(StorageError, match="has aborted each of 3 uploads"):
-        on_io_loop(s3_probe.probe_multipart(storage.client))
+        on_io_loop(s3_client.probe_multipart(storage.client))
     server.server.on(aborted, method="GET", target="uploadId=")
     with pytest.raises(StorageError, match="NoSuchUpload"):
-        on_io_loop(s3_probe.probe_copied_parts(storage.client, "a", "none", {1: 1}))
+        on_io_loop(s3_client.probe_copied_parts(storage.client, "a", "none", {1: 1}))
     assert server.objects.keys() == before
 
 

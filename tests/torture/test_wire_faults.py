@@ -25,11 +25,10 @@ from shardstore.errors import ShardStoreError
 from shardstore.model.generation import IF_ABSENT, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import ConditionFailed, Found, Read, Storage
-from shardstore.storage.gcs import probe as gcs_probe
+from shardstore.storage.gcs import client as gcs_client
 from shardstore.storage.gcs.storage import GCSStorage
 from shardstore.storage.http import client as http_client
 from shardstore.storage.s3 import client as s3_client
-from shardstore.storage.s3 import probe as s3_probe
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.storage.wrappers import innermost
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
@@ -75,7 +74,7 @@ def fresh(server: Wire, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def forget() -> None:
-    for facts in (s3_client, gcs_probe, http_client):
+    for facts in (s3_client, gcs_client, http_client):
         facts.forget_facts()
 
 
@@ -467,6 +466,6 @@ def test_a_fault_while_a_server_is_asked_what_it_can_do(server: Wire, hostile: b
 async def _large(storage: Storage) -> bool:
     below = innermost(storage)
     if isinstance(below, S3Storage):
-        return await s3_probe.probe_multipart(below.client)
+        return await s3_client.probe_multipart(below.client)
     assert isinstance(below, GCSStorage)
-    return await gcs_probe.probe_resumable(below.client)
+    return await gcs_client.probe_resumable(below.client)

@@ -14,7 +14,7 @@ from fsspec.spec import AbstractFileSystem
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import InvalidInput
 from shardstore.model.redaction import redacted
-from shardstore.opening.chains import LOCAL_PROTOCOLS, reads_through_another, scheme_of
+from shardstore.opening.address import LOCAL_PROTOCOLS, reads_through_another, scheme_of
 from shardstore.opening.kinds import kind_of_protocol
 from shardstore.opening.open import chained_target
 from shardstore.storage.base import Storage

@@ -30,7 +30,7 @@ from shardstore.model.options import check_flags
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix
 from shardstore.opening.snapshot_place import Pinned
 from shardstore.presented.flavours import Presented
-from shardstore.storage.generic.errors import ABSENT_ERRORS
+from shardstore.storage.generic.calls import ABSENT_ERRORS
 from shardstore.storage.wrappers import Counters
 
 _FSSPEC_OPTIONS = ("use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache")

@@ -16,7 +16,7 @@ from shardstore.errors import InvalidInput, NotFound
 from shardstore.format.store_keys import join, possible_owners
 from shardstore.format.v2.keys import is_document
 from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.generic.errors import ABSENT_ERRORS
+from shardstore.storage.generic.calls import ABSENT_ERRORS
 
 Info = dict[str, Any]
 

@@ -23,7 +23,7 @@ from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import METADATA_NAME, ArrayLayout, is_array, parse_plain
 from shardstore.format.store_keys import join
 from shardstore.model.ranges import EVERYTHING
-from shardstore.opening.chains import text_of
+from shardstore.opening.address import text_of
 from shardstore.plan.policy import ShardingPolicy
 from shardstore.presented.flavours import Presented
 

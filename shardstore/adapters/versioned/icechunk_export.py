@@ -32,8 +32,7 @@ from shardstore.format.snapshots.state import Snapshot, State
 from shardstore.format.snapshots.structure import Node
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.redaction import redacted
-from shardstore.opening.address import Address
-from shardstore.opening.chains import text_of
+from shardstore.opening.address import Address, text_of
 from shardstore.opening.open import open_storage
 from shardstore.references.choices import base_of
 from shardstore.references.icechunk.histories import Coords, ShownArray, origin_metadata

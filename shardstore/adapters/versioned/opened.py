@@ -11,9 +11,9 @@ from shardstore import __version__
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.extras import how_to_install
+from shardstore.opening.kinds import Transport
 from shardstore.opening.open import open_storage
 from shardstore.opening.options import options_of_another, protocol_of
-from shardstore.opening.transports import Transport
 from shardstore.plan.policy import ShardingPolicy, validate_policy
 from shardstore.snapshots.catalog import DEFAULT_NAME, Catalog, StorageCatalog, check_store_name
 from shardstore.snapshots.files import MANIFEST_CACHE_BYTES, StoreFiles

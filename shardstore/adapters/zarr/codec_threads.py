@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
-from shardstore.storage.interrupts import leave_to_main_thread
+from shardstore.tasks import leave_to_main_thread
 
 INLINE_BYTES = 2**17
 """Up to so many decoded bytes are worked on in the thread where they arrive: another thread would begin 50 to 100 µs later."""

@@ -43,8 +43,7 @@ from shardstore.storage.base import (
     read_one,
     unless_failed,
 )
-from shardstore.storage.requests.body import joined
-from shardstore.storage.requests.conditions import failed
+from shardstore.storage.requests.writes import failed, joined
 from shardstore.storage.wrappers import SettledStorage, StorageWrapper
 from shardstore.stored.detect import DetectedStorage
 

@@ -27,8 +27,7 @@ from shardstore.maintenance.packing.translation import Mode, TargetForm
 from shardstore.maintenance.pins import Pin, check_none_held
 from shardstore.model.options import check_flags, option
 from shardstore.model.redaction import redacted
-from shardstore.opening.address import Address
-from shardstore.opening.chains import text_of
+from shardstore.opening.address import Address, text_of
 from shardstore.opening.location import Location, location_of, why_not_apart
 from shardstore.opening.made_versions import options_of_new, with_versions
 from shardstore.opening.open import open_storage

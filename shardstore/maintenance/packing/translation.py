@@ -36,7 +36,7 @@ from shardstore.format.v2.keys import document_key
 from shardstore.maintenance.packing.listing import SourceArray, SourceNodes
 from shardstore.model.words import some_of
 from shardstore.plan.policy import ShardingPolicy, automatic, chunks_per_shard, validate_policy
-from shardstore.storage.local.names import is_reserved
+from shardstore.storage.local.files import is_reserved
 from shardstore.storage.requests.outcomes import PROBE_PREFIX
 
 Mode = Literal["pack", "reshard", "unpack"]

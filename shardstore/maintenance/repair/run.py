@@ -54,8 +54,7 @@ from shardstore.model.generation import UNCONDITIONAL, Generation
 from shardstore.model.options import check_flags
 from shardstore.model.ranges import CopiedRange
 from shardstore.model.showing import ShownInNotebooks
-from shardstore.opening.address import has_host
-from shardstore.opening.chains import links_of_url, scheme_of, text_of
+from shardstore.opening.address import has_host, links_of_url, scheme_of, text_of
 from shardstore.opening.location import location_of
 from shardstore.opening.open import open_storage
 from shardstore.opening.snapshot_urls import named_snapshot, refuse_to_change

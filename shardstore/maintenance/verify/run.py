@@ -36,9 +36,9 @@ from shardstore.maintenance.verify.objects import ListedObject, Verified, Verify
 from shardstore.maintenance.walk import ListedDigests, Located, Walk, gathered
 from shardstore.model.containers import batched
 from shardstore.model.showing import ShownInNotebooks
+from shardstore.storage.abilities import Leftover, ListsLeftovers
 from shardstore.storage.base import ObjectInfo, in_its_place
 from shardstore.storage.known_references import FileFault, KnowsReferences
-from shardstore.storage.leftovers import Leftover, ListsLeftovers
 from shardstore.stored.detect import is_draft
 from shardstore.tasks import gather_all
 

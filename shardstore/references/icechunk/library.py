@@ -18,7 +18,7 @@ from urllib.parse import quote
 from shardstore.errors import Conflict, InvalidInput, StorageError, Unsupported
 from shardstore.extras import how_to_install
 from shardstore.model.redaction import HARMLESS, redacted
-from shardstore.opening.chains import text_of
+from shardstore.opening.address import text_of
 
 Options = Mapping[str, Any]
 OptionsOf = Callable[[str], Options]

@@ -32,7 +32,7 @@ from shardstore.model.chunks import strides
 from shardstore.model.options import check_flags
 from shardstore.model.redaction import redacted
 from shardstore.opening.open import open_storage
-from shardstore.opening.reference_targets import names_version
+from shardstore.opening.references import names_version
 from shardstore.opening.snapshot_urls import named_snapshot
 from shardstore.progress.shown import reported
 from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, ReferredObject, size_of

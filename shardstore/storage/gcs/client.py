@@ -1,24 +1,240 @@
-"""Requests to one bucket through the user's gcsfs instance, with errors translated once, here.
+"""Requests to one bucket through the user's gcsfs instance, with errors translated once, here; and probes of what the server honours.
 
 Credentials, endpoint, billing project and retries stay those of the instance: it sends a request again, up to six times and
 with at least a second in between, after 408, 429, 500 to 504 and broken connections. Nothing of gcsfs or aiohttp is imported.
+
+gcsfs reads the whole body of any answer, in ``_request``. For one request it is replaced by a copy of itself, with the same
+credentials, options and connections, whose session returns bounded answers: no more is read than was asked for.
+
+Bodies of uploads can be sent again: ``multipart/related`` with the object's metadata and checksum in front. The checksum is sent too, so
+that a server that checks it (Google's does) stores nothing if bytes were lost on the way.
+
+A server is asked once for each endpoint, bucket and process. An emulator may answer 200 to conditions that it does not know, so the
+questions are such that the right answer is 412.
 """
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import io
 import json
-from collections.abc import Mapping
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
+
+import google_crc32c
 
 from shardstore.errors import AccessDenied, ShardStoreError, StorageError
+from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import Generation
+from shardstore.model.ranges import ByteRequest
 from shardstore.model.redaction import redacted, shown_cause, unusable_options
-from shardstore.storage.connection_errors import CHECK_ENDPOINT, is_unreachable
-from shardstore.storage.gcs.bounded import Allowed, bounded
 from shardstore.storage.inferred_versions import modified_seconds
 from shardstore.storage.requests.bucket import BucketClient
-from shardstore.storage.requests.outcomes import WRITE_ID, Head, RequestFailed
+from shardstore.storage.requests.outcomes import CHECK_ENDPOINT, WRITE_ID, Head, RequestFailed, is_unreachable, probe_key
+from shardstore.storage.requests.ranged_reads import REFUSAL_NBYTES, received
+from shardstore.storage.requests.writes import Body, groups
+
+# -- bounded answers ---------------------------------------------------------------------------------------------------
+
+
+_ENCODINGS = ("X-Goog-Stored-Content-Encoding", "Content-Encoding")
+
+
+def encoding_of(headers: Any) -> str | None:
+    """Return the encoding that makes the received bytes differ from the counted ones; ``None`` if there is none."""
+    return next((headers[name] for name in _ENCODINGS if headers.get(name, "identity") != "identity"), None)
+
+
+@dataclass(slots=True)
+class Allowed:
+    """The allowed answers to a request for bytes of the object ``key``: ``request`` of it, or all of it, up to ``most_nbytes``."""
+
+    request: ByteRequest
+    most_nbytes: int | None
+    key: str
+    unasked_nbytes: int
+    part: tuple[memoryview, int] | None = None
+    """The wanted part of a whole object that came although less was asked for, and the object's size. The body is empty then."""
+
+
+class _BoundedAnswer:
+    """An answer of aiohttp with a bounded body."""
+
+    def __init__(self, answer: Any, allowed: Allowed) -> None:
+        self._answer = answer
+        self._allowed = allowed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._answer, name)
+
+    async def read(self) -> bytes:
+        answer, allowed = self._answer, self._allowed
+        blocks = answer.content.iter_any()
+        allowed.part = None
+        if answer.status not in (200, 206):
+            return await _first(blocks, REFUSAL_NBYTES)
+        if encoding_of(answer.headers) is not None:
+            return b""  # it is refused for that
+        content_range, nbytes = answer.headers.get("Content-Range"), answer.content_length
+        body = await received(
+            *(allowed.request, answer.status, content_range, nbytes, answer.read, blocks),
+            *(allowed.most_nbytes, allowed.key, allowed.unasked_nbytes),
+        )
+        if isinstance(body, bytes):
+            return body
+        allowed.part = body
+        return b""
+
+
+async def _first(blocks: AsyncIterator[bytes], nbytes: int) -> bytes:
+    body = bytearray()
+    async for block in blocks:
+        body += block
+        if len(body) >= nbytes:
+            break
+    return bytes(body[:nbytes])
+
+
+class _BoundedSession:
+    """A session of aiohttp with bounded answers."""
+
+    def __init__(self, session: Any, allowed: Allowed) -> None:
+        self._session = session
+        self._allowed = allowed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    @asynccontextmanager
+    async def request(self, *arguments: Any, **options: Any) -> AsyncIterator[_BoundedAnswer]:
+        async with self._session.request(*arguments, **options) as answer:
+            yield _BoundedAnswer(answer, self._allowed)
+
+
+async def bounded(fs: Any, allowed: Allowed) -> Any:
+    """Return ``fs``, a ``gcsfs.GCSFileSystem``, for one request whose answers are bounded by ``allowed``."""
+    await fs._set_session()
+    copied = object.__new__(type(fs))  # not by its class, which would look for credentials
+    vars(copied).update(vars(fs))
+    copied._session = _BoundedSession(fs._session, allowed)
+    return copied
+
+
+# -- bodies ------------------------------------------------------------------------------------------------------------
+
+
+_STEP_BYTES = 1 << 20
+
+
+def resource(full_key: str, metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Return the object resource of a new version."""
+    return {
+        "name": full_key,
+        "contentType": "application/octet-stream",
+        # Otherwise GCS serves publicly readable objects from caches for an hour, also after they were replaced.
+        "cacheControl": "no-cache",
+        "metadata": dict(metadata),
+    }
+
+
+class Checksum:
+    """CRC-32C in the form of the JSON API: four bytes, big-endian, in base64."""
+
+    def __init__(self) -> None:
+        self._value = 0
+
+    def update(self, view: memoryview | bytes) -> None:
+        for start in range(0, len(view), _STEP_BYTES):  # the library takes nothing but bytes: copied a little at a time
+            self._value = google_crc32c.extend(self._value, bytes(view[start : start + _STEP_BYTES]))
+
+    def __str__(self) -> str:
+        return base64.b64encode(self._value.to_bytes(4, "big")).decode("ascii")
+
+
+class Unclosed(io.BytesIO):
+    """Bytes to send, as a file that stays open: aiohttp closes what it has sent, but a retry needs it again."""
+
+    def close(self) -> None:
+        """Do nothing: it stays open, and is freed with its memory."""
+
+
+class _UnclosedFile(io.FileIO):
+    """A file to send that stays open, on a descriptor that its owner closes."""
+
+    def close(self) -> None:
+        """Do nothing: it stays open until its owner closes the descriptor."""
+
+
+class _Envelope:
+    """The envelope around the bytes in the request."""
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self.checksum = Checksum()
+        self._document = document
+        self._boundary = uuid.uuid4().hex
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Content-Type": f'multipart/related; boundary="{self._boundary}"'}
+
+    def _head(self) -> bytes:
+        """Return the part before the bytes; it has the same length whatever the checksum."""
+        document = json.dumps({**self._document, "crc32c": str(self.checksum)})
+        return (
+            f"--{self._boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{document}\r\n"
+            f"--{self._boundary}\r\nContent-Type: application/octet-stream\r\n\r\n"
+        ).encode("ascii")
+
+    def _tail(self) -> bytes:
+        return f"\r\n--{self._boundary}--\r\n".encode("ascii")
+
+
+class MemoryBody(_Envelope):
+    """A body of pieces that are in memory; they are copied once."""
+
+    def __init__(self, views: Sequence[memoryview | bytes], document: Mapping[str, Any]) -> None:
+        super().__init__(document)
+        for view in views:
+            self.checksum.update(view)
+        self._whole = b"".join([self._head(), *views, self._tail()])
+
+    def start(self) -> io.BytesIO:
+        """Return the request's body, from its start."""
+        return Unclosed(self._whole)
+
+
+class SpooledBody(_Envelope):
+    """A body that went through a local file, which the caller opened and closes."""
+
+    def __init__(self, file: IO[bytes], document: Mapping[str, Any]) -> None:
+        super().__init__(document)
+        self._file = file
+
+    async def spool(self, body: Body, nbytes: int, key: str) -> None:
+        """Write all of ``body`` to the file. Raises ``InvalidInput`` if it is not ``nbytes`` long."""
+        await asyncio.to_thread(self._file.write, self._head())  # its room
+        async for group in groups(body, nbytes, _STEP_BYTES, key):
+            for view in group:
+                self.checksum.update(view)
+            await asyncio.to_thread(self._file.writelines, group)
+        await asyncio.to_thread(self._file.write, self._tail())
+        self._file.seek(0)
+        self._file.write(self._head())
+        self._file.flush()
+
+    def start(self) -> io.FileIO:
+        """Return the request's body, from its start."""
+        body = _UnclosedFile(self._file.fileno(), "rb", closefd=False)
+        body.seek(0)
+        return body
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
+
 
 OBJECT = "b/{}/o/{}"
 """Path of an object in the JSON API, for bucket and full key."""
@@ -203,3 +419,104 @@ class GCSClient(BucketClient):
             if exc.status == 404:
                 raise self.no_bucket() from exc
             raise
+
+
+# -- probes ------------------------------------------------------------------------------------------------------------
+
+
+_MADE_UP_GENERATION = "1"  # generations are microseconds since 1970
+
+_NOT_KNOWN = (400, 405, 501)
+
+CLAIMED_WITHOUT_PROBE = Capabilities(pinned_reads=True, durable=True, across_machines=True, unique_versions=True)
+"""Capabilities that need no probe: reads compare generations themselves."""
+
+
+@dataclass
+class GCSFacts:
+    """The known facts of one endpoint and bucket, shared by all storages of this process."""
+
+    capabilities: Capabilities | None = None
+    resumable_conditions: bool | None = None
+    """True if the end of a resumable upload honours the condition of its start: fake-gcs-server's does not. ``None``: not known yet."""
+    tells_generation: bool = True
+    """True if an answer with an object's bytes gives its generation: gcp-storage-emulator's does not."""
+    warned: bool = False
+
+
+_facts: dict[tuple[str, str], GCSFacts] = {}
+
+
+def facts_of(client: GCSClient) -> GCSFacts:
+    return _facts.setdefault((client.endpoint, client.bucket), GCSFacts())
+
+
+def forget_facts() -> None:
+    """Forget all facts, so that servers are asked again; for tests, and after a server was updated."""
+    _facts.clear()
+
+
+async def _upload(client: GCSClient, key: str, **condition: str) -> None:
+    body = MemoryBody([], resource(client.full_key(key), {}))
+    await client.insert("probing conditional writes", {"uploadType": "multipart", **condition}, headers=body.headers, data=body.start())
+
+
+async def _is_refused(request: Any) -> bool:
+    """Return whether the server refuses the condition of a request that it should."""
+    try:
+        await request
+    except RequestFailed as exc:
+        if exc.status == 412:
+            return True
+        if exc.status in _NOT_KNOWN:
+            return False
+        raise
+    return False
+
+
+async def _remove(client: GCSClient, key: str) -> None:
+    await client.object("DELETE", OBJECT, key, "removing the probe")
+
+
+async def probe_server(client: GCSClient) -> Capabilities:
+    """Ask for the abilities of the server: by one request that changes nothing. Servers other than Google's get four more, about an object
+    that is removed again.
+    """
+    key = probe_key()
+    swap = await _is_refused(_upload(client, key, ifGenerationMatch=_MADE_UP_GENERATION))
+    create = delete = swap
+    if not (swap and client.is_google):
+        try:
+            await _upload(client, key)
+            create = await _is_refused(_upload(client, key, ifGenerationMatch="0"))
+            query = {"ifGenerationMatch": _MADE_UP_GENERATION}
+            delete = await _is_refused(client.object("DELETE", OBJECT, key, "probing conditional deletes with", query=query))
+        finally:
+            await _remove(client, key)
+    return Capabilities(
+        pinned_reads=True,
+        durable=True,
+        across_machines=True,
+        unique_versions=True,
+        compare_and_swap=swap,
+        create_if_absent=create,
+        conditional_delete=delete,
+    )
+
+
+async def probe_resumable(client: GCSClient) -> bool:
+    """Return whether a resumable upload honours its condition when it ends, not only when it starts. Leaves
+    nothing, whatever the answer.
+    """
+    key = probe_key()
+    what = "probing resumable uploads"
+    document = resource(client.full_key(key), {})
+    query = {"uploadType": "resumable", "name": client.full_key(key), "ifGenerationMatch": "0"}
+    started = await client.insert(what, query, document=document)
+    try:
+        await _upload(client, key)
+        # The condition held when the upload was started, and does not any more.
+        end = client.request("PUT", started.headers.get("Location", ""), what=what, headers={"Content-Range": "bytes 0-0/1"}, data=b"p")
+        return await _is_refused(end)
+    finally:
+        await _remove(client, key)

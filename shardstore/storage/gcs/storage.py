@@ -16,16 +16,26 @@ from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfGeneration
 from shardstore.model.ranges import ByteRequest, BytesLike, Segment, resolve
 from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, DirListing, ObjectInfo
-from shardstore.storage.gcs.bounded import Allowed, encoding_of
-from shardstore.storage.gcs.client import OBJECT, GCSAnswer, GCSClient, can_match, head_of
-from shardstore.storage.gcs.probe import CLAIMED_WITHOUT_PROBE, GCSFacts, facts_of, probe_server
+from shardstore.storage.gcs.client import (
+    CLAIMED_WITHOUT_PROBE,
+    OBJECT,
+    Allowed,
+    GCSAnswer,
+    GCSClient,
+    GCSFacts,
+    can_match,
+    encoding_of,
+    facts_of,
+    head_of,
+    probe_server,
+)
 from shardstore.storage.gcs.upload import put, put_large
 from shardstore.storage.inferred_versions import modified_seconds
 from shardstore.storage.requests.bucket import BucketStorage
-from shardstore.storage.requests.conditions import check_deletion
 from shardstore.storage.requests.lost_answers import delete_object
 from shardstore.storage.requests.outcomes import RequestFailed
 from shardstore.storage.requests.ranged_reads import RangeOutcome, RangePart, checked_part, range_header
+from shardstore.storage.requests.writes import check_deletion
 
 RESUMABLE_BYTES = 64 << 20
 

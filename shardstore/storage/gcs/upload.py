@@ -12,13 +12,21 @@ from typing import Any
 
 from shardstore.errors import ShardStoreError, StorageError, Unsupported
 from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration, Unconditional
-from shardstore.storage.gcs.body import Checksum, MemoryBody, SpooledBody, Unclosed, resource
-from shardstore.storage.gcs.client import GCSAnswer, GCSClient, can_match
-from shardstore.storage.gcs.probe import facts_of, probe_resumable
-from shardstore.storage.requests.body import Body, checked_views, joined, parts
-from shardstore.storage.requests.conditions import failed
+from shardstore.storage.gcs.client import (
+    Checksum,
+    GCSAnswer,
+    GCSClient,
+    MemoryBody,
+    SpooledBody,
+    Unclosed,
+    can_match,
+    facts_of,
+    probe_resumable,
+    resource,
+)
 from shardstore.storage.requests.lost_answers import Failure, ObjectWrite
 from shardstore.storage.requests.outcomes import WRITE_ID, RequestFailed
+from shardstore.storage.requests.writes import Body, checked_views, failed, joined, parts
 
 logger = logging.getLogger(__name__)
 

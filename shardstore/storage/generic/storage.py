@@ -39,11 +39,11 @@ from shardstore.storage.base import (
     ObjectInfo,
     Read,
     ReadOutcome,
+    check_directory,
+    no_compose,
     read_one,
 )
-from shardstore.storage.fallbacks import check_directory, no_compose
-from shardstore.storage.generic.calls import Info, Look, calls_of, size_in
-from shardstore.storage.generic.errors import ABSENT_ERRORS, contradicts, read_only, translated
+from shardstore.storage.generic.calls import ABSENT_ERRORS, Info, Look, calls_of, contradicts, read_only, size_in, translated
 from shardstore.storage.generic.links import (
     ARCHIVES,
     BUCKETS,
@@ -59,8 +59,7 @@ from shardstore.storage.generic.links import (
     without_dirs,
 )
 from shardstore.storage.inferred_versions import agrees, modified_seconds, trace_of, unversioned, version_from, version_of
-from shardstore.storage.requests.body import groups, joined
-from shardstore.storage.requests.conditions import check_deletion, failed, warn_not_honoured
+from shardstore.storage.requests.writes import check_deletion, failed, groups, joined, warn_not_honoured
 
 _MOST_SEEN = 1 << 15
 """The most objects of which the last look is kept for a storage; some 10 MiB."""

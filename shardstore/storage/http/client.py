@@ -1,4 +1,5 @@
-"""Requests below one URL through the user's fsspec HTTP filesystem: its session, headers and credentials.
+"""Requests below one URL through the user's fsspec HTTP filesystem, with its session, headers and credentials; the answers; and index
+pages, as web servers make them for directories.
 
 Requests ask for the identity encoding, so that ranges are ranges of the object. Redirects are followed; the last answer counts. Errors
 are translated here, once. Nothing of aiohttp is imported: its exceptions are recognised by their names.
@@ -7,19 +8,146 @@ are translated here, once. Nothing of aiohttp is imported: its exceptions are re
 from __future__ import annotations
 
 import asyncio
+import codecs
 import random
+import re
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from html.parser import HTMLParser
 from typing import Any, TypeVar
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
-from shardstore.errors import AccessDenied, InvalidInput, ShardStoreError, StorageError
+from shardstore.errors import AccessDenied, InvalidInput, ShardStoreError, StorageError, Unsupported
+from shardstore.model.generation import Generation
+from shardstore.model.ranges import ByteRequest
 from shardstore.model.redaction import redacted, shown_cause
-from shardstore.storage.connection_errors import CHECK_ADDRESS, is_unreachable
-from shardstore.storage.requests.bound import Bound
-from shardstore.storage.requests.outcomes import RequestFailed
+from shardstore.storage.inferred_versions import modified_seconds, unversioned
+from shardstore.storage.requests.outcomes import CHECK_ADDRESS, Bound, RequestFailed, is_unreachable, server_times
+from shardstore.storage.requests.ranged_reads import UNASKED_NBYTES, check_most, cut, cut_unannounced, exactly, most_of
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+
+_SETTLED_SECONDS = 2  # dates are of whole seconds
+_TOTAL = re.compile(r"bytes (?:\d+-\d+|\*)/(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class HTTPAnswer:
+    """An answer, its body cut to what was wanted.
+
+    ``parts`` are the wanted ranges of a whole object (status 200), whose size is ``nbytes``; or the body as it came (206), where
+    ``nbytes`` is the object's size if the answer gives it; or nothing.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    parts: tuple[memoryview, ...] = ()
+    nbytes: int | None = None
+
+    @property
+    def generation(self) -> Generation:
+        """The version: its ETag, or else its date with its size, or else a name that nothing else has."""
+        return generation_of(self.headers, self.nbytes or 0)
+
+
+class UnsettledDate(Generation):
+    """A version by a date that another version can still get: the object was stored in the last seconds, or the server does not say when
+    it answers. Equal tokens mean equal dates and sizes, and no more.
+    """
+
+    __slots__ = ()
+
+    @property
+    def digest(self) -> int:
+        return 0
+
+
+def is_strong(generation: Generation) -> bool:
+    """Return whether the version is an ETag that promises equal bytes."""
+    return generation.token.startswith('"')
+
+
+def generation_of(headers: Mapping[str, str], nbytes: int) -> Generation:
+    """Return the version of an object of ``nbytes`` from the ``headers`` of an answer."""
+    etag = headers.get("ETag", "").strip()
+    stored = modified_seconds(headers)
+    if etag.startswith(('"', "W/")):
+        return Generation(etag, stored)
+    if etag:
+        return Generation(f"etag={etag}-{nbytes}", stored)  # not in quotes, as the standard has it: compared only
+    if modified := headers.get("Last-Modified", "").strip():
+        token = f"modified={modified}-{nbytes}"
+        times = server_times(modified, headers.get("Date"))
+        is_settled = times is not None and times.asked - times.stored >= _SETTLED_SECONDS
+        return Generation(token, stored) if is_settled else UnsettledDate(token, stored)
+    return unversioned(nbytes)
+
+
+def is_encoded(headers: Mapping[str, str]) -> bool:
+    """Return whether the server compressed the body although it was asked not to; sizes and ranges are of the compressed bytes then."""
+    return headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity")
+
+
+def total_of(headers: Mapping[str, str]) -> int | None:
+    """Return the size of the object, from ``Content-Range``."""
+    found = _TOTAL.fullmatch(headers.get("Content-Range", "").strip())
+    return int(found[1]) if found else None
+
+
+def _is_of_directory(response: Any) -> bool:
+    """Return whether a server has sent the request for an object on to the directory of that name: it shows a page of it, and no object."""
+    if not response.history:
+        return False
+    asked, answered = response.history[0].url.path, response.url.path
+    return answered.endswith("/") and not asked.endswith("/") and answered[:-1].rpartition("/")[2] == asked.rpartition("/")[2]
+
+
+async def take_head(response: Any) -> HTTPAnswer:
+    """Return an answer that has no body. A directory is no object, and so absent."""
+    headers = response.headers
+    if _is_of_directory(response):
+        return HTTPAnswer(404, headers)
+    length = headers.get("Content-Length", "").strip()
+    known = length.isdecimal() and not is_encoded(headers)
+    return HTTPAnswer(response.status, headers, (), int(length) if known else None)
+
+
+async def take_body(
+    response: Any, wanted: Sequence[ByteRequest], most_nbytes: int | None, key: str, what: str, unasked_nbytes: int = UNASKED_NBYTES
+) -> HTTPAnswer:
+    """Return an answer to GET; of a whole object only the ``wanted`` parts are kept. ``what`` begins messages about the object ``key``.
+
+    Raises ``TooMuch`` if the answer has more than was asked for, is a whole object of more than ``most_nbytes``, or of unknown length and
+    more than ``unasked_nbytes`` too long. A directory is no object, and so absent.
+    """
+    headers = response.headers
+    if _is_of_directory(response):
+        return HTTPAnswer(404, headers)
+    if response.status == 206:
+        if is_encoded(headers):
+            raise StorageError(
+                f"{what}: the server sends ranges of a compressed object (Content-Encoding {headers['Content-Encoding']!r}) although it "
+                "was asked for the object itself: store it without Content-Encoding"
+            )
+        most = most_of(wanted[0], headers.get("Content-Range"), response.content_length, most_nbytes, key)
+        known = response.content_length is not None
+        data = await response.read() if known else await exactly(response.content.iter_any(), most, what)
+        return HTTPAnswer(206, headers, (memoryview(data),), total_of(headers))
+    if response.status != 200:
+        return HTTPAnswer(response.status, headers, (), total_of(headers))
+    if is_encoded(headers) or response.content_length is None:
+        parts, nbytes = await cut_unannounced(response.content.iter_any(), wanted, most_nbytes, what, unasked_nbytes)
+        return HTTPAnswer(200, headers, parts, nbytes)
+    nbytes = response.content_length
+    check_most(nbytes, most_nbytes, what)
+    return HTTPAnswer(200, headers, await cut(response.content.iter_any(), wanted, nbytes, what), nbytes)
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
+
 
 T = TypeVar("T")
 
@@ -221,3 +349,88 @@ class HTTPClient:
         error = RequestFailed(f"{what} failed: {reason}" + (f" ({failures} attempts)" if failures > 1 else ""))
         error.status = status
         return error
+
+
+# -- index pages: the links to children --------------------------------------------------------------------------------
+
+
+_NO_PAGE_STATUS = (400, 403)
+_MOST_PAGE_NBYTES = 256 << 20  # some millions of links
+
+
+def _known(charset: str | None) -> str:
+    """Return the name of an encoding that Python knows."""
+    try:
+        return codecs.lookup(charset or "utf-8").name
+    except LookupError:
+        return "utf-8"
+
+
+class _Links(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "a":
+            self.found += [value for name, value in attrs if name == "href" and value]
+
+
+def children(page: str, url: str) -> list[str]:
+    """Return the names directly below ``page``, which is at ``url``, that its links point to; names of directories end with ``/``.
+
+    They are sorted, each once. A link to another place, to a deeper level, or to the page itself in another order is no child.
+    """
+    parser = _Links()
+    parser.feed(page)
+    parser.close()
+    base = urlsplit(url)
+    directory = base.path if base.path.endswith("/") else base.path + "/"
+    names: set[str] = set()
+    for href in parser.found:
+        try:
+            link = urlsplit(urljoin(base._replace(path=directory).geturl(), href.strip()))
+        except ValueError:  # not a URL
+            continue
+        if link.netloc != base.netloc or not unquote(link.path).startswith(unquote(directory)):
+            continue
+        name = unquote(link.path)[len(unquote(directory)) :]
+        if name.rstrip("/") in ("", ".", "..") or "/" in name.removesuffix("/"):
+            continue
+        names.add(name)
+    return sorted(names)
+
+
+async def page(client: HTTPClient, directory: str) -> list[str]:
+    """Return full keys of what the index page of ``directory`` links to; keys of directories end with ``/``.
+
+    Raises ``Unsupported`` if the server makes no such pages.
+    """
+    names = await _names(client, directory)
+    if names is None and directory and await _names(client, "") is not None:
+        return []  # there are pages, but not of this one: it does not exist
+    if names is None or (not names and not directory):
+        raise Unsupported(
+            f"listing {client.url}: this server makes no pages that list what is there. Open arrays by their path, or a hierarchy that "
+            "has consolidated metadata with zarr.open_consolidated; if it is a bucket, use its own protocol (s3://, gs://)"
+        )
+    return [directory + name for name in names]
+
+
+async def _names(client: HTTPClient, directory: str) -> list[str] | None:
+    """Return the children that the page of ``directory`` shows; ``None`` if there is no such page."""
+
+    async def take(response: Any) -> list[str] | None:
+        if response.status != 200 or response.content_type not in ("text/html", "application/xhtml+xml"):
+            return None
+        page = await exactly(response.content.iter_any(), _MOST_PAGE_NBYTES, f"listing {directory!r}")
+        return children(page.decode(_known(response.charset), "replace"), str(response.url))
+
+    return await client.request(
+        "GET",
+        client.url_of(directory),
+        {},
+        f"listing {directory!r}" if directory else "listing what is there",
+        take,
+        (*ABSENT_STATUS, *_NO_PAGE_STATUS),
+    )

@@ -17,11 +17,19 @@ from shardstore.model.containers import batched
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRange, ByteRequest, ByteSuffix, resolve
 from shardstore.storage.abilities import HasIdentity, OnFilesystem
-from shardstore.storage.base import ABSENT, CHANGED, Absent, Changed, DirListing, ObjectInfo
-from shardstore.storage.fallbacks import ReadsOnly, check_directory
-from shardstore.storage.http.answers import HTTPAnswer, is_strong, take_body, take_head
-from shardstore.storage.http.client import ABSENT_STATUS, HTTPClient, HTTPFacts, Retries, facts_of
-from shardstore.storage.http.listing import page
+from shardstore.storage.base import ABSENT, CHANGED, Absent, Changed, DirListing, ObjectInfo, ReadsOnly, check_directory
+from shardstore.storage.http.client import (
+    ABSENT_STATUS,
+    HTTPAnswer,
+    HTTPClient,
+    HTTPFacts,
+    Retries,
+    facts_of,
+    is_strong,
+    page,
+    take_body,
+    take_head,
+)
 from shardstore.storage.inferred_versions import agrees
 from shardstore.storage.requests.ranged_reads import (
     NOTHING,

@@ -2,24 +2,28 @@
 
 This is not possible for every file: one with several names would change under all of them, and the times of a file that another user
 owns cannot be set. Such files are copied, which is always right.
+
+Writers that die while they append leave tails, which readers of this package do not see. Other readers find no valid index at the end of
+such a file, until the next append, rewrite or sweep.
 """
 
 from __future__ import annotations
 
 import os
 import stat as stat_modes
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration
 from shardstore.model.ranges import APPEND_PADDING_NBYTES, CopiedRange, NewBytes, Padding, Segment
+from shardstore.storage.abilities import Leftover
 from shardstore.storage.base import ConditionFailed
-from shardstore.storage.local.append_record import HAS_ATTRIBUTES, cut_tail, encode_record, set_done, set_under_way
-from shardstore.storage.local.durability import kept_names
-from shardstore.storage.local.files import UPDATE_FLAGS, VIEWS_A_CALL, unwritten
-from shardstore.storage.local.rules import WriteRules
-from shardstore.storage.local.versions import FileVersion, generation_of, stamp, version_of, wait_to_settle
-from shardstore.storage.requests.body import byte_view
+from shardstore.storage.local.append_record import HAS_ATTRIBUTES, RECORD_NBYTES, cut_tail, encode_record, set_done, set_under_way
+from shardstore.storage.local.files import READ_FLAGS, UPDATE_FLAGS, VIEWS_A_CALL, is_reserved, unwritten
+from shardstore.storage.local.rules import WriteRules, kept_names
+from shardstore.storage.local.versions import FileVersion, generation_of, stamp, version_before, version_of, wait_to_settle
+from shardstore.storage.requests.writes import byte_view
 
 APPENDS_IN_PLACE = HAS_ATTRIBUTES and hasattr(os, "pwritev")
 
@@ -134,3 +138,66 @@ def _calls(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
         if start + VIEWS_A_CALL - 1 < len(views):
             some[-1], held = some[-1][:-1], [some[-1][-1:]]
         yield [view for view in some if view]
+
+
+# -- tails -------------------------------------------------------------------------------------------------------------
+
+
+def find_tails(root: str, prefix: str) -> list[Leftover]:
+    """Return the files below ``prefix`` (``""``, or ending with ``/``) of ``root`` that have a tail, or are being appended to just now."""
+    found: list[Leftover] = []
+    for path in _files(os.path.join(root, prefix)):
+        with suppress(OSError):  # removed since then, or not ours to read
+            fd = os.open(path, READ_FLAGS)
+            try:
+                status = os.fstat(fd)
+                before = version_before(fd, status) if stat_modes.S_ISREG(status.st_mode) else None
+            finally:
+                os.close(fd)
+            if before is not None and status.st_size > before.nbytes:
+                key = os.path.relpath(path, root).replace(os.sep, "/")
+                nbytes = status.st_size - before.nbytes
+                found.append(
+                    Leftover(
+                        key,
+                        "tail",
+                        f"{nbytes} bytes behind the shard, of a writer that died while appending: other programs cannot read it",
+                    )
+                )
+    return found
+
+
+def cut_tails(root: str, rules: WriteRules, older_than_seconds: float, *, only_count: bool = False) -> int:
+    """Cut off tails that are at least that old, and return the number of files. Waits for the writers of files that have a tail."""
+    cut = 0
+    for left in find_tails(root, ""):
+        path = os.path.join(root, left.key)
+        with suppress(OSError):  # removed since then, or not ours to write
+            fd = os.open(path, UPDATE_FLAGS)
+            try:
+                with rules.locked(path):
+                    status = os.fstat(fd)
+                    if status.st_uid != os.geteuid() != 0:  # its times cannot be set; a rewrite leaves the tail out
+                        continue
+                    before = version_before(fd, status)
+                    if before is None or time.time() - status.st_mtime < older_than_seconds:
+                        continue
+                    cut += 1
+                    if not only_count:
+                        cut_tail(fd, before.nbytes, fsync=rules.fsync)
+                        set_done(fd)
+                        stamp(fd)
+                        if rules.fsync:
+                            os.fsync(fd)
+            finally:
+                os.close(fd)
+    return cut
+
+
+def _files(top: str) -> Iterator[str]:
+    for directory, _, names in os.walk(top):
+        for name in sorted(names):
+            path = os.path.join(directory, name)
+            with suppress(OSError):  # removed since then
+                if not is_reserved(name) and os.path.getsize(path) >= RECORD_NBYTES:
+                    yield path

@@ -13,24 +13,17 @@ from contextlib import suppress
 from functools import cached_property
 from typing import TypeVar
 
-from shardstore.errors import InvalidInput, ShardStoreError
-from shardstore.storage.abilities import FileTree
-from shardstore.storage.base import ConditionFailed
-from shardstore.storage.fallbacks import check_directory
-from shardstore.storage.interrupts import leave_to_main_thread
-from shardstore.storage.leftovers import Leftover, ListsLeftovers
-from shardstore.storage.local import links as local_links
+from shardstore.errors import InvalidInput
+from shardstore.storage.abilities import FileTree, Leftover, ListsLeftovers
+from shardstore.storage.base import ConditionFailed, check_directory
 from shardstore.storage.local import walk as local_walk
-from shardstore.storage.local.append import APPENDS_IN_PLACE
-from shardstore.storage.local.files import translated
-from shardstore.storage.local.inside import Inside
+from shardstore.storage.local.append import APPENDS_IN_PLACE, cut_tails, find_tails
+from shardstore.storage.local.files import is_reserved, make_like, translating
 from shardstore.storage.local.mounts import Mounts, mount_of
-from shardstore.storage.local.names import is_reserved
-from shardstore.storage.local.permissions import make_like
-from shardstore.storage.local.rules import Locks, WriteRules, check_follow_links, check_locks
-from shardstore.storage.local.sweep import find_left, sweep_tree
-from shardstore.storage.local.tails import cut_tails, find_tails
+from shardstore.storage.local.rules import Locks, WriteRules, check_follow_links, check_locks, find_left, sweep_tree
 from shardstore.storage.local.versions import names_versions
+from shardstore.storage.local.walk import Inside
+from shardstore.tasks import leave_to_main_thread
 
 T = TypeVar("T")
 
@@ -89,7 +82,8 @@ class LocalFiles(FileTree, ListsLeftovers):
         """
         future = asyncio.get_running_loop().run_in_executor(self._pool(name, workers), work)
         try:
-            return await asyncio.shield(future)
+            with translating(key, action):
+                return await asyncio.shield(future)
         except asyncio.CancelledError:
             while not future.done():  # however often it is cancelled
                 with suppress(asyncio.CancelledError):
@@ -97,10 +91,6 @@ class LocalFiles(FileTree, ListsLeftovers):
             if not future.cancelled():
                 future.exception()  # seen; the cancellation matters more
             raise
-        except ShardStoreError:
-            raise
-        except OSError as exc:
-            raise translated(exc, key, action) from exc
 
     async def _write_hop(self, key: str, action: str, work: Callable[[], T]) -> T:
         return await self._hop("write", WRITE_WORKERS, key, action, work)
@@ -148,7 +138,7 @@ class LocalFiles(FileTree, ListsLeftovers):
 
     async def cut_links(self, prefix: str) -> None:
         def cut() -> None:
-            local_links.cut_links(self._rules, prefix)
+            local_walk.cut_links(self._rules, prefix)
             local_walk.remove_special(self._rules, prefix)
 
         if self._is_prefix(prefix):
@@ -158,12 +148,12 @@ class LocalFiles(FileTree, ListsLeftovers):
         """Return the keys of links to directories, and to nowhere, at or below ``prefix``: their targets do not belong to the store."""
         if not self._is_prefix(prefix):
             return []
-        return await self._read_hop(prefix, "listing", lambda: local_links.linked_directories(self.root, prefix))
+        return await self._read_hop(prefix, "listing", lambda: local_walk.linked_directories(self.root, prefix))
 
     async def links_above(self, keys: Sequence[str]) -> list[str | None]:
         """Return the path of the link through which each of ``keys`` is reached, if any; ``""`` is the root. See ``links.links_above``."""
         paths = [self._path(key) if key else self.root for key in keys]
-        return await self._read_hop(keys[0] if keys else "", "looking up", lambda: local_links.links_above(self.root, paths))
+        return await self._read_hop(keys[0] if keys else "", "looking up", lambda: local_walk.links_above(self.root, paths))
 
     async def mounts_below(self, prefix: str = "") -> list[str]:
         """Return the paths at which other file systems, or other directories, are mounted below ``prefix``; not at it."""

@@ -22,11 +22,8 @@ from contextlib import contextmanager, suppress
 from functools import partial
 
 from shardstore.errors import StorageError, Unsupported
-from shardstore.storage.local.lock_files import close_locked, create_lock_file, open_lock_file
-from shardstore.storage.local.locks import raise_if_refused
-from shardstore.storage.local.names import LOCK_SUFFIX
-from shardstore.storage.local.permissions import share_as_directory
-from shardstore.storage.local.waiting import wait_for_lock
+from shardstore.storage.local.files import LOCK_SUFFIX, share_as_directory
+from shardstore.storage.local.locks import close_locked, create_lock_file, open_lock_file, raise_if_refused, wait_for_lock
 
 DIRECTORY_LOCK = LOCK_SUFFIX
 """Name of the file whose bytes are the locks of a directory's objects."""

@@ -16,8 +16,8 @@ from shardstore.errors import StorageError
 from shardstore.model.ranges import ByteRange, resolve
 from shardstore.storage.base import ABSENT, CHANGED, DIRECTORY, Failed, Found, Read, ReadOutcome
 from shardstore.storage.local.files import READ_FLAGS, is_object, missing, pread, stat_file, translated
-from shardstore.storage.local.inside import Inside, outside
 from shardstore.storage.local.versions import still_shows, version_of, wait_to_settle
+from shardstore.storage.local.walk import Inside, outside
 from shardstore.storage.requests.ranged_reads import too_long
 
 READS_CACHED = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")  # Linux

@@ -1,6 +1,18 @@
-"""Take the lock of a local object, check conditions under it, and remove objects and directories: the rules of every change.
+"""The rules of every change: sweep first, take the lock of the object, check conditions under it, and make the names durable.
 
 New versions are put in place by ``temporary.py`` and ``append.py``, which take the lock here.
+
+A writer holds a lock on its temporary file as long as it lives. So a file is left behind if its lock can be had at once: that
+needs no knowledge of processes, which have the same numbers in other containers and again after a while.
+
+Flushing a file keeps its bytes, and flushing a directory keeps the names in it; neither keeps the directory's own name. A writer that
+finds a directory made by another, who may not have flushed it yet, or may have died before, flushes the names above it too. Each
+process does so once for each directory, as far up as it can open: up to the root of the file system, since it does not know when each
+directory was made.
+
+A directory can be removed, when it is empty, and made again by another writer; it may even get the same inode number. So this process
+believes that a directory is still the one whose name it has flushed as long as it finds an object there, or below, in the very version
+that it stored: then the directory was never empty. This is checked when another process wrote the object last.
 """
 
 from __future__ import annotations
@@ -8,21 +20,278 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Literal, get_args
 
 from shardstore.errors import InvalidInput, StorageError, Unsupported
 from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration
+from shardstore.storage.abilities import Leftover
 from shardstore.storage.base import ConditionFailed
-from shardstore.storage.local.durability import kept_names
-from shardstore.storage.local.files import fresh_status, fsync_directory, fsync_file, stat_file
-from shardstore.storage.local.locks import locked
-from shardstore.storage.local.range_locks import give_up, locked_range
-from shardstore.storage.local.sweep import sweep_once
+from shardstore.storage.local.files import (
+    LOCK_SUFFIX,
+    TEMP_SUFFIX,
+    fresh_status,
+    fsync_directory,
+    fsync_file,
+    host_token,
+    stat_file,
+    writer_of,
+)
+from shardstore.storage.local.locks import is_called, lock_whole, locked, open_lock_file, remove_locked, unlock
+from shardstore.storage.local.range_locks import DIRECTORY_LOCK, give_up, locked_range
 from shardstore.storage.local.versions import generation_at, generation_of, wait_to_settle
+
+# -- names that survive the loss of power ------------------------------------------------------------------------------
+
+
+_OBJECTS_REMEMBERED = 10_000
+_TICK_NS = 20_000_000  # of the kernel's clock for timestamps, on file systems that keep fractions of a millisecond
+_COARSE_TICK_NS = 2_050_000_000  # elsewhere; FAT's is the coarsest
+
+Look = Callable[[str], os.stat_result | None]
+"""The status of an object, or ``None`` if there is none."""
+
+
+class KeptNames:
+    """The names that one process knows to survive."""
+
+    def __init__(self, most_objects: int = _OBJECTS_REMEMBERED) -> None:
+        self._most_objects = most_objects
+        self._objects: dict[str, int] = {}  # by path: which version this process stored, or appended to, last
+        self._absences: dict[str, int] = {}  # by directory: which state of it was flushed
+        self._below: dict[str, str] = {}  # by directory: something in it, a directory or an object, that shows it to be the same
+
+    def keeps_object(self, path: str, status: os.stat_result) -> bool:
+        """Return whether the object with this status is what this process stored there: its name, and those above, were flushed then."""
+        return self._objects.get(path) == _version(status)
+
+    def keeps_directory(self, directory: str, look: Look) -> bool:
+        """Return whether the name of a directory, and those above, were flushed, and it still is the same directory."""
+        path = directory
+        while (below := self._below.get(path)) is not None:
+            path = below
+        if path not in self._objects:
+            return False
+        try:
+            status = look(path)
+        except OSError:
+            return False
+        return status is not None and self.keeps_object(path, status)
+
+    def flush_above(self, directory: str, look: Look) -> None:
+        """Flush the names of a directory and of all above it, up to the first that survives, or the root of the file system."""
+        if self.keeps_directory(directory, look):
+            return
+        status = os.stat(directory)
+        while (above := os.path.dirname(directory)) != directory:
+            if os.path.islink(directory):  # what it leads to has names of its own
+                self.flush_above(os.path.realpath(directory), look)
+            status_above = os.stat(above)
+            if status_above.st_dev != status.st_dev and not os.path.islink(directory):  # another file system begins here
+                return
+            with suppress(PermissionError):  # not to be read by this user
+                fsync_directory(above)
+            if self.keeps_directory(above, look):
+                return
+            self._below[above] = directory
+            directory, status = above, status_above
+
+    def flush_object(self, path: str, status: os.stat_result, look: Look) -> None:
+        """Flush the name of an object with this status, and those above, unless they survive."""
+        if not self.keeps_object(path, status):
+            directory = os.path.dirname(path)
+            fsync_directory(directory)
+            self.flush_above(directory, look)
+
+    def flush_absences(self, directory: str, look: Look) -> None:
+        """Flush the names in a directory, its own, and those above: what is not in it stays away, and no former directory comes back in
+        its place. Not again as long as nothing in it changes.
+        """
+        status = os.stat(directory)
+        if self._absences.get(directory) == _version(status):
+            return
+        fsync_directory(directory)
+        self.flush_above(directory, look)
+        tick = _COARSE_TICK_NS if _is_coarse(status) else _TICK_NS
+        if time.time_ns() - status.st_mtime_ns > tick:  # or else it can change once more without another time
+            if len(self._absences) >= self._most_objects:
+                self._absences.clear()
+            self._absences[directory] = _version(status)
+
+    def remember(self, path: str, status: os.stat_result) -> None:
+        """Record that the object with this status was stored or appended to, and that its name and those above were flushed.
+
+        Not where times are coarse: an object that replaces this one, in a directory that was made again, could have the same status.
+        """
+        if _is_coarse(status):
+            return
+        if len(self._objects) >= self._most_objects:
+            self._objects.clear()
+            self._below.clear()
+        self._objects[path] = _version(status)
+        self._below[os.path.dirname(path)] = path
+
+
+def _is_coarse(status: os.stat_result) -> bool:
+    """Return whether the file system keeps no fractions of a millisecond; a writer draws them at random, see ``versions``."""
+    return status.st_mtime_ns % 1_000_000 == 0
+
+
+def _version(status: os.stat_result) -> int:
+    return hash((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+
+
+kept_names = KeptNames()
+"""The names that this process knows to survive."""
+
+
+# -- what dead writers left: temporary files, and the locks of objects -------------------------------------------------
+
+
+# Looked through before the first write in a directory: 50 ms on a local disk. A larger one is left to ``LocalStorage.sweep``.
+_ENTRIES_LOOKED_AT = 100_000
+_DIRECTORIES_REMEMBERED = 10_000
+
+# Locks on network file systems may be this machine's own affair: there, what another machine writes has to be known by its age too.
+_NETWORK_AGE_SECONDS = 86_400.0
+
+_swept: dict[str, None] = {}
+
+
+def sweep_once(
+    directory: str,
+    is_network: bool,
+    *,
+    most_entries: int = _ENTRIES_LOOKED_AT,
+    most_remembered: int = _DIRECTORIES_REMEMBERED,
+    network_age_seconds: float = _NETWORK_AGE_SECONDS,
+) -> None:
+    """Remove what dead writers left in a directory, once per process. Never fails: the next write does not depend on it."""
+    if directory in _swept:
+        return
+    if len(_swept) >= most_remembered:
+        _swept.clear()
+    _swept[directory] = None
+    if sys.platform != "win32":
+        with suppress(OSError):  # it is not there yet, or cannot be listed
+            _sweep_directory(directory, is_network, network_age_seconds if is_network else 0.0, most_entries)
+
+
+def forget() -> None:
+    """Forget which directories were swept, so that each is swept once more, as in a new process."""
+    _swept.clear()
+
+
+def sweep_tree(
+    root: str, is_network: bool, older_than_seconds: float, *, only_count: bool = False, network_age_seconds: float = _NETWORK_AGE_SECONDS
+) -> int:
+    """Remove what dead writers left below ``root`` that is at least that old; return the number of files."""
+    removed = 0
+    if is_network:
+        older_than_seconds = max(older_than_seconds, network_age_seconds)
+    for directory, _, _ in os.walk(root):
+        with suppress(OSError):  # removed since then, or not ours to look into
+            removed += _sweep_directory(directory, is_network, older_than_seconds, None, only_count)
+    return removed
+
+
+def find_left(root: str, prefix: str, is_network: bool) -> list[Leftover]:
+    """Return what dead writers left below ``prefix`` (``""``, or ending with ``/``) of ``root``; removes nothing, and keeps no lock."""
+    found: list[Leftover] = []
+    for directory, _, names in os.walk(os.path.join(root, prefix)):
+        for name in sorted(names):
+            path = os.path.join(directory, name)
+            if _may_be_left(name, is_network) and _remove_if_dead(path, _NETWORK_AGE_SECONDS if is_network else 0.0, only_count=True):
+                key = os.path.relpath(path, root).replace(os.sep, "/")
+                is_temporary = name.endswith(TEMP_SUFFIX)
+                what = "a temporary file whose writer is gone" if is_temporary else "a lock file that no process holds"
+                found.append(Leftover(key, "temporary" if is_temporary else "lock", what))
+    return found
+
+
+def _sweep_directory(directory: str, is_network: bool, older_than_seconds: float, limit: int | None, only_count: bool = False) -> int:
+    with os.scandir(directory) as entries:
+        names = [entry.name for entry in islice(entries, limit) if _may_be_left(entry.name, is_network)]
+    return sum(_remove_if_dead(os.path.join(directory, name), older_than_seconds, only_count) for name in names)
+
+
+def _may_be_left(name: str, is_network: bool) -> bool:
+    if not name.startswith("."):
+        return False
+    if name.endswith(TEMP_SUFFIX):
+        return writer_of(name) is not None
+    # On a network file system, the holder of the lock of an object holds it on the machine that exports the directory.
+    return name.endswith(LOCK_SUFFIX) and name != DIRECTORY_LOCK and not is_network
+
+
+if sys.platform == "win32":
+
+    def _is_dead(path: str, older_than_seconds: float) -> bool:
+        """Return whether a writer is dead. There are no such locks on this system: the age shows it, and the process number of a writer on
+        this machine.
+        """
+        writer = writer_of(os.path.basename(path))
+        if writer is None:  # a lock file: those stay
+            return False
+        with suppress(OSError):  # removed since then
+            return time.time() - os.stat(path).st_mtime >= older_than_seconds and not (writer[0] == host_token() and _is_alive(writer[1]))
+        return False
+
+    def _remove_if_dead(path: str, older_than_seconds: float, only_count: bool = False) -> bool:
+        try:
+            if not _is_dead(path, older_than_seconds):
+                return False
+            if not only_count:
+                os.unlink(path)
+        except OSError:  # removed since then, or still open
+            return False
+        return True
+
+    def _is_alive(pid: int) -> bool:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        except OSError:  # it exists, and is not ours
+            return True
+        return True
+
+else:
+
+    def _remove_if_dead(path: str, older_than_seconds: float, only_count: bool = False) -> bool:
+        fd = _locked_if_dead(path, older_than_seconds)
+        if fd is None:
+            return False
+        if not only_count:
+            return remove_locked(fd, path)
+        unlock(fd)
+        return True
+
+    def _locked_if_dead(path: str, older_than_seconds: float) -> int | None:
+        """Lock a file whose writer is dead, and return the descriptor; ``None`` if the writer may live, or the file is too young."""
+        try:
+            fd = open_lock_file(path)
+        except OSError:  # removed since then, or not ours to remove, or no file
+            return None
+        try:
+            status = os.fstat(fd)
+            is_old = time.time() - status.st_mtime >= older_than_seconds or not older_than_seconds
+            # Under the lock: a file that was opened, and then removed by its writer, may have had a name that other files bear now.
+            if is_old and lock_whole(fd, path, wait=False) and is_called(status, path):
+                return fd
+        except OSError:  # no locks here; what cannot be known to be left behind stays
+            pass
+        unlock(fd)
+        return None
+
+
+# -- changes -----------------------------------------------------------------------------------------------------------
+
 
 Locks = Literal["auto", "cluster"]
 """The reach of the locks of local files: ``"cluster"`` says that locks of the file system hold between machines."""

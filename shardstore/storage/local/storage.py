@@ -34,17 +34,15 @@ from shardstore.storage.base import (
     Read,
     ReadOutcome,
     Storage,
+    check_directory,
 )
-from shardstore.storage.fallbacks import check_directory
 from shardstore.storage.local import walk as local_walk
 from shardstore.storage.local.append import append_to
 from shardstore.storage.local.directory import READ_WORKERS, WRITE_WORKERS, LocalFiles
-from shardstore.storage.local.extents import Extents
-from shardstore.storage.local.files import READ_FLAGS, is_object, missing, stat_file, translating
-from shardstore.storage.local.permissions import permissions_at
+from shardstore.storage.local.files import READ_FLAGS, is_object, missing, permissions_at, stat_file, translating
 from shardstore.storage.local.reading import READS_CACHED, fetch_soon, read_cached, read_file
 from shardstore.storage.local.rules import Locks
-from shardstore.storage.local.temporary import TemporaryFile
+from shardstore.storage.local.temporary import Extents, TemporaryFile
 from shardstore.storage.local.versions import (
     generation_of,
     listed_generation,
@@ -53,8 +51,7 @@ from shardstore.storage.local.versions import (
     version_of,
     wait_to_settle,
 )
-from shardstore.storage.requests.body import byte_view, checked_views, groups, wrong_length
-from shardstore.storage.requests.conditions import check_deletion
+from shardstore.storage.requests.writes import byte_view, check_deletion, checked_views, groups, wrong_length
 from shardstore.tasks import gather_all
 
 T = TypeVar("T")

@@ -1,4 +1,6 @@
-"""A new version of a file, while it is being written and until it is put in the object's place in one step."""
+"""A new version of a file, while it is being written and until it is put in the object's place in one step; and the extents of data
+and holes in the files that are copied into it, so that a copy of a sparse file is as sparse.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +8,80 @@ import errno
 import os
 import secrets
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 
 from shardstore.errors import StorageError
 from shardstore.model.generation import Condition, Generation, IfAbsent
 from shardstore.storage.base import ConditionFailed
-from shardstore.storage.local.durability import kept_names
-from shardstore.storage.local.extents import Extents
-from shardstore.storage.local.files import READ_FLAGS, VIEWS_A_CALL, fsync_directory, pread, stat_file, unwritten
-from shardstore.storage.local.lock_files import NO_HARD_LINKS, close_locked, open_to_lock
-from shardstore.storage.local.locks import lock_whole
-from shardstore.storage.local.names import temporary_path
-from shardstore.storage.local.permissions import Permissions, are_those_of, give, permissions_at
-from shardstore.storage.local.rules import PARENT_ATTEMPTS, WriteRules
+from shardstore.storage.local.files import (
+    READ_FLAGS,
+    VIEWS_A_CALL,
+    Permissions,
+    are_those_of,
+    fsync_directory,
+    give,
+    permissions_at,
+    pread,
+    stat_file,
+    temporary_path,
+    unwritten,
+)
+from shardstore.storage.local.locks import NO_HARD_LINKS, close_locked, lock_whole, open_to_lock
+from shardstore.storage.local.rules import PARENT_ATTEMPTS, WriteRules, kept_names
 from shardstore.storage.local.versions import generation_of, stamp
+
+# Only a file that takes this much less space than it is long is asked for its holes: other files have none worth two calls a range.
+_WORTHWHILE_BYTES = 1 << 20
+_BLOCK_BYTES = 512  # the unit of st_blocks, whatever the file system's own
+_END = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """``nbytes`` bytes from ``offset``: data, or a hole, which reads as zeros."""
+
+    offset: int
+    nbytes: int
+    is_data: bool
+
+
+class Extents:
+    """The data and holes of an open file. Moves its file offset. A range that the file system does not describe counts as data."""
+
+    def __init__(self, fd: int, status: os.stat_result) -> None:
+        self.fd = fd
+        blocks = getattr(status, "st_blocks", None)
+        self._has_holes = hasattr(os, "SEEK_HOLE") and blocks is not None and status.st_size - blocks * _BLOCK_BYTES >= _WORTHWHILE_BYTES
+        # What is known: a hole from the first to the second, data from there to the third.
+        self._asked, self._data, self._end = 0, 0, 0
+
+    def within(self, offset: int, nbytes: int) -> Iterator[Extent]:
+        """Yield the pieces of a range, in order and without gaps. Bytes behind the end of the file count as data; a read shows the end."""
+        end = offset + nbytes
+        while offset < end:
+            if self._has_holes and not self._asked <= offset < self._end:
+                self._look(offset)
+            if not self._has_holes:
+                yield Extent(offset, end - offset, True)
+                return
+            is_data = offset >= self._data
+            stop = min(end, self._end if is_data else self._data)
+            yield Extent(offset, stop - offset, is_data)
+            offset = stop
+
+    def _look(self, offset: int) -> None:
+        self._asked = offset
+        try:
+            self._data = os.lseek(self.fd, offset, os.SEEK_DATA)
+            self._end = os.lseek(self.fd, self._data, os.SEEK_HOLE)
+        except OSError as exc:
+            if exc.errno == errno.ENXIO:  # no data from here to the end
+                self._data, self._end = max(offset, os.fstat(self.fd).st_size), _END
+            else:
+                self._has_holes = False
+
 
 _COPY_BUFFER_BYTES = 1 << 20
 _COPY_CALL_BYTES = 1 << 30  # the kernel stops a little below 2 GiB in any case

@@ -1,22 +1,184 @@
-"""Local directories as the prefixes of an object store: listed, with one directory per level in memory, and renamed."""
+"""Local directories as the prefixes of an object store: listed, with one directory per level in memory, and renamed; and the links in them.
+
+Links in the middle of a store lead to directories or to nowhere, below its root or below that of a store that it lies in. What they lead to
+is no part of the store. Reads and writes follow them; what erases or moves a place cuts them, or is refused. For readers who are not to see
+what a link leads to elsewhere (``Inside``), what lies outside is denied, and not absent: a chunk whose directory is a link to another disk
+would be read as the fill value.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat as stat_modes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from shardstore.errors import AccessDenied, Conflict
 from shardstore.storage.base import ConditionFailed, DirListing, ObjectInfo
-from shardstore.storage.local.durability import kept_names
-from shardstore.storage.local.files import fsync_directory, special_file
-from shardstore.storage.local.inside import Inside
-from shardstore.storage.local.links import check_links_can_move
-from shardstore.storage.local.names import is_reserved
-from shardstore.storage.local.rules import PARENT_ATTEMPTS, WriteRules
+from shardstore.storage.local.files import fsync_directory, is_reserved, special_file
+from shardstore.storage.local.rules import PARENT_ATTEMPTS, WriteRules, kept_names
 from shardstore.storage.local.versions import listed_generation
+
+
+class LeadsOutside(AccessDenied):
+    """A key lies behind a link out of the directory."""
+
+
+class Inside:
+    """The real place of a directory. The directory itself may be a link, and lead elsewhere later."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._start = self._real_start()
+
+    def _real_start(self) -> str:
+        return os.path.join(os.path.realpath(self._root), "")
+
+    def has(self, path: str) -> bool:
+        """Return whether a path leads to a place in the directory, or to the directory itself, whether anything is there or not."""
+        return self._has_real(os.path.realpath(path))
+
+    def check(self, path: str, key: str) -> None:
+        """Raise ``LeadsOutside`` if a path leads to a place outside."""
+        if not self.has(path):
+            raise outside(key)
+
+    def check_open(self, fd: int, path: str, key: str) -> None:
+        """Raise ``LeadsOutside`` if an open file lies outside. ``path`` is how it was opened; links on it may have been changed since."""
+        try:
+            real = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:  # not Linux, or without /proc
+            real = os.path.realpath(path)
+        if not self._has_real(real):
+            raise outside(key)
+
+    def _has_real(self, real: str) -> bool:
+        real = os.path.join(real, "")
+        if not real.startswith(self._start):
+            self._start = self._real_start()
+        return real.startswith(self._start)
+
+
+def outside(key: str) -> LeadsOutside:
+    """Return the error of a key that does not lie in the directory."""
+    return LeadsOutside(
+        f"{key!r} is, or lies behind, a link that leads out of the store, and such links are not followed here: allow them by "
+        "follow_links=True (serve --follow-links) if you trust the author of the store"
+    )
+
+
+# -- links -------------------------------------------------------------------------------------------------------------
+
+
+_DOCUMENTS = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
+
+
+def _links(top: str) -> Iterator[str]:
+    """Yield the paths of all links below ``top``; they are not followed."""
+    waiting = [top]
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    if entry.is_symlink():
+                        yield entry.path
+                    elif entry.is_dir():
+                        waiting.append(entry.path)
+        except (FileNotFoundError, NotADirectoryError):  # removed since then, or never there
+            continue
+
+
+def _leads_to_file(link: str) -> bool:
+    """Return whether a link is that of an object. It is replaced and removed itself, as any object is."""
+    return os.path.isfile(link)
+
+
+def linked_directories(root: str, prefix: str = "") -> list[str]:
+    """Return the keys of links to directories, or to nowhere, at or below ``prefix`` (``""``, or ending with ``/``), in key order. The
+    root itself may be a link. Their targets are not searched.
+    """
+    top = os.path.join(root, prefix.rstrip("/")) if prefix else root
+    if prefix and os.path.islink(top):
+        return [] if _leads_to_file(top) else [prefix.rstrip("/")]
+    return sorted(os.path.relpath(link, root).replace(os.sep, "/") for link in _links(top) if not _leads_to_file(link))
+
+
+def cut_links(rules: WriteRules, prefix: str) -> None:
+    """Remove the links to directories, or to nowhere, at or below ``prefix`` (``""``, or ending with ``/``); their targets stay.
+
+    Objects are found through links as well, but must not be erased through them.
+    """
+    for key in linked_directories(rules.root, prefix):
+        os.unlink(os.path.join(rules.root, key))
+        if key != prefix.rstrip("/"):
+            rules.prune(os.path.dirname(os.path.join(rules.root, key)))
+
+
+def links_above(root: str, paths: Sequence[str | None]) -> list[str | None]:
+    """Return the path of the first link on the way to each of ``paths``, which lie at or below ``root``; ``None`` where there is none.
+
+    A link at the end of the way is none on it. One at or above the root counts if a directory above it holds a Zarr document: then the
+    root lies in the middle of another store.
+    """
+    known = {root: _link_in_a_store(root)}
+
+    def first(directory: str) -> str | None:
+        if directory not in known:
+            above = first(os.path.dirname(directory))
+            known[directory] = directory if above is None and os.path.islink(directory) else above
+        return known[directory]
+
+    return [None if path is None else first(path if path == root else os.path.dirname(path)) for path in paths]
+
+
+def _link_in_a_store(root: str) -> str | None:
+    """Return the first link among ``root`` and the directories above it that lies below a Zarr document."""
+    above = os.path.dirname(root)
+    if above == root:
+        return None
+    if (link := _link_in_a_store(above)) is not None or not os.path.islink(root):
+        return link
+    return root if _lies_in_a_store(above) else None
+
+
+def _lies_in_a_store(directory: str) -> bool:
+    if any(os.path.exists(os.path.join(directory, name)) for name in _DOCUMENTS):
+        return True
+    above = os.path.dirname(directory)
+    return above != directory and _lies_in_a_store(above)
+
+
+def check_links_can_move(source: str, target: str) -> None:
+    """Check that no link at any depth below the directory ``source`` leads elsewhere when that is renamed to ``target``.
+
+    Raises:
+        Conflict: one does.
+    """
+    here = os.path.realpath(source)
+    there = os.path.join(os.path.realpath(os.path.dirname(target)), os.path.basename(target))
+    for link in _links(here):
+        text = os.readlink(link)
+        before = os.path.normpath(os.path.join(os.path.dirname(link), text))
+        if os.path.isabs(text):
+            stays = not (_is_in(before, source) or _is_in(os.path.realpath(text), here))
+        else:
+            after = os.path.normpath(os.path.join(os.path.dirname(there + link[len(here) :]), text))
+            stays = after == (there + before[len(here) :] if _is_in(before, here) else before)
+        if not stays:
+            raise Conflict(
+                f"{source} cannot be moved: the link {link} in it, to {text!r}, would lead elsewhere from its new place. Replace it by an "
+                "absolute link to a place that is not moved, or by what it leads to. Nothing was changed"
+            )
+
+
+def _is_in(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(directory + os.sep)
+
+
+# -- listings ----------------------------------------------------------------------------------------------------------
+
 
 # What rename(2) answers where a directory that is not empty, or something that is no directory, is at the target.
 _IN_THE_WAY = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)

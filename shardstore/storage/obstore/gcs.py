@@ -20,8 +20,7 @@ from shardstore.errors import Unsupported
 from shardstore.model.generation import Generation
 from shardstore.storage.gcs.client import GCSClient
 from shardstore.storage.gcs.storage import GCSStorage
-from shardstore.storage.obstore.reading import ObstoreStorage
-from shardstore.storage.obstore.requests import ONCE, ObstoreAnswer, client_options
+from shardstore.storage.obstore.reading import ONCE, ObstoreAnswer, ObstoreStorage, client_options
 
 if TYPE_CHECKING:  # of the stubs only
     from obstore.store import GCSConfig, GCSCredential

@@ -35,8 +35,7 @@ from shardstore.format.references.table import Reference, value_of
 from shardstore.format.v2.keys import is_document
 from shardstore.model.containers import Lru
 from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.base import Absent, Found, Read, document_read, read_one
-from shardstore.storage.fallbacks import direct_children
+from shardstore.storage.base import Absent, Found, Read, direct_children, document_read, read_one
 from shardstore.storage.references.entries import Entry, PinnedReference, SetPlace, Targets
 
 CACHE_BYTES = 64 << 20

@@ -34,6 +34,24 @@ from shardstore.storage.references.reading import (
     refers_to_nothing,
     shown_url,
 )
+from shardstore.storage.base import (
+    ABSENT,
+    CHANGED,
+    UNKNOWN_NBYTES,
+    DirListing,
+    Failed,
+    Found,
+    ObjectInfo,
+    Read,
+    ReadOutcome,
+    ReadsOnly,
+    check_directory,
+from shardstore.storage.generic.calls import read_only
+from shardstore.storage.references.entries import Entry, PinnedReference, ReferenceSet, ReferenceTarget, SetPlace, Targets
+from shardstore.storage.references.json_set import read_json_set, set_of
+from shardstore.storage.references.parquet_set import CACHE_BYTES, read_parquet_set
+from shardstore.storage.references.reading import ReferenceReader, referring, refers_to_nothing, shown_url
+from shardstore.storage.references.versions import inline_version, presented_version
 from shardstore.storage.requests.ranged_reads import too_long
 
 _LOOKS_AT_ONCE = 1000

@@ -14,11 +14,9 @@ from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import Condition, Generation, Unconditional
 from shardstore.model.ranges import BytesLike
 from shardstore.storage.abilities import CopiesFrom, OnFilesystem
-from shardstore.storage.base import ABSENT, CHANGED, Abilities, DirListing, ObjectInfo, Storage
-from shardstore.storage.fallbacks import check_directory
-from shardstore.storage.requests import conditions
-from shardstore.storage.requests.bound import Bound
-from shardstore.storage.requests.outcomes import Head
+from shardstore.storage.base import ABSENT, CHANGED, Abilities, DirListing, ObjectInfo, Storage, check_directory
+from shardstore.storage.requests import writes as conditions
+from shardstore.storage.requests.outcomes import Bound, Head
 from shardstore.storage.requests.ranged_reads import NOTHING, RangedReads, RangeOutcome, RangePart
 
 

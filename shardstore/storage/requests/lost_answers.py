@@ -24,8 +24,8 @@ from collections.abc import Awaitable, Callable
 
 from shardstore.errors import StorageError, WriteOutcomeUnknown
 from shardstore.model.generation import Condition, Generation, IfGeneration, Unconditional
-from shardstore.storage.requests.conditions import failed, holds
 from shardstore.storage.requests.outcomes import Head, RequestFailed
+from shardstore.storage.requests.writes import failed, holds
 
 logger = logging.getLogger(__name__)
 

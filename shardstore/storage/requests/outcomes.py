@@ -1,7 +1,12 @@
-"""The answers that clients of object stores give about an object, and about a request that failed."""
+"""Requests to a server: the bound on how many are made at once, and the answers that clients of object stores give about an object, and
+about a request that failed.
+
+Nothing of aiohttp, botocore or requests is imported: the classes of their exceptions are recognised by name.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -9,6 +14,54 @@ from email.utils import parsedate_to_datetime
 from shardstore.errors import StorageError
 from shardstore.model.generation import Generation
 from shardstore.storage.base import ServerTimes
+
+
+class Bound:
+    """At most ``limit`` holders at once: ``async with bound.slot(): …``.
+
+    A semaphore belongs to one loop, but a storage outlives it: after a fork fsspec starts another loop, which needs another
+    semaphore.
+    """
+
+    def __init__(self, limit: int) -> None:
+        if limit < 1:
+            raise ValueError(f"a bound of {limit} would let nothing through")
+        self.limit = limit
+        self._semaphore: asyncio.Semaphore | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def slot(self) -> asyncio.Semaphore:
+        """Return the semaphore of the running loop, to be entered."""
+        loop = asyncio.get_running_loop()
+        if self._semaphore is None or self._loop is not loop:
+            self._semaphore, self._loop = asyncio.Semaphore(self.limit), loop
+        return self._semaphore
+
+    def __reduce__(self) -> tuple[type[Bound], tuple[int]]:
+        return Bound, (self.limit,)
+
+
+# aiohttp's, botocore's and requests' words for it; the rest are Python's own.
+_UNREACHABLE = frozenset(
+    {"ClientConnectorError", "ConnectionTimeoutError"}
+    | {"EndpointConnectionError", "ConnectTimeoutError", "ProxyConnectionError"}
+    | {"ConnectTimeout", "ProxyError", "gaierror", "ConnectionRefusedError"}
+)
+_OF_REQUESTS = "ConnectionError"  # elsewhere the name stands for connections that broke, too
+
+CHECK_ENDPOINT = "check the network and storage_options={'endpoint_url': …}"
+CHECK_ADDRESS = "check the network, and host and port of the URL"
+
+
+def is_unreachable(exc: BaseException) -> bool:
+    """Return whether no connection was made. A connection that broke, or an answer that was a refusal, is another error."""
+    return any(
+        base.__name__ in _UNREACHABLE or (base.__name__ == _OF_REQUESTS and base.__module__.partition(".")[0] == "requests")
+        for error in (exc, exc.__cause__)
+        if error is not None
+        for base in type(error).__mro__
+    )
+
 
 WRITE_ID = "shardstore-write-id"
 """Name, in an object's user metadata, of the id of the write that made it."""

@@ -17,18 +17,25 @@ from shardstore.model.capabilities import Capabilities
 from shardstore.model.containers import batched
 from shardstore.model.generation import Condition, Generation, IfGeneration
 from shardstore.model.ranges import ByteRequest, BytesLike, Segment
-from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, DirListing, ObjectInfo
-from shardstore.storage.fallbacks import check_directory
-from shardstore.storage.leftovers import Leftover, ListsLeftovers
+from shardstore.storage.abilities import Leftover, ListsLeftovers
+from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, DirListing, ObjectInfo, check_directory
 from shardstore.storage.requests.bucket import BucketStorage
-from shardstore.storage.requests.conditions import check_deletion
 from shardstore.storage.requests.lost_answers import delete_object
 from shardstore.storage.requests.outcomes import RequestFailed
 from shardstore.storage.requests.ranged_reads import RangeOutcome, RangePart, checked_part, range_header, received
-from shardstore.storage.s3.client import S3Client, S3Facts, canonical_etag, facts_of, generation_of, translated, version_of
-from shardstore.storage.s3.compose import compose
-from shardstore.storage.s3.copy import copy_object
-from shardstore.storage.s3.probe import CLAIMED_WITHOUT_PROBE, probe_server
+from shardstore.storage.requests.writes import check_deletion
+from shardstore.storage.s3.client import (
+    CLAIMED_WITHOUT_PROBE,
+    S3Client,
+    S3Facts,
+    canonical_etag,
+    facts_of,
+    generation_of,
+    probe_server,
+    translated,
+    version_of,
+)
+from shardstore.storage.s3.compose import compose, copy_object
 from shardstore.storage.s3.upload import put, put_large
 
 MULTIPART_BYTES = 64 << 20

@@ -12,12 +12,11 @@ from typing import IO, Any
 
 from shardstore.errors import StorageError, Unsupported
 from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration, Unconditional
-from shardstore.storage.requests.body import Body, groups, joined, parts
 from shardstore.storage.requests.lost_answers import Failure, ObjectWrite
 from shardstore.storage.requests.outcomes import WRITE_ID, RequestFailed
-from shardstore.storage.s3.client import S3Client, facts_of, generation_of, member_of, translated
+from shardstore.storage.requests.writes import Body, groups, joined, parts
+from shardstore.storage.s3.client import S3Client, facts_of, generation_of, member_of, probe_multipart, translated
 from shardstore.storage.s3.parts import MAX_PARTS
-from shardstore.storage.s3.probe import probe_multipart
 
 logger = logging.getLogger(__name__)
 

@@ -28,8 +28,7 @@ from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_v3 import METADATA_NAME
 from shardstore.format.store_keys import groups_above, metadata_key
 from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, Storage, document_read
-from shardstore.storage.fallbacks import check_directory
+from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, Storage, check_directory, document_read
 from shardstore.storage.wrappers import KEYS_A_REQUEST
 from shardstore.stored.draft2022.documents import (
     IMPLICIT,

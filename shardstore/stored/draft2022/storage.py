@@ -54,8 +54,7 @@ from shardstore.storage.base import (
     Storage,
     document_read,
 )
-from shardstore.storage.requests.body import joined
-from shardstore.storage.requests.conditions import check_deletion
+from shardstore.storage.requests.writes import check_deletion, joined
 from shardstore.storage.wrappers import StorageWrapper
 from shardstore.stored.draft2022.documents import (
     IMPLICIT,

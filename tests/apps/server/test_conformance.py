@@ -14,7 +14,7 @@ from shardstore.model.ranges import BytesLike
 from shardstore.opening.open import open_storage
 from shardstore.storage.base import Storage
 from shardstore.storage.local.storage import LocalStorage
-from shardstore.storage.requests.conditions import check_deletion
+from shardstore.storage.requests.writes import check_deletion
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage
 from tests.storage.shown_elsewhere import ShownElsewhere
 

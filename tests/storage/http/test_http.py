@@ -23,8 +23,7 @@ from shardstore.model.generation import UNCONDITIONAL, Generation
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix, resolve
 from shardstore.opening.open import open_storage
 from shardstore.storage.base import ABSENT, CHANGED, Found, Read, Storage
-from shardstore.storage.http.client import Retries, forget_facts
-from shardstore.storage.http.listing import children
+from shardstore.storage.http.client import Retries, children, forget_facts
 from shardstore.storage.http.storage import HTTPStorage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop, values
 from tests.storage.http.http_servers import Asked, Behaviour, WebServer

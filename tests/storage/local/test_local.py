@@ -19,9 +19,8 @@ from shardstore.errors import AccessDenied, InvalidInput, StorageError
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike, ByteSuffix, CopiedRange, NewBytes
 from shardstore.storage.base import ABSENT, Absent, Changed, ConditionFailed, Failed, Found, Read
-from shardstore.storage.local.extents import Extents
 from shardstore.storage.local.storage import LocalStorage
-from shardstore.storage.local.temporary import TemporaryFile
+from shardstore.storage.local.temporary import Extents, TemporaryFile
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop, pieces
 from tests.storage.local.on_disk import files_below
 

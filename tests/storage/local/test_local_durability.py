@@ -17,13 +17,11 @@ from shardstore.model.generation import IF_ABSENT, IfGeneration
 from shardstore.model.ranges import APPEND_PADDING_NBYTES, EVERYTHING, CopiedRange, NewBytes, Padding
 from shardstore.storage.base import Found
 from shardstore.storage.local import append as local_append
-from shardstore.storage.local import durability as local_durability
 from shardstore.storage.local import rules as local_rules
-from shardstore.storage.local import sweep as local_sweep
 from shardstore.storage.local import temporary as local_temporary
 from shardstore.storage.local import walk as local_walk
-from shardstore.storage.local.durability import KeptNames
 from shardstore.storage.local.files import fsync_directory
+from shardstore.storage.local.rules import KeptNames
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
 from tests.harness.crash import AtCall, Child, Crasher
@@ -37,9 +35,9 @@ def know(monkeypatch: pytest.MonkeyPatch) -> Callable[[KeptNames], None]:
     """Work as a process that knows what is given; as a new one until then."""
 
     def set_known(names: KeptNames) -> None:
-        for module in (local_append, local_durability, local_rules, local_temporary, local_walk):
+        for module in (local_append, local_rules, local_temporary, local_walk):
             monkeypatch.setattr(module, "kept_names", names)
-        local_sweep.forget()
+        local_rules.forget()
 
     set_known(KeptNames())
     for name in ("fsync", "fdatasync"):  # nothing here loses power, but what LostPower makes of what it has seen flushed
@@ -244,8 +242,8 @@ def test_where_times_are_coarse_nothing_is_remembered(disk: Path, after: Path, m
     s = storage(disk)
     with LostPower(disk) as power:
         with monkeypatch.context() as patched:
-            patched.setattr(local_durability, "_version", lambda status: status.st_size)  # as if all else were the same
-            patched.setattr(local_durability, "_is_coarse", lambda status: True)
+            patched.setattr(local_rules, "_version", lambda status: status.st_size)  # as if all else were the same
+            patched.setattr(local_rules, "_is_coarse", lambda status: True)
             s.put("a/b/x", b"one")
             s.delete("a/b/x")
             s.put("a/b/x", b"two")

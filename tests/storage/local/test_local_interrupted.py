@@ -22,13 +22,11 @@ from shardstore.model.generation import UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import Changed, Read
 from shardstore.storage.local import locks as local_locks
-from shardstore.storage.local import waiting as local_waiting
-from shardstore.storage.local.locks import locked
+from shardstore.storage.local.locks import locked, wait_for_lock
 from shardstore.storage.local.mounts import Mount
 from shardstore.storage.local.range_locks import DIRECTORY_LOCK, locked_range
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.local.temporary import TemporaryFile
-from shardstore.storage.local.waiting import wait_for_lock
 from shardstore.testing.storage_suite import on_io_loop
 
 
@@ -95,14 +93,13 @@ WAITING_WRITER = """
 import sys
 from functools import partial
 import shardstore
-from shardstore.storage.local import locks, range_locks, waiting
+from shardstore.storage.local import locks, range_locks
 
 def told(wait, *arguments):
     print("waiting", flush=True)
     wait(*arguments)
 
-for module in locks, range_locks:
-    module.wait_for_lock = partial(told, waiting.wait_for_lock)
+locks.wait_for_lock = range_locks.wait_for_lock = partial(told, locks.wait_for_lock)
 
 store = shardstore.get_mapper(sys.argv[1], locks="cluster")
 try:
@@ -183,7 +180,7 @@ def test_a_lock_that_is_not_waited_for_any_more_is_nobodys(tmp_path: Path, monke
     """The thread that is left behind in the system call gets the lock later, and keeps nobody out with it."""
     path = str(tmp_path / "k")
     monkeypatch.setattr(local_locks, "wait_for_lock", partial(wait_for_lock, grace_seconds=0))
-    monkeypatch.setattr(local_waiting, "_Interpreter", EndingInterpreter)
+    monkeypatch.setattr(local_locks, "_Interpreter", EndingInterpreter)
     with ThreadPoolExecutor(1) as pool:
         with locked(path), pytest.raises(StorageError, match="since this one began to end: nothing was written"):
             pool.submit(hold_once, path).result(60)
@@ -195,7 +192,7 @@ def test_a_lock_that_is_not_waited_for_any_more_is_nobodys(tmp_path: Path, monke
 def test_a_writer_that_outlives_the_main_thread_gets_a_lock_that_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(tmp_path / "k")
     monkeypatch.setattr(local_locks, "wait_for_lock", partial(wait_for_lock, look_seconds=0, grace_seconds=60))
-    monkeypatch.setattr(local_waiting, "_Interpreter", EndingInterpreter)
+    monkeypatch.setattr(local_locks, "_Interpreter", EndingInterpreter)
     with ThreadPoolExecutor(1) as pool:
         with locked(path):
             waiting = pool.submit(hold_once, path)

@@ -13,8 +13,8 @@ import pytest
 from shardstore.model.generation import IfGeneration
 from shardstore.model.ranges import CopiedRange, NewBytes, Segment
 from shardstore.storage.base import ConditionFailed
-from shardstore.storage.local.extents import Extents
 from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.local.temporary import Extents
 from shardstore.testing.storage_suite import SyncStorage
 from tests.harness.system_calls import SystemCalls
 

@@ -11,10 +11,10 @@ import pytest
 
 from shardstore.model.generation import UNCONDITIONAL
 from shardstore.storage.local import locks as local_locks
-from shardstore.storage.local import sweep as local_sweep
+from shardstore.storage.local import rules as local_rules
 from shardstore.storage.local import temporary as local_temporary
+from shardstore.storage.local.files import lock_path
 from shardstore.storage.local.locks import locked
-from shardstore.storage.local.names import lock_path
 from shardstore.storage.local.range_locks import DIRECTORY_LOCK
 from shardstore.storage.local.rules import WriteRules
 from shardstore.storage.local.storage import LocalStorage
@@ -30,7 +30,7 @@ DEAD_LOCK = ".a.shardstore-lock"
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A directory with what a dead writer left; as a new process finds it."""
-    local_sweep.forget()
+    local_rules.forget()
     (tmp_path / "root/d").mkdir(parents=True)
     (tmp_path / "root/d" / DEAD).write_bytes(b"half")
     (tmp_path / "root/d" / DEAD_LOCK).write_bytes(b"")
@@ -62,12 +62,12 @@ def test_the_first_delete_in_a_directory_sweeps_it(s: SyncStorage, root: Path) -
 
 def test_directories_that_are_remembered_are_bounded(root: Path) -> None:
     for i in range(10):
-        local_sweep.sweep_once(str(root / str(i)), False, most_remembered=3)
-        assert len(local_sweep._swept) <= 3
+        local_rules.sweep_once(str(root / str(i)), False, most_remembered=3)
+        assert len(local_rules._swept) <= 3
 
 
 def test_a_huge_directory_is_not_looked_through(s: SyncStorage, root: Path) -> None:
-    local_sweep.sweep_once(str(root / "d"), False, most_entries=0)
+    local_rules.sweep_once(str(root / "d"), False, most_entries=0)
     s.put("d/b", b"1")
     assert files_below(root / "d") == [DEAD, DEAD_LOCK, "b"]
     assert on_io_loop(LocalStorage(root).sweep(0)) == 2
@@ -108,7 +108,7 @@ def test_what_the_living_hold_stays(s: SyncStorage, root: Path) -> None:
         writer.kill()
         writer.wait()
         writer.stdout.close()
-    local_sweep.forget()
+    local_rules.forget()
     s.put("d/c", b"2")
     assert files_below(root / "d") == ["c"]
 
@@ -121,7 +121,7 @@ def test_a_writer_whose_file_is_taken_for_a_dead_ones_makes_another(root: Path, 
     def late(fd: int, name: str) -> bool:
         if len(taken) < 2:
             taken.append(name)
-            local_sweep._remove_if_dead(name, 0.0)
+            local_rules._remove_if_dead(name, 0.0)
         return original(fd, name)
 
     monkeypatch.setattr(local_temporary, "lock_whole", late)
@@ -145,7 +145,7 @@ def test_a_name_that_has_come_to_another_file_stays(root: Path, monkeypatch: pyt
         holders[0].__enter__()
         return original(fd, path, wait=wait)
 
-    monkeypatch.setattr(local_sweep, "lock_whole", late)
+    monkeypatch.setattr(local_rules, "lock_whole", late)
     (root / "d" / DEAD).unlink()
     assert on_io_loop(LocalStorage(root).sweep(0)) == 0
     monkeypatch.undo()
@@ -184,7 +184,7 @@ def test_on_a_network_mount_only_what_is_a_day_old(s: SyncStorage, root: Path, m
         old = time.time() - hours * 3600
         os.utime(root / "d" / DEAD, (old, old))
         os.utime(root / "d" / DEAD_LOCK, (old, old))
-        local_sweep.forget()
+        local_rules.forget()
         s.put("d/b", b"1")
         assert (DEAD in files_below(root / "d")) is stays
     assert files_below(root / "d") == sorted(set(left) - {DEAD})

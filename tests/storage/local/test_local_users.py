@@ -19,11 +19,10 @@ import pytest
 
 from shardstore.errors import AccessDenied, StorageError
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL
-from shardstore.storage.local import lock_files as local_lock_files
 from shardstore.storage.local import locks as local_locks
-from shardstore.storage.local import sweep as local_sweep
-from shardstore.storage.local.lock_files import ReadableFiles
-from shardstore.storage.local.names import TEMP_SUFFIX, lock_path
+from shardstore.storage.local import rules as local_rules
+from shardstore.storage.local.files import TEMP_SUFFIX, lock_path
+from shardstore.storage.local.locks import ReadableFiles
 from shardstore.storage.local.range_locks import DIRECTORY_LOCK
 from shardstore.storage.local.rules import WriteRules
 from shardstore.storage.local.storage import LocalStorage
@@ -53,7 +52,7 @@ two_users = pytest.mark.skipif(not can_become_users(), reason="only root, with a
 @pytest.fixture
 def held_before() -> frozenset[int]:
     """The descriptors of locks that are held when the test begins: an earlier one, which was interrupted, may have left some."""
-    return frozenset(local_lock_files._held)
+    return frozenset(local_locks._held)
 
 
 @pytest.fixture(scope="module")
@@ -280,7 +279,7 @@ def test_a_lock_file_that_can_only_be_read(tmp_path: Path, monkeypatch: pytest.M
     left.touch()
     dead.touch()
     refuse_to_write(monkeypatch, {left.name, dead.name})
-    local_sweep.forget()
+    local_rules.forget()
     s = SyncStorage(LocalStorage(tmp_path, fsync=False))
     s.put("a", b"1", IF_ABSENT)
     assert files_below(tmp_path) == ["a"]
@@ -311,7 +310,7 @@ def test_a_lock_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.Mon
         s.put("a", b"2")
     assert str(left) in str(caught.value)
     assert s.get("a") == b"1"
-    assert local_lock_files._held <= held_before
+    assert local_locks._held <= held_before
 
 
 # -- what is no lock file ----------------------------------------------------------------------------------------------
@@ -356,7 +355,7 @@ def test_what_is_no_file_in_the_place_of_a_lock(
         lambda: s.delete("d/a"),
         lambda: s.copy("d/a", "d/a"),
     ]
-    local_sweep.forget()
+    local_rules.forget()
     for operation in operations:
         with pytest.raises(StorageError, match=f"is {what.strip()}") as caught:
             operation()
@@ -366,7 +365,7 @@ def test_what_is_no_file_in_the_place_of_a_lock(
     assert files_below(root) == sorted(["d", "d/a", f"d/{name.name}"])
     assert files_below(elsewhere) == ["victim"]
     assert (elsewhere / "victim").read_bytes() == b"x"
-    assert local_lock_files._held <= held_before
+    assert local_locks._held <= held_before
     name.rmdir() if name.is_dir() and not name.is_symlink() else name.unlink()
     s.put("d/a", b"new")
     assert s.get("d/a") == b"new"
@@ -398,4 +397,4 @@ def test_a_lock_file_that_is_never_the_same_is_an_error(
     monkeypatch.setattr(local_locks, "is_called", lambda status, name: False)
     with pytest.raises(StorageError, match="keeps changing its inode number"):
         SyncStorage(LocalStorage(tmp_path, fsync=False)).put("a", b"1")
-    assert local_lock_files._held <= held_before
+    assert local_locks._held <= held_before

@@ -10,8 +10,7 @@ import fsspec
 import pytest
 
 from shardstore.errors import InvalidInput
-from shardstore.opening.address import Address
-from shardstore.opening.chains import links_of_url, text_of
+from shardstore.opening.address import Address, links_of_url, text_of
 from shardstore.opening.open import open_storage
 from shardstore.storage.local.storage import LocalStorage
 

@@ -12,7 +12,7 @@ from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import BytesLike
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.references.storage import ReferenceStorage
-from shardstore.storage.requests.conditions import check_deletion
+from shardstore.storage.requests.writes import check_deletion
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage
 from tests.storage.references.reference_sets import open_references
 from tests.storage.shown_elsewhere import ShownElsewhere

@@ -23,8 +23,7 @@ import shardstore
 from shardstore.errors import Corruption, InvalidInput, NotFound, Unsupported
 from shardstore.opening.address import Address
 from shardstore.opening.open import open_storage
-from shardstore.opening.reference_targets import ReferenceTargets, SetAddress, TargetOptions
-from shardstore.opening.references import split_url
+from shardstore.opening.references import ReferenceTargets, SetAddress, TargetOptions, split_url
 from shardstore.storage.references.storage import ReferenceStorage
 from shardstore.testing.storage_suite import SyncStorage
 

@@ -22,9 +22,8 @@ from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Gen
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, BytesLike, ByteSuffix, resolve
 from shardstore.presented.engine_storage import EngineStorage
 from shardstore.storage.abilities import VersionedByRange
-from shardstore.storage.base import CHANGED, ConditionFailed, DirListing, Found, ObjectInfo, Read, ReadOutcome, Storage
+from shardstore.storage.base import CHANGED, ConditionFailed, DirListing, Found, ObjectInfo, Read, ReadOutcome, Storage, check_directory
 from shardstore.storage.draft_store import PartialAccessStorage
-from shardstore.storage.fallbacks import check_directory
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.wrappers import StorageWrapper
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage

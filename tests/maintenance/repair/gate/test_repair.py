@@ -26,7 +26,7 @@ from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL
 from shardstore.opening.open import open_storage
 from shardstore.plan.commits import NONCE_NBYTES
-from shardstore.storage.local.names import LOCK_SUFFIX, TEMP_SUFFIX
+from shardstore.storage.local.files import LOCK_SUFFIX, TEMP_SUFFIX
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.faults import Cancel, Change, DropReply, Fail, Fault, FaultStorage, Refuse, Truncate

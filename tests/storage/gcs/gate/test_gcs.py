@@ -33,7 +33,7 @@ from shardstore.errors import AccessDenied, InvalidInput, StorageError, Unsuppor
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteSuffix
 from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, Failed, Found, ObjectInfo, Read
-from shardstore.storage.gcs.probe import facts_of, forget_facts
+from shardstore.storage.gcs.client import facts_of, forget_facts
 from shardstore.storage.gcs.storage import GCSStorage
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop, pieces, values
 

@@ -18,7 +18,7 @@ from shardstore.errors import StorageError
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration
 from shardstore.model.ranges import APPEND_PADDING_NBYTES, EVERYTHING, ByteRange, ByteSuffix, CopiedRange, NewBytes, Padding, Segment
 from shardstore.storage.base import CHANGED, Changed, ConditionFailed, Found, ObjectInfo, Read
-from shardstore.storage.local import lock_files as local_lock_files
+from shardstore.storage.local import locks as local_locks
 from shardstore.storage.local.append_record import APPEND_ATTRIBUTE
 from shardstore.storage.local.mounts import Mount
 from shardstore.storage.local.storage import LocalStorage
@@ -287,7 +287,7 @@ def check_old_or_new(s: SyncStorage, old: Generation, root: Path) -> bool:
     next_one = append(s, found.generation, len(data), b"next" * 1000)
     assert is_appended(s.get("d/a"), data, b"next" * 1000)
     s.put("d/a", b"replaced", IfGeneration(next_one))
-    assert not local_lock_files._held
+    assert not local_locks._held
     return is_new
 
 

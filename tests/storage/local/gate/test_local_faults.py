@@ -15,8 +15,8 @@ from shardstore.errors import StorageError
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING, BytesLike, CopiedRange, NewBytes
 from shardstore.storage.base import ConditionFailed, Found
-from shardstore.storage.local import lock_files as local_lock_files
-from shardstore.storage.local import sweep as local_sweep
+from shardstore.storage.local import locks as local_locks
+from shardstore.storage.local import rules as local_rules
 from shardstore.storage.local.mounts import Mount
 from shardstore.storage.local.range_locks import DIRECTORY_LOCK
 from shardstore.storage.local.rules import Locks
@@ -101,7 +101,7 @@ def check_outcome(root: Path, operation: Operation, done: bool, together: bool) 
 
 def check_writable(root: Path, storage: LocalStorage) -> None:
     """The next writer, of a new process and another day, finds no lock held, and leaves nothing hidden where it writes."""
-    local_sweep.forget()
+    local_rules.forget()
     for name in hidden(root):
         os.utime(root / name, (0, 0))
     s = SyncStorage(LocalStorage(root, fsync=False, locks=storage.locks))
@@ -134,7 +134,7 @@ def test_at_every_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: st
     for at in moments(itertools.count(1)):
         root = tmp_path / str(at)
         fill(root)
-        local_sweep.forget()
+        local_rules.forget()
         storage = LocalStorage(root, locks=locks)
         s = SyncStorage(storage)
         found = s.read("d/a", EVERYTHING)
@@ -148,7 +148,7 @@ def test_at_every_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: st
                 assert isinstance(exc, StorageError), counted.calls  # noqa: PT017  # nobody else is writing
                 done = False
         assert len(os.listdir("/proc/self/fd")) <= descriptors, counted.calls
-        assert not local_lock_files._held
+        assert not local_locks._held
         check_outcome(root, operation, done, name in TOGETHER)
         check_writable(root, storage)
         if not counted.has_struck:

@@ -26,12 +26,12 @@ from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, IfGeneration
 from shardstore.model.ranges import EVERYTHING, CopiedRange, NewBytes
 from shardstore.opening.open import open_storage
 from shardstore.storage.base import Changed, ConditionFailed
-from shardstore.storage.local import lock_files as local_lock_files
+from shardstore.storage.local import locks as local_locks
 from shardstore.storage.local import range_locks as local_range_locks
-from shardstore.storage.local import sweep as local_sweep
+from shardstore.storage.local import rules as local_rules
 from shardstore.storage.local import temporary as local_temporary
+from shardstore.storage.local.files import LOCK_SUFFIX, TEMP_SUFFIX, lock_path
 from shardstore.storage.local.mounts import Mount
-from shardstore.storage.local.names import LOCK_SUFFIX, TEMP_SUFFIX, lock_path
 from shardstore.storage.local.range_locks import DIRECTORY_LOCK, give_up
 from shardstore.storage.local.rules import Locks, WriteRules
 from shardstore.storage.local.storage import LocalStorage
@@ -102,7 +102,7 @@ def test_a_lock_excludes_threads(rules: WriteRules, tmp_path: Path) -> None:
     assert count == 400
     # The lock of an object is gone with it; that of a directory stays as long as the directory.
     assert files_below(tmp_path) == ([DIRECTORY_LOCK] if rules.is_network or rules.is_cluster else [])
-    assert not local_lock_files._held
+    assert not local_locks._held
 
 
 def is_free(rules: WriteRules, path: str, monkeypatch: pytest.MonkeyPatch) -> bool:
@@ -202,8 +202,8 @@ def test_a_forked_child_does_not_hold_its_parents_locks(rules: WriteRules, tmp_p
         deadline = time.monotonic() + 60  # the child closes its copies as soon as it runs
         while not is_free(rules, str(tmp_path / "a"), monkeypatch) or [name for name in files_below(tmp_path) if name.endswith("-tmp")]:
             assert time.monotonic() < deadline
-            local_sweep.forget()
-            local_sweep.sweep_once(str(tmp_path), rules.is_network, network_age_seconds=0.0)
+            local_rules.forget()
+            local_rules.sweep_once(str(tmp_path), rules.is_network, network_age_seconds=0.0)
     finally:
         os.kill(child, signal.SIGKILL)
         holder.stdout.close()
@@ -300,7 +300,7 @@ def test_a_lock_file_that_is_never_the_same_is_an_error(tmp_path: Path, monkeypa
     monkeypatch.setattr(local_range_locks, "_still_bears", lambda fd, name: False)
     with pytest.raises(StorageError, match="cannot be shared"), rules_of("network", tmp_path).locked(str(tmp_path / "a")):
         pass
-    assert not local_lock_files._held
+    assert not local_locks._held
 
 
 def test_whoever_may_write_in_a_directory_may_lock(tmp_path: Path) -> None:
@@ -342,7 +342,7 @@ def test_refused_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mount: M
     left = [name for name in files_below(tmp_path) if not (mount is not None or number == errno.ENOLCK) or not name.startswith(".")]
     assert left == ["a"]
     assert (tmp_path / "a").read_bytes() == b"old"
-    assert not local_lock_files._held
+    assert not local_locks._held
 
 
 # -- what is promised --------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import shardstore
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, IfGeneration
 from shardstore.model.ranges import APPEND_PADDING_NBYTES, EVERYTHING, BytesLike, CopiedRange, NewBytes, Padding
 from shardstore.storage.base import Found
-from shardstore.storage.local.names import TEMP_SUFFIX
+from shardstore.storage.local.files import TEMP_SUFFIX
 from shardstore.storage.local.rules import WriteRules
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.local.temporary import TemporaryFile

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from shardstore.storage.local import directory
 from shardstore.storage.local import rules as local_rules
+from shardstore.storage.local import storage as local_storage
 from shardstore.storage.local.rules import sweep_once, sweep_tree
 from shardstore.storage.requests import lost_answers
 
@@ -24,7 +24,7 @@ def limit_pipeline(array: Any, **limits: int) -> None:
 def sweep_young_files() -> None:
     """Let this process, one of a test's own, remove what dead writers left on network mounts however young it is."""
     local_rules.__dict__["sweep_once"] = partial(sweep_once, network_age_seconds=0.0)
-    directory.__dict__["sweep_tree"] = partial(sweep_tree, network_age_seconds=0.0)
+    local_storage.__dict__["sweep_tree"] = partial(sweep_tree, network_age_seconds=0.0)
 
 
 def resend_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,8 @@ from shardstore.model.redaction import redacted
 from shardstore.opening.address import scheme_of, text_of
 from shardstore.presented.flavours import Presented
 from shardstore.storage.base import Storage
-from shardstore.storage.local.directory import LocalFiles
 from shardstore.storage.local.mounts import mount_of
+from shardstore.storage.local.storage import LocalFiles
 
 
 class AlreadyExists(Conflict):

@@ -24,7 +24,7 @@ from shardstore.presented.flavours import Presented, flavour_of
 from shardstore.presented.view import Canonical, PresentedFlavour, View
 from shardstore.storage.base import UNKNOWN_NBYTES, ObjectInfo, Storage
 from shardstore.storage.inferred_versions import is_unversioned
-from shardstore.storage.local.directory import LocalFiles
+from shardstore.storage.local.storage import LocalFiles
 from shardstore.storage.local.walk import LeadsOutside
 from shardstore.storage.read_ahead import ReadAhead
 from shardstore.stored.detect import DetectedStorage

@@ -37,20 +37,9 @@ from shardstore.model.generation import UNCONDITIONAL, Condition
 from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike
 from shardstore.opening.location import Location, location_of, why_not_apart
 from shardstore.storage.abilities import FileTree
-from shardstore.storage.base import (
-    ABSENT,
-    Absent,
-    ConditionFailed,
-    Found,
-    LeadsNowhere,
-    ObjectInfo,
-    Read,
-    Storage,
-    in_its_place,
-    read_one,
-)
+from shardstore.storage.base import ABSENT, Absent, ConditionFailed, Found, LeadsNowhere, ObjectInfo, Read, Storage, in_its_place, read_one
 from shardstore.storage.boundaries import check_no_links, check_no_mounts, check_own
-from shardstore.storage.local.directory import LocalFiles
+from shardstore.storage.local.storage import LocalFiles
 from shardstore.storage.local.walk import LINK_TO_NOWHERE
 from shardstore.storage.wrappers import innermost
 from shardstore.stored.detect import is_draft

@@ -20,7 +20,7 @@ from shardstore.maintenance.nodes import ArrayPlan, SurveyedNodes, V2Nodes, plan
 from shardstore.model.chunks import ChunkCoords
 from shardstore.storage.base import ObjectInfo
 from shardstore.storage.inferred_versions import is_unversioned
-from shardstore.storage.local.directory import LocalFiles
+from shardstore.storage.local.storage import LocalFiles
 from shardstore.storage.local.walk import LINK_TO_NOWHERE, Obstacle
 
 _OBJECTS_A_TASK = 256

@@ -218,9 +218,7 @@ class Address:
         return self.head + slash + "/".join(self.segments[:depth]) + self.tail
 
     def beside(self, suffix: str) -> str | None:
-        """Return the URL of the place with this name and ``suffix`` behind it; ``None`` if this place has no name: a bucket, a whole
-        archive.
-        """
+        """Return the URL of the place with this name and ``suffix`` behind it; ``None`` of a place without a name: a bucket, an archive."""
         if not self.segments:
             return None
         return Address(self.protocol, self.head, (*self.segments[:-1], self.segments[-1] + suffix), self.tail, self.slash).at(

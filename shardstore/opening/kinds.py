@@ -84,18 +84,6 @@ class StorageKind:
         return made
 
 
-def _local(fs: Any, path: str, local: LocalOpener) -> Storage:
-    return local(fs._strip_protocol(path))
-
-
-def _memory(fs: Any, path: str, local: LocalOpener) -> Storage:
-    return MemoryStorage(fs._strip_protocol(path))
-
-
-def _is_global(fs: Any) -> bool:
-    return fs.store is MemoryFileSystem.store
-
-
 def _check_token(url: str, options: Mapping[str, Any]) -> None:
     """Check a token. Anything else that is no file is taken for the token itself, and sent to Google; tokens may hold a slash."""
     token = options.get("token")
@@ -127,7 +115,7 @@ _KINDS: dict[str, StorageKind] = {
             protocols=("file", "local"),
             filesystem=LocalFileSystem,
             storage=LocalStorage,
-            opens=_local,
+            opens=lambda fs, path, local: local(fs._strip_protocol(path)),
             has_host=False,
             gap_bytes=8 * 2**10,
             plain_options={},
@@ -137,8 +125,8 @@ _KINDS: dict[str, StorageKind] = {
             protocols=("memory",),
             filesystem=MemoryFileSystem,
             storage=MemoryStorage,
-            opens=_memory,
-            takes=_is_global,
+            opens=lambda fs, path, _: MemoryStorage(fs._strip_protocol(path)),
+            takes=lambda fs: fs.store is MemoryFileSystem.store,
             has_host=False,
             gap_bytes=0,
             plain_options={"global_store": True},

@@ -35,8 +35,8 @@ from shardstore.storage.base import Storage
 from shardstore.storage.generic.links import ARCHIVES, CACHES, REFERENCES, is_one, protocols_of, without_dirs
 from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.http.storage import HTTPStorage
-from shardstore.storage.local.directory import LocalFiles
 from shardstore.storage.local.mounts import Mounts
+from shardstore.storage.local.storage import LocalFiles
 from shardstore.storage.mapping import MappingStorage
 from shardstore.storage.references.storage import ReferenceStorage
 from shardstore.storage.requests.bucket import BucketClient, BucketStorage

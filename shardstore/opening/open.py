@@ -162,16 +162,16 @@ def _open_url(url: str, options: dict[str, Any], local: LocalOpener) -> Storage:
     if len(protocols) == 1:
         (protocol,) = protocols
         kind, given = kind_of_protocol(protocol), options_by_link[protocol]
-        if kind is not None and kind.plain_options is not None and _are_plain(given, kind.plain_options):
+        if (
+            kind is not None
+            and kind.plain_options is not None
+            and all(given.get(name, value) == value for name, value in kind.plain_options.items())
+        ):
             open_options.refuse(shown, {name: value for name, value in given.items() if name not in kind.plain_options})
             return kind.open(kind.filesystem, url, local)
     check_cut(url, links)
     fs, path = _filesystem_of(url, shown, options_by_link)
     return _open_filesystem(fs, path, local, url)
-
-
-def _are_plain(given: Mapping[str, Any], plain: Mapping[str, object]) -> bool:
-    return all(given.get(name, value) == value for name, value in plain.items())
 
 
 def _check_links(url: str, shown: str, options_by_link: Mapping[str, Mapping[str, Any]]) -> None:
@@ -231,11 +231,7 @@ def _open_references(url: str, shown: str, protocols: list[str], options: Mappin
             f"{shown!r} names no set of references: put its address behind it, as in {protocol}::s3://bucket/refs.json, or give it "
             "as the storage option fo"
         )
-    return _set_of_references(given, of_targets, first.partition("://")[2], url if below else None)
-
-
-def _set_of_references(given: Mapping[str, Any], of_targets: Mapping[str, Mapping[str, Any]], path: str, url: str | None) -> Storage:
-    return open_set(given["fo"], given, of_targets, path, url, open_storage, chained_filesystem)
+    return open_set(given, of_targets, first.partition("://")[2], url if below else None, open_storage, chained_filesystem)
 
 
 def chained_target(protocol: str, options: Mapping[str, Any], path: str) -> object:
@@ -245,7 +241,7 @@ def chained_target(protocol: str, options: Mapping[str, Any], path: str) -> obje
     """
     if protocol in REFERENCES and "fo" in options:
         open_options.check(f"{protocol}://{path}", protocol, get_filesystem_class(protocol), options, [protocol], OWN_OPTIONS)
-        return _set_of_references(options, {}, path, None)
+        return open_set(options, {}, path, None, open_storage, chained_filesystem)
     return chained_filesystem(protocol, options), path
 
 

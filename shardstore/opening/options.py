@@ -28,9 +28,7 @@ _SWALLOW = frozenset({"zip", "tar", "libarchive", "reference", "dir", "ftp", "si
 
 
 def by_link(url: str, protocols: Sequence[str], options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the options of each protocol of a chain, outermost first: those under its name; the first protocol also has those under no
-    name.
-    """
+    """Return the options of each protocol of a chain, outermost first: those under its name; of the first, also those under no name."""
     found: dict[str, dict[str, Any]] = {protocol: {} for protocol in protocols}
     for protocol, given in found.items():
         nested = options.get(protocol)

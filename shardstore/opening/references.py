@@ -463,7 +463,6 @@ def _check_options(given: Mapping[str, Any]) -> None:
 
 
 def open_set(
-    fo: object,
     given: Mapping[str, Any],
     of_links: Mapping[str, Mapping[str, Any]],
     path: str,
@@ -471,12 +470,13 @@ def open_set(
     opener: Opener,
     chained: Chained,
 ) -> ReferenceStorage:
-    """Return the storage of a set, which is read now.
+    """Return the storage of the set ``given["fo"]``, which is read now.
 
     Raises:
         InvalidInput: an option has a value that means nothing.
         NotFound, Corruption, StorageError, Unsupported: the set cannot be read.
     """
+    fo = given["fo"]
     if not isinstance(fo, str | Mapping):
         raise InvalidInput(f"the set of references fo={fo!r:.100} is neither a path or URL, nor a dictionary")
     options = {name: value for name, value in given.items() if name != "fo" and name not in HARMLESS}

@@ -17,7 +17,7 @@ from shardstore.opening.address import Address, links_of_url
 from shardstore.references.batches import ReferenceSource
 from shardstore.references.stores import ArrayChoice, OnError
 from shardstore.storage.base import Storage
-from shardstore.storage.local.directory import LocalFiles
+from shardstore.storage.local.storage import LocalFiles
 
 Flavour = Literal["auto", "v2", "v3", "dual"]
 Urls = Literal["absolute", "relative", "versioned"]

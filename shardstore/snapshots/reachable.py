@@ -18,16 +18,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from shardstore.format.snapshots.file_names import (
-    ATTRIBUTES,
-    CHUNKS,
-    ID_NAMES,
-    MANIFESTS,
-    STATES,
-    STRUCTURES,
-    encode_ids,
-    is_own_name,
-)
+from shardstore.format.snapshots.file_names import ATTRIBUTES, CHUNKS, ID_NAMES, MANIFESTS, STATES, STRUCTURES, encode_ids, is_own_name
 from shardstore.format.snapshots.state import Snapshot
 from shardstore.format.snapshots.structure import ManifestFile, Structure
 from shardstore.model.containers import batched, gathered

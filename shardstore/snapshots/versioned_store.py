@@ -10,15 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from shardstore.engine.contention import Contention, Outdated, Turn
-from shardstore.errors import (
-    Conflict,
-    Corruption,
-    InvalidInput,
-    NotFound,
-    ShardStoreError,
-    StorageError,
-    WriteOutcomeUnknown,
-)
+from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError, StorageError, WriteOutcomeUnknown
 from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_v3 import METADATA_NAME
 from shardstore.format.snapshots.file_names import ATTRIBUTES, CHUNKS, MANIFESTS, STATES, STRUCTURES, is_own_name, new_state_name

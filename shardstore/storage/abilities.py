@@ -35,9 +35,7 @@ class BlockingReads(DirectAccess, ABC):
 
     @abstractmethod
     def read_in_memory(self, read: Read) -> Found | None:
-        """Return the answer, of exactly the bytes that were asked for, if they are in memory. If not, return ``None``: the system fetches
-        them.
-        """
+        """Return the answer, of exactly these bytes, if they are in memory; ``None`` if not: then the system fetches them."""
 
     @abstractmethod
     def read_blocking(self, reads: Sequence[Read]) -> list[ReadOutcome]:
@@ -63,9 +61,7 @@ class VersionedByRange(ABC):
 
     @abstractmethod
     def version_by(self, request: ByteRequest, data: BytesLike) -> Generation | None:
-        """Return the version of an object in which ``request`` gives ``data``; ``None`` if these bytes are too many to be read again
-        each time.
-        """
+        """Return the version in which ``request`` gives ``data``; ``None`` if these bytes are too many to be read again each time."""
 
 
 class RestrictsKeys(ABC):

@@ -168,17 +168,14 @@ class Storage(Protocol):
     @property
     def url(self) -> str:
         """The URL of the root, as a user would write it; without credentials."""
-        ...
 
     @property
     def kind(self) -> str:
         """The kind's name: ``memory``, ``local``, ``s3``, …"""
-        ...
 
     @property
     def capabilities(self) -> Capabilities:
         """The known capabilities of this storage; of a server nothing is claimed before ``probe``."""
-        ...
 
     def ability(self, kind: type[A]) -> A | None:
         """Return what gives an optional ability, by its class, such as ``VersionedByRange``; ``None`` if this storage does not have it.
@@ -186,11 +183,9 @@ class Storage(Protocol):
         The classes are in ``shardstore.storage.abilities``. Kinds derive from ``Abilities``, and wrappers from ``StorageWrapper``, which
         implement this. It is asked where something is set up, not at each read.
         """
-        ...
 
     async def probe(self) -> Capabilities:
         """Find out what a server honours, once for each endpoint and process; called before the first write."""
-        ...
 
     async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
         """Read every range of every read in one round, concurrently within the storage's own bound; outcomes are in order.
@@ -198,7 +193,6 @@ class Storage(Protocol):
         All ranges of one ``Read`` come from one version or the outcome is ``Changed``. A range that starts at or
         after the end gives an empty buffer. A suffix longer than the object gives all of it.
         """
-        ...
 
     async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
         """Store the pieces of ``body``, ``nbytes`` in all, as one object, and return its version.
@@ -207,7 +201,6 @@ class Storage(Protocol):
         ``WriteOutcomeUnknown`` if the answer was lost and reading back could not settle it. An error, or a body that ends early,
         leaves the old object. The exception is an error while a stored object is made durable.
         """
-        ...
 
     async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
         """Replace the object by ``segments``, its copies taken from version ``source`` of the same key.
@@ -220,7 +213,6 @@ class Storage(Protocol):
         may see any beginning of the new object: it may end with a page of the file, or inside one of the pieces. The caller makes sure
         that no such beginning looks whole.
         """
-        ...
 
     async def copy(self, source: str, target: str) -> Generation | None:
         """Store one version of the object at ``source``, whole, under ``target`` too, whatever is there; return ``None`` if there is no
@@ -228,7 +220,6 @@ class Storage(Protocol):
 
         Where the kind can, the bytes do not go through this process. The copy is durable and visible when this returns.
         """
-        ...
 
     async def rename_prefix(self, source: str, target: str) -> bool:
         """Move all objects below ``source/`` to ``target/`` in one step; return ``False``, with nothing done, if the kind cannot.
@@ -237,33 +228,26 @@ class Storage(Protocol):
         object at it, and ``Conflict`` if a link below ``source`` would lead elsewhere from there; nothing was changed. The caller makes
         sure that nothing writes below ``source`` until then.
         """
-        ...
 
     async def delete(self, key: str, condition: Condition) -> bool:
         """Remove the object; return ``False`` if there was none. Raises ``ConditionFailed`` (``IfGeneration`` only)."""
-        ...
 
     async def delete_many(self, keys: Sequence[str]) -> None:
         """Remove the objects unconditionally, in as few requests as the kind offers; absent ones are no error."""
-        ...
 
     async def stat(self, key: str) -> ObjectInfo | None:
         """Return size and generation of one object, or ``None``."""
-        ...
 
     def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         """Yield every object whose key starts with the string ``prefix`` (which need not end at a ``/``), in key order within what one
         request returns. Listing caches are bypassed. Temporary and lock files are not objects.
         """
-        ...
 
     async def list_dir(self, prefix: str) -> DirListing:
         """Return the direct children of ``prefix``, which is ``""`` or ends with ``/``. Listing caches are bypassed."""
-        ...
 
     async def close(self) -> None:
         """Release descriptors and threads. Acknowledged writes stay."""
-        ...
 
 
 class Abilities:
@@ -271,6 +255,12 @@ class Abilities:
 
     def ability(self, kind: type[A]) -> A | None:
         return self if isinstance(self, kind) else None
+
+    async def probe(self: Storage) -> Capabilities:
+        return self.capabilities  # as of every kind without a server
+
+    async def close(self) -> None:
+        """Leave open what the storage works through: it is the user's, or holds nothing."""
 
 
 class ReadsAndWrites(Abilities):

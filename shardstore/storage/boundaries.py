@@ -17,7 +17,7 @@ from shardstore.errors import Conflict
 from shardstore.model.redaction import redacted
 from shardstore.storage.abilities import FileTree
 from shardstore.storage.base import Storage
-from shardstore.storage.local.directory import LocalFiles
+from shardstore.storage.local.storage import LocalFiles
 
 _NAMED = 3
 
@@ -59,9 +59,7 @@ async def check_no_links(storage: Storage, path: str) -> None:
         Conflict: there is a link to a directory, or to nowhere.
     """
     local, ((*names,),) = await _inside(storage, [path])
-    if local is None:
-        return
-    if found := [link for name in names for link in await local.linked_directories(f"{name}/" if name else "")]:
+    if local and (found := [link for name in names for link in await local.linked_directories(f"{name}/" if name else "")]):
         raise Conflict(
             f"at {redacted(storage.url)} {_some_of(found)} leads elsewhere: nothing is written or removed through a link to a directory. "
             "Name what it leads to as the target, or remove the link. Nothing was changed"
@@ -75,9 +73,7 @@ async def check_no_mounts(storage: Storage, path: str) -> None:
         Conflict: something is.
     """
     local, ((*names,),) = await _inside(storage, [path])
-    if local is None:
-        return
-    if found := [point for name in names for point in await local.mounts_below(f"{name}/" if name else "")]:
+    if local and (found := [point for name in names for point in await local.mounts_below(f"{name}/" if name else "")]):
         raise Conflict(
             f"in {redacted(storage.url)} another directory or file system is mounted at {_some_of(found)}: what lies there is not erased "
             "or moved with what is around it. Unmount it, or name a place without it. Nothing was changed"

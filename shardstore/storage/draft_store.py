@@ -77,6 +77,8 @@ class PartialAccessStorage(ReadsAndWrites, VersionedByRange, DocumentsFirst):
     But two writers can still lose each other's chunks, so no capability is claimed.
     """
 
+    kind = WITHOUT_VERSIONS
+
     def __init__(self, store: StoreWithPartialAccess) -> None:
         self._store = store
         self._lock = asyncio.Lock()
@@ -91,10 +93,6 @@ class PartialAccessStorage(ReadsAndWrites, VersionedByRange, DocumentsFirst):
     def url(self) -> str:
         return f"<{type(self._store).__name__} at {id(self._store):#x}>"
 
-    @property
-    def kind(self) -> str:
-        return WITHOUT_VERSIONS
-
     def ability(self, kind: type[T]) -> T | None:
         if kind is DocumentsFirst and not hasattr(self._store, "as_storage"):  # no transformer of this package
             return None
@@ -103,9 +101,6 @@ class PartialAccessStorage(ReadsAndWrites, VersionedByRange, DocumentsFirst):
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities()
-
-    async def probe(self) -> Capabilities:
-        return self.capabilities
 
     def version_by(self, request: ByteRequest, data: BytesLike) -> Generation | None:
         generation = witnessed(request, data)
@@ -191,9 +186,6 @@ class PartialAccessStorage(ReadsAndWrites, VersionedByRange, DocumentsFirst):
 
         return await self._call("listing", prefix, listed)
 
-    async def close(self) -> None:
-        """Do nothing: the store is the user's, and stays open."""
-
 
 def _sized(store: Any, keys: Iterable[str]) -> list[ObjectInfo]:
     """Return objects in the order of their keys, with their sizes if the store gives them."""
@@ -239,9 +231,7 @@ def _outcome(read: Read, ranges: Sequence[ByteRequest], values: Sequence[BytesLi
 
 
 def _told_nbytes(request: ByteRequest, got: int) -> int:
-    """Return the size of the object as far as the answer shows it; if the request starts behind its end, the
-    size that it has at most.
-    """
+    """Return the object's size as far as the answer shows it; if the request starts behind its end, the most that it has."""
     match request:
         case ByteRange(start, end):
             return UNKNOWN_NBYTES if got == end - start else start + got

@@ -17,19 +17,17 @@ import hashlib
 import re
 import uuid
 from collections.abc import Mapping
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
+from datetime import datetime
 from typing import Any
 
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteOffset, ByteRange, ByteRequest, BytesLike, ByteSuffix
+from shardstore.storage.requests.outcomes import modified_seconds
 
 # Of these one is enough: a version, or a checksum of the content.
 _IDENTITIES = ("etag", "e_tag", "version_id", "generation", "md5", "content_md5", "checksum", "sha", "sha256", "hex", "crc", "ukey")
 # Of these all count together: a clock that ticks seldom says little by itself.
 _TRACES = ("mtime", "modified", "last_modified", "lastmodified", "modify", "updated", "timemodified", "date_time", "created", "ino")
-
-_TIME_NAMES = ("LastModified", "Last-Modified", "updated", "last_modified", "mtime", "modified", "timeCreated")
 
 _UNVERSIONED = "unversioned-"
 
@@ -61,33 +59,12 @@ def agrees(asked: Generation, found: Generation) -> bool:
 
 
 def trace_of(info: Mapping[str, Any]) -> str | None:
-    """Return the part of the metadata ``info`` of an object that distinguishes its versions, except for the size; ``None`` if there is no
-    such part.
-    """
+    """Return what in the metadata ``info`` of an object distinguishes its versions, except for the size; ``None`` if nothing does."""
     named = {str(name).lower().replace("-", "_"): value for name, value in info.items()}
     for name in _IDENTITIES:
         if named.get(name) not in (None, "", b""):
             return f"{name}={_text(named[name])}"
     return ",".join(f"{name}={_text(named[name])}" for name in sorted(_TRACES) if named.get(name) not in (None, "")) or None
-
-
-def modified_ns(info: Mapping[str, Any]) -> int | None:
-    """Return when an object was last modified by its metadata ``info``, in nanoseconds since the epoch; ``None`` if they do not say so."""
-    value = next((info[name] for name in _TIME_NAMES if info.get(name) not in (None, "")), None)
-    if isinstance(value, str):
-        try:
-            value = datetime.fromisoformat(value) if value[:1].isdigit() else parsedate_to_datetime(value)
-        except ValueError:
-            return None
-    if isinstance(value, datetime):
-        value = (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
-    return None if not isinstance(value, int | float) else int(value * 10**9)
-
-
-def modified_seconds(info: Mapping[str, Any]) -> float | None:
-    """Return the same in seconds."""
-    found = modified_ns(info)
-    return None if found is None else found / 10**9
 
 
 def version_from(trace: str, nbytes: int, modified: float | None = None) -> Generation:

@@ -33,6 +33,8 @@ _IN_MEMORY = (dict,)  # whose values cost nothing to look at
 class MappingStorage(ReadsOnly, ReadsAndWrites):
     """The values of ``mapping``, which must not change while it is open: it gives no versions, and no size before a value was read."""
 
+    kind = "mapping"
+
     def __init__(self, mapping: Mapping[str, Any]) -> None:
         self.mapping = mapping
 
@@ -44,15 +46,8 @@ class MappingStorage(ReadsOnly, ReadsAndWrites):
         return f"mapping://{type(self.mapping).__name__}"
 
     @property
-    def kind(self) -> str:
-        return "mapping"
-
-    @property
     def capabilities(self) -> Capabilities:
         return Capabilities()
-
-    async def probe(self) -> Capabilities:
-        return self.capabilities
 
     async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
         return await asyncio.to_thread(lambda: [self._read_one(read) for read in reads])
@@ -83,6 +78,3 @@ class MappingStorage(ReadsOnly, ReadsAndWrites):
 
     def refusal(self, action: str, key: str) -> ReadOnly:
         return ReadOnly(f"{action} {key!r}: a {type(self.mapping).__name__} is only read from")
-
-    async def close(self) -> None:
-        """Do nothing: no resources are held."""

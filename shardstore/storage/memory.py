@@ -71,6 +71,8 @@ def _generation(file: MemoryFile, data: bytes) -> Generation:
 class MemoryStorage(Abilities):
     """Objects below ``path`` of ``memory://``. Every operation is atomic; nothing survives the process."""
 
+    kind = "memory"
+
     def __init__(self, path: str = "") -> None:
         self.path: str = MemoryFileSystem._strip_protocol(path)
         self._fs = MemoryFileSystem()
@@ -93,10 +95,6 @@ class MemoryStorage(Abilities):
         return f"memory:/{self.path}" if self.path else "memory://"
 
     @property
-    def kind(self) -> str:
-        return "memory"
-
-    @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
             pinned_reads=True,
@@ -110,13 +108,8 @@ class MemoryStorage(Abilities):
             across_machines=True,  # only this process can reach it
         )
 
-    async def probe(self) -> Capabilities:
-        return self.capabilities
-
     def _snapshot(self, key: str) -> tuple[Generation, bytes] | None:
-        """Return one version and its bytes, which are immutable: ``getvalue`` shares them, and a later foreign write in place unshares
-        them.
-        """
+        """Return one version and its bytes, which are immutable: ``getvalue`` shares them, and a foreign write in place unshares them."""
         with _lock:
             file = self._files.get(f"{self.path}/{key}")
             if file is None:
@@ -248,6 +241,3 @@ class MemoryStorage(Abilities):
         keys, prefixes = direct_children(self._keys(prefix), prefix)
         infos = [await self.stat(key) for key in keys]
         return DirListing(tuple(info for info in infos if info is not None), prefixes)
-
-    async def close(self) -> None:
-        """Do nothing: no resources are held."""

@@ -7,11 +7,11 @@ was the current one while it was asked for, and to find that out takes a request
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 from shardstore.model.containers import Lru
 from shardstore.model.ranges import ByteRange
-from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOutcome, ReadsOnly, Storage
+from shardstore.storage.base import Found, Read, ReadOutcome, ReadsOnly, Storage
 from shardstore.storage.wrappers import StorageWrapper
 
 BLOCK_NBYTES = 4 * 2**20
@@ -74,17 +74,6 @@ class ReadAhead(ReadsOnly, StorageWrapper):
     def _keep(self, read: Read, starts: Sequence[int], found: Found) -> None:
         for start, piece in zip(starts, found.buffers, strict=True):
             self._blocks.put((read.key, _token(read), start), (found.nbytes, piece))
-
-    # -- everything else -----------------------------------------------------------------------------------------------
-
-    async def stat(self, key: str) -> ObjectInfo | None:
-        return await self.inner.stat(key)
-
-    def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        return self.inner.list(prefix)
-
-    async def list_dir(self, prefix: str) -> DirListing:
-        return await self.inner.list_dir(prefix)
 
 
 def _is_plain(read: Read) -> bool:

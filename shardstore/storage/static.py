@@ -6,14 +6,13 @@ not read again. Nothing is written to such a place, since that would contradict 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from shardstore.errors import InvalidInput, ReadOnly
 from shardstore.model.capabilities import Capabilities
 from shardstore.storage.abilities import BlockingReads, HasIdentity
-from shardstore.storage.base import DirListing, ObjectInfo, Read, ReadOutcome, ReadsOnly, Storage
+from shardstore.storage.base import ReadsOnly, Storage
 from shardstore.storage.generic.calls import contradicts
 from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.references.storage import ReferenceStorage
@@ -69,18 +68,6 @@ class StaticStorage(ReadsOnly, StorageWrapper, HasIdentity):
 
     async def probe(self) -> Capabilities:
         return self.capabilities  # there is nothing to write
-
-    async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
-        return await self.inner.read(reads)
-
-    async def stat(self, key: str) -> ObjectInfo | None:
-        return await self.inner.stat(key)
-
-    def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        return self.inner.list(prefix)
-
-    async def list_dir(self, prefix: str) -> DirListing:
-        return await self.inner.list_dir(prefix)
 
     def refusal(self, action: str, key: str) -> ReadOnly:
         return contradicts(action, key, self.url)

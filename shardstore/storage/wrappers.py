@@ -50,7 +50,7 @@ def innermost(storage: Storage) -> Storage:
 
 
 class StorageWrapper(Abilities):
-    """The same place as ``inner``, with the same abilities but ``DirectAccess``; subclasses act on the operations."""
+    """The same place as ``inner``, with the same abilities but ``DirectAccess``; subclasses act on some operations."""
 
     def __init__(self, inner: Storage) -> None:
         self.inner = inner
@@ -75,6 +75,36 @@ class StorageWrapper(Abilities):
         if isinstance(self, kind):
             return self
         return None if issubclass(kind, DirectAccess) else self.inner.ability(kind)
+
+    async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        return await self.inner.read(reads)
+
+    async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
+        return await self.inner.write(key, body, nbytes, condition)
+
+    async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
+        return await self.inner.compose(key, source, segments, condition)
+
+    async def copy(self, source: str, target: str) -> Generation | None:
+        return await self.inner.copy(source, target)
+
+    async def rename_prefix(self, source: str, target: str) -> bool:
+        return await self.inner.rename_prefix(source, target)
+
+    async def delete(self, key: str, condition: Condition) -> bool:
+        return await self.inner.delete(key, condition)
+
+    async def delete_many(self, keys: Sequence[str]) -> None:
+        await self.inner.delete_many(keys)
+
+    async def stat(self, key: str) -> ObjectInfo | None:
+        return await self.inner.stat(key)
+
+    def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        return self.inner.list(prefix)
+
+    async def list_dir(self, prefix: str) -> DirListing:
+        return await self.inner.list_dir(prefix)
 
     async def close(self) -> None:
         await self.inner.close()
@@ -175,32 +205,11 @@ class Counters:
     def __reduce__(self) -> tuple[type[Counters], tuple[int, ...]]:
         return type(self), tuple(self.as_dict().values())  # a lock does not travel
 
-    def add(
-        self,
-        *,
-        requests: int = 0,
-        bytes_read: int = 0,
-        bytes_written: int = 0,
-        chunks_read: int = 0,
-        chunks_written: int = 0,
-        commits: int = 0,
-        conflicts: int = 0,
-        retried_reads: int = 0,
-        index_hits: int = 0,
-        index_misses: int = 0,
-    ) -> None:
-        """Count so many more of each."""
+    def add(self, **more: int) -> None:
+        """Count so many more of each, by the names above."""
         with self._lock:
-            self.requests += requests
-            self.bytes_read += bytes_read
-            self.bytes_written += bytes_written
-            self.chunks_read += chunks_read
-            self.chunks_written += chunks_written
-            self.commits += commits
-            self.conflicts += conflicts
-            self.retried_reads += retried_reads
-            self.index_hits += index_hits
-            self.index_misses += index_misses
+            for name, number in more.items():
+                setattr(self, name, getattr(self, name) + number)
 
     def as_dict(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in _NAMES}

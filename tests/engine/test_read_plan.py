@@ -27,7 +27,6 @@ from shardstore.engine.engine import Engine
 from shardstore.engine.reading.read_plan import PartLimits, ReadPart, ReadPlan
 from shardstore.errors import Corruption
 from shardstore.model.ranges import EVERYTHING, ByteRange
-from shardstore.storage.local import directory as local_directory
 from shardstore.storage.local import reading as local_reading
 from shardstore.storage.local import storage as local
 from shardstore.storage.local.mounts import Mount
@@ -302,7 +301,7 @@ def test_a_selection_that_is_cancelled_writes_nothing_any_more(array: Any, monke
 def test_the_kind_of_file_system_is_found_out_when_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An automounter mounts at the first access."""
     kinds = ["autofs"]
-    monkeypatch.setattr(local_directory, "mount_of", lambda path: Mount(path, kinds[-1]))
+    monkeypatch.setattr(local, "mount_of", lambda path: Mount(path, kinds[-1]))
     store = opened(tmp_path)
     at_first = store.engine.plans_reads
     kinds.append("nfs4")

@@ -21,7 +21,8 @@ from unittest import mock
 
 from greenlet import GreenletExit
 
-from shardstore.storage.local import directory, locks, range_locks, rules, versions
+from shardstore.storage.local import locks, range_locks, rules, versions
+from shardstore.storage.local import storage as local_storage
 from shardstore.storage.local.locks import ReadableFiles
 from shardstore.storage.local.mounts import Mount
 from tests.simulation.disk import Disk, Inode, OpenFile, failure
@@ -80,7 +81,7 @@ class Calls:
             patched(mock.patch.object(time, "sleep", self.loop.sleep_here))
             patched(mock.patch.object(versions, "sleep", self.loop.sleep_here))
             patched(mock.patch.object(versions, "time_ns", self._time_ns))
-            patched(mock.patch.object(directory, "mount_of", self._mount_of))
+            patched(mock.patch.object(local_storage, "mount_of", self._mount_of))
             for module in (locks, range_locks):
                 patched(mock.patch.object(module, "wait_for_lock", lambda fd, name, lock: lock(fd)))
             patched(mock.patch.object(rules.kept_names, "_objects", {}))

@@ -17,8 +17,7 @@ from shardstore.storage.abilities import (
     VersionedByRange,
 )
 from shardstore.storage.generic.storage import GenericStorage
-from shardstore.storage.local.directory import LocalFiles
-from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.local.storage import LocalFiles, LocalStorage
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.static import StaticStorage
 from shardstore.storage.wrappers import CheckedStorage

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import shardstore
-from shardstore.storage.local import directory as local
+from shardstore.storage.local import storage as local
 from shardstore.storage.local.mounts import Mount
 from shardstore.storage.local.rules import Locks
 from shardstore.storage.s3.client import S3Client

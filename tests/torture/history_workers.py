@@ -29,7 +29,7 @@ from shardstore.errors import Conflict, ShardStoreError
 from shardstore.format.shard_index import IndexLocation
 from shardstore.opening.open import open_storage
 from shardstore.storage.base import Storage
-from shardstore.storage.local import directory as local
+from shardstore.storage.local import storage as local
 from shardstore.storage.local.mounts import Mount
 from shardstore.storage.local.rules import Locks
 from shardstore.testing.faults import Change, DropReply, Fail, Fault, FaultStorage, Refuse, TimeOut, Truncate

@@ -43,7 +43,7 @@ from shardstore.model.words import size, some_of
 from shardstore.plan.commits import ChunkOrder
 from shardstore.progress.steps import Progress
 from shardstore.storage.base import Storage
-from shardstore.storage.local.directory import LocalFiles
+from shardstore.storage.local.storage import LocalFiles
 from shardstore.storage.local.walk import LINK_TO_NOWHERE, Obstacle
 from shardstore.storage.room import Room, room_at
 

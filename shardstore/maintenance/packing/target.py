@@ -49,7 +49,7 @@ from shardstore.model.words import some_of
 from shardstore.opening.snapshot_place import NewHierarchy
 from shardstore.storage.base import ConditionFailed, Failed, Found, LeadsNowhere, ObjectInfo, Read, Storage
 from shardstore.storage.boundaries import check_no_links, check_no_mounts
-from shardstore.storage.local.directory import LocalFiles
+from shardstore.storage.local.storage import LocalFiles
 from shardstore.storage.requests.outcomes import PROBE_PREFIX
 from shardstore.tasks import gather_all
 

@@ -62,8 +62,8 @@ from shardstore.progress.shown import reported
 from shardstore.progress.steps import Progress
 from shardstore.storage.base import ConditionFailed, Found, Storage, document_read, read_one
 from shardstore.storage.boundaries import check_own
-from shardstore.storage.local.directory import LocalFiles
 from shardstore.storage.local.rules import Locks
+from shardstore.storage.local.storage import LocalFiles
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.storage.wrappers import innermost
 

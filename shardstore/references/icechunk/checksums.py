@@ -18,10 +18,10 @@ from shardstore.format.snapshots.manifest import VirtualCheck
 from shardstore.references.batches import ReferredObject
 from shardstore.storage.abilities import OnFilesystem
 from shardstore.storage.base import UNKNOWN_NBYTES, ObjectInfo, Storage
-from shardstore.storage.inferred_versions import modified_ns as modified_in
 from shardstore.storage.inferred_versions import version_of
 from shardstore.storage.local.versions import modified_ns
 from shardstore.storage.references.entries import Targets
+from shardstore.storage.requests.outcomes import modified_ns as modified_in
 from shardstore.storage.s3.client import canonical_etag
 
 ChecksumChoice = Literal["auto", "etag", "last_modified"] | None

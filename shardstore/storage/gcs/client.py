@@ -32,9 +32,8 @@ from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRequest
 from shardstore.model.redaction import redacted, shown_cause, unusable_options
-from shardstore.storage.inferred_versions import modified_seconds
 from shardstore.storage.requests.bucket import BucketClient
-from shardstore.storage.requests.outcomes import CHECK_ENDPOINT, WRITE_ID, Head, RequestFailed, is_unreachable, probe_key
+from shardstore.storage.requests.outcomes import CHECK_ENDPOINT, WRITE_ID, Head, RequestFailed, is_unreachable, modified_seconds, probe_key
 from shardstore.storage.requests.ranged_reads import REFUSAL_NBYTES, received
 from shardstore.storage.requests.writes import Body, groups
 
@@ -318,7 +317,8 @@ class GCSClient(BucketClient):
             return exc
         status, text = _status_of(exc), redacted(" ".join(str(exc).split()))  # gcsfs puts the server's text on a line of its own
         if status in (401, 403):
-            how = "with the credentials of this filesystem" if self._has_credentials() else "to anonymous requests"
+            has_credentials = getattr(getattr(self.fs, "credentials", None), "credentials", None) is not None
+            how = "with the credentials of this filesystem" if has_credentials else "to anonymous requests"
             return AccessDenied(
                 f"{what}: the server denied access {how} ({text}). Give storage_options with token= (a service account's file, "
                 'or "google_default"), or token="anon" for public buckets'
@@ -336,9 +336,6 @@ class GCSClient(BucketClient):
         error = RequestFailed(f"{what} failed: {status or type(exc).__name__}: {text}")
         error.status = status
         return error
-
-    def _has_credentials(self) -> bool:
-        return getattr(getattr(self.fs, "credentials", None), "credentials", None) is not None
 
     async def request(
         self,
@@ -505,9 +502,7 @@ async def probe_server(client: GCSClient) -> Capabilities:
 
 
 async def probe_resumable(client: GCSClient) -> bool:
-    """Return whether a resumable upload honours its condition when it ends, not only when it starts. Leaves
-    nothing, whatever the answer.
-    """
+    """Return whether a resumable upload honours its condition when it ends, not only when it starts. Nothing is left behind."""
     key = probe_key()
     what = "probing resumable uploads"
     document = resource(client.full_key(key), {})

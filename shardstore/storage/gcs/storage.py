@@ -30,10 +30,9 @@ from shardstore.storage.gcs.client import (
     probe_server,
 )
 from shardstore.storage.gcs.upload import put, put_large
-from shardstore.storage.inferred_versions import modified_seconds
 from shardstore.storage.requests.bucket import BucketStorage
 from shardstore.storage.requests.lost_answers import delete_object
-from shardstore.storage.requests.outcomes import RequestFailed
+from shardstore.storage.requests.outcomes import RequestFailed, modified_seconds
 from shardstore.storage.requests.ranged_reads import RangeOutcome, RangePart, checked_part, range_header
 from shardstore.storage.requests.writes import check_deletion
 
@@ -181,9 +180,7 @@ class GCSStorage(BucketStorage[GCSClient]):
         return copied
 
     async def _rewrite(self, origin: GCSClient, source: str, target: str, generation: Generation | None) -> Generation | _Unfinished | None:
-        """Copy within the server: all steps for one ``generation``, or the first step of whatever is there; return ``None`` if there is
-        no source.
-        """
+        """Copy within the server, all steps for one ``generation``, or the first step of whatever is there; ``None`` without a source."""
         client = self.client
         path, names = f"{OBJECT}/rewriteTo/{OBJECT}", (origin.bucket, origin.full_key(source), client.bucket, client.full_key(target))
         what = f"copying {source!r} to {target!r}"

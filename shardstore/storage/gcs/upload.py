@@ -169,9 +169,7 @@ async def _not_sent(write: _Write, exc: RequestFailed) -> ShardStoreError:
 
 
 async def _with_last(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[bytes, bool]]:
-    """Yield each piece, and whether it is the last one. The last piece is known, and the body's length checked, when there is no further
-    piece.
-    """
+    """Yield each piece, and whether it is the last one: that is known, and the body's length checked, when there is no further piece."""
     held: bytes | None = None
     async for piece in pieces:
         if held is not None:

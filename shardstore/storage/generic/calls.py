@@ -130,17 +130,14 @@ class Calls(Protocol):
 
     async def call(self, path: str, method: str, *arguments: Any, **keywords: Any) -> Any:
         """Call a method of the filesystem by its synchronous name; ``path`` is what it is about."""
-        ...
 
     async def info(self, path: str) -> Info:
         """Return the current metadata of the object. Raises ``IsADirectoryError`` if it is a directory, and ``StorageError`` if it
         is a named pipe or the like.
         """
-        ...
 
     async def read(self, path: str, ranges: Sequence[ByteRequest], look: Look) -> Content:
         """Read ranges of one object, between looks at it."""
-        ...
 
 
 def calls_of(fs: AbstractFileSystem, concurrency: int) -> Calls:

@@ -58,7 +58,8 @@ from shardstore.storage.generic.links import (
     protocols_of,
     without_dirs,
 )
-from shardstore.storage.inferred_versions import agrees, modified_seconds, trace_of, unversioned, version_from, version_of
+from shardstore.storage.inferred_versions import agrees, trace_of, unversioned, version_from, version_of
+from shardstore.storage.requests.outcomes import modified_seconds
 from shardstore.storage.requests.writes import check_deletion, failed, groups, joined, warn_not_honoured
 
 _MOST_SEEN = 1 << 15
@@ -88,17 +89,12 @@ class Seen:
         return cls(size_in(info), trace_of(info), modified_seconds(info))
 
     def version(self, nbytes: int) -> Generation:
-        """Return the version that was seen, for an object that turned out to have so many bytes; without a version, one that equals no
-        other.
-        """
+        """Return the version that was seen of an object that turned out to have so many bytes; without one, a name that equals no other."""
         return unversioned(nbytes) if self.trace is None else version_from(self.trace, nbytes, self.modified)
 
     def may_be(self, generation: Generation) -> bool:
         """Return whether the look may have been at this version."""
         return self.nbytes is None or agrees(generation, self.version(self.nbytes))
-
-    def of_size(self, nbytes: int) -> Seen:
-        return replace(self, nbytes=nbytes)
 
 
 class GenericStorage(HasIdentity, OnFilesystem, Abilities):
@@ -115,6 +111,8 @@ class GenericStorage(HasIdentity, OnFilesystem, Abilities):
     is left of the old object after an error. Conditions are checked before the write, which does not protect against a second writer.
     Archives, references, and caches are read-only.
     """
+
+    kind = "generic"
 
     def __init__(
         self, fs: AbstractFileSystem, path: str, url: str | None = None, concurrency: int = 32, static: bool | None = None
@@ -166,23 +164,14 @@ class GenericStorage(HasIdentity, OnFilesystem, Abilities):
 
     @property
     def identity(self) -> str:
-        """A text that identifies this place, which ``url`` does not: it includes what the filesystem was
-        made of. Not to be shown.
-        """
+        """A text that identifies this place, which ``url`` does not: with what the filesystem was made of. Not to be shown."""
         own_store = id(self.fs) if isinstance(self.fs, MemoryFileSystem) else None
         place = f"{tokenize(type(self.fs), own_store, *self.fs.storage_args, **self.fs.storage_options)}/{self._base}"
         return f"static {place}" if self.static else place
 
     @property
-    def kind(self) -> str:
-        return "generic"
-
-    @property
     def capabilities(self) -> Capabilities:
         return Capabilities(static=self.static)
-
-    async def probe(self) -> Capabilities:
-        return self.capabilities
 
     def _full(self, key: str) -> str:
         return self._base + key
@@ -277,7 +266,7 @@ class GenericStorage(HasIdentity, OnFilesystem, Abilities):
         assert before is not None  # if it was not known, it was looked at
         after = before if content.after is None else Seen.of(content.after)
         if not self._is_cache:
-            self._seen.put(read.key, after.of_size(nbytes) if self.static else after)
+            self._seen.put(read.key, replace(after, nbytes=nbytes) if self.static else after)
         if before != after:
             return CHANGED
         found = after.version(nbytes)
@@ -544,9 +533,6 @@ class GenericStorage(HasIdentity, OnFilesystem, Abilities):
             elif (info := await self._listed(key, entry)) is not None:
                 objects.append(info)
         return DirListing(tuple(objects), tuple(prefixes))
-
-    async def close(self) -> None:
-        """Do nothing: the filesystem is the user's, and stays open."""
 
 
 def described(fs: AbstractFileSystem, path: str) -> str:

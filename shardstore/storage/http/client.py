@@ -23,8 +23,8 @@ from shardstore.errors import AccessDenied, InvalidInput, ShardStoreError, Stora
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRequest
 from shardstore.model.redaction import redacted, shown_cause
-from shardstore.storage.inferred_versions import modified_seconds, unversioned
-from shardstore.storage.requests.outcomes import CHECK_ADDRESS, Bound, RequestFailed, is_unreachable, server_times
+from shardstore.storage.inferred_versions import unversioned
+from shardstore.storage.requests.outcomes import CHECK_ADDRESS, Bound, RequestFailed, is_unreachable, modified_seconds, server_times
 from shardstore.storage.requests.ranged_reads import UNASKED_NBYTES, check_most, cut, cut_unannounced, exactly, most_of
 
 # -- answers -----------------------------------------------------------------------------------------------------------
@@ -183,18 +183,6 @@ class _Broken(Exception):
     is_unreachable: bool = False
 
 
-def _is_of_connection(exc: BaseException) -> bool:
-    """Return whether ``exc`` says that there is no whole answer; an answer that cannot be parsed is another error."""
-    if isinstance(exc, OSError | TimeoutError | asyncio.IncompleteReadError):
-        return True
-    names = {base.__name__ for base in type(exc).__mro__ if base.__module__.partition(".")[0] == "aiohttp"}
-    return bool(names & {"ClientConnectionError", "ClientPayloadError"})
-
-
-def _is_of_client(exc: BaseException) -> bool:
-    return any(base.__name__ == "ClientError" and base.__module__.partition(".")[0] == "aiohttp" for base in type(exc).__mro__)
-
-
 @dataclass
 class HTTPFacts:
     """The observed behaviour of one server; ``None``: not seen yet. An answer that contradicts a fact corrects it."""
@@ -288,11 +276,13 @@ class HTTPClient:
         except ShardStoreError:
             raise
         except Exception as exc:
-            if _is_of_connection(exc):
+            names = {base.__name__ for base in type(exc).__mro__ if base.__module__.partition(".")[0] == "aiohttp"}
+            has_no_whole_answer = isinstance(exc, OSError | TimeoutError | asyncio.IncompleteReadError)
+            if has_no_whole_answer or names & {"ClientConnectionError", "ClientPayloadError"}:
                 broken = _Broken(f"{type(exc).__name__}: {redacted(str(exc))}".rstrip(": "))
                 broken.is_unreachable = is_unreachable(exc)
                 raise broken from shown_cause(exc)
-            if _is_of_client(exc) or isinstance(exc, TypeError):  # a redirect without end, or an option that aiohttp does not know
+            if "ClientError" in names or isinstance(exc, TypeError):  # a redirect without end, or an option that aiohttp does not know
                 raise StorageError(
                     f"{method} of {redacted(url)!r} failed: {type(exc).__name__}: {redacted(str(exc))}. "
                     "Check the address and the storage_options"

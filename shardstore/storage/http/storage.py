@@ -63,6 +63,8 @@ class HTTPStorage(ReadsOnly, RangedReads, HasIdentity, OnFilesystem):
     are compared too, but prove nothing. Listing reads the index pages that some servers make.
     """
 
+    kind = "http"
+
     def __init__(self, fs: Any, root: str, concurrency: int = 64, retries: Retries | None = None) -> None:
         self.fs = fs
         self.concurrency = concurrency
@@ -90,10 +92,6 @@ class HTTPStorage(ReadsOnly, RangedReads, HasIdentity, OnFilesystem):
     def identity(self) -> str:
         """A text that identifies this place, which ``url`` does not: it includes the user and the query. Not to be shown."""
         return self._client.root
-
-    @property
-    def kind(self) -> str:
-        return "http"
 
     @property
     def _facts(self) -> HTTPFacts:
@@ -223,9 +221,7 @@ class HTTPStorage(ReadsOnly, RangedReads, HasIdentity, OnFilesystem):
     async def _fetch_counted(
         self, key: str, requests: Sequence[ByteRequest], generation: Generation | None
     ) -> list[RangePart] | Absent | Changed:
-        """Fetch a range that counts from the end, from a server that does not know such ranges: it is counted from the start, of one
-        version.
-        """
+        """Fetch a range that counts from the end as one that is counted from the start, of one version, for servers without such ranges."""
         part = await self.look_up(key, generation)
         if not isinstance(part, RangePart):
             return part
@@ -306,6 +302,3 @@ class HTTPStorage(ReadsOnly, RangedReads, HasIdentity, OnFilesystem):
         keys = await page(self._client, prefix)
         infos = await self._stat_many([key for key in keys if not key.endswith("/")])
         return DirListing(tuple(info for info in infos.values() if info is not None), tuple(key for key in keys if key.endswith("/")))
-
-    async def close(self) -> None:
-        """Do nothing: the fsspec instance is the user's, and stays open."""

@@ -128,9 +128,7 @@ def _write(fd: int, views: Sequence[memoryview], offset: int) -> None:
 
 
 def _calls(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
-    """Yield lists of as many views as one call takes. Only the last list ends where a view ends: a chunk that is a shard itself has its
-    index there.
-    """
+    """Yield lists of as many views as one call takes. Only the last ends where a view does: a chunk that is a shard has its index there."""
     held: list[memoryview] = []
     for start in range(0, len(views), VIEWS_A_CALL - 1):
         some = [*held, *views[start : start + VIEWS_A_CALL - 1]]

@@ -219,9 +219,7 @@ def _mode(path: str) -> int | None:
 
 
 def fresh_status(path: str) -> os.stat_result | None:
-    """Return the status as ``stat_file`` does, by opening the file: then a network file system asks its server, where ``stat`` may answer
-    from a cache.
-    """
+    """Return the status as ``stat_file`` does, by opening the file: so a network file system asks its server, and not a cache."""
     try:
         fd = os.open(path, READ_FLAGS)
     except (FileNotFoundError, NotADirectoryError):
@@ -406,9 +404,7 @@ def _access_list(file: int | str) -> bytes | None:
 
 
 def _set_access_list(file: int | str, access_list: bytes | None, *, is_narrow: bool) -> bool:
-    """Set the list, or none, and return whether the file has it now. One that came from the directory may stay if the bits are
-    ``is_narrow``.
-    """
+    """Set the list, or none; return whether the file has it now. One from the directory may stay if the bits are ``is_narrow``."""
     if sys.platform == "linux":
         try:
             if access_list is not None:

@@ -59,9 +59,7 @@ class Mount:
 
 @lru_cache(maxsize=4)
 def parse(mountinfo: bytes) -> Sequence[Mount]:
-    """Return the mounts that a file in the format of ``/proc/self/mountinfo`` lists (proc(5)), in its order; lines that cannot be parsed
-    are skipped.
-    """
+    """Return the mounts that a file like ``/proc/self/mountinfo`` lists (proc(5)), in its order; other lines are skipped."""
     found = []
     for line in mountinfo.splitlines():
         before, separator, after = line.partition(b" - ")

@@ -232,9 +232,7 @@ def _may_be_left(name: str, is_network: bool) -> bool:
 if sys.platform == "win32":
 
     def _is_dead(path: str, older_than_seconds: float) -> bool:
-        """Return whether a writer is dead. There are no such locks on this system: the age shows it, and the process number of a writer on
-        this machine.
-        """
+        """Return whether a writer is dead, by age and, on this machine, process number: this system has no such locks."""
         writer = writer_of(os.path.basename(path))
         if writer is None:  # a lock file: those stay
             return False
@@ -358,9 +356,7 @@ class WriteRules:
         return fresh_status(path) if self.is_network else stat_file(path)
 
     def check(self, path: str, key: str, condition: Condition) -> os.stat_result | None:
-        """Return the status of the object, or ``None``; called under its lock. Raises ``ConditionFailed`` if ``condition`` does not
-        hold.
-        """
+        """Return the object's status, or ``None``; called under its lock. Raises ``ConditionFailed`` if ``condition`` does not hold."""
         status = self.status(path)
         if isinstance(condition, IfAbsent):
             if status is not None:

@@ -7,20 +7,21 @@ storage's own. Writes and deletes have another pool, since they may wait for a l
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
+import re
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from functools import cached_property, partial
 from itertools import islice
 from typing import TypeVar
 
-from shardstore.errors import InvalidInput, StorageError
+from shardstore.errors import InvalidInput
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.containers import batched
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
-from shardstore.model.ranges import ByteRange, BytesLike, CopiedRange, NewBytes, Padding, Segment
-from shardstore.storage.abilities import BlockingReads, CopiesFrom, HasIdentity
+from shardstore.model.ranges import ByteRange, BytesLike, Padding, Segment
+from shardstore.storage.abilities import BlockingReads, CopiesFrom, FileTree, HasIdentity, Leftover, ListsLeftovers
 from shardstore.storage.base import (
     ABSENT,
     GUARD_CHANGED,
@@ -37,25 +38,21 @@ from shardstore.storage.base import (
     check_directory,
 )
 from shardstore.storage.local import walk as local_walk
-from shardstore.storage.local.append import append_to
-from shardstore.storage.local.directory import READ_WORKERS, WRITE_WORKERS, LocalFiles
-from shardstore.storage.local.files import READ_FLAGS, is_object, missing, permissions_at, stat_file, translating
+from shardstore.storage.local.append import APPENDS_IN_PLACE, append_to, cut_tails, find_tails
+from shardstore.storage.local.files import is_reserved, make_like, missing, stat_file, translating
+from shardstore.storage.local.mounts import Mounts, mount_of
 from shardstore.storage.local.reading import READS_CACHED, fetch_soon, read_cached, read_file
-from shardstore.storage.local.rules import Locks
-from shardstore.storage.local.temporary import Extents, TemporaryFile
-from shardstore.storage.local.versions import (
-    generation_of,
-    listed_generation,
-    shows_the_same,
-    still_shows,
-    version_of,
-    wait_to_settle,
-)
+from shardstore.storage.local.rules import Locks, WriteRules, check_follow_links, check_locks, find_left, sweep_tree
+from shardstore.storage.local.temporary import TemporaryFile, compose_file, copy_file
+from shardstore.storage.local.versions import generation_of, listed_generation, names_versions, wait_to_settle
+from shardstore.storage.local.walk import Inside
 from shardstore.storage.requests.writes import byte_view, check_deletion, checked_views, groups, wrong_length
-from shardstore.tasks import gather_all
+from shardstore.tasks import gather_all, leave_to_main_thread
 
 T = TypeVar("T")
 
+READ_WORKERS = min(16, 4 + (os.cpu_count() or 1))
+WRITE_WORKERS = 16
 _READS_A_HOP = 16  # about 100 µs of cached small reads: a hop costs 50
 _SHORT_READ_BYTES = 64 << 10  # some ten microseconds' copying
 _FILES_REMEMBERED = 4096
@@ -63,7 +60,192 @@ _GROUP_BYTES = 1 << 20
 _LISTED_A_HOP = 1000
 _FILES_A_LOOK = 256
 
-_COPY_ATTEMPTS = 3
+# What makes a key peculiar, in a text of one key a line: a segment that is empty or begins with a dot, or a NUL.
+_PECULIAR = re.compile(r"[/\n][./\n]|/\n|\0")
+
+
+class LocalFiles(FileTree, ListsLeftovers):
+    """The files below ``root``, a path, by their keys; an ability of every storage that shows them, through all wrappers.
+
+    See ``LocalStorage`` for the parameters.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], fsync: bool, locks: Locks, follow_links: bool) -> None:
+        check_locks(locks)
+        check_follow_links(follow_links)
+        self.root = os.path.abspath(os.path.expanduser(os.fspath(root)))
+        self.fsync = fsync
+        self.locks: Locks = locks
+        self.follow_links = follow_links
+        self._inside = None if follow_links else Inside(self.root)
+        self._pools: dict[str, ThreadPoolExecutor] = {}
+        self._pools_pid = os.getpid()
+
+    @cached_property
+    def _rules(self) -> WriteRules:
+        """Return the rules of writing. They are found out at the first use: where the root lies can change until then, by mounting."""
+        mount = mount_of(self.root)
+        return WriteRules(self.root, self.fsync, mount is not None and mount.is_network, self.locks == "cluster")
+
+    @cached_property
+    def _names_versions(self) -> bool:
+        return names_versions(self.root)
+
+    @cached_property
+    def _appends_in_place(self) -> bool:
+        is_shared = self._rules.is_network or self._rules.is_cluster  # other machines may see half of it
+        return APPENDS_IN_PLACE and self._names_versions and not is_shared
+
+    # -- threads -------------------------------------------------------------------------------------------------------
+
+    def _pool(self, name: str, workers: int) -> ThreadPoolExecutor:
+        if self._pools_pid != os.getpid():  # forked: the threads stayed behind
+            self._pools, self._pools_pid = {}, os.getpid()
+        pool = self._pools.get(name)
+        if pool is None:
+            pool = self._pools[name] = ThreadPoolExecutor(workers, f"shardstore-{name}", leave_to_main_thread)
+        return pool
+
+    async def _hop(self, name: str, workers: int, key: str, action: str, work: Callable[[], T]) -> T:
+        """Return the result of ``work``, done in a thread. A cancelled caller still waits: the thread uses its descriptors."""
+        future = asyncio.get_running_loop().run_in_executor(self._pool(name, workers), work)
+        try:
+            with translating(key, action):
+                return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            while not future.done():  # however often it is cancelled
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([future])
+            if not future.cancelled():
+                future.exception()  # seen; the cancellation matters more
+            raise
+
+    async def _write_hop(self, key: str, action: str, work: Callable[[], T]) -> T:
+        return await self._hop("write", WRITE_WORKERS, key, action, work)
+
+    async def _read_hop(self, key: str, action: str, work: Callable[[], T]) -> T:
+        return await self._hop("read", READ_WORKERS, key, action, work)
+
+    # -- names ---------------------------------------------------------------------------------------------------------
+
+    def _path(self, key: str) -> str | None:
+        """Return the path of the object of ``key``; ``None`` if none can be: hidden files of this package, and steps out of the root."""
+        # Most keys have nothing that would have to be looked at segment by segment.
+        if os.sep == "/" and "/." not in key and "//" not in key and "\0" not in key and key.strip("/") == key and key[:1] not in ("", "."):
+            return f"{self.root}/{key}" if self.root != "/" else f"/{key}"
+        segments = key.split("/")
+        if "\0" in key or any(segment in ("", ".", "..") or is_reserved(segment) for segment in segments):
+            return None
+        return os.path.join(self.root, *segments)
+
+    def _paths(self, keys: Sequence[str]) -> list[str | None]:
+        """Return the paths of many keys, as ``_path`` does; all keys are checked together first."""
+        if os.sep == "/" and self.root != "/" and not _PECULIAR.search("\n".join(("", *keys, ""))):
+            return [f"{self.root}/{key}" for key in keys]
+        return [self._path(key) for key in keys]
+
+    def _path_to_write(self, key: str) -> str:
+        path = self._path(key)
+        if path is None:
+            raise InvalidInput(f"{key!r} cannot be the key of an object on a file system")
+        return path
+
+    def _is_prefix(self, prefix: str) -> bool:
+        """Return whether keys can start with ``prefix``: paths that step out of the root do not belong to this storage."""
+        above = prefix.rpartition("/")[0]
+        return not above or ("\0" not in above and all(segment not in ("", ".", "..") for segment in above.split("/")))
+
+    async def keep_seen(self, key: str) -> None:
+        path = self._path(key.rstrip("/")) if key.rstrip("/") else self.root
+        if path is not None and self.fsync:
+            await self._write_hop(key, "flushing", lambda: self._rules.keep_seen(path))
+
+    # -- what is not the store's own -----------------------------------------------------------------------------------
+
+    async def cut_links(self, prefix: str) -> None:
+        def cut() -> None:
+            local_walk.cut_links(self._rules, prefix)
+            local_walk.remove_special(self._rules, prefix)
+
+        if self._is_prefix(prefix):
+            await self._write_hop(prefix, "deleting", cut)
+
+    async def linked_directories(self, prefix: str = "") -> list[str]:
+        """Return the keys of links to directories, and to nowhere, at or below ``prefix``: their targets do not belong to the store."""
+        if not self._is_prefix(prefix):
+            return []
+        return await self._read_hop(prefix, "listing", lambda: local_walk.linked_directories(self.root, prefix))
+
+    async def links_above(self, keys: Sequence[str]) -> list[str | None]:
+        """Return the path of the link through which each of ``keys`` is reached, if any; ``""`` is the root. See ``links.links_above``."""
+        paths = [self._path(key) if key else self.root for key in keys]
+        return await self._read_hop(keys[0] if keys else "", "looking up", lambda: local_walk.links_above(self.root, paths))
+
+    async def mounts_below(self, prefix: str = "") -> list[str]:
+        """Return the paths at which other file systems, or other directories, are mounted below ``prefix``; not at it."""
+        if not self._is_prefix(prefix):
+            return []
+
+        def look() -> list[str]:
+            return sorted(mount.point for mount in Mounts().below([os.path.realpath(os.path.join(self.root, prefix))]))
+
+        return await self._read_hop(prefix, "listing", look)
+
+    async def stored_names(self, name: str) -> tuple[str, ...]:
+        return (name,)
+
+    async def make_like(self, key: str, source: LocalFiles, source_key: str) -> None:
+        """Make an empty object at ``key``, unless there is one, that is closed to everybody who cannot read the object of ``source``.
+
+        A later version that replaces it keeps its permissions. Raises ``ConditionFailed`` if the object of ``source`` is gone.
+        """
+        self._path_to_write(key)
+
+        def make() -> None:
+            try:
+                make_like(self.root, key, source.root, source_key)
+            except FileNotFoundError as exc:
+                raise ConditionFailed(f"{source_key!r} is gone") from exc
+
+        await self._write_hop(key, "writing", make)
+
+    async def obstacles(self, prefix: str = "", is_key: Callable[[str], bool] = lambda key: False) -> list[local_walk.Obstacle]:
+        """Return what lies below ``prefix`` where an object would be, and is none. Listings leave it out.
+
+        That are links to what is not there, of which reads find nothing; named pipes, sockets and devices, whose reads fail; and
+        directories, where ``is_key`` says that an object would have that key.
+        """
+        return await self._read_hop("", "listing", lambda: list(local_walk.obstacles(self.root, prefix, is_key)))
+
+    async def sweep(self, older_than_seconds: float = 3600.0, *, only_count: bool = False) -> int:
+        """Remove temporary files, lock files and tails of files left by writers that died; return how many.
+
+        With ``only_count`` they are counted and kept.
+
+        Younger ones are kept, and so are those of writers that live. On network file systems the least age is a day: there, locks may
+        not show whether a writer on another machine lives. The first write in a directory removes such files in that directory too,
+        whatever their age.
+        """
+
+        def sweep() -> int:
+            files = sweep_tree(self.root, self._rules.is_network, older_than_seconds, only_count=only_count)
+            if self._appends_in_place:
+                files += cut_tails(self.root, self._rules, older_than_seconds, only_count=only_count)
+            return files
+
+        return await self._write_hop("", "sweeping", sweep)
+
+    async def leftovers(self, prefix: str) -> Sequence[Leftover]:
+        """Return temporary and lock files below ``prefix`` whose writers are gone, and tails of files that are, or were, appended to."""
+        check_directory(prefix)
+        if not self._is_prefix(prefix):
+            return []
+
+        def look() -> list[Leftover]:
+            left = find_left(self.root, prefix, self._rules.is_network)
+            return left + find_tails(self.root, prefix) if self._appends_in_place else left
+
+        return await self._read_hop(prefix, "looking for leftovers", look)
 
 
 class LocalStorage(LocalFiles, BlockingReads, CopiesFrom, HasIdentity, Abilities):
@@ -77,6 +259,8 @@ class LocalStorage(LocalFiles, BlockingReads, CopiesFrom, HasIdentity, Abilities
         InvalidInput: ``locks`` or ``follow_links`` has another value.
         Unsupported: this system has no locks that hold between machines.
     """
+
+    kind = "local"
 
     def __init__(self, root: str | os.PathLike[str], fsync: bool = True, locks: Locks = "auto", follow_links: bool = True) -> None:
         super().__init__(root, fsync, locks, follow_links)
@@ -110,10 +294,6 @@ class LocalStorage(LocalFiles, BlockingReads, CopiesFrom, HasIdentity, Abilities
         """A text that identifies this place, and what is seen of it."""
         return self.url if self.follow_links else f"inside {self.url}"
 
-    @property
-    def kind(self) -> str:
-        return "local"
-
     @cached_property
     def capabilities(self) -> Capabilities:
         return Capabilities(
@@ -129,9 +309,6 @@ class LocalStorage(LocalFiles, BlockingReads, CopiesFrom, HasIdentity, Abilities
             guarded_reads=self._names_versions and not self._rules.is_network,  # where what is known of a file may be a while old
             across_machines=self._rules.is_cluster or not self._rules.is_network,
         )
-
-    async def probe(self) -> Capabilities:
-        return self.capabilities
 
     # -- the protocol --------------------------------------------------------------------------------------------------
 
@@ -274,43 +451,7 @@ class LocalStorage(LocalFiles, BlockingReads, CopiesFrom, HasIdentity, Abilities
             appended = append_to(path, key, source, segments, condition, self._rules)
             if appended is not None:
                 return appended
-        try:
-            old = os.open(path, READ_FLAGS)
-        except (FileNotFoundError, NotADirectoryError) as exc:
-            raise ConditionFailed(f"{key!r}, to copy from, is gone") from exc
-        try:
-            status = os.fstat(old)
-            version = version_of(old, status)
-            if not self._is_source(source, version.generation, status):
-                raise ConditionFailed(f"{key!r} is not the version to copy from")
-            extents = Extents(old, status)
-            with closing(TemporaryFile(path, key, self._rules)) as file:
-                for segment in segments:
-                    if not isinstance(segment, CopiedRange):
-                        file.append([byte_view(segment.data if isinstance(segment, NewBytes) else bytes(segment.nbytes))])
-                        continue
-                    end = segment.offset + segment.nbytes
-                    if end > version.nbytes:
-                        raise InvalidInput(f"bytes [{segment.offset}, {end}) of {key!r} cannot be copied: it has {version.nbytes}")
-                    try:
-                        file.copy(extents, segment.offset, segment.nbytes)
-                    except EOFError as exc:
-                        raise ConditionFailed(str(exc)) from exc
-                if not still_shows(old, version, status):
-                    raise ConditionFailed(f"{key!r} was changed in place while it was being copied")
-                return file.publish(condition)
-        except OSError as exc:
-            if exc.errno == errno.ESTALE:
-                raise ConditionFailed(f"{key!r} was replaced on another machine while it was being copied") from exc
-            raise
-        finally:
-            os.close(old)
-
-    def _is_source(self, source: Generation, found: Generation, status: os.stat_result) -> bool:
-        if found == source or (not self.capabilities.compare_and_swap and shows_the_same(source, found)):
-            return True  # where versions cannot be distinguished, one writer an object is the rule
-        wait_to_settle(source, status)
-        return False
+        return compose_file(path, key, source, segments, condition, self._rules, has_versions=self.capabilities.compare_and_swap)
 
     async def copy(self, source: str, target: str) -> Generation | None:
         return await self.copy_from(self, source, target)
@@ -322,39 +463,7 @@ class LocalStorage(LocalFiles, BlockingReads, CopiesFrom, HasIdentity, Abilities
         old, new = origin._path(key), self._path_to_write(target_key)
         if old is None:
             return None
-        return await self._write_hop(target_key, f"copying {key!r} to", lambda: self._copy(old, new, key, target_key))
-
-    def _copy(self, old: str, new: str, source: str, target: str) -> Generation | None:
-        """Copy an object. Writers of this package replace files, so an open file keeps its bytes; only a writer in place makes this try
-        again.
-        """
-        for _ in range(_COPY_ATTEMPTS):
-            if self._rules.status(old) is None:
-                return None
-            try:
-                fd = os.open(old, READ_FLAGS)
-            except FileNotFoundError:
-                return None
-            try:
-                status = os.fstat(fd)
-                if not is_object(old, status, source):
-                    return None
-                version = version_of(fd, status)
-                with closing(TemporaryFile(new, target, self._rules, permissions_at(old, status))) as file:
-                    try:
-                        file.copy(Extents(fd, status), 0, version.nbytes)
-                    except EOFError:
-                        continue
-                    if still_shows(fd, version, status):
-                        return file.publish(UNCONDITIONAL)
-            except OSError as exc:
-                if exc.errno != errno.ESTALE:  # replaced on another machine
-                    raise
-            finally:
-                os.close(fd)
-        raise StorageError(
-            f"{source!r} cannot be copied: it is being written in place, or replaced again and again; copy it when that is done"
-        )
+        return await self._write_hop(target_key, f"copying {key!r} to", lambda: copy_file(old, new, key, target_key, self._rules))
 
     async def rename_prefix(self, source: str, target: str) -> bool:
         if target.startswith(f"{source}/"):

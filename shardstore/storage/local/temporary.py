@@ -1,5 +1,5 @@
-"""A new version of a file, while it is being written and until it is put in the object's place in one step; and the extents of data
-and holes in the files that are copied into it, so that a copy of a sparse file is as sparse.
+"""A new version of a file, while it is being written and until it is put in the object's place in one step. Of files that are
+copied into it, extents of data and holes are distinguished, so that a copy of a sparse file is as sparse.
 """
 
 from __future__ import annotations
@@ -8,12 +8,13 @@ import errno
 import os
 import secrets
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 
-from shardstore.errors import StorageError
-from shardstore.model.generation import Condition, Generation, IfAbsent
+from shardstore.errors import InvalidInput, StorageError
+from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfAbsent
+from shardstore.model.ranges import CopiedRange, NewBytes, Segment
 from shardstore.storage.base import ConditionFailed
 from shardstore.storage.local.files import (
     READ_FLAGS,
@@ -22,6 +23,7 @@ from shardstore.storage.local.files import (
     are_those_of,
     fsync_directory,
     give,
+    is_object,
     permissions_at,
     pread,
     stat_file,
@@ -30,7 +32,8 @@ from shardstore.storage.local.files import (
 )
 from shardstore.storage.local.locks import NO_HARD_LINKS, close_locked, lock_whole, open_to_lock
 from shardstore.storage.local.rules import PARENT_ATTEMPTS, WriteRules, kept_names
-from shardstore.storage.local.versions import generation_of, stamp
+from shardstore.storage.local.versions import generation_of, shows_the_same, stamp, still_shows, version_of, wait_to_settle
+from shardstore.storage.requests.writes import byte_view
 
 # Only a file that takes this much less space than it is long is asked for its holes: other files have none worth two calls a range.
 _WORTHWHILE_BYTES = 1 << 20
@@ -84,6 +87,7 @@ class Extents:
 
 
 _COPY_BUFFER_BYTES = 1 << 20
+_COPY_ATTEMPTS = 3
 _COPY_CALL_BYTES = 1 << 30  # the kernel stops a little below 2 GiB in any case
 
 _CREATE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -268,16 +272,12 @@ class TemporaryFile:
                 raise
 
     def _arrived(self) -> bool:
-        """Return whether this file has its name after all: a network file system may carry out a request twice, and report the second
-        outcome.
-        """
+        """Return whether this file has its name after all: a network file system may do a request twice, and report the second outcome."""
         status = self._rules.status(self._path)
         return status is not None and (status.st_dev, status.st_ino) == self._identity
 
     def _is_kept(self, replaced: os.stat_result | None) -> bool:
-        """Return whether the directory's name, and those above, survive the loss of power; called before the object that shows this is
-        replaced.
-        """
+        """Return whether the directory's name, and those above, survive a loss of power; called before ``replaced`` is, which shows it."""
         if replaced is not None and kept_names.keeps_object(self._path, replaced):
             return True
         return kept_names.keeps_directory(self._parent, self._rules.status)
@@ -314,3 +314,81 @@ class TemporaryFile:
             if self._fd >= 0:
                 with suppress(OSError):  # what was published was complete before
                     self._close_descriptor()
+
+
+# -- new versions that are made of old ones -----------------------------------------------------------------------------
+
+
+def compose_file(
+    path: str, key: str, source: Generation, segments: Sequence[Segment], condition: Condition, rules: WriteRules, *, has_versions: bool
+) -> Generation:
+    """Carry out ``Storage.compose`` by a new file. Without ``has_versions`` an ``Unsettled`` version counts as the source too.
+
+    Raises:
+        ConditionFailed: the file is not the version ``source`` all the time, or the condition does not hold.
+    """
+    try:
+        old = os.open(path, READ_FLAGS)
+    except (FileNotFoundError, NotADirectoryError) as exc:
+        raise ConditionFailed(f"{key!r}, to copy from, is gone") from exc
+    try:
+        status = os.fstat(old)
+        version = version_of(old, status)
+        # Where versions cannot be distinguished, one writer an object is the rule.
+        if version.generation != source and (has_versions or not shows_the_same(source, version.generation)):
+            wait_to_settle(source, status)
+            raise ConditionFailed(f"{key!r} is not the version to copy from")
+        extents = Extents(old, status)
+        with closing(TemporaryFile(path, key, rules)) as file:
+            for segment in segments:
+                if not isinstance(segment, CopiedRange):
+                    file.append([byte_view(segment.data if isinstance(segment, NewBytes) else bytes(segment.nbytes))])
+                    continue
+                end = segment.offset + segment.nbytes
+                if end > version.nbytes:
+                    raise InvalidInput(f"bytes [{segment.offset}, {end}) of {key!r} cannot be copied: it has {version.nbytes}")
+                try:
+                    file.copy(extents, segment.offset, segment.nbytes)
+                except EOFError as exc:
+                    raise ConditionFailed(str(exc)) from exc
+            if not still_shows(old, version, status):
+                raise ConditionFailed(f"{key!r} was changed in place while it was being copied")
+            return file.publish(condition)
+    except OSError as exc:
+        if exc.errno == errno.ESTALE:
+            raise ConditionFailed(f"{key!r} was replaced on another machine while it was being copied") from exc
+        raise
+    finally:
+        os.close(old)
+
+
+def copy_file(old: str, new: str, source: str, target: str, rules: WriteRules) -> Generation | None:
+    """Copy the object at the path ``old`` to ``new``; ``None`` if there is none. ``source`` and ``target`` are their keys.
+
+    Writers of this package replace files, so an open file keeps its bytes; only a writer in place makes this try again.
+    """
+    for _ in range(_COPY_ATTEMPTS):
+        if rules.status(old) is None:
+            return None
+        try:
+            fd = os.open(old, READ_FLAGS)
+        except FileNotFoundError:
+            return None
+        try:
+            status = os.fstat(fd)
+            if not is_object(old, status, source):
+                return None
+            version = version_of(fd, status)
+            with closing(TemporaryFile(new, target, rules, permissions_at(old, status))) as file:
+                try:
+                    file.copy(Extents(fd, status), 0, version.nbytes)
+                except EOFError:
+                    continue
+                if still_shows(fd, version, status):
+                    return file.publish(UNCONDITIONAL)
+        except OSError as exc:
+            if exc.errno != errno.ESTALE:  # replaced on another machine
+                raise
+        finally:
+            os.close(fd)
+    raise StorageError(f"{source!r} cannot be copied: it is being written in place, or replaced again and again; copy it when that is done")

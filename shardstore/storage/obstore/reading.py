@@ -21,7 +21,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -31,11 +31,11 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import GCSStore, S3Store
 
-from shardstore.model.generation import Condition, Generation
-from shardstore.model.ranges import ByteOffset, ByteRange, ByteRequest, BytesLike, Segment
+from shardstore.model.generation import Generation
+from shardstore.model.ranges import ByteOffset, ByteRange, ByteRequest
 from shardstore.model.redaction import redacted, shown_cause
 from shardstore.storage.abilities import ObstoreCarried
-from shardstore.storage.base import ABSENT, CHANGED, DirListing, ObjectInfo
+from shardstore.storage.base import ABSENT, CHANGED
 from shardstore.storage.gcs.storage import GCSStorage
 from shardstore.storage.requests.outcomes import RequestFailed
 from shardstore.storage.requests.ranged_reads import NOTHING, RangedReads, RangeOutcome, RangePart, check_most
@@ -67,9 +67,7 @@ _is_forked = False
 
 
 def _after_fork() -> None:
-    """Note that this process was forked: the threads on which obstore works stayed behind, so a request of the
-    child would wait for ever.
-    """
+    """Note that this process was forked: the threads of obstore stayed behind, so a request of the child would wait for ever."""
     global _is_forked
     _is_forked = True
 
@@ -113,9 +111,7 @@ class ObstoreAnswer:
 
 
 def _range(request: ByteRequest) -> Any:
-    """Return a range in obstore's form. A whole object is asked for as a range too: only the answer to a range is compared with the
-    request.
-    """
+    """Return a range in obstore's form, also for a whole object: only the answer to a range is compared with the request."""
     match request:
         case ByteRange(start, end):
             return start, end
@@ -353,29 +349,3 @@ class ObstoreStorage(RangedReads, StorageWrapper, ObstoreCarried, Generic[Below]
             self.asked_below += 1
             return await self.inner.look_up(key, generation)
         return CHANGED if generation is not None and found != generation else RangePart(found, answer.nbytes, NOTHING)
-
-    # -- the rest ------------------------------------------------------------------------------------------------------
-
-    async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
-        return await self.inner.write(key, body, nbytes, condition)
-
-    async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
-        return await self.inner.compose(key, source, segments, condition)
-
-    async def copy(self, source: str, target: str) -> Generation | None:
-        return await self.inner.copy(source, target)
-
-    async def rename_prefix(self, source: str, target: str) -> bool:
-        return await self.inner.rename_prefix(source, target)
-
-    async def delete(self, key: str, condition: Condition) -> bool:
-        return await self.inner.delete(key, condition)
-
-    async def delete_many(self, keys: Sequence[str]) -> None:
-        await self.inner.delete_many(keys)
-
-    def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        return self.inner.list(prefix)
-
-    async def list_dir(self, prefix: str) -> DirListing:
-        return await self.inner.list_dir(prefix)

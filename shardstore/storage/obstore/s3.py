@@ -89,11 +89,6 @@ def _is_unsigned(signature: object) -> bool:
     return type(signature).__name__ == "UNSIGNED"  # botocore's
 
 
-def writes_can_go(client: S3Client) -> bool:
-    """Return whether a write needs nothing that only s3fs sends along, such as encryption, tags and access rights."""
-    return not client.fs.s3_additional_kwargs
-
-
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The settings of a bucket; equal ones open equal buckets."""
@@ -236,7 +231,8 @@ class ObstoreS3Storage(ObstoreStorage[S3Storage]):
 
     async def write(self, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:
         inner = self.inner
-        if nbytes > inner.part_bytes or not writes_can_go(inner.client) or await self.bucket() is None:
+        needs_s3fs = inner.client.fs.s3_additional_kwargs  # which it alone sends along, such as encryption, tags and access rights
+        if nbytes > inner.part_bytes or needs_s3fs or await self.bucket() is None:
             return await inner.write(key, body, nbytes, condition)
         condition = await inner.checked(key, condition)
 

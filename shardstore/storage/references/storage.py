@@ -20,20 +20,6 @@ from shardstore.model.containers import batched, gathered
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import cut
 from shardstore.storage.abilities import HasIdentity
-from shardstore.storage.base import ABSENT, CHANGED, UNKNOWN_NBYTES, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome
-from shardstore.storage.fallbacks import ReadsOnly, check_directory
-from shardstore.storage.generic.errors import read_only
-from shardstore.storage.references.entries import Entry, PinnedReference, ReferenceTarget, SetPlace, Targets
-from shardstore.storage.references.json_set import JSONSet, read_json_set, set_of
-from shardstore.storage.references.parquet_set import CACHE_BYTES, ParquetSet, read_parquet_set
-from shardstore.storage.references.reading import (
-    ReferenceReader,
-    inline_version,
-    presented_version,
-    referring,
-    refers_to_nothing,
-    shown_url,
-)
 from shardstore.storage.base import (
     ABSENT,
     CHANGED,
@@ -46,12 +32,19 @@ from shardstore.storage.base import (
     ReadOutcome,
     ReadsOnly,
     check_directory,
+)
 from shardstore.storage.generic.calls import read_only
-from shardstore.storage.references.entries import Entry, PinnedReference, ReferenceSet, ReferenceTarget, SetPlace, Targets
-from shardstore.storage.references.json_set import read_json_set, set_of
-from shardstore.storage.references.parquet_set import CACHE_BYTES, read_parquet_set
-from shardstore.storage.references.reading import ReferenceReader, referring, refers_to_nothing, shown_url
-from shardstore.storage.references.versions import inline_version, presented_version
+from shardstore.storage.references.entries import Entry, PinnedReference, ReferenceTarget, SetPlace, Targets
+from shardstore.storage.references.json_set import JSONSet, read_json_set, set_of
+from shardstore.storage.references.parquet_set import CACHE_BYTES, ParquetSet, read_parquet_set
+from shardstore.storage.references.reading import (
+    ReferenceReader,
+    inline_version,
+    presented_version,
+    referring,
+    refers_to_nothing,
+    shown_url,
+)
 from shardstore.storage.requests.ranged_reads import too_long
 
 _LOOKS_AT_ONCE = 1000

@@ -229,6 +229,3 @@ class BucketStorage(RangedReads, CopiesFrom, OnFilesystem, Abilities, Generic[Cl
             objects += page.objects
             prefixes += page.prefixes
         return DirListing(tuple(objects), tuple(sorted(prefixes)))
-
-    async def close(self) -> None:
-        """Leave the filesystem open: it is the user's."""

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from typing import Any
 
 from shardstore.errors import StorageError
 from shardstore.model.generation import Generation
@@ -113,3 +116,25 @@ def server_times(last_modified: str | None, date: str | None) -> ServerTimes | N
         return ServerTimes(parsedate_to_datetime(last_modified or "").timestamp(), parsedate_to_datetime(date or "").timestamp())
     except ValueError:
         return None
+
+
+_TIME_NAMES = ("LastModified", "Last-Modified", "updated", "last_modified", "mtime", "modified", "timeCreated")
+
+
+def modified_ns(info: Mapping[str, Any]) -> int | None:
+    """Return when an object was last modified by its metadata ``info``, in nanoseconds since the epoch; ``None`` if they do not say so."""
+    value = next((info[name] for name in _TIME_NAMES if info.get(name) not in (None, "")), None)
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value) if value[:1].isdigit() else parsedate_to_datetime(value)
+        except ValueError:
+            return None
+    if isinstance(value, datetime):
+        value = (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+    return None if not isinstance(value, int | float) else int(value * 10**9)
+
+
+def modified_seconds(info: Mapping[str, Any]) -> float | None:
+    """Return the same in seconds."""
+    found = modified_ns(info)
+    return None if found is None else found / 10**9

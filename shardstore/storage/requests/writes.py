@@ -77,9 +77,7 @@ async def groups(body: Body, nbytes: int, group_bytes: int, key: str) -> AsyncIt
 
 
 async def parts(body: Body, nbytes: int, part_bytes: int, key: str) -> AsyncIterator[bytes]:
-    """Yield the bytes of ``body`` in pieces of exactly ``part_bytes``, except the last one. No bytes of the next
-    piece are held at any time.
-    """
+    """Yield the bytes of ``body`` in pieces of exactly ``part_bytes``, except the last one; nothing of the next piece is held."""
     part = io.BytesIO()  # gives what it holds away without a copy
     async for group in groups(body, nbytes, min(part_bytes, _WAITING_BYTES), key):
         for view in group:

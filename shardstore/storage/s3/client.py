@@ -22,9 +22,17 @@ from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import Generation
 from shardstore.model.redaction import unusable_options
 from shardstore.storage.base import ServerTimes
-from shardstore.storage.inferred_versions import modified_seconds
 from shardstore.storage.requests.bucket import BucketClient
-from shardstore.storage.requests.outcomes import CHECK_ENDPOINT, WRITE_ID, Head, RequestFailed, is_unreachable, probe_key, server_times
+from shardstore.storage.requests.outcomes import (
+    CHECK_ENDPOINT,
+    WRITE_ID,
+    Head,
+    RequestFailed,
+    is_unreachable,
+    modified_seconds,
+    probe_key,
+    server_times,
+)
 from shardstore.storage.s3.parts import COPY_PAYS_NBYTES
 
 _NO_PLAIN_BUCKET = re.compile(r":|--[a-z0-9]+-s3$|-s3alias$|\.mrap$")  # ARNs, and the endings that AWS keeps for itself

@@ -16,12 +16,11 @@ wrong aborts the upload, and the old object stays.
 from __future__ import annotations
 
 import asyncio
-import uuid
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
-from shardstore.errors import Conflict, InvalidInput, StorageError, Unsupported, WriteOutcomeUnknown
-from shardstore.model.generation import Condition, Generation, IfGeneration, Unconditional
+from shardstore.errors import Conflict, InvalidInput, StorageError, Unsupported
+from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfGeneration, Unconditional
 from shardstore.model.ranges import ByteRange, BytesLike, CopiedRange, NewBytes, Segment
 from shardstore.storage.base import ConditionFailed, Found, Read, ReadOutcome, Storage, unless_failed
 from shardstore.storage.requests.outcomes import WRITE_ID, RequestFailed
@@ -30,7 +29,6 @@ from shardstore.storage.s3.client import (
     S3Facts,
     canonical_etag,
     facts_of,
-    generation_of,
     head_of,
     member_of,
     probe_copied_parts,
@@ -134,67 +132,46 @@ async def _copy_large(client: S3Client, source: str, target: str, origin: S3Clie
 
 async def _copy_version(client: S3Client, source: str, target: str, head: Mapping[str, Any], origin: S3Client) -> Generation | None:
     """Copy the version of ``head``, in parts; return ``None``, with nothing stored, if it has been replaced."""
-    old, write_id = head_of(head, source), uuid.uuid4().hex
+    old, write = head_of(head, source), S3Write(client, target, UNCONDITIONAL)
     kept = {name: head[name] for name in _KEPT_HEADERS if head.get(name)}
-    metadata = {**head.get("Metadata", {}), WRITE_ID: write_id}
+    metadata = {**head.get("Metadata", {}), WRITE_ID: write.write_id}
     async with multipart_upload(client, target, f"copying {source!r} to", Metadata=metadata, **kept) as upload_id:
         etags = await _copy_parts(client, source, target, upload_id, old.generation, old.nbytes, origin)
         # Some servers ignore the condition on the parts. The same bytes may have come back, by another write.
         if etags is not None and await origin.head(source) == old:
-            return await _complete(client, source, target, upload_id, etags, write_id)
+            return await complete(write, upload_id, etags)
         await abort(client, target, upload_id)
     return None
 
 
 async def _copy_parts(
     client: S3Client, source: str, target: str, upload_id: str, version: Generation, nbytes: int, origin: S3Client
-) -> list[dict[str, Any]] | None:
-    """Copy the parts; return the list that completes the upload, or ``None`` if the source is another version now."""
+) -> dict[int, str] | None:
+    """Copy the parts; return the ETag of each, by number, or ``None`` if the source is another version now."""
     part_bytes = max(client.min_copied_part_bytes, -(-nbytes // MAX_PARTS))
     free = asyncio.Semaphore(_COPIED_AT_ONCE)
 
-    async def copy(number: int, start: int) -> dict[str, Any]:
+    async def copy(number: int, start: int) -> str:
         async with free:
             copied, action = ByteRange(start, min(start + part_bytes, nbytes)), f"copying a part of {source!r} to"
-            etag = await copy_part(client, source, version, copied, target, upload_id, number, action, origin)
-        return {"PartNumber": number, "ETag": etag}
+            return await copy_part(client, source, version, copied, target, upload_id, number, action, origin)
 
     try:
-        async with asyncio.TaskGroup() as group:
-            copies = [group.create_task(copy(i, start)) for i, start in enumerate(range(0, nbytes, part_bytes), 1)]
-    except BaseExceptionGroup as failed:
-        first = failed.exceptions[0]
-        if isinstance(first, RequestFailed) and is_source_gone(first):
-            return None
-        raise first from None  # the rest are consequences
-    return [task.result() for task in copies]
-
-
-async def _complete(client: S3Client, source: str, target: str, upload_id: str, parts: list[dict[str, Any]], write_id: str) -> Generation:
-    try:
-        response = await client.call(
-            "complete_multipart_upload", f"copying {source!r} to", target, UploadId=upload_id, MultipartUpload={"Parts": parts}
-        )
-        if response.get("ETag"):
-            return generation_of(response, target)
+        return await _parts(copy(i, start) for i, start in enumerate(range(0, nbytes, part_bytes), 1))
     except RequestFailed as exc:
-        # Completed twice, by a request that was sent again, or completed and the answer lost: then the object is ours.
-        head = await client.head(target)
-        if head is not None and head.write_id == write_id:
-            return head.generation
-        if exc.status is not None and 400 <= exc.status < 500 and exc.code != "NoSuchUpload":
-            raise
-        raise _unknown(client, source, target) from exc
-    head = await client.head(target)  # Ceph leaves the ETag out of the answer
-    if head is not None and head.write_id == write_id:
-        return head.generation
-    raise _unknown(client, source, target)
+        if is_source_gone(exc):
+            return None
+        raise
 
 
-def _unknown(client: S3Client, source: str, target: str) -> WriteOutcomeUnknown:
-    return WriteOutcomeUnknown(
-        f"the answer to copying {source!r} to {target!r} in {client.url} was lost, and what is there now is not this copy: try again"
-    )
+async def _parts(copies: Iterable[Coroutine[Any, Any, str]]) -> dict[int, str]:
+    """Make the parts of an upload; return the ETag of each, by number, or raise the first error, after which no part is made any more."""
+    try:
+        async with asyncio.TaskGroup() as uploads:
+            tasks = {number: uploads.create_task(copy) for number, copy in enumerate(copies, 1)}
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None  # the first; the rest are consequences
+    return {number: task.result() for number, task in tasks.items()}
 
 
 # -- putting together --------------------------------------------------------------------------------------------------
@@ -224,7 +201,9 @@ async def compose(
         etags = await _Upload(client, storage, facts, key, upload_id, source).send(parts)
         await _check_copies(client, facts, key, upload_id, parts, condition)
         if condition != IfGeneration(source):  # with it, completing the upload is that check
-            await _check_source(client, key, source)
+            head = await client.head(key)
+            if head is None or head.generation != source:
+                raise _gone(key)
         return await complete(write, upload_id, etags)
 
 
@@ -273,12 +252,6 @@ async def _check_copies(
         raise Unsupported(f"{client.endpoint} ignores conditions on copied parts: {key!r} has to be sent")
 
 
-async def _check_source(client: S3Client, key: str, source: Generation) -> None:
-    head = await client.head(key)
-    if head is None or head.generation != source:
-        raise _gone(key)
-
-
 def _gone(key: str) -> ConditionFailed:
     return ConditionFailed(f"{key!r} is not the version to copy from any more")
 
@@ -298,12 +271,7 @@ class _Upload:
 
     async def send(self, parts: Iterable[CopiedPart | SentPart]) -> dict[int, str]:
         """Send the parts, and return the ETag of each, by number."""
-        try:
-            async with asyncio.TaskGroup() as uploads:
-                tasks = {number: uploads.create_task(self._part(number, part)) for number, part in enumerate(parts, 1)}
-        except BaseExceptionGroup as group:
-            raise group.exceptions[0] from None  # the first; the rest are consequences
-        return {number: task.result() for number, task in tasks.items()}
+        return await _parts(self._part(number, part) for number, part in enumerate(parts, 1))
 
     async def _part(self, number: int, part: CopiedPart | SentPart) -> str:
         if isinstance(part, CopiedPart):

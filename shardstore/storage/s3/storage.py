@@ -246,9 +246,7 @@ class S3Storage(BucketStorage[S3Client], ListsLeftovers):
     # -- what was left -------------------------------------------------------------------------------------------------
 
     async def unfinished_uploads(self, prefix: str) -> AsyncIterator[UnfinishedUpload]:
-        """Yield every unfinished multipart upload to a key that starts with ``prefix``. Raises ``RequestFailed`` if the server does not
-        list them.
-        """
+        """Yield every unfinished upload to a key that starts with ``prefix``. Raises ``RequestFailed`` if the server does not list them."""
         markers: dict[str, str] = {}
         full = self.client.full_key(prefix) if prefix or self.client.prefix else ""
         while True:

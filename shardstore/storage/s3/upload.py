@@ -124,10 +124,6 @@ async def put_large(client: S3Client, key: str, body: Body, nbytes: int, conditi
             facts.multipart_conditions = await probe_multipart(client)
         if not facts.multipart_conditions:
             return await _put_spooled(client, key, body, nbytes, condition)
-    return await _put_parts(client, key, body, nbytes, condition)
-
-
-async def _put_parts(client: S3Client, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:
     write = S3Write(client, key, condition)
     async with multipart_upload(client, key, Metadata=write.metadata) as upload_id:
         etags = await _upload_parts(client, key, upload_id, body, nbytes)
@@ -222,9 +218,7 @@ async def _put_spooled(client: S3Client, key: str, body: Body, nbytes: int, cond
 
 
 async def _put_file(write: S3Write, file: IO[bytes], nbytes: int) -> dict[str, Any]:
-    """Send a file without s3fs's retries: they would send a file that was read to its end again, as nothing. botocore's own retries rewind
-    it.
-    """
+    """Send a file without s3fs's retries, which would send one that was read to its end again, as nothing; botocore's rewind it."""
     client = write.client
     async with client.bound.slot():
         try:

@@ -29,7 +29,7 @@ from shardstore.model.generation import UNCONDITIONAL, Generation
 from shardstore.model.ranges import CopiedRange
 from shardstore.opening.open import open_storage
 from shardstore.plan.commits import DeleteShard, WriteShard, plan_compaction
-from shardstore.storage.local import directory as local_directory
+from shardstore.storage.local import storage as local_storage
 from shardstore.storage.local.mounts import Mount
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.testing.faults import Cancel, Change, DropReply, Fail, Fault, FaultStorage, Refuse, Truncate
@@ -488,7 +488,7 @@ def test_an_emptied_shard_is_not_deleted_where_that_could_hit_a_new_chunk() -> N
 
 
 def test_on_a_network_file_system_it_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_directory, "mount_of", lambda path: Mount("/", "nfs4"))
+    monkeypatch.setattr(local_storage, "mount_of", lambda path: Mount("/", "nfs4"))
     fill(StorageObjects(LocalStorage(tmp_path, fsync=False)))
     with pytest.warns(RuntimeWarning, match="network file system"):
         compact(str(tmp_path))

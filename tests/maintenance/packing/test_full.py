@@ -21,7 +21,6 @@ import shardstore
 from shardstore.errors import Incomplete, NoSpace, StorageError
 from shardstore.maintenance.packing.record import Record
 from shardstore.maintenance.packing.run import PackReport
-from shardstore.storage.gcs.storage import errors as generic_errors
 from shardstore.storage.generic import calls as generic_errors
 from shardstore.storage.local import files as local_files
 from shardstore.storage.memory import MemoryStorage

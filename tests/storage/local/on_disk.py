@@ -28,7 +28,7 @@ def start(code: str, *arguments: str) -> subprocess.Popen[str]:
 
 def mount_everything(monkeypatch: pytest.MonkeyPatch, mount: Mount | None) -> None:
     """Let every root lie on ``mount``."""
-    monkeypatch.setattr("shardstore.storage.local.directory.mount_of", lambda path: mount)
+    monkeypatch.setattr("shardstore.storage.local.storage.mount_of", lambda path: mount)
     monkeypatch.setattr("shardstore.storage.local.locks.mount_of", lambda path: mount)
 
 

@@ -72,7 +72,7 @@ def test_a_file_is_not_closed_while_a_thread_writes_it(tmp_path: Path, monkeypat
 
 def test_the_version_of_another_is_not_taken_for_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a network mount, where another machine's locks may not hold."""
-    monkeypatch.setattr("shardstore.storage.local.directory.mount_of", lambda _path: Mount(str(tmp_path), "nfs4"))
+    monkeypatch.setattr("shardstore.storage.local.storage.mount_of", lambda _path: Mount(str(tmp_path), "nfs4"))
     storage = LocalStorage(tmp_path)
     sync_names = TemporaryFile._sync_names
 

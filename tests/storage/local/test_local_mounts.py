@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardstore.storage.local import directory
+from shardstore.storage.local import storage as local_storage
 from shardstore.storage.local.mounts import Mount, mount_of, parse
 from shardstore.storage.local.storage import LocalStorage
 
@@ -38,7 +38,7 @@ def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MountOf:
 def replaced(monkeypatch: pytest.MonkeyPatch, mountinfo: Path) -> MountOf:
     """Let storages, and the caller, find mounts in this file."""
     found = partial(mount_of, mountinfo=str(mountinfo))
-    monkeypatch.setattr(directory, "mount_of", found)
+    monkeypatch.setattr(local_storage, "mount_of", found)
     return found
 
 

@@ -12,8 +12,8 @@ from shardstore.errors import ShardStoreError
 from shardstore.model.generation import UNCONDITIONAL, IfGeneration
 from shardstore.model.ranges import APPEND_PADDING_NBYTES, EVERYTHING, CopiedRange, NewBytes, Padding, Segment
 from shardstore.storage.base import Found, Read
-from shardstore.storage.local import directory as local
 from shardstore.storage.local import locks as local_locks
+from shardstore.storage.local import storage as local
 from shardstore.storage.local.mounts import Mount
 from shardstore.storage.local.rules import WriteRules
 from shardstore.storage.local.storage import LocalStorage

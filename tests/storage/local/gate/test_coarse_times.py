@@ -338,7 +338,7 @@ def test_chunks_of_one_shard_are_written_one_by_one_there(tmp_path: Path, clock:
 @pytest.mark.usefixtures("fat")
 def test_a_mark_is_no_condition_for_a_mount_below_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     """The root keeps times, and a directory below it does not: a swap waits until it can be told, and is never guessed."""
-    monkeypatch.setattr("shardstore.storage.local.directory.names_versions", lambda root: True)
+    monkeypatch.setattr("shardstore.storage.local.storage.names_versions", lambda root: True)
     s = SyncStorage(LocalStorage(tmp_path, fsync=False))
     stale = s.put("a", b"1")
     s.put("a", b"2")

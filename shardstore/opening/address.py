@@ -64,11 +64,7 @@ def links_of_url(url: str) -> list[str]:
 
 
 def check_cut(url: str, links: list[str]) -> None:
-    """Check that fsspec cuts a chain as ``links_of_url`` has done.
-
-    Raises:
-        InvalidInput: it would cut the path at the end of the chain.
-    """
+    """Raise ``InvalidInput`` if fsspec would cut a chain elsewhere than ``links_of_url`` has done: in the path at its end."""
     if len(links) != url.count("::") + 1:
         raise InvalidInput(
             f"{redacted(links[-1])!r}, the last link of {redacted(url)!r}, has '::' in its name, where fsspec would cut it: move what is "
@@ -147,9 +143,6 @@ def _why_unknown(url: str, protocol: str) -> str:
         f"the protocol {protocol!r} of {redacted(url)!r} is not known: {hint}Any that fsspec knows will do, such as file://, "
         "memory://, s3://, gs://, https://; a package that brings another has to be installed"
     )
-
-
-# -- addresses ---------------------------------------------------------------------------------------------------------
 
 
 # Protocols without a storage kind whose paths begin with no bucket, container or host that could not itself be a key.

@@ -214,9 +214,6 @@ def read_sizes(name: str) -> tuple[int, int]:
     return (_HALF_A_MIB, 0) if kind is None else (kind.gap_bytes, kind.first_bytes)
 
 
-# -- the client library that carries the requests ----------------------------------------------------------------------
-
-
 Transport = Literal["fsspec", "obstore"]
 
 

@@ -165,8 +165,4 @@ class ListsLeftovers(ABC):
 
     @abstractmethod
     async def leftovers(self, prefix: str) -> Sequence[Leftover]:
-        """Return what is left below ``prefix``, which is ``""`` or ends with ``/``.
-
-        Raises:
-            StorageError: the request failed, or was denied.
-        """
+        """Return what is left below ``prefix`` (``""``, or ending with ``/``). Raises ``StorageError`` if a request fails or is denied."""

@@ -42,22 +42,14 @@ def is_reached_through(link: str, what: str, storage: Storage) -> Conflict:
 
 
 async def check_own(storage: Storage, path: str) -> None:
-    """Check that ``path``, a key, a node or ``""`` for the root, is reached through no link; a link of its own name is none on the way.
-
-    Raises:
-        Conflict: it is.
-    """
+    """Raise ``Conflict`` if ``path``, a key, a node or ``""`` for the root, is reached through a link; one of its own name is none."""
     (link,) = await links_above(storage, [path])
     if link is not None:
         raise is_reached_through(link, path, storage)
 
 
 async def check_no_links(storage: Storage, path: str) -> None:
-    """Check that nothing is written or removed through links in a place that is not erased first: at ``path`` or below.
-
-    Raises:
-        Conflict: there is a link to a directory, or to nowhere.
-    """
+    """Raise ``Conflict`` if a link to a directory, or to nowhere, lies at ``path`` or below: a place that is not erased first."""
     local, ((*names,),) = await _inside(storage, [path])
     if local and (found := [link for name in names for link in await local.linked_directories(f"{name}/" if name else "")]):
         raise Conflict(
@@ -67,11 +59,7 @@ async def check_no_links(storage: Storage, path: str) -> None:
 
 
 async def check_no_mounts(storage: Storage, path: str) -> None:
-    """Check that nothing is mounted below ``path``, which is to be erased, replaced or moved as a whole.
-
-    Raises:
-        Conflict: something is.
-    """
+    """Raise ``Conflict`` if something is mounted below ``path``, which is to be erased, replaced or moved as a whole."""
     local, ((*names,),) = await _inside(storage, [path])
     if local and (found := [point for name in names for point in await local.mounts_below(f"{name}/" if name else "")]):
         raise Conflict(

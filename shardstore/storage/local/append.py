@@ -138,9 +138,6 @@ def _calls(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
         yield [view for view in some if view]
 
 
-# -- tails -------------------------------------------------------------------------------------------------------------
-
-
 def find_tails(root: str, prefix: str) -> list[Leftover]:
     """Return the files below ``prefix`` (``""``, or ending with ``/``) of ``root`` that have a tail, or are being appended to just now."""
     found: list[Leftover] = []

@@ -335,11 +335,7 @@ if sys.platform == "win32":
 else:
 
     def lock_whole(fd: int, name: str, wait: bool = True) -> bool:
-        """Lock the open file ``fd``, called ``name``, exclusively; ``False`` if it is another's and ``wait`` is not set.
-
-        Raises:
-            StorageError: the file system has no locks.
-        """
+        """Lock an open file; ``False`` if another holds it and not ``wait``. Raises ``StorageError`` if the file system has no locks."""
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:

@@ -151,11 +151,7 @@ def _lies_in_a_store(directory: str) -> bool:
 
 
 def check_links_can_move(source: str, target: str) -> None:
-    """Check that no link at any depth below the directory ``source`` leads elsewhere when that is renamed to ``target``.
-
-    Raises:
-        Conflict: one does.
-    """
+    """Raise ``Conflict`` if a link at any depth below the directory ``source`` leads elsewhere when that is renamed to ``target``."""
     here = os.path.realpath(source)
     there = os.path.join(os.path.realpath(os.path.dirname(target)), os.path.basename(target))
     for link in _links(here):

@@ -220,9 +220,6 @@ def client_options(endpoint: str, connect_timeout: float | None, read_timeout: f
     return options
 
 
-# -- the storage -------------------------------------------------------------------------------------------------------
-
-
 _ELSEWHERE = (301, 302, 307, 308)
 _FIRST_ANSWERS = 3
 """The number of unusable first answers, without a usable one, after which obstore is given up: otherwise every request would be made

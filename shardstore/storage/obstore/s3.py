@@ -192,9 +192,6 @@ def _provider(key: str, secret: str, token: str | None) -> Any:
     return provide
 
 
-# -- the storage -------------------------------------------------------------------------------------------------------
-
-
 logger = logging.getLogger(__name__)
 
 

@@ -110,9 +110,6 @@ async def joined(body: Body, nbytes: int, key: str) -> bytes:
     return whole.getvalue()
 
 
-# -- conditions --------------------------------------------------------------------------------------------------------
-
-
 def honours(condition: Condition, capabilities: Capabilities) -> bool:
     """Return whether a write on ``condition`` is atomic in a storage of these capabilities."""
     match condition:

@@ -174,9 +174,6 @@ async def _parts(copies: Iterable[Coroutine[Any, Any, str]]) -> dict[int, str]:
     return {number: task.result() for number, task in tasks.items()}
 
 
-# -- putting together --------------------------------------------------------------------------------------------------
-
-
 _SENT_AT_ONCE = 6  # parts of about 8 MiB, of each of which aiohttp makes a copy
 _NOT_KNOWN = (405, 501)
 _GAP_BYTES = 512 << 10  # ranges that are this near are read by one request: what lies between costs less than another

@@ -37,9 +37,9 @@ from shardstore.presented.engine_storage import EngineStorage
 from shardstore.presented.flavours import Presented, flavour_of, presented
 from shardstore.storage.abilities import HasIdentity
 from shardstore.storage.base import Storage
-from shardstore.storage.draft_store import WITHOUT_VERSIONS, underlying_storage
 from shardstore.storage.known_references import KnowsReferences
 from shardstore.storage.local.rules import Locks
+from shardstore.storage.python_stores import WITHOUT_VERSIONS, underlying_storage
 from shardstore.storage.static import as_said, check_static
 from shardstore.storage.wrappers import Counters, unreachable
 

@@ -20,7 +20,7 @@ from shardstore.model.options import check_flags
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, BytesLike, ByteSuffix
 from shardstore.presented.engine_storage import EngineStorage
 from shardstore.storage.base import Storage
-from shardstore.storage.draft_store import WITHOUT_VERSIONS, PartialAccessStorage
+from shardstore.storage.python_stores import WITHOUT_VERSIONS, PartialAccessStorage
 
 Range = tuple[int, int | None] | None
 """``(start, length)`` in bytes, that is ``value[start:][:length]``; a length of ``None``: to the end; ``None``: all.

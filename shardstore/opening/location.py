@@ -37,7 +37,7 @@ from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.http.storage import HTTPStorage
 from shardstore.storage.local.mounts import Mounts
 from shardstore.storage.local.storage import LocalFiles
-from shardstore.storage.mapping import MappingStorage
+from shardstore.storage.python_stores import MappingStorage
 from shardstore.storage.references.storage import ReferenceStorage
 from shardstore.storage.requests.bucket import BucketClient, BucketStorage
 from shardstore.storage.wrappers import innermost

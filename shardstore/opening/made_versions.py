@@ -33,7 +33,7 @@ from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOut
 from shardstore.storage.generic.links import ARCHIVES, CACHES, REFERENCES, is_one
 from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.inferred_versions import unversioned
-from shardstore.storage.mapping import MappingStorage
+from shardstore.storage.python_stores import MappingStorage
 from shardstore.storage.references.entries import PinnedReference
 from shardstore.storage.references.storage import ReferenceStorage, version_of
 from shardstore.storage.static import StaticStorage

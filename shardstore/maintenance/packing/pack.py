@@ -44,7 +44,7 @@ from shardstore.storage.base import Storage
 from shardstore.storage.boundaries import check_own
 from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.local.storage import LocalStorage
-from shardstore.storage.mapping import MappingStorage
+from shardstore.storage.python_stores import MappingStorage
 from shardstore.storage.wrappers import CheckedStorage
 from shardstore.stored.detect import DetectedStorage
 from shardstore.stored.draft2022.storage import DraftStorage

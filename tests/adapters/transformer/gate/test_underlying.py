@@ -23,8 +23,8 @@ from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, BytesLike
 from shardstore.presented.engine_storage import EngineStorage
 from shardstore.storage.abilities import VersionedByRange
 from shardstore.storage.base import CHANGED, ConditionFailed, DirListing, Found, ObjectInfo, Read, ReadOutcome, Storage, check_directory
-from shardstore.storage.draft_store import PartialAccessStorage
 from shardstore.storage.memory import MemoryStorage
+from shardstore.storage.python_stores import PartialAccessStorage
 from shardstore.storage.wrappers import StorageWrapper
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage
 from tests.adapters.transformer.layers import CountedCalls, Store, document, layered

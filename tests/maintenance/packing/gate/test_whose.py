@@ -25,7 +25,7 @@ from shardstore.engine.moving import copy_nodes
 from shardstore.errors import Conflict, Corruption, Incomplete, InvalidInput, NotFound
 from shardstore.opening.location import Location, location_of
 from shardstore.opening.open import open_storage
-from shardstore.storage.mapping import MappingStorage
+from shardstore.storage.python_stores import MappingStorage
 
 
 def made(path: Path, value: int = 3, name: str = "a", chunks: int = 1) -> Path:

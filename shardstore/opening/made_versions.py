@@ -83,12 +83,13 @@ class _Fingerprinted(StaticStorage):
 
     inner: Any
 
-    async def _fingerprinted(self, infos: Sequence[ObjectInfo]) -> list[ObjectInfo | None]:
+    async def _fingerprinted(self, infos: Sequence[ObjectInfo]) -> list[ObjectInfo]:
+        """Return the objects, without those that are gone, with versions."""
         raise NotImplementedError
 
     async def stat(self, key: str) -> ObjectInfo | None:
         info = await self.inner.stat(key)
-        return None if info is None else (await self._fingerprinted([info]))[0]
+        return None if info is None else next(iter(await self._fingerprinted([info])), None)
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         page: list[ObjectInfo] = []
@@ -96,27 +97,24 @@ class _Fingerprinted(StaticStorage):
             page.append(info)
             if len(page) >= _KEYS_AT_ONCE:
                 for found in await self._fingerprinted(page):
-                    if found is not None:
-                        yield found
+                    yield found
                 page = []
         for found in await self._fingerprinted(page):
-            if found is not None:
-                yield found
+            yield found
 
     async def list_dir(self, prefix: str) -> DirListing:
         listing: DirListing = await self.inner.list_dir(prefix)
-        objects = await self._fingerprinted(listing.objects)
-        return DirListing(tuple(info for info in objects if info is not None), listing.prefixes)
+        return DirListing(tuple(await self._fingerprinted(listing.objects)), listing.prefixes)
 
 
 class _OfMapping(_Fingerprinted):
     """A mapping whose values are read for each look at them."""
 
-    async def _fingerprinted(self, infos: Sequence[ObjectInfo]) -> list[ObjectInfo | None]:
+    async def _fingerprinted(self, infos: Sequence[ObjectInfo]) -> list[ObjectInfo]:
         found: list[ObjectInfo | None] = []
         for some in batched(infos, _LOOKS_AT_ONCE):
             found += await asyncio.gather(*(self._look(info.key) for info in some))
-        return found
+        return [info for info in found if info is not None]
 
     async def _look(self, key: str) -> ObjectInfo | None:
         outcome = await read_one(self.inner, Read(key, (EVERYTHING,)))
@@ -133,7 +131,7 @@ class _OfArchive(_Fingerprinted):
         outcomes = await super().read([replace(read, generation=None) for read in reads])
         return [replace(found, generation=unversioned(found.nbytes)) if isinstance(found, Found) else found for found in outcomes]
 
-    async def _fingerprinted(self, infos: Sequence[ObjectInfo]) -> list[ObjectInfo | None]:
+    async def _fingerprinted(self, infos: Sequence[ObjectInfo]) -> list[ObjectInfo]:
         file: Any = object.__getattribute__(self.inner.fs, "__dict__").get("of")
         version = await _version_of(file.fs, str(file.path)) if isinstance(file, OpenFile) else None
         if version is None:
@@ -150,7 +148,7 @@ class _OfReferences(_Fingerprinted):
         super().__init__(inner)
         self._versions: dict[str | None, Generation | None] = {}  # by URL
 
-    async def _fingerprinted(self, infos: Sequence[ObjectInfo]) -> list[ObjectInfo | None]:
+    async def _fingerprinted(self, infos: Sequence[ObjectInfo]) -> list[ObjectInfo]:
         entries = await self.inner.find([info.key for info in infos])
         new = {
             entry.reference.url: (info.key, entry)
@@ -159,12 +157,13 @@ class _OfReferences(_Fingerprinted):
         }
         for some in batched(list(new.items()), _LOOKS_AT_ONCE):
             self._versions.update(await asyncio.gather(*(self._look(url, key, entry) for url, (key, entry) in some)))
-        found: list[ObjectInfo | None] = []
+        found: list[ObjectInfo] = []
         for info, entry in zip(infos, entries, strict=True):
             if isinstance(entry, ShardStoreError):
                 raise entry
             known = self._versions.get(entry.reference.url) if isinstance(entry, PinnedReference) else None
-            found.append(None if entry is None else info._replace(generation=version_of(entry, known)))
+            if entry is not None:
+                found.append(info._replace(generation=version_of(entry, known)))
         return found
 
     async def _look(self, url: str | None, key: str, entry: PinnedReference) -> tuple[str | None, Generation | None]:
@@ -183,7 +182,7 @@ class _OfFilesystemReferences(_Fingerprinted):
         super().__init__(inner)
         self._versions: dict[str, str | None] = {}  # by URL
 
-    async def _fingerprinted(self, infos: Sequence[ObjectInfo]) -> list[ObjectInfo | None]:
+    async def _fingerprinted(self, infos: Sequence[ObjectInfo]) -> list[ObjectInfo]:
         references = [self._reference(info.key) for info in infos]
         await self._look(url for value in references if isinstance(value, list) and (url := value[0]) not in self._versions)
         return [info._replace(generation=self._version(value)) for info, value in zip(infos, references, strict=True)]

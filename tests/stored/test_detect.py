@@ -254,7 +254,7 @@ def test_where_the_root_cannot_be_read(error: ShardStoreError, asked: int) -> No
     async def read() -> None:
         place = hooked()
         await place.write("x", [b"x"], 1, UNCONDITIONAL)
-        storage = DetectedStorage(Refusing(place), {})  # type: ignore[arg-type]  # what else a storage has is not asked for
+        storage = DetectedStorage(Refusing(place), {})
         for _ in range(3):
             (outcome,) = await storage.read([Read("x", (EVERYTHING,))])
             assert isinstance(outcome, Found)

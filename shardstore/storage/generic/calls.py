@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import IO, Any, Protocol, TypeVar
+from typing import IO, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from fsspec.asyn import AsyncFileSystem
@@ -125,24 +125,10 @@ class Content:
     buffers: tuple[bytes, ...]
 
 
-class Calls(Protocol):
-    """One filesystem. Its exceptions are not translated here; ``FileNotFoundError`` and its like say that there is no object."""
+def calls_of(fs: AbstractFileSystem, concurrency: int) -> _OnLoop | _InThreads:
+    """Return the calls for a filesystem. Its exceptions are not translated; ``FileNotFoundError`` and its like say that there is no object.
 
-    async def call(self, path: str, method: str, *arguments: Any, **keywords: Any) -> Any:
-        """Call a method of the filesystem by its synchronous name; ``path`` is what it is about."""
-
-    async def info(self, path: str) -> Info:
-        """Return the current metadata of the object. Raises ``IsADirectoryError`` if it is a directory, and ``StorageError`` if it
-        is a named pipe or the like.
-        """
-
-    async def read(self, path: str, ranges: Sequence[ByteRequest], look: Look) -> Content:
-        """Read ranges of one object, between looks at it."""
-
-
-def calls_of(fs: AbstractFileSystem, concurrency: int) -> Calls:
-    """Return the calls for a filesystem. Reference filesystems are asynchronous, but load what they refer to by synchronous calls: so they
-    go to threads as well.
+    Reference filesystems are asynchronous, but load what they refer to by synchronous calls: so they go to threads as well.
     """
     if isinstance(fs, AsyncFileSystem) and not is_one(fs, REFERENCES):
         return _OnLoop(fs, concurrency)
@@ -176,6 +162,7 @@ class _OnLoop:
         self._bound = Bound(concurrency)
 
     async def call(self, path: str, method: str, *arguments: Any, **keywords: Any) -> Any:
+        """Call a method of the filesystem by its synchronous name; ``path`` is what it is about."""
         self._fs.invalidate_cache(path)
         async with self._bound.slot():
             return await getattr(self._fs, f"_{method}")(*arguments, **keywords)
@@ -185,10 +172,12 @@ class _OnLoop:
         return _no_directory(await self._fs._info(path), path)
 
     async def info(self, path: str) -> Info:
+        """Return the current metadata of the object. Raises ``IsADirectoryError``, or ``StorageError`` for a named pipe and the like."""
         async with self._bound.slot():
             return await self._info(path)
 
     async def read(self, path: str, ranges: Sequence[ByteRequest], look: Look) -> Content:
+        """Read ranges of one object, between looks at it."""
         async with self._bound.slot():
             before = await self._info(path) if look.first else None
             nbytes = look.nbytes if before is None else size_in(before)

@@ -43,7 +43,7 @@ _PROOF = "shardstore.engine.index_cache"
 _LOST = "shardstore.storage.requests.lost_answers"
 _S3 = "shardstore.storage.s3.storage"
 _S3_UPLOAD = "shardstore.storage.s3.upload"
-_S3_PROBE = "shardstore.storage.s3.client"
+_S3_CLIENT = "shardstore.storage.s3.client"
 _TEMPORARY = "shardstore.storage.local.temporary"
 _APPEND = "shardstore.storage.local.append"
 _RULES = "shardstore.storage.local.rules"
@@ -118,7 +118,7 @@ MUTANTS = (
     ),
     Mutant(
         "conditions of DELETE are trusted without a probe",
-        _S3_PROBE,
+        _S3_CLIENT,
         "conditional_delete=delete is True",
         "conditional_delete=True",
         "weak",

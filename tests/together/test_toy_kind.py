@@ -33,12 +33,10 @@ class ToyFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no ty
 
 
 class ToyStorage(MemoryStorage):
+    kind = "toy"
+
     def __init__(self, fs: ToyFileSystem, path: str) -> None:
         super().__init__(f"/of-{fs.colour}/{path.strip('/')}")
-
-    @property
-    def kind(self) -> str:
-        return "toy"
 
 
 def _check_colour(url: str, options: Mapping[str, Any]) -> None:

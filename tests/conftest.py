@@ -47,7 +47,7 @@ _SERVERS_IN_GATE = (
     "tests/snapshots/test_catalogs",
     "tests/adapters/fsspec/gate/test_fs_zarr",
     "tests/apps/cli/test_target",
-    "tests/apps/cli/test_verify",
+    "tests/apps/cli/test_checking",
 )
 # A thousand objects take seconds in most kinds of storage.
 _LONG_LISTING = re.compile(r"::(?!TestMemoryStorage|TestLocalStorage)\w+::test_a_long_listing$")

@@ -1,5 +1,5 @@
-"""The command line: one file for each command, or for commands of one kind. It needs the extra ``cli`` (typer and rich).
+"""The command line: one module for commands of one kind. It needs the extra ``cli`` (typer and rich).
 
 Nothing imports this room but the entry point of the command. Begin with ``app.py`` and the table in ``commands.py``, then read one
-command, such as ``ls.py``.
+command, such as ``keys.py``.
 """

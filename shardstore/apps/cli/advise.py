@@ -11,9 +11,8 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from shardstore._sync import run_sync
-from shardstore.apps.cli.arguments import AsJson, StorageOptions
-from shardstore.apps.cli.output import columns_of_screen, complain, print_json, show
-from shardstore.apps.cli.progress import progress_bar
+from shardstore.apps.cli.arguments import AsJson, StorageOptions, argument
+from shardstore.apps.cli.output import columns_of_screen, complain, print_json, progress_bar, show
 from shardstore.apps.reports.words import no_v3
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.format.metadata_v3 import item_nbytes
@@ -33,6 +32,7 @@ from shardstore.maintenance.advice import (
 from shardstore.maintenance.advice import advise as advised
 from shardstore.maintenance.survey.run import ArraySurvey, survey
 from shardstore.model.coalescing import ReadLimits
+from shardstore.model.options import CommandOption
 from shardstore.model.words import count, plural, shape, size
 
 _DEFAULT_KIND = "s3"
@@ -42,25 +42,20 @@ _GAP = 2  # blanks between columns
 
 def advise(
     *,
-    url: Annotated[
-        str | None, typer.Argument(metavar="[URL]", help="An array, or a store with one array or --array.", show_default=False)
-    ] = None,
+    url: Annotated[str | None, argument("[URL]", "An array, or a store with one array or --array.")] = None,
     access: Annotated[
-        list[str] | None,
-        typer.Option("--access", "-a", metavar="PATTERN", help="What one read takes; may be repeated, with weights.", show_default=False),
+        list[str] | None, CommandOption("What one read takes; may be repeated, with weights.", "PATTERN", flags=("--access", "-a"))
     ] = None,
-    objects: Annotated[int | None, typer.Option("--objects", "-n", metavar="N", help="At most this many objects.")] = None,
-    array: Annotated[str | None, typer.Option("--array", metavar="PATH", help="The array below URL.")] = None,
-    array_shape: Annotated[str | None, typer.Option("--shape", metavar="N,…", help="Without URL: the array's shape.")] = None,
-    chunks: Annotated[str | None, typer.Option("--chunks", metavar="N,…", help="Without URL: the chunk shape.")] = None,
-    dtype: Annotated[str | None, typer.Option("--dtype", help="Without URL: the data type, such as uint16.")] = None,
+    objects: Annotated[int | None, CommandOption("At most this many objects.", "N", flags=("--objects", "-n"))] = None,
+    array: Annotated[str | None, CommandOption("The array below URL.", "PATH")] = None,
+    array_shape: Annotated[str | None, CommandOption("Without URL: the array's shape.", "N,…", flags=("--shape",))] = None,
+    chunks: Annotated[str | None, CommandOption("Without URL: the chunk shape.", "N,…")] = None,
+    dtype: Annotated[str | None, CommandOption("Without URL: the data type, such as uint16.")] = None,
     kind: Annotated[
         str | None,
         typer.Option("--kind", help="The kind of storage to read from: s3, gcs, http, local.", show_default="that of URL, or s3"),
     ] = None,
-    fast: Annotated[
-        bool, typer.Option("--fast", help="Assume uncompressed chunks, instead of reading the sizes of those that exist.")
-    ] = False,
+    fast: Annotated[bool, CommandOption("Assume uncompressed chunks, instead of reading the sizes of those that exist.")] = False,
     most: Annotated[int, typer.Option("--show", metavar="N", help="How many candidates to show.", min=1)] = 8,
     as_json: AsJson = False,
     storage: StorageOptions,

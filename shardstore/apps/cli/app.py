@@ -14,11 +14,9 @@ from typing import Annotated, Any, NoReturn, TextIO
 import typer
 
 import shardstore
-from shardstore.apps.cli.arguments import DEBUG
+from shardstore.apps.cli.arguments import ARGUMENTS, DEBUG
 from shardstore.apps.cli.commands import LazyCommands, add_commands
-from shardstore.apps.cli.failures import MEANINGS, ExitCode, exit_code, first_error, message
-from shardstore.apps.cli.output import complain
-from shardstore.apps.cli.secrets import ARGUMENTS
+from shardstore.apps.cli.output import MEANINGS, ExitCode, complain, exit_code, first_error, message
 from shardstore.model.redaction import redacted
 
 _PROGRAM = "shardstore"

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, fields, is_dataclass
+from dataclasses import Field, dataclass, fields, is_dataclass, replace
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from shardstore.apps.cli.progress import said_if_slow
+from shardstore.apps.cli.output import said_if_slow
 from shardstore.errors import InvalidInput
 from shardstore.model.options import KEY, CommandOption, Form
+from shardstore.model.redaction import redacted
 
 if TYPE_CHECKING:
     from shardstore.adapters.store_paths import StorePath
@@ -28,29 +31,30 @@ def _note_debug(context: typer.Context, value: bool) -> bool:
     return value
 
 
-Url = Annotated[
-    str, typer.Argument(metavar="URL", help="A path, URL or chain of URLs: of a store, a node in it, or a key.", show_default=False)
-]
+def argument(metavar: str, text: str) -> Any:
+    """Return a positional argument, for ``Annotated``: its name in the help, and what it is. A default is not shown."""
+    return typer.Argument(metavar=metavar, help=text, show_default=False)
+
+
+Url = Annotated[str, argument("URL", "A path, URL or chain of URLs: of a store, a node in it, or a key.")]
+StoreUrl = Annotated[str, argument("URL", "A versioned store: a path, URL or chain of URLs.")]
 OptionsJson = Annotated[
     str | None,
-    typer.Option("--storage-options", metavar="JSON", help="Options of the filesystem, as a JSON object: credentials, endpoint, retries."),
+    CommandOption("Options of the filesystem, as a JSON object: credentials, endpoint, retries.", "JSON", flags=("--storage-options",)),
 ]
-OptionPairs = Annotated[
-    list[str] | None,
-    typer.Option("--option", "-o", metavar="KEY=VALUE", help="One option of the filesystem; may be repeated. VALUE is JSON, or else text."),
+AsJson = Annotated[bool, CommandOption("Print JSON, and nothing else, on stdout.", flags=("--json",))]
+DryRun = Annotated[bool, CommandOption("Change nothing: show what would be done.")]
+Yes = Annotated[bool, CommandOption("Do not ask.", flags=("--yes", "-y"))]
+Shards = Annotated[
+    str,
+    CommandOption(
+        "For each dimension, for arrays with as many; 'auto'; 'none'; or a JSON object from patterns of paths to these.",
+        "N,N,…",
+        flags=("--chunks-per-shard", "-s"),
+    ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
 Debug = Annotated[
     bool, typer.Option("--debug", help="Show the traceback of an error.", callback=_note_debug, is_eager=True, show_default=False)
-]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Erase what is at DST first.")]
-TargetOptionsJson = Annotated[
-    str | None,
-    typer.Option("--target-options", metavar="JSON", help="Options of the filesystem of DST, where they differ from those of SRC."),
-]
-AgainstOptionsJson = Annotated[
-    str | None,
-    typer.Option("--against-options", metavar="JSON", help="Options of the filesystem of the other copy, where they differ."),
 ]
 
 
@@ -59,7 +63,10 @@ class StorageOptions:
     """The options of the filesystem of a URL."""
 
     options_json: OptionsJson = None
-    options: OptionPairs = None
+    options: Annotated[
+        list[str] | None,
+        CommandOption("One option of the filesystem; may be repeated. VALUE is JSON, or else text.", "KEY=VALUE", flags=("--option", "-o")),
+    ] = None
 
     def parsed(self) -> dict[str, Any]:
         """Return the options by name. Raises ``InvalidInput`` as ``storage_options`` does."""
@@ -77,7 +84,10 @@ class StorageOptions:
 class PairOptions(StorageOptions):
     """The options of the filesystems of a source and a target."""
 
-    target_options_json: TargetOptionsJson = None
+    target_options_json: Annotated[
+        str | None,
+        CommandOption("Options of the filesystem of DST, where they differ from those of SRC.", "JSON", flags=("--target-options",)),
+    ] = None
 
     def parsed_target(self) -> dict[str, Any] | None:
         """Return the options that are for the target alone; ``None`` if it has those of the source."""
@@ -108,8 +118,8 @@ class Without:
 def with_single_options(command: Callable[..., None]) -> Callable[..., None]:
     """Return the function for the program's parser: it takes the fields of each group as options of their own, and ``--debug``.
 
-    A group is a dataclass. Options are its fields with a ``CommandOption`` in their metadata, or with an ``Option`` of the parser in their
-    type; other fields keep their defaults.
+    A group is a dataclass. Options are its fields with a ``CommandOption`` in their metadata, or with one, or an ``Option`` of the parser,
+    in ``Annotated``, as parameters have it; other fields keep their defaults.
     """
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, _Group] = {name: group for name, hint in hints.items() if (group := _Group.find(hint)) is not None}
@@ -118,7 +128,7 @@ def with_single_options(command: Callable[..., None]) -> Callable[..., None]:
         if name in groups:
             parameters += groups[name].parameters
         else:
-            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[name]))
+            parameters.append(_parameter(name, parameter.default, hints[name]))
     parameters.append(_parameter("debug", False, Debug))
 
     @wraps(command)
@@ -167,7 +177,23 @@ class _Group:
 
 
 def _parameter(name: str, default: Any, annotation: Any) -> Parameter:
+    """Return a keyword of a command; a ``CommandOption`` in its annotation becomes an option of the parser."""
+    shown = next((extra for extra in getattr(annotation, "__metadata__", ()) if isinstance(extra, CommandOption)), None)
+    if shown is not None:
+        annotation = Annotated[annotation.__origin__, _of_parser(name, default, shown)]
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _of_parser(name: str, default: Any, shown: CommandOption) -> Any:
+    is_number = shown.form == "number"
+    return typer.Option(
+        *(shown.flags or _flags(name, default)),
+        metavar=shown.metavar,
+        help=shown.help,
+        show_default=default is not None and default is not Parameter.empty,
+        min=0 if is_number else None,
+        max=shown.most if is_number else None,
+    )
 
 
 _TYPES: Mapping[Form, Any] = {"number": int | None, "texts": list[str] | None, "prices": list[str] | None}
@@ -184,21 +210,12 @@ def _parameter_of(option: Field[Any]) -> Parameter:
         default = f"{option.default >> 20}MiB"
     elif isinstance(option.default, str | int):
         default = option.default
-    flags = shown.flags or _flags(option)
-    is_number = shown.form == "number"
-    of_parser = typer.Option(
-        *flags,
-        metavar=shown.metavar,
-        help=shown.help,
-        show_default=default is not None,
-        min=0 if is_number else None,
-        max=shown.most if is_number else None,
-    )
-    return _parameter(option.name, default, Annotated[bool if is_flag else _TYPES.get(shown.form, str | None), of_parser])
+    shown = replace(shown, flags=shown.flags or _flags(option.name, option.default))
+    return _parameter(option.name, default, Annotated[bool if is_flag else _TYPES.get(shown.form, str | None), shown])
 
 
-def _flags(option: Field[Any]) -> tuple[str]:
-    return (f"--{'no-' if option.default is True else ''}{option.name.replace('_', '-')}",)
+def _flags(name: str, default: Any) -> tuple[str]:
+    return (f"--{'no-' if default is True else ''}{name.replace('_', '-')}",)
 
 
 def _reader_of(option: Field[Any]) -> Callable[[Any], Any]:
@@ -206,7 +223,7 @@ def _reader_of(option: Field[Any]) -> Callable[[Any], Any]:
     shown: CommandOption = option.metadata[KEY]
     if option.default is True:
         return lambda given: not given
-    (flag, *_) = shown.flags or _flags(option)
+    (flag, *_) = shown.flags or _flags(option.name, option.default)
     reader = _READERS.get(shown.form)
     return lambda given: None if given is None or given == [] else reader(flag, given) if reader else given
 
@@ -230,14 +247,14 @@ def parse_bytes(name: str, text: str) -> int:
     return int(float(match[1]) * base ** _POWERS[match[2].lower()])
 
 
-def parse_object(name: str, text: str) -> dict[str, Any]:
-    """Return the members of a JSON object. Raises ``InvalidInput``."""
+def parse_object(name: str, text: str, example: str = "") -> dict[str, Any]:
+    """Return the members of a JSON object. Raises ``InvalidInput``, whose message ends with the ``example``."""
     try:
         found = json.loads(text)
     except ValueError as exc:
-        raise InvalidInput(f"{name} is not JSON ({exc})") from exc
+        raise InvalidInput(f"{name} is not JSON ({exc}): give an object{example}") from exc
     if not isinstance(found, dict):
-        raise InvalidInput(f"{name} is a JSON {type(found).__name__}: give an object")
+        raise InvalidInput(f"{name} is a JSON {type(found).__name__}: give an object{example}")
     return found
 
 
@@ -260,6 +277,25 @@ def _parse_prices(name: str, pairs: list[str]) -> dict[str, float]:
 _READERS: Mapping[Form, Callable[[str, Any], Any]] = {"bytes": parse_bytes, "counts": _parse_counts, "prices": _parse_prices}
 
 
+def parse_policy(text: str) -> Any:
+    """Return how many chunks go into a shard, as ``shardstore.pack`` takes it. Raises ``InvalidInput``."""
+    if text.lower() in ("auto", "none"):
+        return "auto" if text.lower() == "auto" else None
+    if text.lstrip().startswith("{"):
+        return {pattern: _counts(counts) for pattern, counts in parse_object("--chunks-per-shard", text).items()}
+    return _counts(text)
+
+
+def _counts(given: Any) -> Any:
+    if given is None or (isinstance(given, str) and given.lower() in ("auto", "none")):
+        return None if given is None or given.lower() == "none" else "auto"
+    parts = given if isinstance(given, list) else str(given).replace("x", ",").split(",")
+    try:
+        return tuple(int(part) for part in parts)
+    except (TypeError, ValueError) as exc:
+        raise InvalidInput(f"--chunks-per-shard {given!r}: give a number for each dimension, such as 4,4,4, or 'auto' or 'none'") from exc
+
+
 # -- options of filesystems --------------------------------------------------------------------------------------------
 
 
@@ -276,13 +312,7 @@ def storage_options(text: str | None, pairs: list[str] | None, name: str = "--st
     """
     options: dict[str, Any] = {}
     if text is not None:
-        try:
-            document = json.loads(text)
-        except ValueError as exc:
-            raise InvalidInput(f"{name} is not JSON ({exc}): give an object, such as '{{\"anon\": true}}', or use -o anon=true") from exc
-        if not isinstance(document, dict):
-            raise InvalidInput(f"{name} is a JSON {type(document).__name__}: give an object, such as '{{\"anon\": true}}'")
-        options |= document
+        options |= parse_object(name, text, ", such as '{\"anon\": true}', or use -o anon=true")
     for pair in pairs or ():
         key, equals, value = pair.partition("=")
         if not equals or not key:
@@ -305,4 +335,46 @@ def _value(key: str, text: str) -> Any:
     return text if key in _TEXTS and isinstance(value, int | float) else value
 
 
-StoreUrl = Annotated[str, typer.Argument(metavar="URL", help="A versioned store: a path, URL or chain of URLs.", show_default=False)]
+_SECRETS = re.compile(r"(.*_)?(key|secret|token|password|username|user|credentials?|connection_string|auth)", re.IGNORECASE)
+_DESCRIPTOR = "SHARDSTORE_ARGUMENTS"
+"""The variable that has, in the environment of a restarted program, the descriptor of a file with its arguments."""
+
+
+def secret_in(url: str, options: Mapping[str, Any]) -> str | None:
+    """Return the name of something in a URL or in options, at whatever depth, that seems to be a credential."""
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            if (found := secret_in("", value)) is not None:
+                return found
+        elif _SECRETS.fullmatch(name) and value not in (None, "anon", False):
+            return name
+    return "user in the URL" if redacted(url) != url else None
+
+
+class HiddenArguments:
+    """The arguments of this program. A program that runs for days restarts itself, with its arguments in a file without a name."""
+
+    def __init__(self) -> None:
+        self._given: list[str] | None = None
+
+    def restore(self) -> None:
+        """Take the arguments out of the file, if that is where they are; the program calls it first."""
+        descriptor = os.environ.pop(_DESCRIPTOR, None)
+        if descriptor is None:
+            self._given = sys.argv[1:]
+            return
+        with open(int(descriptor), "rb") as file:
+            file.seek(0)
+            sys.argv[1:] = json.load(file)
+
+    def hide(self, shown: list[str]) -> None:
+        """Restart the program, with the arguments ``shown`` in lists of processes. Does nothing if that was done, or if none are known."""
+        if self._given is None or not hasattr(os, "memfd_create"):
+            return
+        descriptor = os.memfd_create("arguments", 0)  # without a flag it stays open
+        os.write(descriptor, json.dumps(self._given).encode())
+        sys.stdout.flush()
+        os.execve(sys.executable, [sys.executable, "-P", "-m", "shardstore", *shown], os.environ | {_DESCRIPTOR: str(descriptor)})
+
+
+ARGUMENTS = HiddenArguments()

@@ -39,12 +39,12 @@ COMMANDS: Mapping[str, Command] = {
         "Show each array: how it is stored and presented, which shards and chunks exist, bytes, dead bytes, and damage.",
     ),
     "ls": Command(
-        "shardstore.apps.cli.ls",
+        "shardstore.apps.cli.keys",
         "ls",
         "List keys: metadata documents, chunks, and other objects. Names are relative to URL; directories end with `/`.",
     ),
     "cat": Command(
-        "shardstore.apps.cli.cat",
+        "shardstore.apps.cli.keys",
         "cat",
         "Write the bytes of a chunk, a metadata document or another object to stdout, as a client sees them.",
     ),
@@ -70,15 +70,15 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "unpack": Command("shardstore.apps.cli.pack", "unpack_command", "Unpack shards: write every chunk as its own object, bytes unchanged."),
     "verify": Command(
-        "shardstore.apps.cli.verify",
+        "shardstore.apps.cli.checking",
         "verify",
         "Check metadata, indexes, bounds and checksums, and find objects that belong to no node. Writes nothing.",
     ),
     "census": Command(
-        "shardstore.apps.cli.census", "census", "Count which chunks exist, array by array, as a table, a compact file, and a picture."
+        "shardstore.apps.cli.checking", "census", "Count which chunks exist, array by array, as a table, a compact file, and a picture."
     ),
     "compact": Command(
-        "shardstore.apps.cli.compact",
+        "shardstore.apps.cli.rewriting",
         "compact",
         "Rewrite the shards with too many dead bytes, and delete those that hold no chunk. Chunks are kept byte for byte.",
     ),
@@ -95,24 +95,26 @@ COMMANDS: Mapping[str, Command] = {
         is_group=True,
     ),
     "report": Command(
-        "shardstore.apps.cli.report",
+        "shardstore.apps.cli.info",
         "report",
         "Make one page about a store and its state: arrays, shards, sizes, which chunks exist, damage, and advice.",
     ),
     "serve": Command(
-        "shardstore.apps.cli.serve", "serve", "Serve a store over HTTP for reading, chunk by chunk, to browsers, viewers and clients of S3."
+        "shardstore.apps.cli.serving",
+        "serve",
+        "Serve a store over HTTP for reading, chunk by chunk, to browsers, viewers and clients of S3.",
     ),
     "mount": Command(
-        "shardstore.apps.cli.mount",
+        "shardstore.apps.cli.serving",
         "mount",
         "Mount a store as a tree of plain chunk files, for programs that know neither shards nor object stores.",
     ),
     "unmount": Command(
-        "shardstore.apps.cli.mount",
+        "shardstore.apps.cli.serving",
         "unmount",
         "Unmount a store that `shardstore mount` has mounted, after everything written has been stored.",
     ),
-    "repair": Command("shardstore.apps.cli.repair", "repair", "Show how damaged shards would be repaired; with --yes, repair them."),
+    "repair": Command("shardstore.apps.cli.rewriting", "repair", "Show how damaged shards would be repaired; with --yes, repair them."),
 }
 
 

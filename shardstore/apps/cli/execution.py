@@ -1,4 +1,4 @@
-"""Options of commands that work for long: where the work is done, which part of it, and how it ends when it is interrupted."""
+"""Options of commands that work for long: where the work is done, which part of it, what stays unchanged, and how it ends."""
 
 from __future__ import annotations
 
@@ -7,42 +7,33 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
 
-from shardstore.apps.cli.failures import ExitCode, exit_code, message
-from shardstore.apps.cli.output import complain
+from shardstore.adapters.store_paths import is_versioned_store, options_for
+from shardstore.apps.cli.output import ExitCode, complain, end, exit_code, message
 from shardstore.errors import InvalidInput, StorageError, Unsupported
 from shardstore.maintenance.cluster import ExecutorLike
 from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY, MAX_MEMORY, PART, RETRIES, WORKERS
+from shardstore.maintenance.pins import Pin, parse_pins
 from shardstore.maintenance.shards import FailedShard, FirstItems
-from shardstore.model.options import option
+from shardstore.model.options import CommandOption, option
 from shardstore.model.words import plural
+from shardstore.progress.shown import step_bar
+from shardstore.progress.steps import Step
 
-Scheduler = Annotated[
-    str | None,
-    typer.Option("--scheduler", metavar="tcp://HOST:PORT", help="Let the workers of this dask cluster do the work.", show_default=False),
-]
-Exclusive = Annotated[
-    bool, typer.Option("--exclusive", help="Confirm that no other program writes: needed if the storage has no compare-and-swap.")
-]
-Failures = Annotated[
-    Path | None,
-    typer.Option("--failures", metavar="FILE", help="Write the keys that failed into this file, for --only-failed.", show_default=False),
-]
-OnlyFailed = Annotated[
-    Path | None,
-    typer.Option("--only-failed", metavar="FILE", help="Do only what failed: a file that --failures has written.", show_default=False),
-]
-LocksOption = Annotated[
-    str, typer.Option("--locks", metavar="auto|cluster", help="cluster: locks of this file system also hold between machines.")
-]
+if TYPE_CHECKING:
+    from shardstore.maintenance.census import Unread
+
+P = ParamSpec("P")
+
+Scheduler = Annotated[str | None, CommandOption("Let the workers of this dask cluster do the work.", "tcp://HOST:PORT")]
 
 CONNECT_SECONDS = 15.0
 """The time for the scheduler of a cluster to answer."""
@@ -82,12 +73,12 @@ class WorkOptions:
     scheduler: Scheduler = None
     retries: int = option(2, RETRIES)
     max_memory: int = option(DEFAULT_MAX_MEMORY, MAX_MEMORY)
-    failures: Failures = None
-    only_failed: OnlyFailed = None
+    failures: Annotated[Path | None, CommandOption("Write the keys that failed into this file, for --only-failed.", "FILE")] = None
+    only_failed: Annotated[Path | None, CommandOption("Do only what failed: a file that --failures has written.", "FILE")] = None
 
     @contextmanager
-    def arguments(self, advice: str) -> Iterator[dict[str, Any]]:
-        """Yield the arguments of ``Execution.of`` for a block that Ctrl-C ends with ``advice``.
+    def running(self, advice: str, step: Callable[P, Step]) -> Iterator[tuple[dict[str, Any], Callable[P, None]]]:
+        """Yield the arguments of ``Execution.of``, and the function that shows progress, for a block that Ctrl-C ends with ``advice``.
 
         Raises:
             InvalidInput: an option cannot be right.
@@ -96,27 +87,34 @@ class WorkOptions:
         check_writable("--failures", self.failures)
         only = None if self.only_failed is None else read_failures(self.only_failed)
         given = {"part": self.part, "workers": self.workers, "retries": self.retries, "max_memory": self.max_memory, "only": only}
-        with interruptible(advice), cluster(self.scheduler) as executor:
-            yield given | {"executor": executor}
+        with interruptible(advice), cluster(self.scheduler) as executor, step_bar() as bar:
+            yield given | {"executor": executor}, lambda *args, **kwargs: bar(step(*args, **kwargs))
 
-    def write_failures(self, failed: Iterable[FailedObject]) -> None:
-        """Write the objects that failed into the file of ``--failures``, if one is given. Raises as ``write_failures``."""
-        if self.failures is not None:
-            write_failures(self.failures, failed)
+    def write_failures(self, failed: Iterable[FailedShard | Unread]) -> None:
+        """Write what failed into the file of ``--failures``, if one is given: one JSON object per line, with key and error.
+
+        Raises:
+            InvalidInput: the file cannot be written.
+        """
+        if self.failures is None:
+            return
+        lines = [json.dumps({"key": failure.key, "error": message(failure.error)}) for failure in failed]
+        try:
+            self.failures.write_text("".join(line + "\n" for line in lines))
+        except OSError as exc:
+            raise InvalidInput(f"--failures {self.failures} cannot be written: {exc.strerror}") from exc
 
 
 @dataclass(frozen=True, slots=True)
 class ReplaceOptions(WorkOptions):
     """The options of work that replaces shards."""
 
-    exclusive: Exclusive = False
-    locks: LocksOption = "auto"
+    exclusive: bool = option(False, "Confirm that no other program writes: needed if the storage has no compare-and-swap.")
+    locks: str = option("auto", "cluster: locks of this file system also hold between machines.", "auto|cluster")
 
-    @contextmanager
-    def arguments(self, advice: str) -> Iterator[dict[str, Any]]:
-        """Yield the arguments as ``WorkOptions.arguments`` does, with those that say how shards are replaced."""
-        with WorkOptions.arguments(self, advice) as arguments:
-            yield arguments | {"exclusive": self.exclusive, "locks": self.locks}
+    def replacing(self) -> dict[str, Any]:
+        """Return the arguments that say how shards are replaced."""
+        return {"exclusive": self.exclusive, "locks": self.locks}
 
 
 def read_failures(file: Path) -> list[str]:
@@ -146,19 +144,6 @@ def check_writable(name: str, file: Path | None) -> None:
         raise InvalidInput(f"{name} {file} cannot be written: it is a directory, or its directory is missing or not writable")
 
 
-def write_failures(file: Path, failed: Iterable[FailedObject]) -> None:
-    """Write the failures, one JSON object per line, with key and error.
-
-    Raises:
-        InvalidInput: the file cannot be written.
-    """
-    lines = [json.dumps({"key": failure.key, "error": message(failure.error)}) for failure in failed]
-    try:
-        file.write_text("".join(line + "\n" for line in lines))
-    except OSError as exc:
-        raise InvalidInput(f"--failures {file} cannot be written: {exc.strerror}") from exc
-
-
 @contextmanager
 def interruptible(advice: str | Callable[[], str]) -> Iterator[None]:
     """Make one Ctrl-C end the block cleanly, with ``advice``, which is called then; a second one ends the process at once."""
@@ -185,16 +170,6 @@ def interruptible(advice: str | Callable[[], str]) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-class FailedObject(Protocol):
-    """Something that was given up."""
-
-    @property
-    def key(self) -> str: ...
-
-    @property
-    def error(self) -> Exception: ...
-
-
 def end_with(failed: FirstItems[FailedShard], damaged: int) -> None:
     """Report what was not done, and end with an exit code that shows it; does nothing if all was done."""
     for failure in failed.first[:_MOST_SAID]:
@@ -202,7 +177,44 @@ def end_with(failed: FirstItems[FailedShard], damaged: int) -> None:
     if failed.count > _MOST_SAID:
         complain("error", f"and {failed.count - _MOST_SAID:,} more: --failures FILE writes their keys")
     if failed.count:
-        complain("error", f"{plural(failed.count, 'shard')} failed; run the same command again to retry")
-        raise typer.Exit(exit_code(failed.first[0].error))
+        end(exit_code(failed.first[0].error), f"{plural(failed.count, 'shard')} failed; run the same command again to retry")
     if damaged:
         raise typer.Exit(ExitCode.CORRUPT)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOptions:
+    """The options that name pinned shards: offsets into them are held elsewhere."""
+
+    pins: Annotated[Path | None, CommandOption("A file of keys of pinned shards, one a line: they stay unchanged.", "FILE")] = None
+    pins_of: Annotated[
+        list[str] | None, CommandOption("A set of references, or a versioned store, whose shards stay unchanged; repeatable.", "SET")
+    ] = None
+
+    def held(self, url: str, options: Mapping[str, Any]) -> list[Pin]:
+        """Return all pins, whose keys are from ``url``, the root of the store. Sets of its protocol are opened with its ``options``.
+
+        Raises:
+            InvalidInput: a file cannot be read, or holds something else; or a set, or versioned store, refers to nothing below ``url``.
+            NotFound: there is no such set, or it has no pins.
+        """
+        found: list[Pin] = []
+        if self.pins is not None:
+            try:
+                found = parse_pins(self.pins.read_text())
+            except (OSError, UnicodeError) as exc:
+                raise InvalidInput(f"--pins {self.pins} cannot be read: {exc}") from exc
+        for target in self.pins_of or ():
+            found += _pins_of(target, url, options)
+        return found
+
+
+def _pins_of(target: str, url: str, options: Mapping[str, Any]) -> list[Pin]:
+    from shardstore.references import pins  # imports much that most commands do not need
+
+    shared = options_for(target, url, options)
+    if not is_versioned_store(target, shared):
+        return pins(target, store=url, target_options=shared)
+    from shardstore.adapters.versioned.repository import Repository
+
+    return Repository.open(target, storage_options=shared).pins(url, storage_options=options)

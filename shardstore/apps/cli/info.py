@@ -1,12 +1,15 @@
-"""``shardstore info``: shows the content of a store, how it is stored, and the abilities of the storage."""
+"""``shardstore info`` and ``report``: the content of a store, how it is stored, its state, and the abilities of the storage."""
 
 from __future__ import annotations
 
 import platform
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,16 +19,17 @@ from rich.table import Table
 from rich.text import Text
 
 from shardstore._sync import run_sync
-from shardstore.adapters.store_paths import StorePath
+from shardstore.adapters.store_paths import StorePath, resolve
 from shardstore.adapters.zarr_version import has_zarr2
-from shardstore.apps.cli.arguments import AsJson, StorageOptions
-from shardstore.apps.cli.failures import ExitCode
-from shardstore.apps.cli.output import alike, complain, print_json, show, show_more, wrapped
-from shardstore.apps.cli.progress import progress_bar
-from shardstore.apps.reports.facts import store_document
+from shardstore.apps.cli.arguments import AsJson, OptionsJson, StorageOptions, Url, argument, storage_options
+from shardstore.apps.cli.execution import check_writable
+from shardstore.apps.cli.output import ExitCode, alike, end, print_json, progress_bar, show, show_more, wrapped
+from shardstore.apps.reports.facts import MOST_ARRAYS, store_document
+from shardstore.apps.reports.reporting import Report, page_module, report_on, write_whole
 from shardstore.apps.reports.words import abilities, array_rows, no_v3, presented_as, stored_as, writers
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.maintenance.survey.run import ArraySurvey, StorageFacts, Stored, Survey, storage_facts, survey
+from shardstore.model.options import CommandOption, option
 from shardstore.model.words import plural, shape, size
 
 _PACKAGES = (
@@ -36,19 +40,12 @@ _PACKAGES = (
 
 def info(
     *,
-    url: Annotated[
-        str | None, typer.Argument(metavar="URL", help="A path, URL or chain of URLs: of a store, or a node in it.", show_default=False)
-    ] = None,
-    fast: Annotated[bool, typer.Option("--fast", help="Metadata only: shards are neither counted nor read.")] = False,
+    url: Annotated[str | None, argument("URL", "A path, URL or chain of URLs: of a store, or a node in it.")] = None,
+    fast: Annotated[bool, CommandOption("Metadata only: shards are neither counted nor read.")] = False,
     probe: Annotated[
-        bool,
-        typer.Option(
-            "--probe", help="Ask the server which conditions it honours. May write and remove an empty object if it honours none."
-        ),
+        bool, CommandOption("Ask the server which conditions it honours. May write and remove an empty object if it honours none.")
     ] = False,
-    runtime: Annotated[
-        bool, typer.Option("--runtime", help="Versions of installed packages, and the codec pipeline that zarr would use.")
-    ] = False,
+    runtime: Annotated[bool, CommandOption("Versions of installed packages, and the codec pipeline that zarr would use.")] = False,
     as_json: AsJson = False,
     storage: StorageOptions,
 ) -> None:
@@ -92,11 +89,8 @@ def info(
     elif runtime:
         _show_runtime(document["runtime"], is_alone=url is None)
     if damaged:
-        sys.stdout.flush()
-        complain(
-            "error", f"{plural(found.damaged_objects, 'shard is', 'shards are')} damaged: write all their chunks again, or restore them"
-        )
-        raise typer.Exit(ExitCode.CORRUPT)
+        how_many = plural(found.damaged_objects, "shard is", "shards are")
+        end(ExitCode.CORRUPT, f"{how_many} damaged: write all their chunks again, or restore them")
 
 
 def _survey(target: StorePath, fast: bool) -> Survey:
@@ -198,3 +192,131 @@ def _zarr_pipeline() -> str | None:
 
     install_pipeline()
     return str(import_module("zarr").config.get("codec_pipeline.path"))
+
+
+_STDOUT = "-"
+_DEFAULT_FILE = "report.html"
+
+
+@dataclass(frozen=True, slots=True)
+class ReportOptions:
+    """The file for the page, and options of the filesystem: ``-o`` may be either, since it is common for both."""
+
+    output: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Where the page goes: a file, or - for stdout.", show_default=_DEFAULT_FILE)
+    ] = None
+    options: Annotated[
+        list[str] | None,
+        CommandOption(
+            "As --output; or, with a =, one option of the filesystem; may be repeated.", "FILE|KEY=VALUE", flags=("-o", "--option")
+        ),
+    ] = None
+    options_json: OptionsJson = None
+
+    def parsed(self) -> tuple[str | None, dict[str, object]]:
+        """Return the file, if one is given, and the options of the filesystem. Raises ``InvalidInput``."""
+        files = [text for text in self.options or () if "=" not in text]
+        if self.output is not None:
+            files.append(self.output)
+        if len(files) > 1:
+            raise InvalidInput(f"{' and '.join(files)}: give one file for the page")
+        return (files[0] if files else None), storage_options(self.options_json, [text for text in self.options or () if "=" in text])
+
+
+@dataclass(frozen=True)
+class PageOptions:
+    """Options of ``shardstore.report``."""
+
+    fast: bool = option(False, "Metadata only: shards are neither counted nor read.")
+    pictures: bool = option(True, "Do not draw which chunks exist.")
+    preview: bool = option(False, "Show a slice of each array: at most 4 MiB of chunks each.")
+    access: Sequence[str] = option(
+        (), "What is read at once, for advice, as for shardstore advise.", "PATTERN", form="texts", flags=("--access", "-a")
+    )
+    verified: str | None = option(None, "A file with the output of shardstore verify --json, to be shown on the page.", "FILE")
+    most_arrays: int = option(MOST_ARRAYS, "Show at most this many arrays; all are counted.", "N", form="number")
+
+
+def report(
+    *,
+    url: Url,
+    given: ReportOptions,
+    as_json: AsJson = False,
+    force: Annotated[bool, CommandOption("Replace the file, if there is one.")] = False,
+    shown: PageOptions,
+) -> None:
+    """Make one page about a store and its state: arrays, shards, sizes, which chunks exist, damage, and advice.
+
+    The page needs no network and no other file. Makes one listing, and one request for the index of each shard. --json prints the same
+    facts. Where something is damaged, the page is made, and the exit code is 5.
+
+    Examples:
+
+        shardstore report data.zarr
+
+        shardstore report s3://bucket/data.zarr -o report.html -o anon=true
+
+        shardstore verify --deep --json data.zarr > verified.json; shardstore report data.zarr --verified verified.json --preview
+
+        shardstore report --json data.zarr
+    """
+    output, options = given.parsed()
+    file = _checked_file(output, as_json, force)
+    if not as_json:
+        page_module()  # its package may be missing: that is reported before the work
+    target = resolve(url, options)
+    if as_json:
+        shown = replace(shown, pictures=False, preview=False)
+    with progress_bar("looking", "objects") as bar:
+        made = report_on(target.handle, target.path, str(target), progress=bar, **vars(shown))
+    _check_found(target, made)
+    if as_json or file is None:
+        sys.stdout.write(made.json + "\n" if as_json else made.html)
+    else:
+        write_whole(file, made.html)
+        arrays = plural(len(made.facts.survey.arrays), "array")
+        advice = plural(len(made.facts.advice), "piece of advice", "pieces of advice")
+        typer.echo(f"{file}: {arrays}, {made.facts.state}, {advice}")
+    if made.facts.state == "damaged":
+        end(ExitCode.CORRUPT, f"{target} is damaged: {_damage(made)}")
+
+
+def _checked_file(output: str | None, as_json: bool, force: bool) -> Path | None:
+    """Return the file for the page, which can be written; ``None`` for stdout. Raises ``InvalidInput``."""
+    if as_json and output is not None:
+        raise InvalidInput("--json prints on stdout: give no file with it")
+    if as_json or output == _STDOUT:
+        return None
+    file = Path(output or _DEFAULT_FILE)
+    check_writable("--output", file)
+    if file.exists() and not force:
+        raise InvalidInput(f"{file} exists: give another file, or --force to replace it")
+    return file
+
+
+def _check_found(target: StorePath, made: Report) -> None:
+    """Check that there is something to report on.
+
+    Raises:
+        NotFound: there is no node.
+        InvalidInput: the URL is that of a versioned store.
+    """
+    found = made.facts.survey
+    if found.kind != "directory" or found.arrays or found.groups:
+        return
+    if target.has_root:
+        raise NotFound(f"there is no node at {target}: shardstore ls and cat show keys")
+    if target.is_versioned_store():
+        raise InvalidInput(f"{target} is a versioned store: name a snapshot, such as {target}@main")
+
+
+def _damage(made: Report) -> str:
+    facts = made.facts
+    parts = []
+    if facts.survey.damaged_objects:
+        parts.append(plural(facts.survey.damaged_objects, "shard"))
+    if facts.survey.unreadable:
+        parts.append(f"the metadata of {plural(len(facts.survey.unreadable), 'node')}")
+    if facts.verified is not None and facts.verified.errors:
+        parts.append(f"{plural(facts.verified.errors, 'error')} of the verification")
+    return ", ".join(parts)

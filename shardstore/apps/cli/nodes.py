@@ -5,25 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated
 
-import typer
-
 from shardstore.adapters.store_paths import StorePath
 from shardstore.adapters.whole_nodes import copy, missing_group, move, removal, remove, stale_groups
-from shardstore.apps.cli.arguments import AsJson, Overwrite, PairOptions, StorageOptions, Url
-from shardstore.apps.cli.output import complain, print_json
-from shardstore.apps.cli.progress import progress_bar
-from shardstore.apps.cli.questions import ask
+from shardstore.apps.cli.arguments import AsJson, PairOptions, StorageOptions, Url, Yes, argument
+from shardstore.apps.cli.output import ask, complain, print_result, progress_bar
 from shardstore.errors import InvalidInput
+from shardstore.model.options import CommandOption
 from shardstore.model.words import plural, size
 
-Destination = Annotated[str, typer.Argument(metavar="DST", help="Its new place, not the directory to put it into.", show_default=False)]
+Destination = Annotated[str, argument("DST", "Its new place, not the directory to put it into.")]
+Overwrite = Annotated[bool, CommandOption("Erase what is at DST first.")]
 
 
 def cp(
     *,
-    source: Annotated[
-        str, typer.Argument(metavar="SRC", help="The node to copy: an array, a group, or a whole store.", show_default=False)
-    ],
+    source: Annotated[str, argument("SRC", "The node to copy: an array, a group, or a whole store.")],
     destination: Destination,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
@@ -42,19 +38,15 @@ def cp(
         shardstore cp --overwrite s3://bucket/data.zarr/ct local.zarr/ct
     """
     one, other, copied = _transfer("copying", copy, source, destination, storage, overwrite=overwrite)
-    if as_json:
-        print_json({"source": str(one), "target": str(other), "objects": copied})
-    else:
-        typer.echo(f"copied {plural(copied, 'object')} to {other}")
+    document = {"source": str(one), "target": str(other), "objects": copied}
+    print_result(as_json, document, f"copied {plural(copied, 'object')} to {other}")
     _warn_of_missing_group(other)
     _warn_of_stale(other)
 
 
 def mv(
     *,
-    source: Annotated[
-        str, typer.Argument(metavar="SRC", help="The node to move: an array, a group, or a whole store.", show_default=False)
-    ],
+    source: Annotated[str, argument("SRC", "The node to move: an array, a group, or a whole store.")],
     destination: Destination,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
@@ -74,10 +66,7 @@ def mv(
         shardstore mv s3://bucket/new.zarr s3://bucket/data.zarr --overwrite
     """
     one, other, moved = _transfer("moving", move, source, destination, storage, overwrite=overwrite)
-    if as_json:
-        print_json({"source": str(one), "target": str(other), "operations": moved})
-    else:
-        typer.echo(f"moved {one} to {other}")
+    print_result(as_json, {"source": str(one), "target": str(other), "operations": moved}, f"moved {one} to {other}")
     _warn_of_missing_group(other)
     _warn_of_stale(one, other)
 
@@ -85,8 +74,8 @@ def mv(
 def rm(
     *,
     url: Url,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Groups with what is in them, and directories.")] = False,
+    yes: Yes = False,
+    recursive: Annotated[bool, CommandOption("Groups with what is in them, and directories.", flags=("--recursive", "-r"))] = False,
     as_json: AsJson = False,
     storage: StorageOptions,
 ) -> None:
@@ -113,10 +102,8 @@ def rm(
     if found.needs_consent and not yes:
         ask(f"remove {described}", "nothing was removed")
     remove(target, found)
-    if as_json:
-        print_json({"removed": str(target), "kind": found.what, f"{found.noun}s": found.number, "nbytes": found.nbytes})
-    else:
-        typer.echo(f"removed {described}")
+    document = {"removed": str(target), "kind": found.what, f"{found.noun}s": found.number, "nbytes": found.nbytes}
+    print_result(as_json, document, f"removed {described}")
     _warn_of_stale(target)
 
 

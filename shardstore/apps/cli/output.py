@@ -1,4 +1,4 @@
-"""Output of commands: results on stdout, everything else on stderr. Tables for people, JSON for programs."""
+"""Output of commands: results on stdout; questions, progress, warnings and errors on stderr; and exit codes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,28 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, TextIO, TypeVar
+import threading
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import IntEnum
+from typing import Any, NoReturn, Protocol, TextIO, TypeVar
 
+import typer
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from shardstore.errors import (
+    AccessDenied,
+    Corruption,
+    Incomplete,
+    InvalidInput,
+    NotFound,
+    ShardStoreError,
+    Unsupported,
+)
 from shardstore.model.words import count, plural
+from shardstore.progress.shown import step_bar
+from shardstore.progress.steps import Step
 
 T = TypeVar("T")
 
@@ -84,6 +99,22 @@ def complain(label: str, text: str) -> None:
     stderr_console().print(Text.assemble((f"{label}: ", style), text), soft_wrap=True)
 
 
+def end(code: ExitCode, text: str) -> NoReturn:
+    """Print an error, after all results, and end the command with an exit code."""
+    sys.stdout.flush()
+    complain("error", text)
+    raise typer.Exit(code)
+
+
+def print_result(as_json: bool, document: Any, *lines: str) -> None:
+    """Print a result on stdout: for programs, or for people."""
+    if as_json:
+        print_json(document)
+        return
+    for line in lines:
+        typer.echo(line)
+
+
 def print_json(document: Any) -> None:
     """Print a document on stdout, and nothing else."""
     sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
@@ -126,3 +157,126 @@ def show_more(keys: Sequence[str], margin: str) -> None:
     named = ", ".join(objects[:_KEYS_SHOWN])
     rest = f" and {count(len(objects) - _KEYS_SHOWN)} more" if len(objects) > _KEYS_SHOWN else ""
     show(wrapped(margin, f"and {plural(len(keys), 'more', 'more')} like this{where}: {named}{rest}"))
+
+
+class ExitCode(IntEnum):
+    """The meanings of a command's exit codes, for scripts."""
+
+    OK = 0
+    FAILED = 1
+    INVALID = 2
+    NOT_FOUND = 3
+    DENIED = 4
+    CORRUPT = 5
+    CONFLICT = 6
+    UNSUPPORTED = 7
+    INTERRUPTED = 130
+    BROKEN_PIPE = 141
+
+
+MEANINGS: Mapping[ExitCode, str] = {
+    ExitCode.OK: "done",
+    ExitCode.FAILED: "the storage failed, or something else went wrong",
+    ExitCode.INVALID: "wrong usage, or input that cannot be right; nothing was changed",
+    ExitCode.NOT_FOUND: "there is no such key, node, bucket or file",
+    ExitCode.DENIED: "access was denied",
+    ExitCode.CORRUPT: "damaged data was found",
+    ExitCode.CONFLICT: "the target exists, or another writer changed it first",
+    ExitCode.UNSUPPORTED: "the storage or this version cannot do that",
+    ExitCode.INTERRUPTED: "interrupted",
+    ExitCode.BROKEN_PIPE: "the reader of the output has stopped reading",
+}
+
+_BY_CLASS: tuple[tuple[type[Exception], ExitCode], ...] = (
+    (NotFound, ExitCode.NOT_FOUND),
+    (AccessDenied, ExitCode.DENIED),
+    (InvalidInput, ExitCode.INVALID),
+    (Corruption, ExitCode.CORRUPT),
+    (Unsupported, ExitCode.UNSUPPORTED),
+)
+
+_NO_SUCH_BUCKET = "NoSuchBucket"  # the server's word for it, which the storages leave in an error's ``code``
+
+
+def first_error(exc: BaseException) -> BaseException:
+    """Return the error that matters: for a group, its first one."""
+    while isinstance(exc, BaseExceptionGroup):
+        exc = exc.exceptions[0]
+    return exc
+
+
+def exit_code(exc: BaseException) -> ExitCode:
+    """Return the exit code for an exception; for incomplete long work, that of the first failure."""
+    if isinstance(exc, Incomplete) and exc.__cause__ is not None:
+        first = exit_code(exc.__cause__)
+        return ExitCode.FAILED if first is ExitCode.INVALID else first  # INVALID says that nothing was changed
+    if getattr(exc, "code", None) == _NO_SUCH_BUCKET:
+        return ExitCode.NOT_FOUND
+    if getattr(exc, "is_conflict", False):
+        return ExitCode.CONFLICT
+    return next((code for cls, code in _BY_CLASS if isinstance(exc, cls)), ExitCode.FAILED)
+
+
+def message(exc: BaseException) -> str:
+    """Return the message for an exception, in one line."""
+    text = " ".join(str(exc).split())
+    if not isinstance(exc, ShardStoreError):
+        name = type(exc).__name__
+        text = f"{name}: {text}" if text else name
+        text += " (not an error that shardstore expects: --debug shows where it comes from)"
+    notes = [" ".join(note.split()) for note in getattr(exc, "__notes__", ())]
+    return " ".join([text, *(f"[{note}]" for note in notes)])
+
+
+_SILENT_SECONDS = 4.0
+
+
+class ProgressBar(Protocol):
+    """A progress bar; may be called from any thread."""
+
+    def __call__(self, done: int, total: int | None = None, nbytes: int | None = None) -> None: ...
+
+
+@contextmanager
+def progress_bar(action: str, noun: str) -> Iterator[ProgressBar]:
+    """Show the bar of a single action during the block, if stderr is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done, total=None, nbytes=None: None
+        return
+    with step_bar() as report:
+        yield lambda done, total=None, nbytes=None: report(Step(action, done, total, nbytes, noun=noun))
+
+
+@contextmanager
+def said_if_slow(text: str, after_seconds: float = _SILENT_SECONDS) -> Iterator[None]:
+    """Print ``text`` on stderr, if that is a terminal, after the block has taken so long."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    timer = threading.Timer(after_seconds, lambda: stderr_console().print(f"{text} …"))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def is_interactive() -> bool:
+    """Return whether a user can answer a question on a terminal."""
+    return sys.stdin.isatty()
+
+
+def ask(doing: str, nothing: str) -> None:
+    """Ask whether to go on; if the answer is no, end the command with the message ``nothing``, which says what was not done.
+
+    ``doing`` says what would be done: "remove array data.zarr/ct: 9 objects".
+
+    Raises:
+        InvalidInput: there is no terminal to ask on.
+    """
+    if not is_interactive():
+        raise InvalidInput(f"this would {doing}. Give --yes to do it")
+    stderr_console().print(f"This would {doing}.")
+    if not typer.confirm("Go on?", err=True):
+        end(ExitCode.FAILED, nothing)

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from shardstore.adapters.store_paths import snapshot_in
-from shardstore.apps.cli.arguments import AsJson, PairOptions, Without, parse_object
-from shardstore.apps.cli.execution import Scheduler, cluster, interruptible
-from shardstore.apps.cli.held import HeldOptions
+from shardstore.apps.cli.arguments import AsJson, PairOptions, Shards, Without, argument, parse_policy
+from shardstore.apps.cli.execution import HeldOptions, Scheduler, cluster, interruptible
 from shardstore.apps.cli.output import complain, print_json, show
-from shardstore.errors import Incomplete, InvalidInput
+from shardstore.errors import Incomplete
 from shardstore.maintenance.packing.pack import PackOptions, pack, reshard, unpack
 from shardstore.maintenance.packing.run import PackReport, packing_step
 from shardstore.model.words import count, plural, shape, size
@@ -26,18 +25,8 @@ _SHOWN_FAILURES = 10
 
 _BEFORE_WRITING = ("listing", "checking")
 
-Source = Annotated[str, typer.Argument(metavar="SRC", help="A Zarr hierarchy: a path, URL or chain of URLs.", show_default=False)]
-Destination = Annotated[str, typer.Argument(metavar="DST", help="Where the result goes; nothing may be there yet.", show_default=False)]
-Shards = Annotated[
-    str,
-    typer.Option(
-        "--chunks-per-shard",
-        "-s",
-        metavar="N,N,…",
-        help="For each dimension, for arrays with as many; 'auto'; 'none'; or a JSON object from patterns of paths to these.",
-    ),
-]
-
+Source = Annotated[str, argument("SRC", "A Zarr hierarchy: a path, URL or chain of URLs.")]
+Destination = Annotated[str, argument("DST", "Where the result goes; nothing may be there yet.")]
 _UNPACK = Without(frozenset({"stored", "chunk_order", "index_location", "index_checksum", "message"}))
 _RESHARD = Without(frozenset({"message"}))
 
@@ -155,28 +144,6 @@ def _run(
             _print(exc.report, as_json)
         raise
     _print(report, as_json)
-
-
-# -- arguments ---------------------------------------------------------------------------------------------------------
-
-
-def parse_policy(text: str) -> Any:
-    """Return how many chunks go into a shard, as ``shardstore.pack`` takes it. Raises ``InvalidInput``."""
-    if text.lower() in ("auto", "none"):
-        return "auto" if text.lower() == "auto" else None
-    if text.lstrip().startswith("{"):
-        return {pattern: _counts(counts) for pattern, counts in parse_object("--chunks-per-shard", text).items()}
-    return _counts(text)
-
-
-def _counts(given: Any) -> Any:
-    if given is None or (isinstance(given, str) and given.lower() in ("auto", "none")):
-        return None if given is None or given.lower() == "none" else "auto"
-    parts = given if isinstance(given, list) else str(given).replace("x", ",").split(",")
-    try:
-        return tuple(int(part) for part in parts)
-    except (TypeError, ValueError) as exc:
-        raise InvalidInput(f"--chunks-per-shard {given!r}: give a number for each dimension, such as 4,4,4, or 'auto' or 'none'") from exc
 
 
 # -- the result --------------------------------------------------------------------------------------------------------

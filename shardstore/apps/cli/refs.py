@@ -11,12 +11,11 @@ from typing import Annotated, Any, get_args
 import typer
 
 from shardstore import references
-from shardstore.apps.cli.arguments import AsJson, PairOptions, StorageOptions
+from shardstore.apps.cli.arguments import AsJson, PairOptions, StorageOptions, argument
 from shardstore.apps.cli.execution import interruptible
-from shardstore.apps.cli.failures import ExitCode
-from shardstore.apps.cli.output import complain, print_json
+from shardstore.apps.cli.output import ExitCode, complain, print_result
 from shardstore.errors import InvalidInput
-from shardstore.model.options import option
+from shardstore.model.options import CommandOption, option
 from shardstore.model.words import plural, shape, size
 from shardstore.progress.shown import step_bar
 from shardstore.references.choices import Flavour
@@ -25,23 +24,15 @@ from shardstore.references.places import JSON_SUFFIXES
 from shardstore.references.report import ReferenceProgress, ReferenceReport
 
 _MOST_SHOWN = 20  # keys
+_NOT_PINNED = "not pinned: replaced objects will not be detected"
 
-Source = Annotated[str, typer.Argument(metavar="SRC", help="A Zarr hierarchy: a path, URL or chain of URLs.", show_default=False)]
-Set = Annotated[
-    str, typer.Argument(metavar="SET", help="A set of references: a file of JSON, or a directory of Parquet.", show_default=False)
-]
-NewSet = Annotated[str, typer.Argument(metavar="SET", help="Where the set goes.", show_default=False)]
+Set = Annotated[str, argument("SET", "A set of references: a file of JSON, or a directory of Parquet.")]
 Format = Annotated[
     str | None,
-    typer.Option(
-        "--format", metavar="json|parquet", help="By default JSON if SET ends in .json, .json.gz or .json.zst.", show_default=False
-    ),
+    CommandOption("By default JSON if SET ends in .json, .json.gz or .json.zst.", "json|parquet", flags=("--format",)),
 ]
-FlavourOption = Annotated[
-    str | None,
-    typer.Option("--flavour", metavar="v2|v3|dual|auto", help="The documents in the set. JSON: auto; Parquet: v2.", show_default=False),
-]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the set that is there.")]
+FlavourOption = Annotated[str | None, CommandOption("The documents in the set. JSON: auto; Parquet: v2.", "v2|v3|dual|auto")]
+Overwrite = Annotated[bool, CommandOption("Replace the set that is there.")]
 
 
 @dataclass(frozen=True)
@@ -81,27 +72,17 @@ def refs() -> None:
 
 def write(
     *,
-    source: Source,
-    target: NewSet,
+    source: Annotated[str, argument("SRC", "A Zarr hierarchy: a path, URL or chain of URLs.")],
+    target: Annotated[str, argument("SET", "Where the set goes.")],
     form: Format = None,
     flavour: FlavourOption = None,
-    include: Annotated[
-        list[str] | None,
-        typer.Option("--include", metavar="PATTERN", help="Only arrays whose paths match; repeatable.", show_default=False),
-    ] = None,
-    exclude: Annotated[
-        list[str] | None, typer.Option("--exclude", metavar="PATTERN", help="No arrays whose paths match; repeatable.", show_default=False)
-    ] = None,
-    shards: Annotated[
-        list[str] | None,
-        typer.Option("--whole-shards", metavar="PATTERN", help="Refer to whole shards of these arrays; repeatable.", show_default=False),
-    ] = None,
+    include: Annotated[list[str] | None, CommandOption("Only arrays whose paths match; repeatable.", "PATTERN")] = None,
+    exclude: Annotated[list[str] | None, CommandOption("No arrays whose paths match; repeatable.", "PATTERN")] = None,
+    whole_shards: Annotated[list[str] | None, CommandOption("Refer to whole shards of these arrays; repeatable.", "PATTERN")] = None,
     options: SetOptions,
     json_options: JsonOptions,
     parquet_options: ParquetOptions,
-    skip_damaged: Annotated[
-        bool, typer.Option("--skip-damaged", help="Leave out damaged shards, instead of stopping with an error.")
-    ] = False,
+    skip_damaged: Annotated[bool, CommandOption("Leave out damaged shards, instead of stopping with an error.")] = False,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
     storage: PairOptions,
@@ -133,7 +114,7 @@ def write(
         report = function(
             source,
             target,
-            paths=_paths(include, exclude, shards),
+            paths=_paths(include, exclude, whole_shards),
             overwrite=overwrite,
             on_error="skip" if skip_damaged else "raise",
             storage_options=source_options or None,
@@ -147,7 +128,7 @@ def write(
 def check(
     *,
     target: Set,
-    deep: Annotated[bool, typer.Option("--deep", help="Read the index of each shard too, and compare every reference.")] = False,
+    deep: Annotated[bool, CommandOption("Read the index of each shard too, and compare every reference.")] = False,
     as_json: AsJson = False,
     storage: PairOptions,
 ) -> None:
@@ -160,10 +141,7 @@ def check(
         shardstore refs check data.refs
     """
     report = references.check(target, deep=deep, storage_options=storage.parsed() or None, target_options=storage.parsed_target())
-    if as_json:
-        print_json(asdict(report))
-    else:
-        _show_check(report)
+    print_result(as_json, asdict(report), *_check_lines(report))
     if not report.is_sound:
         objects = len(report.changed) + len(report.gone) + len(report.new)
         what = f"objects changed, gone or new: {objects:,}" if objects else f"wrong references: {len(report.wrong):,}"
@@ -174,13 +152,8 @@ def check(
 def update(
     *,
     target: Set,
-    source: Annotated[
-        str | None,
-        typer.Option("--source", metavar="URL", help="The store, if it has moved since the set was written.", show_default=False),
-    ] = None,
-    output: Annotated[
-        str | None, typer.Option("--output", metavar="SET", help="Another place for the new set.", show_default=False)
-    ] = None,
+    source: Annotated[str | None, CommandOption("The store, if it has moved since the set was written.", "URL")] = None,
+    output: Annotated[str | None, CommandOption("Another place for the new set.", "SET")] = None,
     as_json: AsJson = False,
     storage: PairOptions,
 ) -> None:
@@ -210,16 +183,12 @@ def update(
 
 def combine(
     *,
-    sets: Annotated[list[str], typer.Argument(metavar="SET...", help="Sets of references, in their order.", show_default=False)],
-    target: Annotated[str, typer.Option("--output", metavar="SET", help="Where the new set goes.", show_default=False)],
-    dim: Annotated[
-        str | None, typer.Option("--dim", metavar="NAME", help="The dimension along which arrays are put one behind the other.")
-    ] = None,
+    sets: Annotated[list[str], argument("SET...", "Sets of references, in their order.")],
+    target: Annotated[str, CommandOption("Where the new set goes.", "SET", flags=("--output",))],
+    dim: Annotated[str | None, CommandOption("The dimension along which arrays are put one behind the other.", "NAME")] = None,
     form: Format = None,
     flavour: FlavourOption = None,
-    mixed_protocols: Annotated[
-        bool, typer.Option("--mixed-protocols", help="Allow URLs of several protocols in one set, which fsspec cannot read.")
-    ] = False,
+    mixed_protocols: Annotated[bool, CommandOption("Allow URLs of several protocols in one set, which fsspec cannot read.")] = False,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
     storage: PairOptions,
@@ -258,27 +227,19 @@ def info(*, target: Set, as_json: AsJson = False, storage: StorageOptions) -> No
         shardstore refs info data.refs
     """
     found = references.describe(target, target_options=storage.parsed() or None)
-    if as_json:
-        print_json(asdict(found))
-        return
-    typer.echo(f"{found.target}: {found.format}, documents of Zarr {found.flavour}")
-    for path, grid in found.arrays.items():
-        typer.echo(f"{path or '(root)'}  {shape(grid)} chunks")
-    if found.store is None:
-        typer.echo("not pinned: replaced objects will not be detected")
-    else:
-        typer.echo(f"pinned to {plural(found.objects, 'object')} of {found.store}")
+    print_result(
+        as_json,
+        asdict(found),
+        f"{found.target}: {found.format}, documents of Zarr {found.flavour}",
+        *(f"{path or '(root)'}  {shape(grid)} chunks" for path, grid in found.arrays.items()),
+        _NOT_PINNED if found.store is None else f"pinned to {plural(found.objects, 'object')} of {found.store}",
+    )
 
 
 def pins(
     *,
     target: Set,
-    store: Annotated[
-        str | None,
-        typer.Option(
-            "--store", metavar="URL", help="The store that the keys belong to, if the set was made from another one.", show_default=False
-        ),
-    ] = None,
+    store: Annotated[str | None, CommandOption("The store that the keys belong to, if the set was made from another one.", "URL")] = None,
     storage: StorageOptions,
 ) -> None:
     """Print the objects that a set holds offsets into, a line each, for compact --pins and repair --pins.
@@ -344,28 +305,22 @@ def _progress(advice: str) -> Iterator[Callable[[ReferenceProgress], None]]:
 
 
 def _show_report(report: ReferenceReport, as_json: bool) -> None:
-    if as_json:
-        print_json(asdict(report))
-        return
     counts = f"{plural(report.arrays, 'array')}, {plural(report.references, 'reference')} to {plural(report.targets, 'object')}"
-    typer.echo(f"{counts}, {size(report.nbytes)}")
-    lines = [f"{report.missing:,} chunks are missing in the source"] if report.missing else []
+    lines = [f"{counts}, {size(report.nbytes)}"]
+    lines += [f"{report.missing:,} chunks are missing in the source"] if report.missing else []
     lines += [f"{report.inlined:,} chunks are in the set itself"] if report.inlined else []
     lines += [f"documents of Zarr {report.flavour}: {report.why}"]
     lines += [f"left out: {path or '(root)'}: {why}" for path, why in list(report.left_out.items())[:_MOST_SHOWN]]
     if not report.is_pinned:
-        lines.append("not pinned: replaced objects will not be detected")
-    for line in lines:
-        typer.echo(line)
-    typer.echo("")
-    typer.echo(report.how_to_open)
+        lines.append(_NOT_PINNED)
+    print_result(as_json, asdict(report), *lines, "", report.how_to_open)
 
 
-def _show_check(report: CheckReport) -> None:
+def _check_lines(report: CheckReport) -> Iterator[str]:
     for what, keys in (("changed", report.changed), ("gone", report.gone), ("new", report.new), ("wrong", report.wrong)):
         for key in keys[:_MOST_SHOWN]:
-            typer.echo(f"{key}: {what}")
+            yield f"{key}: {what}"
         if len(keys) > _MOST_SHOWN:
-            typer.echo(f"… and {len(keys) - _MOST_SHOWN:,} more {what} (--json)")
+            yield f"… and {len(keys) - _MOST_SHOWN:,} more {what} (--json)"
     counts = f"{len(report.changed):,} changed, {len(report.gone):,} gone, {len(report.new):,} new"
-    typer.echo(f"{plural(report.objects, 'object')} of {report.store}: {counts}")
+    yield f"{plural(report.objects, 'object')} of {report.store}: {counts}"

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Annotated, Any
@@ -18,11 +19,11 @@ from shardstore._sync import run_sync
 from shardstore.adapters.store_paths import refuse_snapshot, snapshot_in
 from shardstore.adapters.versioned.repository import Repository
 from shardstore.apps.cli import snapshots_bridges, snapshots_upkeep
-from shardstore.apps.cli.arguments import AsJson, StorageOptions, StoreUrl
-from shardstore.apps.cli.output import print_json, show
-from shardstore.apps.cli.questions import ask
+from shardstore.apps.cli.arguments import AsJson, StorageOptions, StoreUrl, Yes, argument
+from shardstore.apps.cli.output import ask, print_json, print_result, show
 from shardstore.errors import InvalidInput
 from shardstore.format.snapshots.state import RefType, State
+from shardstore.model.options import option
 from shardstore.model.redaction import redacted
 from shardstore.model.words import plural
 from shardstore.snapshots.diffs import Diff
@@ -31,13 +32,14 @@ from shardstore.snapshots.named import needing_pyarrow, state_at
 
 _CHUNKS_SHOWN = 8  # of each array
 
-Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="Without it, all are listed.", show_default=False)]
-At = Annotated[
-    str | None,
-    typer.Option("--at", metavar="REF", help="The snapshot: a branch, a tag or an id; main, if not given.", show_default=False),
-]
-Delete = Annotated[bool, typer.Option("--delete", help="Delete it. Its snapshots stay, and can be found by their ids.")]
-Ref = Annotated[str, typer.Argument(metavar="REF", help="A branch, a tag or the id of a snapshot.", show_default=False)]
+
+@dataclass(frozen=True)
+class RefOptions:
+    """The branch or tag that is made or deleted."""
+
+    name: Annotated[str | None, argument("[NAME]", "Without it, all are listed.")] = None
+    at: str | None = option(None, "The snapshot: a branch, a tag or an id; main, if not given.", "REF")
+    delete: bool = option(False, "Delete it. Its snapshots stay, and can be found by their ids.")
 
 
 def snapshots() -> None:
@@ -57,18 +59,13 @@ def init(*, url: StoreUrl, as_json: AsJson = False, storage: StorageOptions) -> 
     """
     with needing_pyarrow("to make a versioned store"):
         repository = Repository.create(url, storage_options=storage.parsed() or None)
-    if as_json:
-        print_json({"url": repository.url, "branch": FIRST_BRANCH, "snapshot": repository.lookup_branch(FIRST_BRANCH)})
-    else:
-        typer.echo(f"made the versioned store {redacted(repository.url)}, with the branch {FIRST_BRANCH}")
+    document = {"url": repository.url, "branch": FIRST_BRANCH, "snapshot": repository.lookup_branch(FIRST_BRANCH)} if as_json else None
+    print_result(as_json, document, f"made the versioned store {redacted(repository.url)}, with the branch {FIRST_BRANCH}")
 
 
 def log(
     *,
-    url: Annotated[
-        str,
-        typer.Argument(metavar="URL[@REF]", help="A versioned store, or one snapshot of it; main, if none is named.", show_default=False),
-    ],
+    url: Annotated[str, argument("URL[@REF]", "A versioned store, or one snapshot of it; main, if none is named.")],
     number: Annotated[int | None, typer.Option("-n", metavar="N", help="The newest N only.", min=1, show_default=False)] = None,
     as_json: AsJson = False,
     storage: StorageOptions,
@@ -85,7 +82,7 @@ def log(
     place = snapshot_in(url, options)
     if place is not None and place.path:
         raise InvalidInput(f"{redacted(url)} names {place.path!r} in a snapshot: the log shows whole snapshots, leave the path out")
-    state = _state(url if place is None else place.name.target, options)
+    state = run_sync(state_at(url if place is None else place.name.target, options))
     newest = state.ref(FIRST_BRANCH, "branch").snapshot if place is None else place.pinned.snapshot_id
     found = [SnapshotInfo.of(one) for one in islice(state.ancestry(newest), number)]
     if as_json:
@@ -94,9 +91,7 @@ def log(
         _show_table(("snapshot", "time (UTC)", "message"), ((info.id, _time(info.written_at), _first_line(info.message)) for info in found))
 
 
-def branch(
-    *, url: StoreUrl, name: Name = None, at: At = None, delete: Delete = False, as_json: AsJson = False, storage: StorageOptions
-) -> None:
+def branch(*, url: StoreUrl, given: RefOptions, as_json: AsJson = False, storage: StorageOptions) -> None:
     """List branches, or make one, or delete one.
 
     Examples:
@@ -107,12 +102,10 @@ def branch(
 
         shardstore snapshots branch run.ice try --delete
     """
-    _refs("branch", Repository.create_branch, Repository.delete_branch, url, name, at, delete, as_json, storage.parsed())
+    _refs("branch", Repository.create_branch, Repository.delete_branch, url, given, as_json, storage.parsed())
 
 
-def tag(
-    *, url: StoreUrl, name: Name = None, at: At = None, delete: Delete = False, as_json: AsJson = False, storage: StorageOptions
-) -> None:
+def tag(*, url: StoreUrl, given: RefOptions, as_json: AsJson = False, storage: StorageOptions) -> None:
     """List tags, or make one, or delete one. A tag never points elsewhere; the name of a deleted one can be given again.
 
     Examples:
@@ -123,15 +116,15 @@ def tag(
 
         shardstore snapshots tag run.ice v0 --at 1CZ33ZREE1WVR4D62DV0
     """
-    _refs("tag", Repository.create_tag, Repository.delete_tag, url, name, at, delete, as_json, storage.parsed())
+    _refs("tag", Repository.create_tag, Repository.delete_tag, url, given, as_json, storage.parsed())
 
 
 def reset(
     *,
     url: StoreUrl,
-    branch: Annotated[str, typer.Argument(metavar="BRANCH", help="The branch that is to point elsewhere.", show_default=False)],
-    ref: Ref,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    branch: Annotated[str, argument("BRANCH", "The branch that is to point elsewhere.")],
+    ref: Annotated[str, argument("REF", "A branch, a tag or the id of a snapshot.")],
+    yes: Yes = False,
     as_json: AsJson = False,
     storage: StorageOptions,
 ) -> None:
@@ -155,18 +148,14 @@ def reset(
         if not yes:
             ask(f"reset {change}", "nothing was changed")
         Repository.open(url, storage_options=options or None).reset_branch(branch, after, from_snapshot_id=before)
-    if as_json:
-        print_json({"branch": branch, "before": before, "snapshot": after, "left": unreachable})
-    elif before == after:
-        typer.echo(f"branch {branch} is at snapshot {after} already")
-    else:
-        typer.echo(f"branch {branch} was at snapshot {before}, and is at {after}")
+    line = f"is at snapshot {after} already" if before == after else f"was at snapshot {before}, and is at {after}"
+    print_result(as_json, {"branch": branch, "before": before, "snapshot": after, "left": unreachable}, f"branch {branch} {line}")
 
 
 def diff(
     *,
     url: StoreUrl,
-    from_ref: Annotated[str, typer.Argument(metavar="FROM", help="A branch, a tag or the id of a snapshot.", show_default=False)],
+    from_ref: Annotated[str, argument("FROM", "A branch, a tag or the id of a snapshot.")],
     to_ref: Annotated[str, typer.Argument(metavar="[TO]", help="Another one.")] = FIRST_BRANCH,
     as_json: AsJson = False,
     storage: StorageOptions,
@@ -185,10 +174,7 @@ def diff(
     refuse_snapshot(url, options)
     with needing_pyarrow("to compare snapshots"):
         found = Repository.open(url, storage_options=options or None).diff(from_ref, to_ref)
-    if as_json:
-        print_json(_document_of_diff(found))
-    else:
-        _show_diff(found)
+    print_result(as_json, _document_of_diff(found) if as_json else None, *_diff_lines(found))
 
 
 COMMANDS: Mapping[str, Callable[..., None]] = {
@@ -207,13 +193,9 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
 # -- stores ------------------------------------------------------------------------------------------------------------
 
 
-def _state(target: Any, options: Mapping[str, Any]) -> State:
-    return run_sync(state_at(target, options))
-
-
 def _state_of_whole(url: str, options: Mapping[str, Any]) -> State:
     refuse_snapshot(url, options)
-    return _state(url, options)
+    return run_sync(state_at(url, options))
 
 
 # -- branches and tags -------------------------------------------------------------------------------------------------
@@ -224,12 +206,11 @@ def _refs(
     create: Callable[[Repository, str, str], None],
     remove: Callable[[Repository, str], None],
     url: str,
-    name: str | None,
-    at: str | None,
-    delete: bool,
+    given: RefOptions,
     as_json: bool,
     options: dict[str, Any],
 ) -> None:
+    name, at, delete = given.name, given.at, given.delete
     if name is None and (at is not None or delete):
         raise InvalidInput(f"{'--delete' if delete else '--at'} is for one {type_}: name it behind the URL")
     if delete and at is not None:
@@ -245,10 +226,8 @@ def _refs(
     else:
         snapshot = snapshot_of(state, FIRST_BRANCH if at is None else at).id
         create(repository, name, snapshot)
-    if as_json:
-        print_json({"name": name, "type": type_, "snapshot": snapshot, "deleted": delete})
-    else:
-        typer.echo(f"deleted {type_} {name}, which was at snapshot {snapshot}" if delete else f"made {type_} {name} at snapshot {snapshot}")
+    line = f"deleted {type_} {name}, which was at snapshot {snapshot}" if delete else f"made {type_} {name} at snapshot {snapshot}"
+    print_result(as_json, {"name": name, "type": type_, "snapshot": snapshot, "deleted": delete}, line)
 
 
 def _list(state: State, type_: RefType, as_json: bool) -> None:
@@ -310,17 +289,14 @@ def _document_of_diff(found: Diff) -> dict[str, Any]:
     }
 
 
-def _show_diff(found: Diff) -> None:
+def _diff_lines(found: Diff) -> list[str]:
     lines: list[tuple[str, str]] = []
     for name in _SETS:
         did, _, kind = name.partition("_")
         lines += [(f"{did} {kind[:-1]}", path or "/") for path in sorted(getattr(found, name))]
     lines += [("moved", f"{before or '/'} to {after or '/'}") for before, after in sorted(found.moved_nodes)]
     lines += [("chunks", f"{path or '/'}: {_named_chunks(chunks)}") for path, chunks in sorted(found.updated_chunks.items())]
-    for label, text in lines:
-        typer.echo(f"{label:<15}{text}")
-    if not lines:
-        typer.echo("nothing differs")
+    return [f"{label:<15}{text}" for label, text in lines] or ["nothing differs"]
 
 
 def _named_chunks(chunks: Sequence[Sequence[int]]) -> str:

@@ -8,23 +8,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Annotated, Any
 from uuid import uuid4
-
-import typer
 
 from shardstore import references
 from shardstore._sync import run_sync
 from shardstore.adapters.store_paths import refuse_snapshot
 from shardstore.adapters.versioned.repository import Repository
 from shardstore.adapters.versioned.session import Session
-from shardstore.apps.cli.arguments import AsJson, PairOptions
-from shardstore.apps.cli.output import complain, print_json
-from shardstore.apps.cli.pack import parse_policy
+from shardstore.apps.cli.arguments import AsJson, PairOptions, argument, parse_policy
+from shardstore.apps.cli.output import complain, print_result
 from shardstore.errors import InvalidInput
 from shardstore.format.metadata_v3 import is_array
+from shardstore.model.options import CommandOption, option
 from shardstore.model.redaction import redacted
 from shardstore.model.words import plural
 from shardstore.progress.shown import step_bar
@@ -32,6 +30,10 @@ from shardstore.references.places import JSON_SUFFIXES, open_set
 from shardstore.snapshots.lookup import FIRST_BRANCH
 from shardstore.snapshots.named import needing_pyarrow
 from shardstore.snapshots.reachable import Progress, step_of
+
+VirtualPrefix = Annotated[
+    list[str] | None, CommandOption("A URL, with / at its end, below which chunks outside of the store may lie; may be repeated.", "URL")
+]
 
 
 class Form(Enum):
@@ -46,11 +48,17 @@ class Form(Enum):
 class ExportRequest:
     """The options of an export, apart from the format."""
 
-    ref: str | None
-    chunks_per_shard: Any
-    check: bool
-    dry_run: bool
-    target_options: Mapping[str, Any]
+    ref: str | None = option(None, "zarr, references: which snapshot, by branch, tag or id; main.", "REF")
+    chunks_per_shard: str | None = option(
+        None,
+        "zarr: along each dimension, 'auto', 'none' or a JSON object, as of pack; auto.",
+        "N,N,…",
+        flags=("--chunks-per-shard", "-s"),
+    )
+    check: bool = option(True, "zarr: do not compare the result with the snapshot.")
+    virtual_prefix: VirtualPrefix = None
+    dry_run: bool = option(False, "Write nothing: show what would be written.")
+    target_options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def snapshot(self) -> str:
@@ -67,39 +75,12 @@ class Exported:
     warning: str = ""
 
 
-VirtualPrefix = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--virtual-prefix",
-        metavar="URL",
-        help="A URL, with / at its end, below which chunks outside of the store may lie; may be repeated.",
-        show_default=False,
-    ),
-]
-
-
 def export(
     *,
-    url: Annotated[str, typer.Argument(metavar="SRC", help="A versioned store: a path, URL or chain of URLs.", show_default=False)],
-    target: Annotated[str, typer.Argument(metavar="DST", help="A folder or URL at which there is nothing.", show_default=False)],
-    to: Annotated[Form, typer.Option("--to", help="The format that the store becomes.", show_default=False)],
-    ref: Annotated[
-        str | None,
-        typer.Option("--ref", metavar="REF", help="zarr, references: which snapshot, by branch, tag or id; main.", show_default=False),
-    ] = None,
-    shards: Annotated[
-        str | None,
-        typer.Option(
-            "--chunks-per-shard",
-            "-s",
-            metavar="N,N,…",
-            help="zarr: along each dimension, 'auto', 'none' or a JSON object, as of pack; auto.",
-            show_default=False,
-        ),
-    ] = None,
-    no_check: Annotated[bool, typer.Option("--no-check", help="zarr: do not compare the result with the snapshot.")] = False,
-    prefix: VirtualPrefix = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing: show what would be written.")] = False,
+    url: Annotated[str, argument("SRC", "A versioned store: a path, URL or chain of URLs.")],
+    target: Annotated[str, argument("DST", "A folder or URL at which there is nothing.")],
+    to: Annotated[Form, CommandOption("The format that the store becomes.")],
+    request: ExportRequest,
     as_json: AsJson = False,
     storage: PairOptions,
 ) -> None:
@@ -125,34 +106,29 @@ def export(
 
         shardstore snapshots export run.ice run.json --to references
     """
-    for_zarr = {"-s": shards is not None, "--no-check": no_check}
+    for_zarr = {"-s": request.chunks_per_shard is not None, "--no-check": not request.check}
     refused = [name for name, is_given in for_zarr.items() if is_given and to is not Form.ZARR]
-    refused += ["--ref"] if ref is not None and to is Form.ICECHUNK else []
+    refused += ["--ref"] if request.ref is not None and to is Form.ICECHUNK else []
     if refused:
         raise InvalidInput(f"{refused[0]} means nothing with --to {to.value}")
     refuse_snapshot(url, storage.parsed())
     source_options, target_options = storage.parsed_pair(url, target)
     with needing_pyarrow("to look into a versioned store"):
-        repository = Repository.open(url, storage_options=source_options or None, virtual_prefixes=prefix or ())
+        repository = Repository.open(url, storage_options=source_options or None, virtual_prefixes=request.virtual_prefix or ())
     with _progress() as say:
-        policy = "auto" if shards is None else parse_policy(shards)
-        request = ExportRequest(ref, policy, check=not no_check, dry_run=dry_run, target_options=target_options)
-        done = _EXPORTS[to](repository, target, request, say)
+        done = _EXPORTS[to](repository, target, replace(request, target_options=target_options), say)
     if done.warning:
         complain("warning", done.warning)
-    if as_json:
-        print_json({"to": to.value, **done.document})
-    else:
-        typer.echo(done.line)
+    print_result(as_json, {"to": to.value, **done.document}, done.line)
 
 
 def import_(
     *,
-    source: Annotated[str, typer.Argument(metavar="SRC", help="A repository of Icechunk: a folder or URL.", show_default=False)],
-    url: Annotated[str, typer.Argument(metavar="DST", help="Where the versioned store goes.", show_default=False)],
-    copy: Annotated[bool, typer.Option("--copy", help="Copy the chunks of SRC, instead of referring to them.")] = False,
-    prefix: VirtualPrefix = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Make nothing: show what would be made.")] = False,
+    source: Annotated[str, argument("SRC", "A repository of Icechunk: a folder or URL.")],
+    url: Annotated[str, argument("DST", "Where the versioned store goes.")],
+    copy: Annotated[bool, CommandOption("Copy the chunks of SRC, instead of referring to them.")] = False,
+    virtual_prefix: VirtualPrefix = None,
+    dry_run: Annotated[bool, CommandOption("Make nothing: show what would be made.")] = False,
     as_json: AsJson = False,
     storage: PairOptions,
 ) -> None:
@@ -177,21 +153,19 @@ def import_(
             copy=copy and not dry_run,  # in memory by reference
             source_options=source_options,
             storage_options=None if dry_run else target_options or None,
-            virtual_prefixes=prefix or (),
+            virtual_prefixes=virtual_prefix or (),
             progress=say,
         )
         counts = _counts_of(made)
         snapshot, prefixes = made.lookup_branch(FIRST_BRANCH), list(made.virtual_prefixes)
     if dry_run and copy:
-        prefixes = list(prefix or ())
+        prefixes = list(virtual_prefix or ())
     shown = url if dry_run else made.url
-    if as_json:
-        print_json({"url": shown, "dry_run": dry_run, "snapshot": snapshot, **counts, "virtual_prefixes": prefixes})
-        return
     amounts = f"{plural(counts['snapshots'], 'snapshot')}, {_named(counts['branches'], counts['tags'])}"
-    typer.echo(f"{'would make' if dry_run else 'made'} the versioned store {redacted(shown)} of {redacted(source)}, with {amounts}")
+    lines = [f"{'would make' if dry_run else 'made'} the versioned store {redacted(shown)} of {redacted(source)}, with {amounts}"]
     if prefixes and not dry_run:
-        typer.echo(f"open it with virtual_prefixes={list(map(redacted, prefixes))}")
+        lines.append(f"open it with virtual_prefixes={list(map(redacted, prefixes))}")
+    print_result(as_json, {"url": shown, "dry_run": dry_run, "snapshot": snapshot, **counts, "virtual_prefixes": prefixes}, *lines)
 
 
 @contextmanager
@@ -260,7 +234,7 @@ def _to_zarr(repository: Repository, target: str, request: ExportRequest, say: P
         request.snapshot,
         check=request.check,
         checked=lambda objects, _nbytes, total: say("comparing objects", objects, total),
-        chunks_per_shard=request.chunks_per_shard,
+        chunks_per_shard=parse_policy(request.chunks_per_shard or "auto"),
         dry_run=request.dry_run,
         target_options=dict(request.target_options),
         progress=lambda now: say(now.phase, now.objects, now.total_objects),

@@ -13,13 +13,11 @@ import typer
 
 from shardstore.adapters.store_paths import pair_options, refuse_snapshot
 from shardstore.adapters.versioned.repository import Repository
-from shardstore.apps.cli.arguments import AsJson, StorageOptions, StoreUrl
-from shardstore.apps.cli.failures import ExitCode
-from shardstore.apps.cli.output import complain, print_json
-from shardstore.apps.cli.pack import Shards, parse_policy
-from shardstore.apps.cli.questions import ask
+from shardstore.apps.cli.arguments import AsJson, DryRun, Shards, StorageOptions, StoreUrl, Yes, argument, parse_policy
+from shardstore.apps.cli.output import ExitCode, ask, complain, print_json, print_result
 from shardstore.apps.cli.snapshots_bridges import place_for
 from shardstore.errors import InvalidInput
+from shardstore.model.options import CommandOption
 from shardstore.model.redaction import redacted
 from shardstore.model.words import plural, size
 from shardstore.progress.shown import step_bar
@@ -34,25 +32,13 @@ _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _FOLDERS = {"t/": "states", "s/": "structures", "a/": "attribute files", "m/": "manifests", "c/": "chunk files"}
 _SHOWN_FINDINGS = 20
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing: show what would be done.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-Branch = Annotated[str, typer.Option("--branch", metavar="NAME", help="The branch whose tip is rewritten.")]
-
 
 def expire(
     *,
     url: StoreUrl,
-    older_than: Annotated[
-        str,
-        typer.Option(
-            "--older-than",
-            metavar="TIME",
-            help="A duration, as 30d, 12h or 8w; or a time with its zone, as 2026-01-31T00:00:00Z.",
-            show_default=False,
-        ),
-    ],
-    branches: Annotated[bool, typer.Option("--branches", help="Delete branches whose snapshot is older, too, but for main.")] = False,
-    tags: Annotated[bool, typer.Option("--tags", help="Delete tags whose snapshot is older, too.")] = False,
+    older_than: Annotated[str, CommandOption("A duration, as 30d, 12h or 8w; or a time with its zone, as 2026-01-31T00:00:00Z.", "TIME")],
+    branches: Annotated[bool, CommandOption("Delete branches whose snapshot is older, too, but for main.")] = False,
+    tags: Annotated[bool, CommandOption("Delete tags whose snapshot is older, too.")] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: AsJson = False,
@@ -76,12 +62,9 @@ def expire(
         if not yes:
             ask(f"let {_expired_names(found)} of {redacted(url)} expire", "nothing was changed")
         found = repository.expire_snapshots(before, **flags)
-    if as_json:
-        print_json({name: sorted(getattr(found, name)) for name in ("snapshots", "branches", "tags")} | {"dry_run": dry_run})
-    elif not _is_any(found):
-        typer.echo("nothing has expired")
-    else:
-        typer.echo(f"{_expired_names(found)} {'would expire' if dry_run else 'expired'}")
+    document = {name: sorted(getattr(found, name)) for name in ("snapshots", "branches", "tags")} | {"dry_run": dry_run}
+    expired = f"{_expired_names(found)} {'would expire' if dry_run else 'expired'}" if _is_any(found) else "nothing has expired"
+    print_result(as_json, document, expired)
 
 
 def gc(
@@ -89,10 +72,8 @@ def gc(
     url: StoreUrl,
     grace: Annotated[
         str,
-        typer.Option(
-            "--grace",
-            metavar="DURATION",
-            help="Keep files that were unreferenced for less than this (7d, 12h, 0). It has to be longer than any session.",
+        CommandOption(
+            "Keep files that were unreferenced for less than this (7d, 12h, 0). It has to be longer than any session.", "DURATION"
         ),
     ] = "7d",
     dry_run: DryRun = False,
@@ -137,11 +118,7 @@ def stats(*, url: StoreUrl, as_json: AsJson = False, storage: StorageOptions) ->
     repository = _opened(url, storage.parsed())
     with _progress() as say:
         found = repository.stats(say)
-    if as_json:
-        print_json(asdict(found))
-        return
-    for label, text in _stats_rows(found):
-        typer.echo(f"{label:<22}{text}")
+    print_result(as_json, asdict(found), *(f"{label:<22}{text}" for label, text in _stats_rows(found)))
 
 
 def verify(*, url: StoreUrl, as_json: AsJson = False, storage: StorageOptions) -> None:
@@ -173,10 +150,10 @@ def verify(*, url: StoreUrl, as_json: AsJson = False, storage: StorageOptions) -
 def rewrite(
     *,
     url: StoreUrl,
-    chunks: Annotated[bool, typer.Option("--chunks", help="Also combine chunks of one shard that several commits wrote.")] = False,
+    chunks: Annotated[bool, CommandOption("Also combine chunks of one shard that several commits wrote.")] = False,
     shards: Shards = "auto",
-    branch: Branch = FIRST_BRANCH,
-    message: Annotated[str | None, typer.Option("--message", "-m", metavar="TEXT", help="Of the commit.", show_default=False)] = None,
+    branch: Annotated[str, CommandOption("The branch whose tip is rewritten.", "NAME")] = FIRST_BRANCH,
+    message: Annotated[str | None, CommandOption("Of the commit.", "TEXT", flags=("--message", "-m"))] = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
     storage: StorageOptions,
@@ -220,17 +197,11 @@ def rewrite(
 
 def adopt(
     *,
-    source: Annotated[str, typer.Argument(metavar="SRC", help="A Zarr hierarchy, sharded or not, or reference::URL.", show_default=False)],
-    url: Annotated[str, typer.Argument(metavar="URL", help="Where the versioned store goes.", show_default=False)],
-    message: Annotated[str, typer.Option("--message", "-m", metavar="TEXT", help="The message of the commit.")] = "Adopted",
-    prefix: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--virtual-prefix",
-            metavar="URL",
-            help="A URL, with / at its end, below which the objects of a set of references may lie.",
-            show_default=False,
-        ),
+    source: Annotated[str, argument("SRC", "A Zarr hierarchy, sharded or not, or reference::URL.")],
+    url: Annotated[str, argument("URL", "Where the versioned store goes.")],
+    message: Annotated[str, CommandOption("The message of the commit.", "TEXT", flags=("--message", "-m"))] = "Adopted",
+    virtual_prefix: Annotated[
+        list[str] | None, CommandOption("A URL, with / at its end, below which the objects of a set of references may lie.", "URL")
     ] = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
@@ -256,7 +227,7 @@ def adopt(
             source_options=source_options or None,
             progress=say,
             storage_options=None if dry_run else target_options or None,
-            virtual_prefixes=prefix or (),
+            virtual_prefixes=virtual_prefix or (),
         )
         found = made.stats()
     if as_json:
@@ -266,9 +237,8 @@ def adopt(
         return
     said = f"would make the versioned store {redacted(url)}" if dry_run else f"made the versioned store {redacted(made.url)}"
     typer.echo(f"{said}, with {plural(found.references, 'reference')} to chunks of {redacted(source)}")
-    if dry_run:
-        return
-    typer.echo(f"open it with virtual_prefixes={list(map(redacted, made.virtual_prefixes))}")
+    if not dry_run:
+        typer.echo(f"open it with virtual_prefixes={list(map(redacted, made.virtual_prefixes))}")
 
 
 COMMANDS: Mapping[str, Callable[..., None]] = {

@@ -134,26 +134,21 @@ def report(
         StorageError: a request failed.
     """
     handle = Handle.find(url, None if storage_options is None else dict(storage_options), {})
-    with reported(progress, report_step) as say:
-        return Report(
-            report_on(
-                handle,
-                path.strip("/"),
-                handle.url if not path.strip("/") else f"{handle.url.rstrip('/')}/{path.strip('/')}",
-                fast=fast,
-                pictures=pictures,
-                preview=preview,
-                access=access,
-                verified=verified,
-                most_arrays=most_arrays,
-                progress=say,
-            )
+    path = path.strip("/")
+    shown = f"{handle.url.rstrip('/')}/{path}" if path else handle.url
+    with reported(progress, lambda objects, /: Step("looking", objects)) as say:
+        return report_on(
+            handle,
+            path,
+            shown,
+            fast=fast,
+            pictures=pictures,
+            preview=preview,
+            access=access,
+            verified=verified,
+            most_arrays=most_arrays,
+            progress=say,
         )
-
-
-def report_step(objects: int, /) -> Step:
-    """Return the step that is shown while a report is made."""
-    return Step("looking", objects)
 
 
 def report_on(
@@ -161,15 +156,15 @@ def report_on(
     path: str,
     shown: str,
     *,
-    fast: bool = False,
-    pictures: bool = True,
-    preview: bool = False,
-    access: Sequence[str] = (),
-    verified: VerifiedLike | None = None,
-    most_arrays: int = MOST_ARRAYS,
-    progress: Callable[[int], None] | None = None,
-) -> Facts:
-    """Return the facts about the place ``path`` of an engine, whose URL without credentials is ``shown``; see ``report``. Not to be called
+    fast: bool,
+    pictures: bool,
+    preview: bool,
+    access: Sequence[str],
+    verified: VerifiedLike | None,
+    most_arrays: int,
+    progress: Callable[[int], None],
+) -> Report:
+    """Return the report on the place ``path`` of an engine, whose URL without credentials is ``shown``; see ``report``. Not to be called
     on the IO loop.
     """
     check_flags(fast=fast, pictures=pictures, preview=preview)
@@ -184,16 +179,19 @@ def report_on(
     at = datetime.now(UTC)
     occupancy = None if fast else occupancy_of_report(pictures=pictures)
     found = run_sync(survey(engine.canonical, path, indices=not fast, occupancy=occupancy, progress=progress, shown=shown))
-    return facts_of(
-        found,
-        storage_facts(engine, handle.snapshot),
-        url=shown,
-        at=at,
-        occupancy=occupancy,
-        verified=earlier,
-        accesses=accesses,
-        previewer=previewer,
-        most_arrays=most_arrays,
+    storage = storage_facts(engine, handle.snapshot)
+    return Report(
+        facts_of(
+            found,
+            storage,
+            url=shown,
+            at=at,
+            occupancy=occupancy,
+            verified=earlier,
+            accesses=accesses,
+            previewer=previewer,
+            most_arrays=most_arrays,
+        )
     )
 
 

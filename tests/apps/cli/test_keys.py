@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import shardstore
-from shardstore.apps.cli.cat import write_out
+from shardstore.apps.cli.keys import write_out
 from tests import view
 from tests.apps.cli.running import VALUES, Place, run, spawn, succeed
 from tests.shards import presented
@@ -138,7 +138,7 @@ def test_a_file_that_belongs_to_no_store(tmp_path: Path) -> None:
 
 
 def test_large_values_come_in_pieces(local: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardstore.apps.cli.cat.write_out", partial(write_out, piece_nbytes=7))
+    monkeypatch.setattr("shardstore.apps.cli.keys.write_out", partial(write_out, piece_nbytes=7))
     assert succeed("cat", local.url, "ct/c/0/0").raw == VALUES[:5, :5].tobytes()
 
 

@@ -10,7 +10,7 @@ import pytest
 import zarr
 
 import shardstore
-from shardstore.apps.cli.failures import ExitCode
+from shardstore.apps.cli.output import ExitCode
 from tests.apps.cli.running import run, succeed
 
 

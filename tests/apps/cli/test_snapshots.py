@@ -10,7 +10,7 @@ import pytest
 import zarr
 
 import shardstore
-from shardstore.apps.cli.failures import ExitCode
+from shardstore.apps.cli.output import ExitCode
 from shardstore.snapshots import Repository
 from tests.apps.cli.running import options_of, run, succeed
 
@@ -263,7 +263,7 @@ def test_a_branch_is_reset_after_a_question(anywhere: Store) -> None:
 
 @pytest.mark.parametrize(("answer", "code"), [("y\n", ExitCode.OK), ("n\n", ExitCode.FAILED), ("", ExitCode.INTERRUPTED)])
 def test_on_a_terminal_it_asks(answer: str, code: ExitCode, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardstore.apps.cli.questions.is_interactive", lambda: True)
+    monkeypatch.setattr("shardstore.apps.cli.output.is_interactive", lambda: True)
     done = run("snapshots", "reset", store.url, "main", "v1", stdin=answer)
     assert done.code == code
     assert f"This would reset branch main of {store.url} from snapshot" in done.err
@@ -276,7 +276,7 @@ def test_a_commit_while_somebody_thinks_is_a_conflict(store: Store, monkeypatch:
             zarr.create_group(target, path="new")
         return True
 
-    monkeypatch.setattr("shardstore.apps.cli.questions.is_interactive", lambda: True)
+    monkeypatch.setattr("shardstore.apps.cli.output.is_interactive", lambda: True)
     monkeypatch.setattr("typer.confirm", answer)
     done = run("snapshots", "reset", store.url, "main", "v1")
     assert done.code == ExitCode.CONFLICT

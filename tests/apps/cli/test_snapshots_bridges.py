@@ -12,7 +12,7 @@ import pytest
 import zarr
 
 import shardstore
-from shardstore.apps.cli.failures import ExitCode
+from shardstore.apps.cli.output import ExitCode
 from shardstore.snapshots import Repository
 from tests.apps.cli.running import run, spawn, succeed
 

@@ -11,7 +11,7 @@ import pytest
 import zarr
 
 import shardstore
-from shardstore.apps.cli.failures import ExitCode
+from shardstore.apps.cli.output import ExitCode
 from shardstore.apps.cli.snapshots_upkeep import _duration, _time_before
 from shardstore.errors import InvalidInput
 from shardstore.snapshots import Repository

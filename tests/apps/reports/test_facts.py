@@ -14,7 +14,7 @@ import pytest
 import zarr
 
 import shardstore
-from shardstore.apps.cli.failures import ExitCode
+from shardstore.apps.cli.output import ExitCode
 from shardstore.apps.reports.facts import ReportedArray, occupancy_of_report
 from shardstore.apps.reports.reporting import Report
 from shardstore.engine.engine import Engine

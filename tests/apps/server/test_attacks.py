@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from shardstore._sync import run_sync
-from shardstore.apps.cli.failures import ExitCode
+from shardstore.apps.cli.output import ExitCode
 from shardstore.apps.server import serve
 from shardstore.apps.server.application import MOST_KEY_NBYTES, MOST_SEGMENTS
 from shardstore.errors import Corruption, NotFound, ShardStoreError, StorageError

@@ -184,7 +184,7 @@ def test_without_anyone_to_ask_nothing_is_removed(place: Place, flags: list[str]
 
 @pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("n\n", 1), ("", 130)])
 def test_on_a_terminal_it_asks(local: Place, monkeypatch: pytest.MonkeyPatch, answer: str, code: int) -> None:
-    monkeypatch.setattr("shardstore.apps.cli.questions.is_interactive", lambda: True)
+    monkeypatch.setattr("shardstore.apps.cli.output.is_interactive", lambda: True)
     before = snapshot(local.objects)
     outcome = run("rm", f"{local.url}/ct", stdin=answer)
     assert outcome.code == code

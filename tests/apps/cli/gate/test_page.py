@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shardstore.apps.cli.failures import MEANINGS
+from shardstore.apps.cli.output import MEANINGS
 from tests.apps.cli.running import PLAIN
 
 ROOT = Path(__file__).parents[4]

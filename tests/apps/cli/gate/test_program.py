@@ -26,8 +26,7 @@ from shardstore.adapters.fsspec.chain import check_options
 from shardstore.apps.cli.app import app
 from shardstore.apps.cli.arguments import storage_options
 from shardstore.apps.cli.commands import COMMANDS
-from shardstore.apps.cli.failures import MEANINGS, ExitCode, exit_code, first_error, message
-from shardstore.apps.cli.progress import progress_bar, said_if_slow
+from shardstore.apps.cli.output import MEANINGS, ExitCode, exit_code, first_error, message, progress_bar, said_if_slow
 from shardstore.errors import (
     AccessDenied,
     Conflict,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shardstore.apps import server
-from shardstore.apps.cli.failures import ExitCode
+from shardstore.apps.cli.output import ExitCode
 from tests.apps.cli.running import run
 
 

@@ -14,8 +14,8 @@ import pytest
 import zarr
 
 import shardstore
-from shardstore.apps.cli import census
-from shardstore.apps.cli.execution import write_failures
+from shardstore.apps.cli import checking
+from shardstore.apps.cli.execution import WorkOptions
 from shardstore.apps.cli.output import show_more, wrapped
 from shardstore.errors import StorageError
 from shardstore.maintenance.census import Unread
@@ -207,7 +207,7 @@ def test_pictures(local: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     drawn = succeed("census", local.url, "--draw").lines
     ct = drawn[drawn.index("ct") + 1 :][:8]
     assert ct == ["┌───────┐", *["│███████│"] * 3, *["│       │"] * 3, "└───────┘"]
-    monkeypatch.setattr(census, "has_colours", lambda: True)
+    monkeypatch.setattr(checking, "has_colours", lambda: True)
     assert "│▀▀▀▀▀▀▀│" in succeed("census", local.url, "--draw").out
     assert "not of the form I,J" in run("census", local.url, "--draw", "--axes", "x").error
     assert "are not two axes" in run("census", local.url, "--draw", "--axes", "1,1").err
@@ -219,7 +219,7 @@ def test_pictures(local: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(("share", "shade"), [(0.0, " "), (1e-9, "░"), (0.5, "▒"), (0.999, "▓"), (1.0, "█")])
 def test_anything_that_exists_is_seen(share: float, shade: str) -> None:
-    assert census._shade(share) == shade
+    assert checking._shade(share) == shade
 
 
 def test_a_census_in_parts(local: Place, tmp_path: Path) -> None:
@@ -237,7 +237,9 @@ def test_what_failed_is_written_and_can_be_fed_back(command: str, local: Place, 
     failures = tmp_path / "failures"
     succeed(command, local.url, "--failures", str(failures))
     assert failures.read_text() == ""
-    write_failures(failures, [Unread("ct/c/0/1", StorageError("the server is tired")), Unread("ct/c/1/2", StorageError("as before"))])
+    WorkOptions(failures=failures).write_failures(
+        [Unread("ct/c/0/1", StorageError("the server is tired")), Unread("ct/c/1/2", StorageError("as before"))]
+    )
     assert json.loads(failures.read_text().splitlines()[0]) == {"key": "ct/c/0/1", "error": "the server is tired"}
     found = succeed(command, local.url, "--only-failed", str(failures), "--json").json
     looked_at = found["shards"] if "shards" in found else sum(array["objects"] for array in found["arrays"])

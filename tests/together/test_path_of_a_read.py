@@ -126,7 +126,7 @@ def test_a_read_of_a_mounted_file_goes_through_few_modules(tmp_path: Path) -> No
 
     assert run_sync(read())
     entered = modules_entered(lambda: run_sync(read()))
-    assert len(entered) <= 21, sorted(entered)
+    assert len(entered) <= 20, sorted(entered)
 
 
 @pytest.mark.gate

@@ -26,7 +26,7 @@ import shardstore
 from shardstore import references
 from shardstore.adapters.options import FurtherOptions, OpenOptions
 from shardstore.adapters.versioned.opened import RepositoryArguments
-from shardstore.apps.cli.commands import COMMANDS
+from shardstore.apps.cli.app import COMMANDS
 from shardstore.errors import Conflict, InvalidInput, NotFound, ShardStoreError
 from shardstore.maintenance.packing.pack import PackOptions
 from shardstore.snapshots import Repository, Session

@@ -1,4 +1,7 @@
-"""The program ``shardstore``: its commands, and the handling of errors."""
+"""The program ``shardstore``: its commands by name, and the handling of errors.
+
+A command is loaded when it is used: the program's own help needs none of them, and no command needs another.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,127 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
 from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
 import shardstore
-from shardstore.apps.cli.arguments import ARGUMENTS, DEBUG
-from shardstore.apps.cli.commands import LazyCommands, add_commands
+from shardstore.apps.cli.arguments import ARGUMENTS, DEBUG, with_single_options
 from shardstore.apps.cli.output import MEANINGS, ExitCode, complain, exit_code, first_error, message
 from shardstore.model.redaction import redacted
 
 _PROGRAM = "shardstore"
 
 
-class Commands(LazyCommands):
-    """A group whose errors, including those of usage, end in one line and an exit code of ``ExitCode``."""
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command in the list of the program's help; ``summary`` is the first paragraph of the command's own help."""
+
+    module: str
+    function: str
+    summary: str
+    is_group: bool = False
+    """True if it has commands of its own, which ``COMMANDS`` of its module lists."""
+
+    def load(self) -> Callable[..., None]:
+        """Return the function whose signature and docstring are the command's options and help."""
+        function: Callable[..., None] = getattr(import_module(self.module), self.function)
+        return function
+
+
+def _commands(module: str, *, is_group: bool = False, **summaries: str) -> dict[str, Command]:
+    """Return the commands of a module by their names, which are those of its functions."""
+    return {name: Command(f"shardstore.apps.cli.{module}", name, summary, is_group) for name, summary in summaries.items()}
+
+
+COMMANDS: Mapping[str, Command] = {
+    **_commands(
+        "info", info="Show each array: how it is stored and presented, which shards and chunks exist, bytes, dead bytes, and damage."
+    ),
+    **_commands(
+        "keys",
+        ls="List keys: metadata documents, chunks, and other objects. Names are relative to URL; directories end with `/`.",
+        cat="Write the bytes of a chunk, a metadata document or another object to stdout, as a client sees them.",
+    ),
+    **_commands(
+        "nodes",
+        cp="Copy a node with all that is in it. Shards are copied unchanged: nothing is decoded or packed again.",
+        mv="Move a node with all that is in it. Shards are moved unchanged.",
+        rm="Remove an array, a group, a directory, or a single chunk.",
+    ),
+    **_commands("advise", advise="Compare shard shapes by the requests and bytes that an access costs, and recommend one."),
+    **_commands(
+        "pack",
+        pack="Pack a Zarr hierarchy into shards. Chunks are moved unchanged: nothing is decoded or compressed again.",
+        reshard="Move the chunks of sharded arrays into other shards. Chunks, and arrays without shards, stay unchanged.",
+        unpack="Unpack shards: write every chunk as its own object, bytes unchanged.",
+    ),
+    **_commands(
+        "checking",
+        verify="Check metadata, indexes, bounds and checksums, and find objects that belong to no node. Writes nothing.",
+        census="Count which chunks exist, array by array, as a table, a compact file, and a picture.",
+    ),
+    **_commands(
+        "rewriting",
+        compact="Rewrite the shards with too many dead bytes, and delete those that hold no chunk. Chunks are kept byte for byte.",
+    ),
+    **_commands(
+        "refs",
+        is_group=True,
+        refs="Write and update sets of references, through which programs that know no shards read every chunk in place.",
+    ),
+    **_commands(
+        "snapshots",
+        is_group=True,
+        snapshots="Make versioned stores, show and change their history, and maintain them.",
+    ),
+    **_commands("info", report="Make one page about a store and its state: arrays, shards, sizes, which chunks exist, damage, and advice."),
+    **_commands(
+        "serving",
+        serve="Serve a store over HTTP for reading, chunk by chunk, to browsers, viewers and clients of S3.",
+        mount="Mount a store as a tree of plain chunk files, for programs that know neither shards nor object stores.",
+        unmount="Unmount a store that `shardstore mount` has mounted, after everything written has been stored.",
+    ),
+    **_commands("rewriting", repair="Show how damaged shards would be repaired; with --yes, repair them."),
+}
+
+
+def _loaded_group(name: str, command: Command) -> Any:
+    group = typer.Typer(name=name, rich_markup_mode="markdown", add_completion=False)
+
+    @group.callback(help=command.load().__doc__, invoke_without_command=True)
+    def show_help(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            typer.echo(context.get_help())
+
+    for inner, function in import_module(command.module).COMMANDS.items():
+        group.command(inner)(with_single_options(function))
+    return get_command(group)
+
+
+def _loaded(name: str, function: Callable[..., None]) -> Any:
+    one = typer.Typer(rich_markup_mode="markdown", add_completion=False)
+    one.command(name)(with_single_options(function))
+    return get_command(one)
+
+
+class Commands(TyperGroup):
+    """A group that lists ``COMMANDS`` by their summaries, and loads one when it is called, or its help or completion is asked for. Errors,
+    including those of usage, end in one line and an exit code of ``ExitCode``.
+    """
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that ``args`` begin with, its name, and the remaining arguments."""
+        if args and args[0] in COMMANDS:
+            command = COMMANDS[args[0]]
+            self.commands[args[0]] = _loaded_group(args[0], command) if command.is_group else _loaded(args[0], command.load())
+        return super().resolve_command(ctx, args)
 
     def main(
         self,
@@ -149,7 +256,12 @@ def _program(
         typer.echo(context.get_help())
 
 
-add_commands(app)
+def _not_loaded() -> None:
+    raise AssertionError("a command is loaded before it is invoked")
+
+
+for _name, _command in COMMANDS.items():
+    app.command(_name, help=_command.summary, rich_help_panel="Commands")(_not_loaded)
 
 
 def main() -> NoReturn:

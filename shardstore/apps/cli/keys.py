@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Annotated
 
 from shardstore._sync import iterate, run_sync
 from shardstore.adapters.store_paths import StorePath
@@ -31,14 +31,6 @@ class ListedKey:
     @property
     def is_directory(self) -> bool:
         return self.key.endswith("/")
-
-
-class Printer(Protocol):
-    """A printer that writes entries as they arrive."""
-
-    def add(self, entry: ListedKey, name: str) -> None: ...
-
-    def end(self) -> None: ...
 
 
 def ls(
@@ -67,63 +59,39 @@ def ls(
     """
     target = storage.resolve(url)
     path = check_prefix(join(target.path, (prefix or "").strip("/"))).strip("/")
-    printer: Printer = JsonPrinter() if as_json else TextPrinter(long)
+    documents = JsonList()
+    found = False
+
+    def put(entry: ListedKey) -> None:
+        nonlocal found
+        found = True
+        name = entry.key.removeprefix(base)
+        if as_json:
+            kind = "directory" if entry.is_directory else "key"
+            documents.add({"name": name, "key": entry.key, "type": kind, "nbytes": entry.nbytes})
+        else:
+            size = f"{'-' if entry.nbytes is None else entry.nbytes:>{_SIZE_COLUMNS}}  " if long else ""
+            sys.stdout.write(f"{size}{name}\n")
+
     # Names are what can be given to other commands behind the same URL; a URL that is a key itself is named by it.
     base = join(target.path, "")
     source = _Source(target.engine, stored, sizes=long or as_json)
     try:
-        found = asyncio.run(_print(source, path, recursive, printer, base))
+        asyncio.run(_list(source, path, recursive, put))
     except Exception as exc:
         if not isinstance(error := first_error(exc), Corruption) or stored:
             raise
         # Chunks of a damaged index cannot be listed; stored objects can.
         raise Corruption(f"{error}. shardstore ls --stored lists the stored objects, and shardstore info the damaged shards") from exc
     if not found:
-        raise NotFound(_nothing(target, path))
-    printer.end()
+        raise NotFound(f"there is nothing at {target.shown(path)}: list the directory above it, or check the spelling")
+    if as_json:
+        documents.end()
 
 
-def _nothing(target: StorePath, path: str) -> str:
-    return f"there is nothing at {target.shown(path)}: list the directory above it, or check the spelling"
-
-
-class TextPrinter:
-    """A printer of one line per entry."""
-
-    def __init__(self, long: bool) -> None:
-        self._long = long
-
-    def add(self, entry: ListedKey, name: str) -> None:
-        size = ""
-        if self._long:
-            size = f"{'-' if entry.nbytes is None else entry.nbytes:>{_SIZE_COLUMNS}}  "
-        sys.stdout.write(f"{size}{name}\n")
-
-    def end(self) -> None:
-        """Do nothing: there is nothing left to write."""
-
-
-class JsonPrinter:
-    """A printer of one JSON object per entry."""
-
-    def __init__(self) -> None:
-        self._list = JsonList()
-
-    def add(self, entry: ListedKey, name: str) -> None:
-        self._list.add({"name": name, "key": entry.key, "type": "directory" if entry.is_directory else "key", "nbytes": entry.nbytes})
-
-    def end(self) -> None:
-        self._list.end()
-
-
-async def _print(source: _Source, path: str, recursive: bool, printer: Printer, base: str) -> bool:
-    """Print what is at ``path``; return whether there was anything."""
-    found = False
+async def _list(source: _Source, path: str, recursive: bool, put: Callable[[ListedKey], None]) -> None:
     async for entry in iterate(lambda: source.everything(path) if recursive else source.level(path)):
-        name = entry.key.removeprefix(base) if entry.key.startswith(base) else entry.key
-        printer.add(entry, name)
-        found = True
-    return found
+        put(entry)
 
 
 class _Source:

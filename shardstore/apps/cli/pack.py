@@ -15,6 +15,7 @@ from shardstore.apps.cli.arguments import AsJson, PairOptions, Shards, Without, 
 from shardstore.apps.cli.execution import HeldOptions, Scheduler, cluster, interruptible
 from shardstore.apps.cli.output import complain, print_json, show
 from shardstore.errors import Incomplete
+from shardstore.maintenance.packing import pack as packing
 from shardstore.maintenance.packing.pack import PackOptions, pack, reshard, unpack
 from shardstore.maintenance.packing.run import PackReport, packing_step
 from shardstore.model.words import count, plural, shape, size
@@ -31,7 +32,7 @@ _UNPACK = Without(frozenset({"stored", "chunk_order", "index_location", "index_c
 _RESHARD = Without(frozenset({"message"}))
 
 
-def pack_command(
+def pack(
     *,
     source: Source,
     destination: Destination,
@@ -61,11 +62,11 @@ def pack_command(
 
         shardstore pack old.zarr run.ice@main/old -m "the state of May"
     """
-    function = partial(pack, chunks_per_shard=parse_policy(chunks_per_shard))
+    function = partial(packing.pack, chunks_per_shard=parse_policy(chunks_per_shard))
     _run(function, source, destination, options, scheduler, held, as_json, storage)
 
 
-def reshard_command(
+def reshard(
     *,
     source: Source,
     destination: Destination,
@@ -82,11 +83,11 @@ def reshard_command(
 
         shardstore reshard -s 16,16,1 data.zarr other.zarr
     """
-    function = partial(reshard, chunks_per_shard=parse_policy(chunks_per_shard))
+    function = partial(packing.reshard, chunks_per_shard=parse_policy(chunks_per_shard))
     _run(function, source, destination, options, scheduler, held, as_json, storage)
 
 
-def unpack_command(
+def unpack(
     *,
     source: Source,
     destination: Destination,
@@ -102,7 +103,7 @@ def unpack_command(
 
         shardstore unpack data.zarr plain.zarr
     """
-    _run(unpack, source, destination, options, scheduler, held, as_json, storage)
+    _run(packing.unpack, source, destination, options, scheduler, held, as_json, storage)
 
 
 def _run(

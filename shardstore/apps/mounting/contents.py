@@ -16,14 +16,10 @@ from functools import partial
 
 from shardstore.adapters.file_access import Change, FileAccess
 from shardstore.apps.mounting.errnos import ErrorLog, Refused
-from shardstore.apps.mounting.held_back import HeldBack, Limits
-from shardstore.apps.mounting.inodes import Place, path_of
-from shardstore.apps.mounting.messages import Durable
-from shardstore.apps.mounting.moves import Moves
-from shardstore.apps.mounting.names import DIRECTORY, is_array_document, is_document, is_scratch, name_of, parent_of
+from shardstore.apps.mounting.held_back import Durable, HeldBack, Limits
+from shardstore.apps.mounting.names import DIRECTORY, Moves, Place, is_array_document, is_document, is_scratch, name_of, parent_of, path_of
 from shardstore.apps.mounting.namespace import Namespace
-from shardstore.apps.mounting.open_files import DirEntry, Pinned, Reader, Whole, Writer
-from shardstore.apps.mounting.reading import Values
+from shardstore.apps.mounting.reading import DirEntry, Pinned, Reader, Values, Whole, Writer
 from shardstore.apps.mounting.tree import Tree
 from shardstore.apps.mounting.writing import Buffer
 from shardstore.errors import AccessDenied, Conflict, InvalidInput, NotFound, ReadOnly, ShardStoreError

@@ -11,8 +11,7 @@ from functools import partial
 from shardstore.adapters.file_access import ERASE, Change
 from shardstore.apps.mounting.contents import Contents
 from shardstore.apps.mounting.errnos import Refused
-from shardstore.apps.mounting.inodes import Place, path_of
-from shardstore.apps.mounting.names import DIRECTORY, is_document, moved_path, name_of
+from shardstore.apps.mounting.names import DIRECTORY, Place, is_document, moved_path, name_of, path_of
 from shardstore.apps.mounting.writing import Buffer, erasing
 from shardstore.errors import InvalidInput, NotFound, ReadOnly, ShardStoreError, Unsupported
 from shardstore.format.store_keys import check_key

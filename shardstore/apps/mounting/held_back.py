@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, Literal, NamedTuple, cast
 
 from shardstore.adapters.file_access import ERASE, Change, FileAccess, KeyChange
 from shardstore.apps.mounting.errnos import ErrorLog
@@ -27,6 +27,9 @@ from shardstore.format.store_keys import join, possible_owners
 from shardstore.format.v2.keys import ARRAY_NAME
 from shardstore.model.ranges import BytesLike
 from shardstore.tasks import TickBatch
+
+Durable = Literal["close", "fsync"]
+"""When a file is stored: when it is closed, or in batches, by ``fsync`` and some time after it was closed."""
 
 IDLE_SECONDS = 1.0
 """Held-back changes are stored when none was added for so many seconds."""

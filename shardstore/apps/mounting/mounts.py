@@ -11,17 +11,79 @@ import select
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from shardstore.adapters.file_access import mounted_kind, portable_target
 from shardstore.adapters.options import ChunksPerShard, PresentOption
-from shardstore.apps.mounting.messages import Durable, Ended, Failed, Ready, Report, Task
 from shardstore.errors import Conflict, InvalidInput, StorageError, Unsupported
 from shardstore.extras import how_to_install
+from shardstore.model.options import check_flag
 from shardstore.model.redaction import redacted
+
+if TYPE_CHECKING:
+    from shardstore.apps.mounting.held_back import Durable
+
+
+# -- messages between the process that wants a mount and that of the mount, pickled, by pipes ----------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is mounted, where and how."""
+
+    url: str | Path
+    """A path object is never taken for the URL of a snapshot, where it exists."""
+    directory: str
+    ready: int
+    """The descriptor of the pipe by which the process reports."""
+    storage_options: Mapping[str, Any]
+    options: Mapping[str, Any]
+    read_only: bool
+    durable: Durable
+    attr_seconds: float
+    read_ahead: int
+    write_memory: int
+    allow_other: bool
+    uid: int | None
+    gid: int | None
+    umask: int
+    xattrs: bool
+    log_file: str | None
+    outlives: bool
+    """True if it goes on when the process that started it has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """It is mounted; the URL has no credentials."""
+
+    url: str
+    read_only: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """It cannot be mounted."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """It is not mounted any more; ``unstored`` are the keys of values that could not be stored."""
+
+    unstored: tuple[str, ...]
+
+
+Report = Ready | Failed | Ended
+
+
+# -- mounting --------------------------------------------------------------------------------------------------------------
 
 READY_SECONDS = 120.0
 """The time that a storage has to answer before mounting is given up."""
@@ -173,9 +235,7 @@ def mount(
         Unsupported: pyfuse3 or FUSE is missing.
         NotFound, StorageError: the store cannot be opened, or the system refuses.
     """
-    flag: object = read_only
-    if not isinstance(flag, bool):
-        raise InvalidInput(f"read_only {read_only!r} is neither True nor False")
+    check_flag("read_only", read_only)
     if durable not in ("close", "fsync"):
         raise InvalidInput(f"durable {durable!r} is neither 'close' nor 'fsync'")
     seconds: Any = attr_seconds

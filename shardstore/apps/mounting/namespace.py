@@ -6,9 +6,8 @@ import time
 from collections.abc import Callable
 
 from shardstore.apps.mounting.held_back import HeldBack
-from shardstore.apps.mounting.inodes import Inodes
-from shardstore.apps.mounting.names import DIRECTORY, ByPath, moved_path, name_of, parent_of, shown_order
-from shardstore.apps.mounting.open_files import DirEntry
+from shardstore.apps.mounting.names import DIRECTORY, ByPath, Inodes, moved_path, name_of, parent_of, shown_order
+from shardstore.apps.mounting.reading import DirEntry
 from shardstore.apps.mounting.tree import Tree
 from shardstore.apps.mounting.writing import Buffer
 from shardstore.errors import InvalidInput

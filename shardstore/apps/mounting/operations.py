@@ -20,9 +20,8 @@ import pyfuse3.asyncio
 from shardstore.adapters.file_access import place_of
 from shardstore.apps.mounting.errnos import Refused, error_number
 from shardstore.apps.mounting.files import Files
-from shardstore.apps.mounting.inodes import Child, Inode, Place
-from shardstore.apps.mounting.names import DIRECTORY
-from shardstore.apps.mounting.open_files import DirEntry, Reader, Writer
+from shardstore.apps.mounting.names import DIRECTORY, Child, Inode, Place
+from shardstore.apps.mounting.reading import DirEntry, Reader, Writer
 from shardstore.errors import NotFound
 
 T = TypeVar("T")

@@ -26,7 +26,7 @@ from shardstore._sync import run_sync
 from shardstore.adapters.file_access import FileAccess
 from shardstore.apps.mounting.errnos import ErrorLog
 from shardstore.apps.mounting.files import Files
-from shardstore.apps.mounting.messages import Ended, Failed, Ready, Report, Task
+from shardstore.apps.mounting.mounts import Ended, Failed, Ready, Report, Task
 from shardstore.apps.mounting.operations import Operations, Ownership, attach, detach, run, stop
 from shardstore.errors import InvalidInput, NotFound, ShardStoreError, StorageError
 

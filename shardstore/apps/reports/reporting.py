@@ -15,8 +15,7 @@ from typing import Any
 
 from shardstore._sync import run_sync
 from shardstore.adapters.handle import FilesystemFace, Handle, StoreFace
-from shardstore.apps.reports.facts import MOST_ARRAYS, Facts, Previewer, facts_of, occupancy_of_report
-from shardstore.apps.reports.verified import Verified
+from shardstore.apps.reports.facts import MOST_ARRAYS, Facts, Previewer, Verified, facts_of, occupancy_of_report
 from shardstore.apps.reports.words import array_rows, no_v3, writers
 from shardstore.errors import InvalidInput, NotFound, Unsupported
 from shardstore.maintenance.advice import parse_access

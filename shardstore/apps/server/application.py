@@ -131,7 +131,8 @@ class Application(Starlette):
         try:
             self._access.check_host(headers)
             if scope["method"] == "OPTIONS":
-                await _send(send, Reply(204, [*_NOSNIFF, *self._access.preflight(headers)]))
+                found = Reply(204, [*_NOSNIFF, *self._access.preflight(headers)])
+                await _send_answer(send, receive, found, path, is_head=False)
                 return
             if scope["method"] not in ("GET", "HEAD"):
                 raise Refusal(405, "this server is for reading", [(b"allow", b"GET, HEAD, OPTIONS")])
@@ -271,7 +272,7 @@ class Application(Starlette):
         elif not isinstance(exc, ShardStoreError | Refusal):
             message = "an error that shardstore does not expect: the server's log has it"
         if b"application/json" in headers.get(b"accept", b""):
-            body, kind = as_json_error(status, message, path), b"application/json"
+            body, kind = json.dumps({"status": status, "error": message, "path": path}).encode(), b"application/json"
         else:
             code = exc.code if isinstance(exc, Refusal) else ""
             body, kind = s3_answers.error(status, message, path, code), b"application/xml"
@@ -295,11 +296,6 @@ def _to_directory(name: str, query: bytes) -> Reply:
     """Return the redirection to a directory from its name without the slash, relative to it: a proxy may show it elsewhere."""
     where = relative_link(name.rpartition("/")[2]).encode() + b"/" + (b"?" + query if query else b"")
     return Reply(307, [(b"location", where), (b"content-length", b"0"), (b"cache-control", b"no-cache")])
-
-
-def as_json_error(status: int, message: str, path: str) -> bytes:
-    """Return the body of an error for programs."""
-    return json.dumps({"status": status, "error": message, "path": path}).encode()
 
 
 def _status_of(exc: Exception) -> tuple[int, Headers]:
@@ -399,49 +395,31 @@ async def _until_gone(work: Coroutine[object, object, T], receive: Receive) -> T
     """Return what is worked out; if the client goes away before, that is cancelled. Raises ``_Gone``."""
     me = asyncio.current_task()
     assert me is not None
-    watch = _Watch(receive, me)
-    timer = asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, watch.start)
+    is_gone = False
+    watching: list[asyncio.Task[None]] = []  # the task that waits for the client to go away, once it has begun
+
+    async def watch() -> None:
+        nonlocal is_gone
+        await _disconnected(receive)
+        is_gone = True
+        me.cancel()
+
+    timer = asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, lambda: watching.append(asyncio.ensure_future(watch())))
     try:
         return await work
     except asyncio.CancelledError:
-        if watch.has_cancelled:
+        if is_gone:
             raise _Gone from None
         raise
     finally:
         timer.cancel()
-        watch.stop()
-
-
-class _Watch:
-    """Cancels a task when the client goes away."""
-
-    def __init__(self, receive: Receive, task: asyncio.Task[Any]) -> None:
-        self._receive = receive
-        self._task = task
-        self._watching: asyncio.Task[None] | None = None
-        self.has_cancelled = False
-
-    def start(self) -> None:
-        self._watching = asyncio.ensure_future(self._watch())
-
-    async def _watch(self) -> None:
-        await _disconnected(self._receive)
-        self.has_cancelled = True
-        self._task.cancel()
-
-    def stop(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
+        for task in watching:
+            task.cancel()
 
 
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _send(send: Send, found: Reply) -> None:
-    await send({"type": "http.response.start", "status": found.status, "headers": found.headers})
-    await send({"type": "http.response.body", "body": bytes(found.body)})
 
 
 async def _send_answer(send: Send, receive: Receive, found: Reply, path: str, *, is_head: bool) -> None:

@@ -191,7 +191,8 @@ class _Attempt:
             self.pinned = found.version
             found = await self._found((EVERYTHING,))
             found = replace(found, nbytes=len(found.buffers[0]))
-            return self._whole_in_memory(request, found)
+            inside = self._inside(request, found.nbytes)
+            return self._answer(request, found, inside, found.buffers[0][inside.start : inside.end], None)
         inside = self._inside(request, found.nbytes)
         if inside.end - inside.start > self.piece_nbytes and self.bucket.etag(found.version) is None:
             return await self._at_once(request, inside)
@@ -236,10 +237,6 @@ class _Attempt:
             message = f"{self.key!r} has {nbytes} bytes, and the range that is asked for has none of them"
             raise Refusal(416, message, [(b"content-range", b"bytes */%d" % nbytes)])
         return inside
-
-    def _whole_in_memory(self, request: ByteRequest | None, found: VersionedValue) -> Reply:
-        inside = self._inside(request, found.nbytes)
-        return self._answer(request, found, inside, found.buffers[0][inside.start : inside.end], None)
 
     def _answer(
         self,

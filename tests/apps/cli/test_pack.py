@@ -321,7 +321,7 @@ def test_values_on_the_command_line_become_those_of_the_function(source: Path, t
         given.append(options)
         raise InvalidInput("only looked at")
 
-    monkeypatch.setattr("shardstore.apps.cli.pack.unpack", record)
+    monkeypatch.setattr("shardstore.maintenance.packing.pack.unpack", record)
     texts = ["--no-space-check", "--no-fsync", "--include", "a", "--include", "b/*", "--max-memory", "1GiB", "--price", "put=0.5"]
     for arguments in ([], [*texts, "--lost-transformers", '{"a": [2, 3]}', "--part", "3/16", "--retries", "5"]):
         assert run("unpack", *arguments, str(source), str(tmp_path / "new.zarr")).code == 2

@@ -28,7 +28,7 @@ def loose(place: Place) -> str:
     return key
 
 
-def test_it_says_what_it_would_do_and_does_it(place: Place, loose: str) -> None:
+def test_compact_says_what_it_would_do_and_does_it(place: Place, loose: str) -> None:
     before = snapshot(place.objects)
     values = presented(place.objects)
     outcome = succeed("compact", "--dry-run", place.url, *place.options)
@@ -100,7 +100,7 @@ def torn(place: Place) -> str:
     return key
 
 
-def test_it_says_what_it_would_do_and_does_it(place: Place, torn: str) -> None:
+def test_repair_says_what_it_would_do_and_does_it(place: Place, torn: str) -> None:
     before = snapshot(place.objects)
     outcome = run("repair", place.url, *place.options)
     assert outcome.code == 5

@@ -18,9 +18,8 @@ import shardstore
 from shardstore._sync import run_sync
 from shardstore.apps.mounting.errnos import Refused
 from shardstore.apps.mounting.files import Files
-from shardstore.apps.mounting.inodes import Child, Place, path_of
 from shardstore.apps.mounting.mounts import Mount
-from shardstore.apps.mounting.names import DIRECTORY
+from shardstore.apps.mounting.names import DIRECTORY, Child, Place, path_of
 from shardstore.storage.local.locks import locked
 from tests.apps.mounting.conftest import DATA, make_store
 from tests.apps.mounting.test_files import files_of, native

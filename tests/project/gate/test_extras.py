@@ -19,7 +19,7 @@ import pytest
 import zarr
 
 import shardstore
-from shardstore.apps.cli.commands import COMMANDS
+from shardstore.apps.cli.app import COMMANDS
 from shardstore.extras import EXTRAS, how_to_install, packages_of
 
 ENVIRONMENTS = {
@@ -215,7 +215,7 @@ print(json.dumps([outcome(call) for call in calls]))
 HELPS = """
 from typer.testing import CliRunner
 from shardstore.apps.cli.app import app
-from shardstore.apps.cli.commands import COMMANDS
+from shardstore.apps.cli.app import COMMANDS
 from importlib import import_module
 result = {}
 def show(*arguments):

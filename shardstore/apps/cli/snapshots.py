@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC
 from itertools import islice
 from typing import Annotated, Any
 
@@ -88,7 +88,7 @@ def log(
     if as_json:
         print_json([_document(info) for info in found])
     else:
-        _show_table(("snapshot", "time (UTC)", "message"), ((info.id, _time(info.written_at), _first_line(info.message)) for info in found))
+        _show_table(("snapshot", "time (UTC)", "message"), map(_row, found))
 
 
 def branch(*, url: StoreUrl, given: RefOptions, as_json: AsJson = False, storage: StorageOptions) -> None:
@@ -235,8 +235,7 @@ def _list(state: State, type_: RefType, as_json: bool) -> None:
     if as_json:
         print_json([{"name": name, "type": type_, "snapshot": info.id} for name, info in found.items()])
     elif found:
-        rows = ((name, info.id, _time(info.written_at), _first_line(info.message)) for name, info in found.items())
-        _show_table((type_, "snapshot", "time (UTC)", "message"), rows)
+        _show_table((type_, "snapshot", "time (UTC)", "message"), ((name, *_row(info)) for name, info in found.items()))
     else:
         typer.echo(f"there are no {type_}s")
 
@@ -251,12 +250,8 @@ def _unreachable_after_reset(state: State, branch: str, after: str) -> list[str]
 # -- output ------------------------------------------------------------------------------------------------------------
 
 
-def _time(written_at: datetime) -> str:
-    return f"{written_at.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
-
-
-def _first_line(message: str) -> str:
-    return message.strip().partition("\n")[0]
+def _row(info: SnapshotInfo) -> tuple[str, str, str]:
+    return info.id, f"{info.written_at.astimezone(UTC):%Y-%m-%d %H:%M:%S}", info.message.strip().partition("\n")[0]
 
 
 def _show_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -115,7 +115,7 @@ def export(
     source_options, target_options = storage.parsed_pair(url, target)
     with needing_pyarrow("to look into a versioned store"):
         repository = Repository.open(url, storage_options=source_options or None, virtual_prefixes=request.virtual_prefix or ())
-    with _progress() as say:
+    with progress("snapshots") as say:
         done = _EXPORTS[to](repository, target, replace(request, target_options=target_options), say)
     if done.warning:
         complain("warning", done.warning)
@@ -146,7 +146,7 @@ def import_(
     """
     source_options, target_options = storage.parsed_pair(source, url)
     _silence_icechunk()
-    with needing_pyarrow("to make a versioned store"), _progress() as say, place_for(url, target_options, dry_run) as place:
+    with needing_pyarrow("to make a versioned store"), progress("snapshots") as say, place_for(url, target_options, dry_run) as place:
         made = Repository.import_icechunk(
             source,
             place,
@@ -290,6 +290,7 @@ def _named(branches: int, tags: int) -> str:
 
 
 @contextmanager
-def _progress() -> Iterator[Progress]:
+def progress(noun: str) -> Iterator[Progress]:
+    """Show progress in files, chunks or snapshots during the block, if stderr is a terminal or it takes long."""
     with step_bar() as bar:
-        yield lambda what, done, total: bar(step_of("snapshots")(what, done, total))
+        yield lambda what, done, total: bar(step_of(noun)(what, done, total))

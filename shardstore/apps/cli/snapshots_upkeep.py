@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
@@ -15,17 +14,15 @@ from shardstore.adapters.store_paths import pair_options, refuse_snapshot
 from shardstore.adapters.versioned.repository import Repository
 from shardstore.apps.cli.arguments import AsJson, DryRun, Shards, StorageOptions, StoreUrl, Yes, argument, parse_policy
 from shardstore.apps.cli.output import ExitCode, ask, complain, print_json, print_result
-from shardstore.apps.cli.snapshots_bridges import place_for
+from shardstore.apps.cli.snapshots_bridges import place_for, progress
 from shardstore.errors import InvalidInput
 from shardstore.model.options import CommandOption
 from shardstore.model.redaction import redacted
 from shardstore.model.words import plural, size
-from shardstore.progress.shown import step_bar
 from shardstore.snapshots.collect import Expired
 from shardstore.snapshots.inspection import Checked, StoreStats
 from shardstore.snapshots.lookup import FIRST_BRANCH
 from shardstore.snapshots.named import needing_pyarrow
-from shardstore.snapshots.reachable import Progress, step_of
 from shardstore.snapshots.rewriting import Repacked
 
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -92,7 +89,7 @@ def gc(
         shardstore snapshots gc s3://bucket/run.ice --grace 2d
     """
     repository = _opened(url, storage.parsed())
-    with _progress() as say:
+    with progress("files") as say:
         found = repository.garbage_collect(_duration("--grace", grace), dry_run=dry_run, progress=say)
     if as_json:
         print_json(asdict(found) | {"dry_run": dry_run})
@@ -116,7 +113,7 @@ def stats(*, url: StoreUrl, as_json: AsJson = False, storage: StorageOptions) ->
         shardstore snapshots stats run.ice
     """
     repository = _opened(url, storage.parsed())
-    with _progress() as say:
+    with progress("files") as say:
         found = repository.stats(say)
     print_result(as_json, asdict(found), *(f"{label:<22}{text}" for label, text in _stats_rows(found)))
 
@@ -133,7 +130,7 @@ def verify(*, url: StoreUrl, as_json: AsJson = False, storage: StorageOptions) -
         shardstore verify run.ice@main
     """
     repository = _opened(url, storage.parsed())
-    with _progress() as say:
+    with progress("files") as say:
         found = repository.verify(say)
     if as_json:
         print_json(asdict(found) | {"is_sound": found.is_sound})
@@ -174,7 +171,7 @@ def rewrite(
     repacked: Repacked | None = None
     ids: list[str] = []
     if chunks:
-        with _progress() as say:
+        with progress("files") as say:
             snapshot, repacked = repository.repack(branch=branch, dry_run=dry_run, progress=say, **said)
         ids += [snapshot] if snapshot is not None else []
     snapshot = repository.rewrite_manifests(branch=branch, dry_run=dry_run, **said)
@@ -219,7 +216,7 @@ def adopt(
         shardstore snapshots adopt s3://bucket/data.zarr s3://bucket/data.ice -m "as of today"
     """
     source_options, target_options = map(dict, pair_options(source, url, storage.parsed(), None))
-    with needing_pyarrow("to make a versioned store"), _progress("chunks") as say, place_for(url, target_options, dry_run) as place:
+    with needing_pyarrow("to make a versioned store"), progress("chunks") as say, place_for(url, target_options, dry_run) as place:
         made = Repository.adopt(
             source,
             place,
@@ -287,12 +284,6 @@ def _time_before(text: str) -> datetime:
         midnight = "" if "T" in text or " " in text else "T00:00:00"
         raise InvalidInput(f"--older-than {text!r} has no time zone: write it as {text}{midnight}Z, or with +01:00")
     return found
-
-
-@contextmanager
-def _progress(noun: str = "files") -> Iterator[Progress]:
-    with step_bar() as bar:
-        yield lambda what, done, total: bar(step_of(noun)(what, done, total))
 
 
 # -- output ------------------------------------------------------------------------------------------------------------

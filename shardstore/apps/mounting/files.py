@@ -79,15 +79,13 @@ class Files(Contents):
         """Make a directory, which is remembered by this mount alone until there is a file in it."""
         self._check_writable()
         async with self._moves.change():
-            await self._mkdir(check_key(path_of(place)))
-
-    async def _mkdir(self, path: str) -> None:
-        found = await self.find(path)
-        if found is not None and (found != DIRECTORY or path in self.names.directories or not await self.tree.is_hidden(path)):
-            raise Refused(errno.EEXIST)
-        await self.held.make_way(path, is_directory=True)
-        self.names.directories.make(path)
-        self.names.inodes.detach(path)
+            path = check_key(path_of(place))
+            found = await self.find(path)
+            if found is not None and (found != DIRECTORY or path in self.names.directories or not await self.tree.is_hidden(path)):
+                raise Refused(errno.EEXIST)
+            await self.held.make_way(path, is_directory=True)
+            self.names.directories.make(path)
+            self.names.inodes.detach(path)
 
     async def rmdir(self, place: Place) -> None:
         """Remove an empty directory. Unless its name is a number, as those among chunks are, what was in it is erased by then.
@@ -98,21 +96,19 @@ class Files(Contents):
         """
         self._check_writable()
         async with self._moves.change():
-            await self._rmdir(path_of(place))
-
-    async def _rmdir(self, path: str) -> None:
-        found = await self.find(path)
-        if found is None:
-            raise NotFound(f"there is no {path!r}")
-        if found != DIRECTORY:
-            raise Refused(errno.ENOTDIR)
-        if await self.names.entries(path):
-            raise Refused(errno.ENOTEMPTY)
-        if not (name_of(path).isdecimal() and await self.tree.chunk_area(path)):
-            await self.held.settle(self.held.pending.below(path))
-        self.names.directories.remove(path)
-        self.names.inodes.detach(path)
-        self.tree.remove(path)
+            path = path_of(place)
+            found = await self.find(path)
+            if found is None:
+                raise NotFound(f"there is no {path!r}")
+            if found != DIRECTORY:
+                raise Refused(errno.ENOTDIR)
+            if await self.names.entries(path):
+                raise Refused(errno.ENOTEMPTY)
+            if not (name_of(path).isdecimal() and await self.tree.chunk_area(path)):
+                await self.held.settle(self.held.pending.below(path))
+            self.names.directories.remove(path)
+            self.names.inodes.detach(path)
+            self.tree.remove(path)
 
     async def rename(self, source: Place, target: Place, *, no_replace: bool = False) -> None:
         """Rename a file or a directory. That of a file to a key is its commit.

@@ -31,14 +31,6 @@ from shardstore.tasks import TickBatch
 Durable = Literal["close", "fsync"]
 """When a file is stored: when it is closed, or in batches, by ``fsync`` and some time after it was closed."""
 
-IDLE_SECONDS = 1.0
-"""Held-back changes are stored when none was added for so many seconds."""
-AGE_SECONDS = 5.0
-"""Held-back changes are stored at the latest after so many seconds."""
-WAIT_SECONDS = 30.0
-"""Chunks whose array still has no document are stored as plain objects when no change was added for so many seconds."""
-ERASE_SECONDS = 0.1
-"""An erasure that follows another one within this time is held back for this time."""
 MOST_ERASURES = 50_000
 
 
@@ -46,10 +38,14 @@ MOST_ERASURES = 50_000
 class Limits:
     """When what is held back is stored."""
 
-    idle_seconds: float = IDLE_SECONDS
-    age_seconds: float = AGE_SECONDS
-    wait_seconds: float = WAIT_SECONDS
-    erase_seconds: float = ERASE_SECONDS
+    idle_seconds: float = 1.0
+    """Held-back changes are stored when none was added for so many seconds."""
+    age_seconds: float = 5.0
+    """Held-back changes are stored at the latest after so many seconds."""
+    wait_seconds: float = 30.0
+    """Chunks whose array still has no document are stored as plain objects when no change was added for so many seconds."""
+    erase_seconds: float = 0.1
+    """An erasure that follows another one within this time is held back for this time."""
 
 
 class _Spill:
@@ -470,8 +466,6 @@ class HeldBack:
 
     async def _store(self, keys: Sequence[str], mine: dict[str, Held]) -> list[str]:
         """Carry out the changes of these keys together; return the keys of those that succeeded."""
-        if not keys:
-            return []
         keys = [key for key in keys if self.pending.get(key) is mine[key]]  # the rest has been written again since then
         if not keys:
             return []

@@ -102,7 +102,7 @@ _PACKAGES = (
 class Mount:
     """A store that is mounted, by a process of its own. Also a context manager, which unmounts."""
 
-    def __init__(self, directory: str, process: subprocess.Popen[bytes], reports: BinaryIO, ready: Ready, *, outlives: bool) -> None:
+    def __init__(self, directory: str, process: subprocess.Popen[bytes], reports: BinaryIO, ready: Ready) -> None:
         self.directory = directory
         self.url = ready.url
         """The URL of the store, without credentials."""
@@ -112,7 +112,6 @@ class Mount:
         self._owner = os.getpid()
         self._process = process
         self._reports = reports
-        self._outlives = outlives
 
     def __enter__(self) -> Mount:
         return self
@@ -298,7 +297,7 @@ def _start(task: Task, reports: BinaryIO) -> Mount:
     if isinstance(report, Ready):
         if task.outlives:
             process.stdin.close()
-        return Mount(task.directory, process, reports, report, outlives=task.outlives)
+        return Mount(task.directory, process, reports, report)
     process.stdin.close()
     process.wait()
     if isinstance(report, Failed):

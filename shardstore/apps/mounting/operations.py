@@ -339,14 +339,6 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
         return await self._entry(target)
 
     @_answer
-    async def symlink(self, parent_inode: int, name: bytes, target: bytes, ctx: Any) -> Any:
-        raise Refused(errno.EOPNOTSUPP)
-
-    @_answer
-    async def mknod(self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: Any) -> Any:
-        raise Refused(errno.EOPNOTSUPP)
-
-    @_answer
     async def readlink(self, inode: int, ctx: Any) -> bytes:
         raise Refused(errno.EINVAL)
 
@@ -373,13 +365,13 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]  # it has no types w
         self._check_xattrs()
         return ()  # they are asked for by name: to tell which there are would cost a request a file
 
-    @_answer
-    async def setxattr(self, inode: int, name: bytes, value: bytes, ctx: Any) -> None:
-        raise Refused(errno.EOPNOTSUPP)
+    # -- what a mount does not do ----------------------------------------------------------------------------------------
 
     @_answer
-    async def removexattr(self, inode: int, name: bytes, ctx: Any) -> None:
+    async def _unsupported(self, *arguments: Any) -> Any:
         raise Refused(errno.EOPNOTSUPP)
+
+    symlink = mknod = setxattr = removexattr = _unsupported
 
 
 # -- the session -----------------------------------------------------------------------------------------------------------

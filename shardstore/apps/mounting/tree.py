@@ -59,14 +59,6 @@ class DirectoryNames:
 _Listings = dict[str, DirectoryNames]  # by directory
 
 
-@dataclass(slots=True)
-class _FoundLayout:
-    """The layout of the array that lies at a directory, if one does."""
-
-    layout: ArrayLayout | None
-    at: float
-
-
 @dataclass(eq=False)
 class Tree:
     """The tree of one store. Paths are presented keys, and those of directories; ``""`` is the root."""
@@ -82,7 +74,7 @@ class Tree:
     look before it makes a directory in one that it has made, and would fail."""
     _listed: dict[str, DirectoryNames] = field(default_factory=dict)  # the oldest first
     _names: int = 0  # in listings, and in some that have been forgotten
-    _arrays: dict[str, _FoundLayout] = field(default_factory=dict)
+    _arrays: dict[str, tuple[ArrayLayout | None, float]] = field(default_factory=dict)  # by directory; and when it was looked up
     _under_way: dict[tuple[str, bool], asyncio.Future[_Listings]] = field(default_factory=dict)  # by directory; whole or one level
     _spaces: dict[str, tuple[_Space | None, float]] = field(default_factory=dict)
     _epoch: int = 0
@@ -412,8 +404,8 @@ class Tree:
 
     async def _layout(self, path: str) -> ArrayLayout | None:
         known = self._arrays.get(path)
-        if known is not None and self.clock() - known.at < self.attr_seconds:
-            return known.layout
+        if known is not None and self.clock() - known[1] < self.attr_seconds:
+            return known[0]
         at, epoch = self.clock(), self._epoch
         try:
             layout = await self.store.layout(path)
@@ -422,7 +414,7 @@ class Tree:
         if len(self._arrays) > _MOST_REMEMBERED:
             self._arrays.clear()
         if epoch == self._epoch:
-            self._arrays[path] = _FoundLayout(layout, at)
+            self._arrays[path] = layout, at
         return layout
 
     async def _find_chunk(self, path: str, parent: str, space: _Space) -> int | None:

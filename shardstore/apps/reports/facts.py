@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore.adapters.store_paths import url_below
-from shardstore.apps.reports.rules import Advice, PlaceOf, advice_on_array, advice_on_store
-from shardstore.apps.reports.words import PRESENTABLE
+from shardstore.apps.reports.words import PRESENTABLE, Advice, PlaceOf, advice_on_array, advice_on_store
 from shardstore.errors import InvalidInput
 from shardstore.maintenance.advice import Access
 from shardstore.maintenance.density import ArrayOccupancy, Density, Extreme, Occupancy

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shardstore.apps.reports.rules import Advice, advice_on_array, advice_on_store
+from shardstore.apps.reports.words import Advice, advice_on_array, advice_on_store
 from shardstore.maintenance.advice import parse_access
 from shardstore.maintenance.survey.run import ArraySurvey, ConsolidatedMetadata, Survey, Unreadable, Usage
 

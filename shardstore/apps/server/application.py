@@ -29,10 +29,21 @@ from shardstore._sync import run_async
 from shardstore.adapters.read_views import leads_outside
 from shardstore.apps.server import s3_answers
 from shardstore.apps.server.access import Access
-from shardstore.apps.server.buckets import Bucket, Moved, Served, open_served
+from shardstore.apps.server.buckets import (
+    LISTING_HEADERS,
+    Bucket,
+    Listings,
+    Moved,
+    Served,
+    as_html,
+    as_html_pieces,
+    as_json,
+    open_served,
+    page_of,
+    relative_link,
+)
 from shardstore.apps.server.front_page import FrontPage
 from shardstore.apps.server.http_rules import parse_entity_tags
-from shardstore.apps.server.listings import LISTING_HEADERS, Listings, as_html, as_html_pieces, as_json, page_of, relative_link
 from shardstore.apps.server.values import PIECE_NBYTES, Headers, ReadRequest, Refusal, Reply, answer, shown
 from shardstore.errors import (
     AccessDenied,

@@ -17,8 +17,7 @@ from xml.sax.saxutils import escape
 
 from shardstore.adapters.read_views import ListedName
 from shardstore.adapters.value_reads import VersionedValue
-from shardstore.apps.server.buckets import Bucket
-from shardstore.apps.server.listings import Listings
+from shardstore.apps.server.buckets import Bucket, Listings
 from shardstore.apps.server.values import Refusal, shown
 
 MOST_KEYS = 1000

@@ -17,8 +17,7 @@ import zarr
 import shardstore
 from shardstore._sync import run_sync
 from shardstore.apps.server import serve
-from shardstore.apps.server.buckets import open_served
-from shardstore.apps.server.listings import Listings
+from shardstore.apps.server.buckets import Listings, open_served
 from shardstore.format.v2.keys import is_document
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.trace import TraceStorage

@@ -23,7 +23,9 @@ such as ``512MiB``; a JSON object of counts for each dimension; and several ``NA
 
 @dataclass(frozen=True, slots=True)
 class CommandOption:
-    """An option on the command line, in the metadata of the field of a dataclass, which has its name, type and default."""
+    """An option on the command line: in the metadata of a field of a dataclass, or in ``Annotated`` of a parameter of a command, which has
+    its name, type and default.
+    """
 
     help: str
     metavar: str | None = None

@@ -28,10 +28,6 @@ class ListedKey:
     key: str
     nbytes: int | None = None
 
-    @property
-    def is_directory(self) -> bool:
-        return self.key.endswith("/")
-
 
 def ls(
     *,
@@ -59,6 +55,8 @@ def ls(
     """
     target = storage.resolve(url)
     path = check_prefix(join(target.path, (prefix or "").strip("/"))).strip("/")
+    # Names are what can be given to other commands behind the same URL; a URL that is a key itself is named by it.
+    base = join(target.path, "")
     documents = JsonList()
     found = False
 
@@ -67,14 +65,12 @@ def ls(
         found = True
         name = entry.key.removeprefix(base)
         if as_json:
-            kind = "directory" if entry.is_directory else "key"
+            kind = "directory" if entry.key.endswith("/") else "key"
             documents.add({"name": name, "key": entry.key, "type": kind, "nbytes": entry.nbytes})
         else:
             size = f"{'-' if entry.nbytes is None else entry.nbytes:>{_SIZE_COLUMNS}}  " if long else ""
             sys.stdout.write(f"{size}{name}\n")
 
-    # Names are what can be given to other commands behind the same URL; a URL that is a key itself is named by it.
-    base = join(target.path, "")
     source = _Source(target.engine, stored, sizes=long or as_json)
     try:
         asyncio.run(_list(source, path, recursive, put))

@@ -1,4 +1,4 @@
-"""The commands of ``shardstore snapshots`` that carry whole histories into other formats, and back: ``export`` and ``import``.
+"""The commands of ``shardstore snapshots`` that lead into other formats, and back: ``adopt``, ``import`` and ``export``.
 
 A form of export is a member of ``Form`` and a function in ``_EXPORTS``.
 """
@@ -15,10 +15,10 @@ from uuid import uuid4
 
 from shardstore import references
 from shardstore._sync import run_sync
-from shardstore.adapters.store_paths import refuse_snapshot
+from shardstore.adapters.store_paths import pair_options, refuse_snapshot
 from shardstore.adapters.versioned.repository import Repository
 from shardstore.adapters.versioned.session import Session
-from shardstore.apps.cli.arguments import AsJson, PairOptions, argument, parse_policy
+from shardstore.apps.cli.arguments import AsJson, DryRun, PairOptions, StorageOptions, argument, parse_policy
 from shardstore.apps.cli.output import complain, print_result
 from shardstore.errors import InvalidInput
 from shardstore.format.metadata_v3 import is_array
@@ -146,7 +146,7 @@ def import_(
     """
     source_options, target_options = storage.parsed_pair(source, url)
     _silence_icechunk()
-    with needing_pyarrow("to make a versioned store"), progress("snapshots") as say, place_for(url, target_options, dry_run) as place:
+    with needing_pyarrow("to make a versioned store"), progress("snapshots") as say, _place_for(url, target_options, dry_run) as place:
         made = Repository.import_icechunk(
             source,
             place,
@@ -168,8 +168,52 @@ def import_(
     print_result(as_json, {"url": shown, "dry_run": dry_run, "snapshot": snapshot, **counts, "virtual_prefixes": prefixes}, *lines)
 
 
+def adopt(
+    *,
+    source: Annotated[str, argument("SRC", "A Zarr hierarchy, sharded or not, or reference::URL.")],
+    url: Annotated[str, argument("URL", "Where the versioned store goes.")],
+    message: Annotated[str, CommandOption("The message of the commit.", "TEXT", flags=("--message", "-m"))] = "Adopted",
+    virtual_prefix: Annotated[
+        list[str] | None, CommandOption("A URL, with / at its end, below which the objects of a set of references may lie.", "URL")
+    ] = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    storage: StorageOptions,
+) -> None:
+    """Make a versioned store of a hierarchy that exists, without copying a chunk: from then on it has a history.
+
+    Chunks stay in the shards of SRC. Do not change SRC: if an object there is replaced, reading it is an error. Programs that open the
+    store in Python have to give virtual_prefixes=["SRC/"].
+
+    Examples:
+
+        shardstore snapshots adopt data.zarr data.ice
+
+        shardstore snapshots adopt s3://bucket/data.zarr s3://bucket/data.ice -m "as of today"
+    """
+    source_options, target_options = map(dict, pair_options(source, url, storage.parsed(), None))
+    with needing_pyarrow("to make a versioned store"), progress("chunks") as say, _place_for(url, target_options, dry_run) as place:
+        made = Repository.adopt(
+            source,
+            place,
+            message=message,
+            source_options=source_options or None,
+            progress=say,
+            storage_options=None if dry_run else target_options or None,
+            virtual_prefixes=virtual_prefix or (),
+        )
+        found = made.stats()
+    lines = [f"would make the versioned store {redacted(url)}" if dry_run else f"made the versioned store {redacted(made.url)}"]
+    lines[0] += f", with {plural(found.references, 'reference')} to chunks of {redacted(source)}"
+    if not dry_run:
+        lines.append(f"open it with virtual_prefixes={list(map(redacted, made.virtual_prefixes))}")
+    snapshot = made.lookup_branch(FIRST_BRANCH) if as_json and not dry_run else None
+    document = {"url": None if dry_run else made.url, "snapshot": snapshot, "references": found.references, "dry_run": dry_run}
+    print_result(as_json, document | {"virtual_prefixes": list(made.virtual_prefixes)}, *lines)
+
+
 @contextmanager
-def place_for(url: str, options: dict[str, Any], dry_run: bool) -> Iterator[str]:
+def _place_for(url: str, options: dict[str, Any], dry_run: bool) -> Iterator[str]:
     """Yield the URL at which a versioned store is made: of a dry run a place in memory, which is gone after the block.
 
     Raises:
@@ -192,7 +236,7 @@ def _counts_of(made: Repository) -> dict[str, int]:
     return {"snapshots": len(snapshots), "branches": len(branches), "tags": len(tags)}
 
 
-COMMANDS: Mapping[str, Callable[..., None]] = {"export": export, "import": import_}
+COMMANDS: Mapping[str, Callable[..., None]] = {"adopt": adopt, "export": export, "import": import_}
 """The commands, by name."""
 
 

@@ -12,7 +12,7 @@ import zarr
 
 import shardstore
 from shardstore.apps.cli.output import ExitCode
-from shardstore.apps.cli.snapshots_upkeep import _duration, _time_before
+from shardstore.apps.cli.snapshots import _duration, _time_before
 from shardstore.errors import InvalidInput
 from shardstore.snapshots import Repository
 from tests.apps.cli.running import run, succeed

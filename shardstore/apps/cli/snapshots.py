@@ -36,6 +36,9 @@ from shardstore.snapshots.named import needing_pyarrow, state_at
 from shardstore.snapshots.rewriting import Repacked
 
 _CHUNKS_SHOWN = 8  # of each array
+_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_FOLDERS = {"t/": "states", "s/": "structures", "a/": "attribute files", "m/": "manifests", "c/": "chunk files"}
+_SHOWN_FINDINGS = 20
 
 
 @dataclass(frozen=True)
@@ -503,11 +506,6 @@ def _named_chunks(chunks: Sequence[Sequence[int]]) -> str:
     named = ", ".join("/".join(map(str, coords)) or "the only one" for coords in chunks[:_CHUNKS_SHOWN])
     more = f" and {len(chunks) - _CHUNKS_SHOWN:,} more" if len(chunks) > _CHUNKS_SHOWN else ""
     return f"{plural(len(chunks), 'chunk')}, {named}{more}"
-
-
-_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_FOLDERS = {"t/": "states", "s/": "structures", "a/": "attribute files", "m/": "manifests", "c/": "chunk files"}
-_SHOWN_FINDINGS = 20
 
 
 def _is_any(found: Expired) -> bool:

@@ -214,8 +214,7 @@ print(json.dumps([outcome(call) for call in calls]))
 
 HELPS = """
 from typer.testing import CliRunner
-from shardstore.apps.cli.app import app
-from shardstore.apps.cli.app import COMMANDS
+from shardstore.apps.cli.app import COMMANDS, app
 from importlib import import_module
 result = {}
 def show(*arguments):

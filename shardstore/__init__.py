@@ -119,7 +119,7 @@ def __getattr__(name: str) -> Any:
         return import_module(f"shardstore.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'shardstore' has no attribute {name!r}")
-    from shardstore.optional import load
+    from shardstore.extras import load
 
     return load(f"shardstore.{name}", _LAZY[name], *(("zarr", "; get_mapper works without") if name == "ShardedStore" else ()))
 
@@ -199,7 +199,7 @@ def get_mapper(
     Arguments and errors are those of ``open``, but for ``pipeline``, which is zarr's. Where zarr-python 2 is installed, what is returned
     with ``present="v2"`` is a store of its own too, to which it hands whole batches.
     """
-    from shardstore.adapters.mapping.classes import mapping_class
+    from shardstore.adapters.mapping import mapping_class
 
     return mapping_class(present)(
         url,

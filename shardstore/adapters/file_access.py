@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from shardstore.adapters.handle import Handle
-from shardstore.adapters.value_reads import ReadResult, ValueRead, read_values
+from shardstore.adapters.read_views import ReadResult, ValueRead, read_values
 from shardstore.engine.actions import Action, Creation, EraseValue, Revise, SetIfMissing, SetValue
 from shardstore.engine.engine import Engine
 from shardstore.engine.pinned import PinnedValue

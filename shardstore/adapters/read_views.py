@@ -4,30 +4,80 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from shardstore._sync import run_sync
 from shardstore.adapters.handle import Handle
-from shardstore.adapters.value_reads import ReadResult, ValueRead, read_values
 from shardstore.engine.metadata.hierarchy import Hierarchy
 from shardstore.engine.reading.listing import ListedValue
-from shardstore.errors import AccessDenied, NotFound, ShardStoreError, Unsupported
+from shardstore.errors import AccessDenied, Conflict, NotFound, ShardStoreError, Unsupported
 from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.metadata_v3 import ArrayLayout, PlainArray
 from shardstore.format.store_keys import ancestors, possible_owners
 from shardstore.model.generation import Generation
+from shardstore.model.ranges import ByteRequest
 from shardstore.opening.snapshot_place import SnapshotPlace
 from shardstore.presented.flavours import Presented, flavour_of
 from shardstore.presented.view import Canonical, PresentedFlavour, View
-from shardstore.storage.base import UNKNOWN_NBYTES, ObjectInfo, Storage
+from shardstore.storage.base import UNKNOWN_NBYTES, Absent, Failed, Found, ObjectInfo, Read, ReadOutcome, Storage
 from shardstore.storage.inferred_versions import is_unversioned
 from shardstore.storage.local.storage import LocalFiles
 from shardstore.storage.local.walk import LeadsOutside
 from shardstore.storage.read_ahead import ReadAhead
 from shardstore.stored.detect import DetectedStorage
+
+
+class ValueRead(NamedTuple):
+    """Ranges of one value, all of one version; with ``version``, of that version only. Without ranges, version and size are looked up."""
+
+    key: str
+    ranges: tuple[ByteRequest, ...] = ()
+    version: Generation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VersionedValue:
+    """Ranges of one version of a value, which has ``nbytes`` bytes, each clipped to it."""
+
+    version: Generation
+    nbytes: int
+    buffers: tuple[memoryview, ...]
+
+    @property
+    def has_known_size(self) -> bool:
+        """False if the storage does not give the size with a part of a value; then ``nbytes`` is more than any value has."""
+        return self.nbytes != UNKNOWN_NBYTES
+
+
+class VersionGone(Conflict):
+    """The value does not have the version that was asked for, or was replaced while it was read."""
+
+
+ReadResult = VersionedValue | ShardStoreError | None
+"""A value, ``None`` if there is none, or the reason why it could not be read."""
+
+
+async def read_values(
+    read: Callable[[Sequence[Read]], Awaitable[Sequence[ReadOutcome]]], reads: Sequence[ValueRead]
+) -> Sequence[ReadResult]:
+    """Read values by the ``read`` of a storage, or the ``read_versions`` of a store; results are in order."""
+    outcomes = await read([Read(*one) for one in reads])
+    return [_result(one.key, outcome) for one, outcome in zip(reads, outcomes, strict=True)]
+
+
+def _result(key: str, outcome: ReadOutcome) -> ReadResult:
+    match outcome:
+        case Found(version, nbytes, buffers):
+            return VersionedValue(version, nbytes, buffers)
+        case Absent():
+            return None
+        case Failed(error):
+            return error
+    return VersionGone(f"{key!r} was replaced since its version was looked up, or while it was read: read it again")
+
 
 _LIKE_V2_CHUNK = re.compile(r"[0-9]+(\.[0-9]+)+", re.ASCII)
 """The last segment of a chunk's key in an array of Zarr v2, as no directory is called."""

@@ -23,35 +23,24 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from typing import TypeVar
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from fsspec.spec import AbstractFileSystem
 from zarr.abc.store import RangeByteRequest, Store
 from zarr.core.buffer import cpu
 from zarr.core.sync import _get_loop as zarr_loop
-from zarr.storage import FsspecStore, LocalStore, MemoryStore, StorePath
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, StorePath, ZipStore
 
 from shardstore._sync import run_async
-from shardstore.adapters.zarr_store_classes import (
-    ABSENT_ERRORS,
-    REQUESTS_AT_ONCE,
-    StoredKeys,
-    bounded,
-    check_usable,
-    described_store,
-    is_icechunk,
-    is_key_of_v3,
-    location_in,
-    snapshot_of,
-    unwrapped,
-)
+from shardstore.adapters.handle import Face
 from shardstore.errors import AccessDenied, InvalidInput, ReadOnly, ShardStoreError, StorageError, Unsupported
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfAbsent, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, BytesLike, resolve
 from shardstore.model.redaction import redacted
-from shardstore.opening.location import HasPhysicalLocation, Location
+from shardstore.opening.location import HasPhysicalLocation, Location, StorePlace, location_of
 from shardstore.storage.abilities import NamesLocation, RestrictsKeys, VersionedByRange
 from shardstore.storage.base import (
     ABSENT,
@@ -67,14 +56,26 @@ from shardstore.storage.base import (
     ReadsAndWrites,
     check_directory,
 )
+from shardstore.storage.generic.links import is_any
+from shardstore.storage.generic.storage import GenericStorage, described
 from shardstore.storage.inferred_versions import agrees, unversioned, witness_of, witnessed
+from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.requests.conditions import failed
 from shardstore.storage.requests.ranged_reads import check_most
 from shardstore.storage.requests.writes import check_deletion, failed, joined
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 _WHOLE_NBYTES = 64 << 10
 _KEYS_AT_ONCE = 4096
+_REQUESTS_AT_ONCE = 32
+
+_ABSENT_ERRORS = (FileNotFoundError, KeyError, NotADirectoryError, IsADirectoryError)
+"""The errors of stores by which there is no object; some answer ``None`` instead."""
+
+_ZARR_KEY = re.compile(r"(?:.+/)?(?:zarr\.json|c(?:/[0-9]+)*)")
+"""The keys of documents and, in the default encoding, chunks of Zarr v3: icechunk takes no other."""
 
 
 def storage_of(target: Store | StorePath) -> ZarrStorage:
@@ -97,11 +98,11 @@ class ZarrStorage(ReadsAndWrites, HasPhysicalLocation, NamesLocation, RestrictsK
         self.store = store
         self.path = path.strip("/")
         self._base = f"{self.path}/" if self.path else ""
-        self._inner = inner = unwrapped(store)
-        check_usable(inner)
-        self._is_icechunk = is_icechunk(inner)
-        self._snapshot = snapshot_of(inner) if self._is_icechunk else None
-        self._url = f"{described_store(inner, self._snapshot)}/{self._base}".rstrip("/")
+        self._inner = inner = _unwrapped(store)
+        _check_usable(inner)
+        self._is_icechunk = _is_icechunk(inner)
+        self._snapshot = _snapshot_of(inner) if self._is_icechunk else None
+        self._url = f"{_described_store(inner, self._snapshot)}/{self._base}".rstrip("/")
 
     def __reduce__(self) -> tuple[type[ZarrStorage], tuple[Store, str]]:
         if isinstance(self._inner, MemoryStore):
@@ -157,7 +158,7 @@ class ZarrStorage(ReadsAndWrites, HasPhysicalLocation, NamesLocation, RestrictsK
         return self._is_icechunk
 
     def lies_in(self, path: str, *, links: bool) -> Location:
-        return location_in(self._inner, f"{self._base}{path}".strip("/"), links=links)
+        return _location_in(self._inner, f"{self._base}{path}".strip("/"), links=links)
 
     def version_by(self, request: ByteRequest, data: BytesLike) -> Generation | None:
         if self._snapshot is not None:
@@ -183,7 +184,7 @@ class ZarrStorage(ReadsAndWrites, HasPhysicalLocation, NamesLocation, RestrictsK
 
     def _takes(self, key: str) -> bool:
         """Return whether an object can have this key."""
-        return bool(key) and (not self._is_icechunk or is_key_of_v3(self._base + key))
+        return bool(key) and (not self._is_icechunk or _ZARR_KEY.fullmatch(self._base + key) is not None)
 
     async def _size(self, key: str) -> int | None:
         """Return the size that the store gives; ``None`` if there is no object. A size is no proof that there is one."""
@@ -192,7 +193,7 @@ class ZarrStorage(ReadsAndWrites, HasPhysicalLocation, NamesLocation, RestrictsK
         try:
             await self.store._ensure_open()
             return int(await self.store.getsize(self._base + key))
-        except ABSENT_ERRORS:
+        except _ABSENT_ERRORS:
             return None
 
     async def _get(self, key: str, wanted: ByteRange | None) -> memoryview | None:
@@ -200,7 +201,7 @@ class ZarrStorage(ReadsAndWrites, HasPhysicalLocation, NamesLocation, RestrictsK
         asked = None if wanted is None else RangeByteRequest(wanted.start, wanted.end)
         try:
             value = await self.store.get(self._base + key, cpu.buffer_prototype, asked)
-        except ABSENT_ERRORS:
+        except _ABSENT_ERRORS:
             return None
         if value is None:
             return None
@@ -212,21 +213,16 @@ class ZarrStorage(ReadsAndWrites, HasPhysicalLocation, NamesLocation, RestrictsK
     # -- reading -------------------------------------------------------------------------------------------------------
 
     async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
-        async def all_of_them() -> list[ReadOutcome]:
-            bound = asyncio.Semaphore(REQUESTS_AT_ONCE)
-            return await asyncio.gather(*(self._read_bounded(read, bound) for read in reads))
+        return await self._run("reading", reads[0].key, _bounded(self._outcome, reads)) if reads else []
 
-        return await self._run("reading", reads[0].key, all_of_them()) if reads else []
-
-    async def _read_bounded(self, read: Read, bound: asyncio.Semaphore) -> ReadOutcome:
-        async with bound:
-            try:
-                return await self._read_one(read)
-            except Exception as exc:  # noqa: BLE001  # whatever a store raises; it is handed on as the outcome
-                error = exc if isinstance(exc, ShardStoreError) else self._error("reading", read.key, exc)
-                if error is not exc:
-                    error.__cause__ = exc
-                return Failed(error)
+    async def _outcome(self, read: Read) -> ReadOutcome:
+        try:
+            return await self._read_one(read)
+        except Exception as exc:  # noqa: BLE001  # whatever a store raises; it is handed on as the outcome
+            error = exc if isinstance(exc, ShardStoreError) else self._error("reading", read.key, exc)
+            if error is not exc:
+                error.__cause__ = exc
+            return Failed(error)
 
     async def _read_one(self, read: Read) -> ReadOutcome:
         nbytes = await self._size(read.key)
@@ -367,7 +363,7 @@ class ZarrStorage(ReadsAndWrites, HasPhysicalLocation, NamesLocation, RestrictsK
             if await self._is_object(key, await self._size(key)):  # it may be a directory, which goes with all that is in it
                 await self.store.delete(self._base + key)
 
-        await self._run("deleting", keys[0], bounded(delete_one, keys))
+        await self._run("deleting", keys[0], _bounded(delete_one, keys))
 
     # -- listing -------------------------------------------------------------------------------------------------------
 
@@ -375,19 +371,30 @@ class ZarrStorage(ReadsAndWrites, HasPhysicalLocation, NamesLocation, RestrictsK
         if not self.store.supports_listing:
             raise Unsupported(f"listing {prefix!r}: the {type(self._inner).__name__} {self.url} cannot list its keys")
 
-    def _keys_with(self, prefix: str) -> StoredKeys:
-        return StoredKeys(self.store, self._base, prefix, lists_nodes_only=self._is_icechunk)
+    async def _keys_with(self, prefix: str) -> AsyncGenerator[str, None]:
+        """Yield the keys that start with ``prefix``, in no order."""
+        start = self._base + prefix
+        directory = start[: start.rfind("/") + 1]
+        try:
+            await self.store._ensure_open()
+            while self._is_icechunk and directory and not await self.store.exists(f"{directory}zarr.json"):
+                directory = directory[: directory.rstrip("/").rfind("/") + 1]  # the rest it refuses to list
+            async for key in self.store.list_prefix(directory):
+                if key.startswith(start) and not key.endswith("/"):
+                    yield key.removeprefix(self._base)
+        except _ABSENT_ERRORS:
+            return
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         self._check_listable(prefix)
         names = self._keys_with(prefix)
         try:
-            while page := await self._run("listing", prefix, names.page(_KEYS_AT_ONCE)):
-                for info in await self._run("listing", prefix, bounded(self._listed, sorted(page))):
+            while page := await self._run("listing", prefix, _page(names, _KEYS_AT_ONCE)):
+                for info in await self._run("listing", prefix, _bounded(self._listed, sorted(page))):
                     if info is not None:
                         yield info
         finally:
-            await self._run("listing", prefix, names.close())
+            await self._run("listing", prefix, names.aclose())
 
     async def _listed(self, key: str) -> ObjectInfo | None:
         nbytes = await self._size(key)
@@ -401,18 +408,18 @@ class ZarrStorage(ReadsAndWrites, HasPhysicalLocation, NamesLocation, RestrictsK
             nbytes = await self._size(name)
             is_object = await self._is_object(name, nbytes)
             names = self._keys_with(f"{name}/")
-            below = await names.page(1)
-            await names.close()
+            below = await _page(names, 1)
+            await names.aclose()
             return ObjectInfo(name, nbytes or 0, self._snapshot) if is_object else None, bool(below)
 
         async def listed() -> DirListing:
             try:
                 await self.store._ensure_open()
                 found = {name.strip("/") async for name in self.store.list_dir((self._base + prefix).rstrip("/"))}
-            except ABSENT_ERRORS:
+            except _ABSENT_ERRORS:
                 found = set()
             keys = [prefix + name for name in sorted(found) if name and "/" not in name]
-            looks = list(zip(keys, await bounded(look, keys), strict=True))
+            looks = list(zip(keys, await _bounded(look, keys), strict=True))
             return DirListing(
                 tuple(info for _, (info, _) in looks if info is not None), tuple(f"{key}/" for key, (_, below) in looks if below)
             )
@@ -421,3 +428,83 @@ class ZarrStorage(ReadsAndWrites, HasPhysicalLocation, NamesLocation, RestrictsK
 
     async def close(self) -> None:
         """Do nothing: the store is the user's, and stays open."""
+
+
+# -- zarr's stores, as far as their classes differ; the coroutines run on zarr's loop --------------------------------
+
+
+def _unwrapped(store: Store) -> Store:
+    """Return the store inside all wrappers."""
+    while isinstance(inner := getattr(store, "_store", None), Store):
+        store = inner
+    return store
+
+
+def _is_icechunk(store: Store) -> bool:
+    return any(cls.__module__.partition(".")[0] == "icechunk" for cls in type(store).__mro__)
+
+
+def _check_usable(store: Store) -> None:
+    if isinstance(store, Face) or (isinstance(store, FsspecStore) and is_any(store.fs, frozenset({"sharded"}))):
+        raise InvalidInput(
+            f"the {type(store).__name__} is a shardstore view of a store. Opening it again would shard the chunks twice. Give the URL of "
+            "what is below it"
+        )
+    if isinstance(store, ZipStore) and hasattr(store, "_zf") and not store._is_open and store._zmode in ("w", "x"):
+        raise InvalidInput(
+            f"the ZipStore of {store.path} was closed; opening it again with mode={store._zmode!r} would erase it: use mode='r'"
+        )
+
+
+def _snapshot_of(store: Any) -> Generation | None:
+    """Return the version of all objects of a session that cannot be written to. Not called while one is being written to."""
+    session = store.session
+    return Generation(f"snapshot-{session.snapshot_id}") if session.read_only else None
+
+
+def _described_store(store: Any, snapshot: Generation | None) -> str:
+    """Return a URL for people; it differs between stores of this process."""
+    if isinstance(store, LocalStore):
+        return LocalStorage(str(store.root)).url
+    if isinstance(store, ZipStore):
+        return f"zip::{LocalStorage(str(store.path)).url}"
+    if isinstance(store, FsspecStore):
+        return redacted(described(store.fs, store.path))
+    if snapshot is not None:
+        return f"icechunk://{snapshot.token}"
+    holder = store._store_dict if isinstance(store, MemoryStore) else store
+    return f"zarr://{type(store).__name__}-{id(holder):x}"
+
+
+def _location_in(store: Any, path: str, *, links: bool) -> Location:
+    """Return the location of a path in an unwrapped store, as ``location_of`` does."""
+    if isinstance(store, LocalStore):
+        return location_of(LocalStorage(str(store.root)), path, links=links)
+    if isinstance(store, ZipStore):
+        return location_of(LocalStorage(str(store.path)))
+    if isinstance(store, FsspecStore):
+        return location_of(GenericStorage(store.fs, store.path), path, links=links)
+    if isinstance(store, MemoryStore):
+        return StorePlace(store._store_dict, path).location(is_known=True)
+    return StorePlace(store, path).location(is_known=False)
+
+
+async def _page(keys: AsyncIterator[str], most: int) -> list[str]:
+    """Return the next keys of a listing; none if there are no more."""
+    found: list[str] = []
+    async for key in keys:
+        found.append(key)
+        if len(found) == most:
+            break
+    return found
+
+
+async def _bounded(call: Callable[[S], Coroutine[object, object, T]], items: Sequence[S]) -> list[T]:
+    """Return the results of a call for each item, of which so many run at once."""
+    bound = asyncio.Semaphore(_REQUESTS_AT_ONCE)
+
+    async def one(item: S) -> T:
+        async with bound:
+            return await call(item)
+
+    return await asyncio.gather(*map(one, items))

@@ -15,16 +15,15 @@ from fsspec.spec import make_instance
 
 from shardstore._sync import on_io_loop, run_async
 from shardstore.adapters.batch_values import given_bytes, raise_failed, raise_first
-from shardstore.adapters.fsspec.chain import check_options, link_below
 from shardstore.adapters.fsspec.file import PackedFile, ShardedFile, ShardedTransaction, TextFile
 from shardstore.adapters.fsspec.lookups import FileLookups
-from shardstore.adapters.fsspec.root import Root, without_protocol
+from shardstore.adapters.fsspec.root import Root, check_options, link_below, without_protocol
 from shardstore.adapters.fsspec.transfers import FileTransfers
 from shardstore.adapters.handle import FilesystemFace, Handle
 from shardstore.adapters.own_shards import set_value
-from shardstore.adapters.zarr_version import imported_zarr
 from shardstore.engine.actions import ERASE, Action, SetValue
 from shardstore.errors import InvalidInput, NotFound, ReadOnly, SnapshotExpired
+from shardstore.extras import imported_zarr
 from shardstore.format.store_keys import ancestors, join
 from shardstore.model.options import check_flags
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix

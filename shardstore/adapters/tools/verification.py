@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from shardstore.adapters.handle import Handle
+from shardstore.extras import needed
 from shardstore.maintenance.census import Census, merged, read_census, take_census
 from shardstore.maintenance.cluster import ExecutorLike
 from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY, Execution, Part
 from shardstore.maintenance.verify.chunks import Decoder
 from shardstore.maintenance.verify.run import Copy, Progress, VerifyReport, verify_engine
 from shardstore.model.options import check_flags
-from shardstore.optional import needed
 from shardstore.progress.shown import reported
 from shardstore.progress.steps import Step
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from shardstore._sync import run_sync
 from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
-from shardstore.adapters.mapping.classes import mapping_class
+from shardstore.adapters.mapping import mapping_class
 from shardstore.adapters.mapping.mapping import ShardedMap
 from shardstore.adapters.versioned.opened import OpenedStore
 from shardstore.errors import InvalidInput, NotFound

@@ -20,7 +20,6 @@ from rich.text import Text
 
 from shardstore._sync import run_sync
 from shardstore.adapters.store_paths import StorePath, resolve
-from shardstore.adapters.zarr_version import has_zarr2
 from shardstore.apps.cli.arguments import AsJson, OptionsJson, StorageOptions, Url, argument, storage_options
 from shardstore.apps.cli.execution import check_writable
 from shardstore.apps.cli.output import ExitCode, alike, end, print_json, progress_bar, show, show_more, wrapped
@@ -28,6 +27,7 @@ from shardstore.apps.reports.facts import MOST_ARRAYS, store_document
 from shardstore.apps.reports.reporting import Report, page_module, report_on, write_whole
 from shardstore.apps.reports.words import abilities, array_rows, no_v3, presented_as, stored_as, writers
 from shardstore.errors import InvalidInput, NotFound
+from shardstore.extras import has_zarr2
 from shardstore.maintenance.survey.run import ArraySurvey, StorageFacts, Stored, Survey, storage_facts, survey
 from shardstore.model.options import CommandOption, option
 from shardstore.model.words import plural, shape, size

@@ -11,7 +11,7 @@ from itertools import islice, takewhile
 from typing import Any, BinaryIO, Protocol, cast
 
 from shardstore.adapters.file_access import FileAccess, PinnedVersion, shares_object
-from shardstore.adapters.value_reads import ValueRead, VersionedValue, VersionGone
+from shardstore.adapters.read_views import ValueRead, VersionedValue, VersionGone
 from shardstore.apps.mounting.names import is_document
 from shardstore.apps.mounting.writing import Buffer, hasher
 from shardstore.errors import Conflict, ShardStoreError

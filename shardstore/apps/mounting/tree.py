@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from shardstore.adapters.file_access import FileAccess
-from shardstore.adapters.value_reads import ValueRead, VersionedValue, VersionGone
+from shardstore.adapters.read_views import ValueRead, VersionedValue, VersionGone
 from shardstore.apps.mounting.names import DIRECTORY, is_scratch, moved_path, name_of, parent_of, shown_order
 from shardstore.apps.mounting.reading import Values
 from shardstore.errors import Corruption

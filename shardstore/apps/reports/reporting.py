@@ -18,12 +18,12 @@ from shardstore.adapters.handle import FilesystemFace, Handle, StoreFace
 from shardstore.apps.reports.facts import MOST_ARRAYS, Facts, Previewer, Verified, facts_of, occupancy_of_report
 from shardstore.apps.reports.words import array_rows, no_v3, writers
 from shardstore.errors import InvalidInput, NotFound, Unsupported
+from shardstore.extras import needed
 from shardstore.maintenance.advice import parse_access
 from shardstore.maintenance.survey.run import glance, storage_facts, survey
 from shardstore.maintenance.verify.run import VerifyReport
 from shardstore.model.options import check_flags
 from shardstore.model.words import plural, shape
-from shardstore.optional import needed
 from shardstore.progress.shown import reported
 from shardstore.progress.steps import Step
 

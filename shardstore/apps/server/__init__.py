@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardstore import optional
+from shardstore import extras
 
 if TYPE_CHECKING:
     from shardstore.apps.server.application import Application, application
     from shardstore.apps.server.running import Serving, serve
 else:  # with stand-ins where the extra is missing
-    Application = optional.load("shardstore.apps.server.Application", "shardstore.apps.server.application", "serve")
-    application = optional.load("shardstore.apps.server.application", "shardstore.apps.server.application", "serve")
-    Serving = optional.load("shardstore.apps.server.Serving", "shardstore.apps.server.running", "serve")
-    serve = optional.load("shardstore.serve", "shardstore.apps.server.running", "serve")
+    Application = extras.load("shardstore.apps.server.Application", "shardstore.apps.server.application", "serve")
+    application = extras.load("shardstore.apps.server.application", "shardstore.apps.server.application", "serve")
+    Serving = extras.load("shardstore.apps.server.Serving", "shardstore.apps.server.running", "serve")
+    serve = extras.load("shardstore.serve", "shardstore.apps.server.running", "serve")
 
 __all__ = ["Application", "Serving", "application", "serve"]

@@ -18,8 +18,7 @@ from html import escape
 from typing import Any, Literal
 from urllib.parse import quote
 
-from shardstore.adapters.read_views import ListedName, ReadView, ReadViews, open_views
-from shardstore.adapters.value_reads import ReadResult, ValueRead, VersionedValue, VersionGone
+from shardstore.adapters.read_views import ListedName, ReadResult, ReadView, ReadViews, ValueRead, VersionedValue, VersionGone, open_views
 from shardstore.errors import InvalidInput, ShardStoreError
 from shardstore.format.store_keys import check_directory
 from shardstore.model.containers import Lru

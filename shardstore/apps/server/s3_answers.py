@@ -15,8 +15,7 @@ from http import HTTPStatus
 from urllib.parse import parse_qsl, quote
 from xml.sax.saxutils import escape
 
-from shardstore.adapters.read_views import ListedName
-from shardstore.adapters.value_reads import VersionedValue
+from shardstore.adapters.read_views import ListedName, VersionedValue
 from shardstore.apps.server.buckets import Bucket, Listings
 from shardstore.apps.server.values import Refusal, shown
 

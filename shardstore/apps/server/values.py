@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from email.utils import formatdate
 
-from shardstore.adapters.value_reads import ValueRead, VersionedValue, VersionGone
+from shardstore.adapters.read_views import ValueRead, VersionedValue, VersionGone
 from shardstore.apps.server.buckets import Bucket, Moved
 from shardstore.apps.server.http_rules import if_range, parse_entity_tags, parse_range, satisfied
 from shardstore.errors import NotFound, Unsupported

@@ -13,7 +13,7 @@ OVER_URLS = """
 import sys
 import fsspec, zarr
 import shardstore
-from shardstore.adapters.tools.align_target import array_of_zarr, is_zarr
+from shardstore.adapters.tools.align import array_of_zarr, is_zarr
 
 keys = fsspec.get_mapper(f"sharded::file://{sys.argv[1]}", sharded={"fsync": False})
 keys["some/file"] = b"1"

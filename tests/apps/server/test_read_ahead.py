@@ -11,8 +11,7 @@ import pytest
 import zarr
 
 import shardstore
-from shardstore.adapters.read_views import StoredView
-from shardstore.adapters.value_reads import ValueRead
+from shardstore.adapters.read_views import StoredView, ValueRead
 from shardstore.apps.server import serve
 from shardstore.apps.server.buckets import GatheredReads
 from shardstore.model.generation import UNCONDITIONAL, Generation

@@ -16,8 +16,7 @@ import pytest
 import zarr
 
 import shardstore
-from shardstore.adapters.read_views import StoredView
-from shardstore.adapters.value_reads import ValueRead, VersionedValue
+from shardstore.adapters.read_views import StoredView, ValueRead, VersionedValue
 from shardstore.apps.server import serve
 from shardstore.apps.server.buckets import Bucket
 from shardstore.engine.metadata.hierarchy import Hierarchy

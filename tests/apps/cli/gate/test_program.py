@@ -22,7 +22,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
 import shardstore
-from shardstore.adapters.fsspec.chain import check_options
+from shardstore.adapters.fsspec.root import check_options
 from shardstore.apps.cli.app import COMMANDS, app
 from shardstore.apps.cli.arguments import storage_options
 from shardstore.apps.cli.output import MEANINGS, ExitCode, exit_code, first_error, message, progress_bar, said_if_slow

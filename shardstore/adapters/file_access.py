@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from shardstore.adapters.handle import Handle
 from shardstore.adapters.read_views import ReadResult, ValueRead, read_values
 from shardstore.engine.actions import Action, Creation, EraseValue, Revise, SetIfMissing, SetValue
 from shardstore.engine.engine import Engine
-from shardstore.engine.pinned import PinnedValue
+from shardstore.engine.pinned import OpenValue, PinnedValue
 from shardstore.errors import Conflict
 from shardstore.model.ranges import BytesLike
 from shardstore.model.redaction import redacted
@@ -51,17 +51,8 @@ ERASE = Change()
 KeyChange = tuple[str, Change]
 
 
-class PinnedVersion(Protocol):
-    """One version of a value, to be read piece by piece."""
-
-    nbytes: int
-
-    @property
-    def version(self) -> str:
-        """A text that differs if the bytes may differ."""
-
-    async def read(self, start: int, end: int) -> memoryview:
-        """Return the bytes from ``start`` to ``end`` (exclusive), clipped to the value. Raises ``Conflict`` if the object was replaced."""
+PinnedVersion: TypeAlias = OpenValue
+"""One version of a value, to be read piece by piece."""
 
 
 def shares_object(pinned: PinnedVersion) -> bool:
@@ -86,7 +77,7 @@ class FileAccess:
         self.is_static = store.storage.capabilities.static
         """True if nothing in the store ever changes, as in a snapshot."""
         # These are the store's own.
-        self.pin: Callable[[str], Awaitable[PinnedVersion | None]] = store.pin
+        self.pin = store.pin
         self.size = store.size
         self.layout = store.layout
         self.shard_groups = store.shard_groups

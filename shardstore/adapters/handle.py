@@ -293,8 +293,10 @@ class Handle:
         self.commit()
 
 
-class Face:
+class Face(ShownInNotebooks):
     """Base of the faces to which zarr can hand whole selections and assignments, without knowing their classes."""
+
+    _shown_by = "shardstore.apps.reports.reporting"
 
     @property
     def engine(self) -> Presented:
@@ -307,10 +309,8 @@ class Face:
         raise NotImplementedError
 
 
-class FilesystemFace(ShownInNotebooks, Face):
+class FilesystemFace(Face):
     """Base of a filesystem over an engine, whose paths are not keys."""
-
-    _shown_by = "shardstore.apps.reports.reporting"
 
     def key_of(self, path: str) -> str:
         """Return the presented key that a path names; ``""`` for the root."""
@@ -325,10 +325,8 @@ class FilesystemFace(ShownInNotebooks, Face):
         raise NotImplementedError
 
 
-class StoreFace(ShownInNotebooks, Face):
+class StoreFace(Face):
     """Base of the stores over an engine, whose keys are presented keys."""
-
-    _shown_by = "shardstore.apps.reports.reporting"
 
     _handle: Handle
     _read_only: bool

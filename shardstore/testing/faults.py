@@ -13,11 +13,12 @@ import itertools
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from shardstore.errors import InvalidInput, ShardStoreError, StorageError, WriteOutcomeUnknown
-from shardstore.model.generation import Condition, Generation, IfGeneration, Unconditional
+from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfGeneration, Unconditional
 from shardstore.model.ranges import ByteRequest, BytesLike, Segment
 from shardstore.storage.base import CHANGED, ConditionFailed, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome, Storage
 from shardstore.storage.requests.writes import Body, byte_view
@@ -213,9 +214,15 @@ class FaultStorage(StorageWrapper):
             case Kill(after=True):
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    def _refuse(self, struck: _Struck, condition: Condition) -> None:
+    @asynccontextmanager
+    async def _request(self, operation: str, key: str, condition: Condition = UNCONDITIONAL) -> AsyncIterator[_Struck]:
+        """Apply the effect on a request that the block carries out."""
+        struck = self._arrived(operation, key)
+        await self._before(struck)
         if isinstance(struck.effect, Refuse) and not isinstance(condition, Unconditional):
             raise ConditionFailed(f"{struck.what}: planned to be refused")
+        yield struck
+        self._after(struck)
 
     # -- the protocol --------------------------------------------------------------------------------------------------
 
@@ -250,34 +257,23 @@ class FaultStorage(StorageWrapper):
         return outcome
 
     async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
-        struck = self._arrived("write", key)
-        await self._before(struck)
-        self._refuse(struck, condition)
-        if isinstance(struck.effect, Truncate) and struck.effect.nbytes < nbytes:
-            try:
-                return await self.inner.write(key, _cut(body, struck.effect.nbytes), nbytes, condition)
-            except InvalidInput as exc:
-                raise StorageError(f"{struck.what}: its body broke off, as planned") from exc
-        generation = await self.inner.write(key, body, nbytes, condition)
-        self._after(struck)
-        return generation
+        async with self._request("write", key, condition) as struck:
+            if isinstance(struck.effect, Truncate) and struck.effect.nbytes < nbytes:
+                try:
+                    return await self.inner.write(key, _cut(body, struck.effect.nbytes), nbytes, condition)
+                except InvalidInput as exc:
+                    raise StorageError(f"{struck.what}: its body broke off, as planned") from exc
+            return await self.inner.write(key, body, nbytes, condition)
 
     async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
-        struck = self._arrived("compose", key)
-        await self._before(struck)
-        self._refuse(struck, condition)
-        if isinstance(struck.effect, Truncate):
-            raise StorageError(f"{struck.what}: its body broke off, as planned")
-        generation = await self.inner.compose(key, source, segments, condition)
-        self._after(struck)
-        return generation
+        async with self._request("compose", key, condition) as struck:
+            if isinstance(struck.effect, Truncate):
+                raise StorageError(f"{struck.what}: its body broke off, as planned")
+            return await self.inner.compose(key, source, segments, condition)
 
     async def copy(self, source: str, target: str) -> Generation | None:
-        struck = self._arrived("copy", target)
-        await self._before(struck)
-        generation = await self.inner.copy(source, target)
-        self._after(struck)
-        return generation
+        async with self._request("copy", target):
+            return await self.inner.copy(source, target)
 
     async def rename_prefix(self, source: str, target: str) -> bool:
         struck = self._arrived("rename_prefix", target)
@@ -288,31 +284,21 @@ class FaultStorage(StorageWrapper):
         return renamed
 
     async def delete(self, key: str, condition: Condition) -> bool:
-        struck = self._arrived("delete", key)
-        await self._before(struck)
-        if isinstance(condition, IfGeneration):
-            self._refuse(struck, condition)
-        deleted = await self.inner.delete(key, condition)
-        self._after(struck)
-        return deleted
+        async with self._request("delete", key, condition if isinstance(condition, IfGeneration) else UNCONDITIONAL):
+            return await self.inner.delete(key, condition)
 
     async def delete_many(self, keys: Sequence[str]) -> None:
         for start in range(0, len(keys), KEYS_A_REQUEST):
             some = keys[start : start + KEYS_A_REQUEST]
-            struck = self._arrived("delete_many", some[0])
-            await self._before(struck)
-            if isinstance(struck.effect, Truncate):
-                await self.inner.delete_many(some[:1])
-                raise StorageError(f"{struck.what}: it broke off, as planned")
-            await self.inner.delete_many(some)
-            self._after(struck)
+            async with self._request("delete_many", some[0]) as struck:
+                if isinstance(struck.effect, Truncate):
+                    await self.inner.delete_many(some[:1])
+                    raise StorageError(f"{struck.what}: it broke off, as planned")
+                await self.inner.delete_many(some)
 
     async def stat(self, key: str) -> ObjectInfo | None:
-        struck = self._arrived("stat", key)
-        await self._before(struck)
-        info = await self.inner.stat(key)
-        self._after(struck)
-        return info
+        async with self._request("stat", key):
+            return await self.inner.stat(key)
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         struck = self._arrived("list", prefix)
@@ -332,11 +318,8 @@ class FaultStorage(StorageWrapper):
             self._after(struck)
 
     async def list_dir(self, prefix: str) -> DirListing:
-        struck = self._arrived("list_dir", prefix)
-        await self._before(struck)
-        listing = await self.inner.list_dir(prefix)
-        self._after(struck)
-        return listing
+        async with self._request("list_dir", prefix):
+            return await self.inner.list_dir(prefix)
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,7 +161,10 @@ class ShardedFileSystem(FilesystemFace, FileLookups, FileTransfers, ChainedFileS
     @property
     def engine(self) -> Presented:
         """The engine of this process; its coroutines run on fsspec's IO loop only."""
-        self._offer_pipeline()
+        if self._pipeline and imported_zarr() is not None:  # zarr's arrays over this read and write in batches
+            from shardstore.adapters.zarr.pipeline import install_pipeline
+
+            install_pipeline()
         self._settle_snapshot()
         return self._root.handle.engine
 
@@ -214,13 +217,6 @@ class ShardedFileSystem(FilesystemFace, FileLookups, FileTransfers, ChainedFileS
 
             replace_methods()
         return True
-
-    def _offer_pipeline(self) -> None:
-        """Make zarr's arrays over this filesystem read and write in batches, if zarr is in use."""
-        if self._pipeline and imported_zarr() is not None:
-            from shardstore.adapters.zarr.pipeline import install_pipeline
-
-            install_pipeline()
 
     def check_writable(self) -> None:
         """Raise ``ReadOnly`` if this instance may not write."""
@@ -297,7 +293,8 @@ class ShardedFileSystem(FilesystemFace, FileLookups, FileTransfers, ChainedFileS
         """
         paths = await self._expand_path(path, recursive=recursive)
         if recursive:
-            paths = [p for p in paths if await self._isfile(p)] if len(paths) == 1 else await self._files_of(paths)
+            directories = {p.rpartition("/")[0] for p in paths}
+            paths = [p for p in paths if (p not in directories if len(paths) > 1 else await self._isfile(p))]
         values = await self._cat_ranges(paths, None, None, on_error="raise" if on_error == "raise" else "return")
         if on_error == "omit":
             raise_first([value for value in values if not isinstance(value, ABSENT_ERRORS)])
@@ -306,11 +303,6 @@ class ShardedFileSystem(FilesystemFace, FileLookups, FileTransfers, ChainedFileS
                 return {} if on_error == "omit" else {paths[0]: values[0]}
             return values[0]
         return {p: v for p, v in zip(paths, values, strict=True) if on_error != "omit" or not isinstance(v, Exception)}
-
-    async def _files_of(self, paths: Sequence[str]) -> list[str]:
-        """Return the paths that are files; the rest are directories of these."""
-        parents = {p.rpartition("/")[0] for p in paths}
-        return [p for p in paths if p not in parents]
 
     def open(
         self,

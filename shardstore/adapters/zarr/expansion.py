@@ -8,7 +8,7 @@ arrays of the coordinates of points. Each is cut where chunks end, and the part 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -39,14 +39,6 @@ class Piece(NamedTuple):
     is_whole: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Expanded:
-    """The chunks of a selection of shards, and the number of the shard of each."""
-
-    infos: list[Info]
-    of_shard: list[int]
-
-
 class Expansion:
     """The expansion of the shards of one array, as a client sees it, to chunks."""
 
@@ -55,9 +47,10 @@ class Expansion:
         encoding, ndim = layout.key_encoding, layout.ndim
         self._parts_of_key = encoding.encode((0,) * ndim).count("/") + 1
 
-    def expand(self, infos: Sequence[Info], drop_axes: tuple[int, ...]) -> Expanded:
-        """Return the same selections, chunk by chunk."""
-        expanded = Expanded([], [])
+    def expand(self, infos: Sequence[Info], drop_axes: tuple[int, ...]) -> tuple[list[Info], list[int]]:
+        """Return the same selections, chunk by chunk, and the number of the shard of each chunk."""
+        chunks: list[Info] = []
+        of_shard: list[int] = []
         specs: dict[int, ArraySpec] = {}
         for number, info in enumerate(infos):
             path, spec, selection, out_selection = info[:4]
@@ -69,9 +62,9 @@ class Expansion:
             for within, chunk_selection, out, is_complete in self._pieces(_tuple(selection), out_selection, drop_axes):
                 coords = tuple(o + w for o, w in zip(origin, within, strict=True))
                 chunk = StorePath(path.store, start + self._layout.key_encoding.encode(coords))
-                expanded.infos.append((chunk, inner, chunk_selection, out, is_complete))
-                expanded.of_shard.append(number)
-        return expanded
+                chunks.append((chunk, inner, chunk_selection, out, is_complete))
+                of_shard.append(number)
+        return chunks, of_shard
 
     def split_key(self, key: str) -> tuple[str, ChunkCoords]:
         """Return the path of the array in the store, and the shard that the key names."""

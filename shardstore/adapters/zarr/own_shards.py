@@ -109,7 +109,7 @@ class ShardPipeline(ArrayPipeline):
         layout = parse_layout(self.view.document)
         return layout if isinstance(layout, ArrayLayout) else None
 
-    async def _place_by_shards(self, place: EnginePlace | None, path: str, *, for_write: bool) -> EnginePlace | None:
+    async def _by_shards(self, place: EnginePlace | None, path: str, *, for_write: bool) -> EnginePlace | None:
         """Return the place, if its engine reads and writes the array by chunks; ``None`` if zarr's own pipeline does."""
         if place is None or not place.engine.options.present.is_canonical:
             return None
@@ -117,10 +117,6 @@ class ShardPipeline(ArrayPipeline):
         look = place.engine.client_view(place.key(path), self.view.document, for_write=for_write, last=self.view.sight)
         sight = self.view.sight = await run_async(look)
         return place if sight.by_shards and self.layout is not None else None
-
-    async def place_by_shards(self, store_path: StorePath, *, for_write: bool) -> EnginePlace | None:
-        """Return the place of the array at this path, if its engine shows it by chunks; otherwise ``None``."""
-        return await self._place_by_shards(place_of(store_path.store), store_path.path, for_write=for_write)
 
     async def _expander(self, infos: Sequence[Info], *, for_write: bool) -> tuple[EnginePlace, Expansion, CodecPipeline] | None:
         """Return where the chunks of these shards are, how they are expanded, and what reads and writes the chunks."""
@@ -131,7 +127,7 @@ class ShardPipeline(ArrayPipeline):
         if expansion is None:
             return None
         array, _ = expansion.split_key(infos[0][0].path)
-        place = await self._place_by_shards(place, array, for_write=for_write)
+        place = await self._by_shards(place, array, for_write=for_write)
         return None if place is None else (place, expansion, self._chunk_pipeline(infos[0][1]))
 
     def expansion(self) -> Expansion | None:
@@ -171,12 +167,12 @@ class ShardPipeline(ArrayPipeline):
         if expander is None:
             return await self._whole.read(infos, out, drop_axes)
         place, expansion, pipeline = expander
-        expanded = expansion.expand(infos, drop_axes)
-        chunks: Any = pipeline  # what newer versions of zarr return
-        found = await chunks.read(expanded.infos, out, drop_axes)
+        chunks, of_shard = expansion.expand(infos, drop_axes)
+        newer: Any = pipeline  # what newer versions of zarr return
+        found = await newer.read(chunks, out, drop_axes)
         if getattr(infos[0][1].config, "read_missing_chunks", True):
             return (status(True),) * len(infos)  # the caller does not use it
-        present = {number for number, of_chunk in zip(expanded.of_shard, found, strict=True) if of_chunk["status"] == "present"}
+        present = {number for number, of_chunk in zip(of_shard, found, strict=True) if of_chunk["status"] == "present"}
         for number in set(range(len(infos))) - present:
             if await _is_any_there(place, expansion.chunk_keys(infos[number][0].path)):
                 present.add(number)
@@ -190,14 +186,15 @@ class ShardPipeline(ArrayPipeline):
             await self._whole.write(infos, value, drop_axes)
             return
         _, expansion, pipeline = expander
-        await pipeline.write(expansion.expand(infos, drop_axes).infos, value, drop_axes)
+        chunks, _ = expansion.expand(infos, drop_axes)
+        await pipeline.write(chunks, value, drop_axes)
 
     async def erase_outside(self, store_path: StorePath, shape: tuple[int, ...], new_shape: tuple[int, ...]) -> bool:
         """Erase the shards that hold elements of the array while it has ``shape``, and none once it has ``new_shape``.
 
         Returns ``False``, and does nothing, if the store takes the shards for chunks.
         """
-        place = await self.place_by_shards(store_path, for_write=True)
+        place = await self._by_shards(place_of(store_path.store), store_path.path, for_write=True)
         layout = self.layout
         if place is None or layout is None:
             return False
@@ -207,7 +204,7 @@ class ShardPipeline(ArrayPipeline):
     async def shards_with_chunks(self, store_path: StorePath) -> set[str] | None:
         """Return the keys of the shards that hold a chunk, relative to the array; ``None`` if the store lists shards itself."""
         layout = self.layout
-        if layout is None or await self.place_by_shards(store_path, for_write=False) is None:
+        if layout is None or await self._by_shards(place_of(store_path.store), store_path.path, for_write=False) is None:
             return None
         encoding = layout.key_encoding
         start = join(store_path.path, "")

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from shardstore import references, snapshots
     from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
+    from shardstore.adapters.handle import FurtherOptions, OpenOptions
     from shardstore.adapters.mapping.mapping import ShardedMap
-    from shardstore.adapters.options import FurtherOptions, OpenOptions
     from shardstore.adapters.tools.align import align
     from shardstore.adapters.tools.verification import census, verify
     from shardstore.adapters.transformer import ShardingTransformer

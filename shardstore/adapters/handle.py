@@ -12,8 +12,8 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, TypedDict
 from weakref import WeakValueDictionary
 
 from fsspec.registry import known_implementations
@@ -23,8 +23,10 @@ from shardstore.adapters.batch_values import raise_failed
 from shardstore.engine.actions import Action
 from shardstore.engine.engine import Engine
 from shardstore.engine.metadata.hierarchy import HierarchyRegistry, Node
-from shardstore.engine.options import EngineOptions
+from shardstore.engine.options import EngineOptions, Flavour, Present, Stored, StrategyName
 from shardstore.errors import InvalidInput, NotFound, ReadOnly, Unsupported
+from shardstore.format.presentation import PresentLevel
+from shardstore.format.shard_index import IndexLocation
 from shardstore.model.options import check_flags
 from shardstore.model.redaction import redacted
 from shardstore.model.showing import ShownInNotebooks
@@ -33,6 +35,8 @@ from shardstore.opening.kinds import Transport, carried_by
 from shardstore.opening.open import open_storage
 from shardstore.opening.snapshot_place import SnapshotPlace
 from shardstore.opening.snapshot_urls import may_name_snapshot, named_snapshot
+from shardstore.plan.commits import ChunkOrder, Strategy
+from shardstore.plan.policy import ShardingPolicy
 from shardstore.presented.engine_storage import EngineStorage
 from shardstore.presented.flavours import Presented, flavour_of, presented
 from shardstore.storage.abilities import HasIdentity
@@ -53,6 +57,67 @@ _fork_count = 0
 _FILE_OPTIONS = ("fsync", "locks", "transport")  # options that concern no snapshot, but the storage that it is in
 
 _LOOPS = ("asynchronous", "loop")  # of a filesystem: every engine runs on fsspec's IO loop
+
+
+# -- options, by name and type: a type checker knows what ``shardstore.open`` takes; what values mean, ``EngineOptions`` says ----------
+
+
+PresentOption: TypeAlias = Present | Flavour
+"""What clients see: the name of a flavour, or a flavour."""
+
+ChunksPerShard: TypeAlias = ShardingPolicy
+"""Which arrays are sharded when they are created, and how."""
+
+
+class FurtherOptions(TypedDict, total=False):
+    """Options of a store in addition to those that ``shardstore.open`` names itself. Sizes in bytes, times in seconds."""
+
+    lost_transformers: Mapping[str, tuple[int, ...]]
+    present_level: PresentLevel
+    index_location: IndexLocation
+    index_checksum: bool
+    chunk_order: ChunkOrder
+    max_dead_fraction: float
+    metadata_ttl: float
+    require_atomic: bool
+    index_cache_bytes: int
+    gap_bytes: int | None
+    first_bytes: int | None
+    request_bytes: int
+    max_memory: int
+    commit_concurrency: int
+    copy_window_bytes: int
+    commit_attempts: int
+    fsync: bool
+    locks: Locks
+    transport: Transport
+    static: bool | None
+
+
+class StoreOptions(FurtherOptions, total=False):
+    """All options of a store that every face takes."""
+
+    chunks_per_shard: ChunksPerShard
+    stored: Stored
+    present: PresentOption
+    strategy: StrategyName | Strategy
+
+
+class OpenOptions(FurtherOptions, total=False):
+    """The options of ``shardstore.open`` that it does not name itself."""
+
+    pipeline: bool
+
+
+class ZarrStoreOptions(StoreOptions, total=False):
+    """The options of ``ShardedStore.from_url``."""
+
+    read_only: bool
+    pipeline: bool
+    storage_options: dict[str, Any] | None
+
+
+# -- the engines of this process ---------------------------------------------------------------------------------------
 
 
 def _after_fork() -> None:
@@ -168,9 +233,8 @@ class Handle:
         if storage_options is not None and not isinstance(storage_options, dict):
             raise InvalidInput(f"storage_options {storage_options!r} is not a dictionary")
         options["present"] = flavour_of(options.pop("present", "v3"))
-        known = {field.name for field in fields(EngineOptions)}
-        if unknown := sorted(set(options) - known):
-            names = sorted(known | {"fsync", "locks", "read_only", "static", "storage_options", "transport"})
+        if unknown := sorted(set(options) - StoreOptions.__annotations__.keys()):
+            names = sorted(StoreOptions.__annotations__.keys() | {"read_only", "storage_options"})
             close = difflib.get_close_matches(unknown[0], names, 1)
             hint = f"did you mean {close[0]!r}? " if close else ""
             raise InvalidInput(f"option {unknown[0]!r} is not known: {hint}There are {', '.join(names)}")

@@ -12,8 +12,7 @@ from typing import Any, Unpack
 
 from shardstore._sync import run_sync
 from shardstore.adapters.batch_values import given_bytes, values_of
-from shardstore.adapters.handle import Handle, SynchronousFace
-from shardstore.adapters.options import StoreOptions
+from shardstore.adapters.handle import Handle, StoreOptions, SynchronousFace
 from shardstore.engine.actions import ERASE, Action, Patch, SetValue
 from shardstore.errors import InvalidInput
 from shardstore.model.options import check_flags

@@ -124,11 +124,9 @@ class V2Flavour(PresentedFlavour):
         if part.kind == CONSOLIDATED_NAME:
             shown = consolidated_to_v2(canonical, omit_unsupported=True) if is_group(canonical) else None
         elif part.kind == ATTRIBUTES_NAME:
-            _, shown = array_to_v2(canonical) if is_array(canonical) else group_to_v2(canonical)
-        elif part.kind == ARRAY_NAME and is_array(canonical):
-            shown, _ = array_to_v2(canonical)
-        elif part.kind == GROUP_NAME and is_group(canonical):
-            shown, _ = group_to_v2(canonical)
+            _, shown = _node_and_attributes(canonical)
+        elif is_array(canonical) is (part.kind == ARRAY_NAME):
+            shown, _ = _node_and_attributes(canonical)
         return None if shown is None else dumps_zarr2(shown)
 
     def revised(self, part: DocumentPart, data: bytes | None, document: bytes | None) -> bytes | None:
@@ -239,24 +237,22 @@ class V2Flavour(PresentedFlavour):
                     continue
                 documents.append(path)
                 if len(documents) == _DOCUMENTS_AT_ONCE:
-                    for key in await self._parts_at(view, documents):
-                        if key.startswith(prefix):
-                            yield ListedValue(key, None)
+                    for key in await self._parts_at(view, documents, prefix):
+                        yield ListedValue(key, None)
                     documents = []
-        for key in await self._parts_at(view, documents):
-            if key.startswith(prefix):
-                yield ListedValue(key, None)
+        for key in await self._parts_at(view, documents, prefix):
+            yield ListedValue(key, None)
 
     async def _canonical_prefixes(self, view: View, prefix: str) -> list[str]:
         """Return the canonical prefixes below which everything lies that is presented below ``prefix``; none covers another."""
         cuts = list(ancestors(prefix))
         arrays = await view.arrays([path for path, _ in cuts], for_write=False)
+        documents = prefix[: prefix.rfind("/") + 1] if _may_name_document(prefix) else prefix
         for path, rest in cuts:
             if (array := arrays.get(path)) is not None and rest:
                 chunks = join(path, canonical_chunk_prefix(rest, array.key_encoding, array.ndim))
-                documents = prefix[: prefix.rfind("/") + 1] if _may_name_document(prefix) else prefix
                 return [chunks] if documents.startswith(chunks) else [documents] if chunks.startswith(documents) else [chunks, documents]
-        return [prefix[: prefix.rfind("/") + 1] if _may_name_document(prefix) else prefix]
+        return [documents]
 
     async def _presented_key(self, view: View, canonical: str) -> str | None:
         """Return the presented key of what is listed under a canonical one, and is no document of v3."""
@@ -270,15 +266,16 @@ class V2Flavour(PresentedFlavour):
                 return join(path, chunk)
         return canonical
 
-    async def _parts_at(self, view: View, paths: Sequence[str]) -> list[str]:
-        """Return the keys of the parts of the documents at ``paths``; what v2 cannot show is left out."""
+    async def _parts_at(self, view: View, paths: Sequence[str], prefix: str = "") -> list[str]:
+        """Return those keys of the parts of the documents at ``paths`` that start with ``prefix``; what v2 cannot show is left out."""
         parts = [DocumentPart(path, name) for path in paths for name in DOCUMENT_NAMES]
         documents = await view.documents_of(parts)
         for document in documents.values():
             if document is not None:
                 _raised(document)  # what cannot be read is not left out in silence
         shown = [view.shown_part(part, documents[part.path]) for part in parts]
-        return [join(part.path, part.kind) for part, value in zip(parts, shown, strict=True) if isinstance(value, bytes)]
+        keys = [join(part.path, part.kind) for part, value in zip(parts, shown, strict=True) if isinstance(value, bytes)]
+        return [key for key in keys if key.startswith(prefix)]
 
     async def list_dir(self, view: View, prefix: str, *, approximate: bool) -> ListedDir:
         cuts = list(ancestors(prefix))

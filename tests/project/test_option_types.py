@@ -13,7 +13,7 @@ from typing import get_type_hints
 import pytest
 
 import shardstore
-from shardstore.adapters.options import FurtherOptions, StoreOptions
+from shardstore.adapters.handle import FurtherOptions, StoreOptions
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import InvalidInput
 from shardstore.maintenance.packing.pack import PackKeywords, PackOptions

@@ -24,7 +24,7 @@ import zarr
 
 import shardstore
 from shardstore import references
-from shardstore.adapters.options import FurtherOptions, OpenOptions
+from shardstore.adapters.handle import FurtherOptions, OpenOptions
 from shardstore.adapters.versioned.opened import RepositoryArguments
 from shardstore.apps.cli.app import COMMANDS
 from shardstore.errors import Conflict, InvalidInput, NotFound, ShardStoreError

@@ -1,4 +1,4 @@
-"""Find where the paths of a filesystem begin: at the hierarchy that its URL points to, or into.
+"""Find where the paths of a filesystem begin: at the hierarchy that its URL points to, or into. And the link of the chain below it.
 
 The root is found by asking for ``zarr.json`` at the URL and at the directories above it: from the innermost that has one upwards, as
 long as the next has one too.
@@ -10,7 +10,7 @@ import asyncio
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from fsspec.core import has_magic, strip_protocol
@@ -19,8 +19,7 @@ from fsspec.spec import AbstractFileSystem
 from fsspec.utils import stringify_path
 
 from shardstore._sync import run_async
-from shardstore.adapters.handle import Handle
-from shardstore.engine.options import EngineOptions
+from shardstore.adapters.handle import Handle, StoreOptions
 from shardstore.errors import AccessDenied, InvalidInput, NotFound, ShardStoreError, StorageError
 from shardstore.format.store_keys import metadata_key, metadata_path
 from shardstore.model.redaction import redacted
@@ -32,10 +31,7 @@ from shardstore.opening.snapshot_urls import may_name_snapshot, named_snapshot
 from shardstore.storage.base import Storage
 
 _CHAIN_OPTIONS = frozenset({"fo", "fs", "target_protocol"})
-_OWN_OPTIONS = sorted(
-    {field.name for field in fields(EngineOptions)}
-    | {"fsync", "locks", "pipeline", "present", "read_only", "snapshot", "static", "stored", "transport"}
-)
+_OWN_OPTIONS = sorted(StoreOptions.__annotations__.keys() | {"pipeline", "read_only", "snapshot"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +79,12 @@ def link_below(fo: object, target_protocol: object, target_options: Mapping[str,
     if isinstance(fs, Storage):
         return ChainLink(fs, None, fo.strip("/"))
     if fs is not None:
-        return _link_in_filesystem(fs, fo, is_alone=target_protocol is None and not target_options)
+        if not isinstance(fs, AbstractFileSystem):
+            raise InvalidInput(f"fs={fs!r} is not an fsspec filesystem")
+        if target_protocol is not None or target_options:
+            raise InvalidInput("give either fs, or target_protocol with target_options")
+        root = str(fs._strip_protocol(fo))
+        return ChainLink((fs, root), None, root.rstrip("/"))
     options = dict(target_options or {})
     if target_protocol is None:
         if not fo:
@@ -92,15 +93,6 @@ def link_below(fo: object, target_protocol: object, target_options: Mapping[str,
     if not isinstance(target_protocol, str):
         raise InvalidInput(f"target_protocol={target_protocol!r} is not the name of a protocol")
     return _link_by_protocol(target_protocol, fo, options)
-
-
-def _link_in_filesystem(fs: object, fo: str, *, is_alone: bool) -> ChainLink:
-    if not isinstance(fs, AbstractFileSystem):
-        raise InvalidInput(f"fs={fs!r} is not an fsspec filesystem")
-    if not is_alone:
-        raise InvalidInput("give either fs, or target_protocol with target_options")
-    root = str(fs._strip_protocol(fo))
-    return ChainLink((fs, root), None, root.rstrip("/"))
 
 
 def _link_by_protocol(target_protocol: str, fo: str, options: dict[str, Any]) -> ChainLink:
@@ -294,27 +286,20 @@ async def root_depth(address: Address, options: Mapping[str, Any]) -> int | None
     # The root directory of a machine is not a store, unless it is named.
     first = max(int(address.is_absolute and last > 0), last - _MOST_LEVELS)
     storage = open_storage(address.at(first), dict(options) or None)
-    answers = await _are_nodes(storage, address, first)
+    paths = ["/".join(address.segments[first:depth]) for depth in range(first, last + 1)]
+    answers = await asyncio.gather(*(_is_node(storage, path) for path in paths))
     for answer in answers:
         if isinstance(answer, ShardStoreError) and getattr(answer, "is_unreachable", False):
             raise answer
     is_node = dict(zip(range(first, last + 1), (answer is True for answer in answers), strict=True))
-    innermost = next((depth for depth in reversed(is_node) if is_node[depth]), None)
-    if innermost is None:
-        return None
-    depth = innermost
-    while depth > first and is_node[depth - 1]:
+    depth = next((depth for depth in reversed(is_node) if is_node[depth]), None)
+    while depth is not None and depth > first and is_node[depth - 1]:
         depth -= 1
     return depth
 
 
-async def _are_nodes(storage: Storage, address: Address, first: int) -> list[bool | ShardStoreError]:
-    """Return whether there is a ``zarr.json`` at each level from ``first`` on, or what was raised instead of an answer."""
-    paths = ["/".join(address.segments[first:depth]) for depth in range(first, len(address.segments) + 1)]
-    return list(await asyncio.gather(*(_is_node(storage, path) for path in paths)))
-
-
 async def _is_node(storage: Storage, path: str) -> bool | ShardStoreError:
+    """Return whether there is a ``zarr.json``, or what was raised instead of an answer."""
     try:
         return await storage.stat(metadata_key(path)) is not None
     except ShardStoreError as exc:

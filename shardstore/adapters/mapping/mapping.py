@@ -7,8 +7,7 @@ from typing import Any, Literal, Unpack
 
 from shardstore._sync import run_sync
 from shardstore.adapters.batch_values import given_bytes
-from shardstore.adapters.handle import Handle, SynchronousFace
-from shardstore.adapters.options import StoreOptions
+from shardstore.adapters.handle import Handle, StoreOptions, SynchronousFace
 from shardstore.engine.actions import ERASE, SetValue
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.format.store_keys import join

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -101,7 +102,7 @@ def align(
     return aligned  # type: ignore[no-any-return]  # of the type of data, as each branch returns what it was given
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Plan:
     """The arguments of ``align``, apart from the data."""
 
@@ -114,21 +115,24 @@ class _Plan:
     chunks_per_shard: ShardingPolicy
     chunk_bytes: int | str | None
 
+    @cached_property
     def target(self) -> AlignTarget | None:
         return None if self.store is None else open_target(self.store, self.storage_options)
 
-    def path(self, target: AlignTarget | None, name: str) -> str:
-        below = "/".join(part.strip("/") for part in (target.path if target else "", self.group or "") if part.strip("/"))
+    def path(self, name: str) -> str:
+        below = "/".join(part.strip("/") for part in (self.target.path if self.target else "", self.group or "") if part.strip("/"))
         return join(below, name).rstrip("/")
 
-    def existing(self, target: AlignTarget | None, paths: Sequence[str]) -> dict[str, TargetArray]:
+    def existing(self, paths: Sequence[str]) -> dict[str, TargetArray]:
         """Return the arrays that will be written to and exist; none if the mode replaces all."""
-        return {} if target is None or self.mode in _CREATING else target.arrays(paths)
+        return {} if self.target is None or self.mode in _CREATING else self.target.arrays(paths)
 
-    def policy(self, target: AlignTarget | None) -> ShardingPolicy:
-        if self.chunks_per_shard is not None:
-            return self.chunks_per_shard
-        return "auto" if target is None else target.policy
+    def new_shard_shape(self, path: str, shape: tuple[int, ...], chunk_shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, ...]:
+        policy = self.chunks_per_shard
+        if policy is None:
+            policy = "auto" if self.target is None else self.target.engine.options.chunks_per_shard
+        per_shard = decide(policy, path, _document(shape, chunk_shape, dtype)) or (1,) * len(shape)
+        return tuple(c * n for c, n in zip(chunk_shape, per_shard, strict=True))
 
     def max_elements(self, itemsize: int) -> int:
         import dask
@@ -150,17 +154,16 @@ class _BlockPosition:
 
 
 def _dataset(data: xarray.Dataset, plan: _Plan) -> xarray.Dataset:
-    target = plan.target()
     aligned = data.copy()
-    chunked = {plan.path(target, str(name)): variable for name, variable in aligned.variables.items() if variable.chunks}
-    existing = plan.existing(target, list(chunked))
+    chunked = {plan.path(str(name)): variable for name, variable in aligned.variables.items() if variable.chunks}
+    existing = plan.existing(list(chunked))
     region = _xarray_region(data, plan)
     for path, variable in chunked.items():
         if (array := existing.get(path)) is not None:
             place = _existing_place(array, variable, plan.append_dim, region)
         else:
             chunk_shape = _stored_chunks(variable, path)
-            place = _new_place(variable, path, chunk_shape, plan, target)
+            place = _new_place(variable, path, chunk_shape, plan)
             variable.encoding = {**variable.encoding, "chunks": chunk_shape}
         variable.data = _rechunked(variable.data, place, plan)
     return aligned
@@ -174,9 +177,7 @@ def _data_array(data: xarray.DataArray, plan: _Plan, name: str | None) -> xarray
     return aligned[stored_name].rename(data.name)
 
 
-def _new_place(
-    variable: xarray.Variable, path: str, chunk_shape: tuple[int, ...], plan: _Plan, target: AlignTarget | None
-) -> _BlockPosition:
+def _new_place(variable: xarray.Variable, path: str, chunk_shape: tuple[int, ...], plan: _Plan) -> _BlockPosition:
     """Return where a variable goes that will be created."""
     if plan.region is not None:
         raise InvalidInput(
@@ -185,14 +186,7 @@ def _new_place(
     if shards := variable.encoding.get("shards"):  # these are what is stored, whatever the store's options say
         return _BlockPosition(tuple(shards), (0,) * variable.ndim)
     dtype = np.dtype(variable.encoding.get("dtype", variable.dtype))
-    return _BlockPosition(_new_shard_shape(plan, target, path, variable.shape, chunk_shape, dtype), (0,) * variable.ndim)
-
-
-def _new_shard_shape(
-    plan: _Plan, target: AlignTarget | None, path: str, shape: tuple[int, ...], chunk_shape: tuple[int, ...], dtype: np.dtype[Any]
-) -> tuple[int, ...]:
-    per_shard = decide(plan.policy(target), path, _document(shape, chunk_shape, dtype)) or (1,) * len(shape)
-    return tuple(c * n for c, n in zip(chunk_shape, per_shard, strict=True))
+    return _BlockPosition(plan.new_shard_shape(path, variable.shape, chunk_shape, dtype), (0,) * variable.ndim)
 
 
 def _stored_chunks(variable: xarray.Variable, path: str) -> tuple[int, ...]:
@@ -241,17 +235,28 @@ def _existing_place(
     order = list(array.dimension_names or variable.dims)
     if sorted(map(str, order)) != sorted(map(str, variable.dims)):
         raise InvalidInput(f"array {array.path!r} has the dimensions {tuple(order)}, the data {variable.dims}")
-    axes = [order.index(dim) for dim in variable.dims]
+    axes = {dim: order.index(dim) for dim in variable.dims}
+    return _place_in(array, axes, variable.shape, append_dim, region or {})
+
+
+def _place_in(
+    array: TargetArray,
+    axes: Mapping[Hashable, int],
+    shape: Sequence[int],
+    append_dim: Hashable | None,
+    region: Mapping[Hashable, slice],
+) -> _BlockPosition:
+    """Return where a block of this shape goes; ``axes`` are those of the array, by the block's dimensions in their order."""
     start = []
-    for dim, axis, length in zip(variable.dims, axes, variable.shape, strict=True):
+    for (dim, axis), length in zip(axes.items(), shape, strict=True):
         stored = array.shape[axis]
         if dim == append_dim:
             start.append(stored)
-        elif region is not None and dim in region:
+        elif dim in region:
             start.append(_start_of(region[dim], stored, length, f"dimension {dim!r} of array {array.path!r}"))
         else:
             start.append(0)
-    return _BlockPosition(tuple(array.shard_shape[axis] for axis in axes), tuple(start))
+    return _BlockPosition(tuple(array.shard_shape[axis] for axis in axes.values()), tuple(start))
 
 
 def _start_of(wanted: slice, stored: int, length: int, where: str) -> int:
@@ -320,38 +325,34 @@ def _open_for_reading(plan: _Plan) -> xarray.Dataset:
 def _dask_array(data: Any, plan: _Plan, name: str | None) -> Any:
     array, new_shard_shape = _dask_target(data, plan, name)
     region, append_dim = plan.region, plan.append_dim
-    start = [0] * data.ndim
     if array is None:
         if region is not None or append_dim is not None:
             raise InvalidInput("region and append_dim go with an array that exists")
-        return _rechunked(data, _BlockPosition(new_shard_shape, tuple(start)), plan)
+        return _rechunked(data, _BlockPosition(new_shard_shape, (0,) * data.ndim), plan)
     if len(array.shape) != data.ndim:
         raise InvalidInput(f"array {array.path!r} has {len(array.shape)} dimensions, the data {data.ndim}")
+    by_axis: dict[Hashable, slice] = {}
     if region is not None:
         if isinstance(region, str | Mapping) or len(region) != data.ndim or not all(isinstance(part, slice) for part in region):
             raise InvalidInput(f"region {region!r} of a dask array has to be a slice for each of its {data.ndim} dimensions")
-        for axis, part in enumerate(region):
-            start[axis] = _start_of(part, array.shape[axis], data.shape[axis], f"dimension {axis} of array {array.path!r}")
-    if append_dim is not None:
-        if not isinstance(append_dim, int) or not 0 <= append_dim < data.ndim or region is not None:
-            raise InvalidInput(f"append_dim {append_dim!r} of a dask array has to be the number of a dimension, without a region")
-        start[append_dim] = array.shape[append_dim]
-    return _rechunked(data, _BlockPosition(array.shard_shape, tuple(start)), plan)
+        by_axis.update(enumerate(region))
+    if append_dim is not None and (not isinstance(append_dim, int) or not 0 <= append_dim < data.ndim or region is not None):
+        raise InvalidInput(f"append_dim {append_dim!r} of a dask array has to be the number of a dimension, without a region")
+    return _rechunked(data, _place_in(array, {axis: axis for axis in range(data.ndim)}, data.shape, append_dim, by_axis), plan)
 
 
 def _dask_target(data: Any, plan: _Plan, name: str | None) -> tuple[TargetArray | None, tuple[int, ...]]:
     """Return the array that will be written to, if it exists, and the shape of its shards."""
     if (native := array_of_zarr(plan.store)) is not None:
         return native, native.shard_shape
-    target = plan.target()
-    path = plan.path(target, name or "")
-    existing = plan.existing(target, [path]).get(path)
+    path = plan.path(name or "")
+    existing = plan.existing([path]).get(path)
     if existing is not None:
         return existing, existing.shard_shape
     if name is None and plan.store is not None:
         raise InvalidInput(f"there is no array {path!r}: give an array of zarr's as store, or the name of the array")
     chunk_shape = _uniform(data.chunks, path)
-    return None, _new_shard_shape(plan, target, path, data.shape, chunk_shape, data.dtype)
+    return None, plan.new_shard_shape(path, data.shape, chunk_shape, data.dtype)
 
 
 def _rechunked(data: Any, place: _BlockPosition, plan: _Plan) -> Any:
@@ -383,11 +384,6 @@ class AlignTarget:
 
     engine: Presented
     path: str
-
-    @property
-    def policy(self) -> ShardingPolicy:
-        """The policy for arrays that do not exist yet."""
-        return self.engine.options.chunks_per_shard
 
     def arrays(self, paths: Sequence[str]) -> dict[str, TargetArray]:
         """Return the present arrays at ``paths``, in two rounds of requests; other paths are left out.

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from shardstore import ShardingTransformer
-from shardstore.model.generation import Condition, Generation
-from shardstore.model.ranges import BytesLike, Segment
 from shardstore.plan.policy import ArrayInfo
-from shardstore.storage.base import DirListing, ObjectInfo, Read, ReadOutcome, Storage
+from shardstore.storage.base import Read, ReadOutcome, Storage
 from shardstore.storage.wrappers import StorageWrapper
 
 
@@ -37,42 +35,20 @@ class CountedCalls(StorageWrapper):
         self.read_keys += [read.key for read in reads]
         return await self.inner.read(reads)
 
-    async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
-        self.calls["set"] += 1
-        return await self.inner.write(key, body, nbytes, condition)
 
-    async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
-        self.calls["set"] += 1
-        return await self.inner.compose(key, source, segments, condition)
+def _counted(name: str, call: str) -> Callable[..., Any]:
+    def method(self: CountedCalls, *args: Any) -> Any:
+        self.calls[call] += 1
+        return getattr(self.inner, name)(*args)
 
-    async def copy(self, source: str, target: str) -> Generation | None:
-        self.calls["copy"] += 1
-        return await self.inner.copy(source, target)
+    return method
 
-    async def rename_prefix(self, source: str, target: str) -> bool:
-        self.calls["rename"] += 1
-        return await self.inner.rename_prefix(source, target)
 
-    async def delete(self, key: str, condition: Condition) -> bool:
-        self.calls["erase"] += 1
-        return await self.inner.delete(key, condition)
-
-    async def delete_many(self, keys: Sequence[str]) -> None:
-        self.calls["erase_values"] += 1
-        await self.inner.delete_many(keys)
-
-    async def stat(self, key: str) -> ObjectInfo | None:
-        self.calls["stat"] += 1
-        return await self.inner.stat(key)
-
-    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        self.calls["list_prefix"] += 1
-        async for found in self.inner.list(prefix):
-            yield found
-
-    async def list_dir(self, prefix: str) -> DirListing:
-        self.calls["list_dir"] += 1
-        return await self.inner.list_dir(prefix)
+for _name, _call in (
+    *(("write", "set"), ("compose", "set"), ("copy", "copy"), ("rename_prefix", "rename"), ("delete", "erase")),
+    *(("delete_many", "erase_values"), ("stat", "stat"), ("list", "list_prefix"), ("list_dir", "list_dir")),
+):
+    setattr(CountedCalls, _name, _counted(_name, _call))
 
 
 def two_a_side(array: ArrayInfo) -> tuple[int, ...]:

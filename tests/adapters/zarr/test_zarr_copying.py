@@ -20,7 +20,7 @@ import zarr.api.asynchronous
 from zarr.storage import LocalStore, MemoryStore
 
 import shardstore
-from shardstore.adapters.zarr import copying
+from shardstore.adapters.zarr import arrays
 from shardstore.adapters.zarr.chunk_pipeline import PipelineLimits
 from shardstore.errors import InvalidInput, ShardStoreError
 from shardstore.model.generation import Condition, Generation
@@ -183,7 +183,7 @@ def test_a_copy_is_what_an_assignment_stores(
 
 
 def limit(monkeypatch: pytest.MonkeyPatch, **limits: int) -> None:
-    monkeypatch.setattr(copying, "PipelineLimits", lambda: replace(PipelineLimits(), **limits))
+    monkeypatch.setattr(arrays, "PipelineLimits", lambda: replace(PipelineLimits(), **limits))
 
 
 class Source:
@@ -414,7 +414,7 @@ def test_into_other_stores_zarr_copies_as_always(monkeypatch: pytest.MonkeyPatch
     async def fail(data: Any, array: Any) -> None:
         raise AssertionError("not ours")
 
-    monkeypatch.setattr(copying, "_copy", fail)
+    monkeypatch.setattr(arrays, "_copy", fail)
     array = zarr.from_array(MemoryStore(), data=VALUES, chunks=CHUNKS)
     np.testing.assert_array_equal(np.asarray(array), VALUES)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
@@ -10,26 +9,21 @@ import fsspec
 import numpy as np
 import pytest
 import zarr
-from zarr.core.buffer import Buffer, cpu
 from zarr.storage import FsspecStore
-from zarr.testing.store import StoreTests
 
 import shardstore
 from tests import view
 from tests.adapters.places import Place, make_place, memory_place
-from tests.adapters.zarr.gate.test_zarr_suites import ShardedArraySuite
+from tests.adapters.zarr.gate.test_zarr_suites import ShardedArraySuite, ShardedStoreSuite
 from tests.stored import as_zarr_memory
-from tests.under_array import SHARDED_ROOT, UnderShardedArray, chunk_key
+from tests.under_array import SHARDED_ROOT, UnderShardedArray
 
 
-class FsspecSuite(StoreTests[FsspecStore, cpu.Buffer]):
+class FsspecSuite(ShardedStoreSuite):
     """What the suite asks its user to write, as zarr does for its own tests of this store."""
 
     __test__ = False
-    kind: str
-    store_cls = FsspecStore
-    buffer_cls = cpu.Buffer
-    place: Place
+    store_cls = FsspecStore  # type: ignore[assignment]  # the suite is one of classes, not of types
 
     @pytest.fixture
     def store_kwargs(self, request: pytest.FixtureRequest) -> dict[str, Any]:
@@ -38,25 +32,11 @@ class FsspecSuite(StoreTests[FsspecStore, cpu.Buffer]):
         return {"fs": store.fs, "path": store.path}
 
     @pytest.fixture
-    async def store(self, store_kwargs: dict[str, Any]) -> FsspecStore:
+    async def store(self, store_kwargs: dict[str, Any]) -> Any:
         return self.store_cls(**store_kwargs)
 
-    async def set(self, store: FsspecStore, key: str, value: Buffer) -> None:
-        await asyncio.to_thread(self.place.objects.put, key, value.to_bytes())
-
-    async def get(self, store: FsspecStore, key: str) -> Buffer:
-        data = await asyncio.to_thread(self.place.objects.get, key)
-        assert data is not None
-        return self.buffer_cls.from_bytes(data)
-
-    def test_store_repr(self, store: FsspecStore) -> None:
+    def test_store_repr(self, store: Any) -> None:
         assert str(store) == "<FsspecStore(ShardedFileSystem, " + self.place.path + ")>"
-
-    def test_store_supports_writes(self, store: FsspecStore) -> None:
-        assert store.supports_writes
-
-    def test_store_supports_listing(self, store: FsspecStore) -> None:
-        assert store.supports_listing
 
 
 class TestMemory(FsspecSuite):
@@ -95,7 +75,6 @@ class ShardedFilesSuite(ShardedArraySuite):
     """No test of the suite is left out."""
 
     __test__ = False
-    kind: str
     store_cls = UnderShardedFiles  # type: ignore[assignment]  # the suite is one of classes, not of types
 
     @pytest.fixture
@@ -104,15 +83,6 @@ class ShardedFilesSuite(ShardedArraySuite):
         place.objects.put("zarr.json", json.dumps(SHARDED_ROOT).encode())
         self.beside = shardstore.ShardedStore(place.url, storage_options=place.storage_options or None, index_cache_bytes=1000)
         return {"url": place.url, "storage_options": place.link_options()}
-
-    @pytest.fixture
-    def under_storage(self) -> Any:
-        return None
-
-    async def get(self, store: UnderShardedArray, key: str) -> Buffer:
-        value = await self.beside.get(chunk_key(key), cpu.buffer_prototype)
-        assert value is not None
-        return value
 
     def test_store_repr(self, store: UnderShardedArray) -> None:
         assert "ShardedFileSystem" in repr(store)

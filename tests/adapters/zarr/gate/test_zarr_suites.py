@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import uuid
-from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -17,6 +15,7 @@ import hypothesis.strategies as st
 import pytest
 import zarr.testing.strategies
 from hypothesis.stateful import rule, run_state_machine_as_test
+from zarr.abc.store import Store
 from zarr.core.buffer import Buffer, cpu
 from zarr.core.sync import sync
 from zarr.testing.stateful import ZarrHierarchyStateMachine, ZarrStoreStateMachine
@@ -24,9 +23,8 @@ from zarr.testing.store import StoreTests
 
 import shardstore
 from shardstore.plan.policy import ArrayInfo
-from shardstore.storage.memory import MemoryStorage
+from tests.adapters.places import Place, make_place, memory_place
 from tests.harness.scale import EXAMPLES
-from tests.stored import FsspecObjects, LocalObjects, Objects, StorageObjects
 from tests.under_array import SHARDED_ROOT, UnderShardedArray, chunk_key
 
 pytestmark = [pytest.mark.timeout(300 + 5 * EXAMPLES)]  # the run's is for the usual number of examples
@@ -37,114 +35,81 @@ def two_a_side(array: ArrayInfo) -> tuple[int, ...] | None:
     return None if array.document.get("zarr_format") == 2 else (2,) * len(array.shape)
 
 
-class Under:
-    """One kind of storage: what a store over it is made of, and its objects without one."""
-
-    store_kwargs: dict[str, Any]
-    objects: Objects
+def kwargs_of(place: Place) -> dict[str, Any]:
+    return {"url": place.url, "storage_options": place.storage_options}
 
 
-class UnderMemory(Under):
-    def __init__(self) -> None:
-        path = f"/suite-{uuid.uuid4().hex}"
-        self.store_kwargs = {"url": f"memory:/{path}"}
-        self.objects = StorageObjects(MemoryStorage(path))
+class SupportsAll:
+    """Tests of the suite that a store which supports all replaces."""
+
+    def test_store_supports_writes(self, store: Store) -> None:
+        assert store.supports_writes
+
+    def test_store_supports_listing(self, store: Store) -> None:
+        assert store.supports_listing
 
 
-class UnderLocal(Under):
-    def __init__(self, root: Path) -> None:
-        self.store_kwargs = {"url": str(root)}
-        self.objects = LocalObjects(root)
-
-
-class UnderS3(Under):
-    def __init__(self, url: str, storage_options: dict[str, Any]) -> None:
-        url = f"{url.rstrip('/')}/suite-{uuid.uuid4().hex}"
-        self.store_kwargs = {"url": url, "storage_options": storage_options}
-        self.objects = FsspecObjects(url, storage_options)
-
-
-class ShardedStoreSuite(StoreTests[shardstore.ShardedStore, cpu.Buffer]):
+class ShardedStoreSuite(SupportsAll, StoreTests[shardstore.ShardedStore, cpu.Buffer]):
     """What the suite asks its user to write: how a store is made, and two ways past it."""
 
     __test__ = False
+    kind: str
     store_cls = shardstore.ShardedStore
     buffer_cls = cpu.Buffer
-    under: Under
+    place: Place
 
     @pytest.fixture
-    def under_storage(self) -> Under:
-        raise NotImplementedError
-
-    @pytest.fixture
-    def store_kwargs(self, under_storage: Under) -> dict[str, Any]:
-        self.under = under_storage
-        return dict(under_storage.store_kwargs)
+    def store_kwargs(self, request: pytest.FixtureRequest) -> dict[str, Any]:
+        self.place = make_place(self.kind, request)
+        return kwargs_of(self.place)
 
     async def set(self, store: shardstore.ShardedStore, key: str, value: Buffer) -> None:
-        await asyncio.to_thread(self.under.objects.put, key, value.to_bytes())
+        await asyncio.to_thread(self.place.objects.put, key, value.to_bytes())
 
     async def get(self, store: shardstore.ShardedStore, key: str) -> Buffer:
-        data = await asyncio.to_thread(self.under.objects.get, key)
+        data = await asyncio.to_thread(self.place.objects.get, key)
         assert data is not None
         return self.buffer_cls.from_bytes(data)
 
     def test_store_repr(self, store: shardstore.ShardedStore) -> None:
         assert type(store).__name__ in repr(store)
-        assert self.under.store_kwargs["url"].split("/")[-1] in repr(store)
-
-    def test_store_supports_writes(self, store: shardstore.ShardedStore) -> None:
-        assert store.supports_writes
-
-    def test_store_supports_listing(self, store: shardstore.ShardedStore) -> None:
-        assert store.supports_listing
+        assert self.place.url.split("/")[-1] in repr(store)
 
 
 class TestMemory(ShardedStoreSuite):
     __test__ = True
-
-    @pytest.fixture
-    def under_storage(self) -> Under:
-        return UnderMemory()
+    kind = "memory"
 
 
 class TestLocal(ShardedStoreSuite):
     __test__ = True
-
-    @pytest.fixture
-    def under_storage(self, tmp_path: Path) -> Under:
-        return UnderLocal(tmp_path)
+    kind = "local"
 
 
 class TestS3(ShardedStoreSuite):
     __test__ = True
-
-    @pytest.fixture
-    def under_storage(self, s3_url: tuple[str, dict[str, Any]]) -> Under:
-        return UnderS3(*s3_url)
+    kind = "s3"
 
 
 # -- the same suite, every key a chunk key of one sharded array --------------------------------------------------------
 
 
-class ShardedArraySuite(StoreTests[UnderShardedArray, cpu.Buffer]):
+class ShardedArraySuite(SupportsAll, StoreTests[UnderShardedArray, cpu.Buffer]):
     """No test of the suite is left out. ``set`` and ``get`` go through a second ShardedStore of its own, since no other
     writer and reader of single chunks of a shard is at hand."""
 
     __test__ = False
+    kind: str
     store_cls = UnderShardedArray
     buffer_cls = cpu.Buffer
     beside: shardstore.ShardedStore
 
     @pytest.fixture
-    def under_storage(self) -> Under:
-        raise NotImplementedError
-
-    @pytest.fixture
-    def store_kwargs(self, under_storage: Under) -> dict[str, Any]:
-        under_storage.objects.put("zarr.json", json.dumps(SHARDED_ROOT).encode())
-        self.beside = shardstore.ShardedStore(**under_storage.store_kwargs)
-        return dict(under_storage.store_kwargs)
+    def store_kwargs(self, request: pytest.FixtureRequest) -> dict[str, Any]:
+        place = make_place(self.kind, request)
+        place.objects.put("zarr.json", json.dumps(SHARDED_ROOT).encode())
+        self.beside = shardstore.ShardedStore(**kwargs_of(place))
+        return kwargs_of(place)
 
     async def set(self, store: UnderShardedArray, key: str, value: Buffer) -> None:
         await self.beside.set(chunk_key(key), value)
@@ -157,45 +122,30 @@ class ShardedArraySuite(StoreTests[UnderShardedArray, cpu.Buffer]):
     def test_store_repr(self, store: UnderShardedArray) -> None:
         assert "ShardedStore" in repr(store)
 
-    def test_store_supports_writes(self, store: UnderShardedArray) -> None:
-        assert store.supports_writes
-
-    def test_store_supports_listing(self, store: UnderShardedArray) -> None:
-        assert store.supports_listing
-
 
 class TestShardedArrayInMemory(ShardedArraySuite):
     __test__ = True
-
-    @pytest.fixture
-    def under_storage(self) -> Under:
-        return UnderMemory()
+    kind = "memory"
 
 
 class TestShardedArrayOnLocalDisk(ShardedArraySuite):
     __test__ = True
-
-    @pytest.fixture
-    def under_storage(self, tmp_path: Path) -> Under:
-        return UnderLocal(tmp_path)
+    kind = "local"
 
 
 class TestShardedArrayOnS3(ShardedArraySuite):
     __test__ = True
-
-    @pytest.fixture
-    def under_storage(self, s3_url: tuple[str, dict[str, Any]]) -> Under:
-        return UnderS3(*s3_url)
+    kind = "s3"
 
 
 def test_the_suite_does_reach_shards() -> None:
     """What keeps the suites above honest: their chunks do end up several to an object."""
-    under = UnderMemory()
-    under.objects.put("zarr.json", json.dumps(SHARDED_ROOT).encode())
-    store = UnderShardedArray(**under.store_kwargs)
+    place = memory_place()
+    place.objects.put("zarr.json", json.dumps(SHARDED_ROOT).encode())
+    store = UnderShardedArray(**kwargs_of(place))
     keys = ["k/1", "k/2", "k/3"]
     sync(store._set_many([(key, cpu.Buffer.from_bytes(key.encode())) for key in keys]))
-    assert len(under.objects.keys()) < 1 + len(keys)
+    assert len(place.objects.keys()) < 1 + len(keys)
 
 
 # -- zarr's state machines ---------------------------------------------------------------------------------------------
@@ -221,51 +171,27 @@ def without_client_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zarr.testing.strategies, "shard_shapes", no_shards)
 
 
-def machine_store(under: Under) -> shardstore.ShardedStore:
-    return sync(shardstore.ShardedStore.open(chunks_per_shard=two_a_side, **under.store_kwargs))
+def run_machine(machine: type[Any], kind: str, request: pytest.FixtureRequest, settings: hypothesis.settings) -> None:
+    store = sync(shardstore.ShardedStore.open(chunks_per_shard=two_a_side, **kwargs_of(make_place(kind, request))))
+
+    class Machine(machine):  # type: ignore[misc]  # a class that is a parameter
+        def __init__(self) -> None:
+            super().__init__(store)
+
+    if kind == "s3":
+        settings = hypothesis.settings(settings, max_examples=EXAMPLES // 20, stateful_step_count=10)
+    run_state_machine_as_test(Machine, settings=settings)
 
 
 # zarr warns of types and of names that the specification does not know, and its machines draw such.
 quiet = pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning", "ignore::zarr.errors.UnstableSpecificationWarning")
 
 
-def run_hierarchy_machine(under: Under, settings: hypothesis.settings) -> None:
-    store = machine_store(under)
-
-    class Machine(ZarrHierarchyStateMachine):
-        def __init__(self) -> None:
-            super().__init__(store)
-
-    run_state_machine_as_test(Machine, settings=settings)
-
-
 @quiet
 @pytest.mark.usefixtures("without_client_shards")
-def test_hierarchy_machine_in_memory(machine_settings: hypothesis.settings) -> None:
-    run_hierarchy_machine(UnderMemory(), machine_settings)
-
-
-@quiet
-@pytest.mark.usefixtures("without_client_shards")
-def test_hierarchy_machine_on_local_disk(tmp_path: Path, machine_settings: hypothesis.settings) -> None:
-    run_hierarchy_machine(UnderLocal(tmp_path), machine_settings)
-
-
-@quiet
-@pytest.mark.usefixtures("without_client_shards")
-def test_hierarchy_machine_on_s3(s3_url: tuple[str, dict[str, Any]], machine_settings: hypothesis.settings) -> None:
-    few = hypothesis.settings(machine_settings, max_examples=EXAMPLES // 20, stateful_step_count=10)
-    run_hierarchy_machine(UnderS3(*s3_url), few)
-
-
-def run_store_machine(machine: type[ZarrStoreStateMachine], under: Under, settings: hypothesis.settings) -> None:
-    store = machine_store(under)
-
-    class Machine(machine):  # type: ignore[misc, valid-type]  # a class that is a parameter
-        def __init__(self) -> None:
-            super().__init__(store)
-
-    run_state_machine_as_test(Machine, settings=settings)
+@pytest.mark.parametrize("kind", ["memory", "local", "s3"])
+def test_hierarchy_machine(kind: str, request: pytest.FixtureRequest, machine_settings: hypothesis.settings) -> None:
+    run_machine(ZarrHierarchyStateMachine, kind, request, machine_settings)
 
 
 class ZarrStoreOnDiskMachine(ZarrStoreStateMachine):
@@ -284,14 +210,6 @@ class ZarrStoreOnDiskMachine(ZarrStoreStateMachine):
         super().set(key, data)
 
 
-def test_store_machine_in_memory(machine_settings: hypothesis.settings) -> None:
-    run_store_machine(ZarrStoreStateMachine, UnderMemory(), machine_settings)
-
-
-def test_store_machine_on_local_disk(tmp_path: Path, machine_settings: hypothesis.settings) -> None:
-    run_store_machine(ZarrStoreOnDiskMachine, UnderLocal(tmp_path), machine_settings)
-
-
-def test_store_machine_on_s3(s3_url: tuple[str, dict[str, Any]], machine_settings: hypothesis.settings) -> None:
-    few = hypothesis.settings(machine_settings, max_examples=EXAMPLES // 20, stateful_step_count=10)
-    run_store_machine(ZarrStoreStateMachine, UnderS3(*s3_url), few)
+@pytest.mark.parametrize("kind", ["memory", "local", "s3"])
+def test_store_machine(kind: str, request: pytest.FixtureRequest, machine_settings: hypothesis.settings) -> None:
+    run_machine(ZarrStoreOnDiskMachine if kind == "local" else ZarrStoreStateMachine, kind, request, machine_settings)

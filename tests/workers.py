@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import zarr
 
 import shardstore
 
 CHUNKS = 24
+
+inherited: Any = None  # by a forked child
 
 
 def values_of(worker: int) -> int:
@@ -30,3 +34,13 @@ def read_all(store: shardstore.ShardedStore, path: str) -> list[int]:
 
 def transformer_get(transformer: shardstore.ShardingTransformer, key: str) -> bytes | None:
     return transformer.get(key)
+
+
+def write_some(fs: Any, worker: int) -> int:
+    """Write every second chunk of an array of 16, one by one, read them back; how many."""
+    fs = inherited if fs is None else fs
+    mine = range(worker, 16, 2)
+    for i in mine:
+        fs.pipe_file(f"a/c/{i}", bytes([100 + worker, i]))
+    assert [fs.cat_file(f"a/c/{i}") for i in mine] == [bytes([100 + worker, i]) for i in mine]
+    return len(mine)

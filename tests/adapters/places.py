@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from zarr.storage import MemoryStore
 
 from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
 from shardstore.storage.memory import MemoryStorage
+from tests.engine.hooked import document
 from tests.shards import presented, sharded_arrays
 from tests.stored import FsspecObjects, LocalObjects, Objects, StorageObjects
 
@@ -117,20 +117,5 @@ def is_document(key: str) -> bool:
 RAW = [{"name": "bytes"}]
 """Codecs that make as many bytes of every chunk."""
 
-
-def array_document(shape: tuple[int, ...], chunks: tuple[int, ...], **members: Any) -> bytes:
-    """The presented document of a uint8 array whose chunks may have any length."""
-    return json.dumps(
-        {
-            "zarr_format": 3,
-            "node_type": "array",
-            "shape": list(shape),
-            "data_type": "uint8",
-            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(chunks)}},
-            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-            "fill_value": 0,
-            "codecs": [{"name": "bytes"}, {"name": "gzip", "configuration": {"level": 1}}],
-            "attributes": {},
-        }
-        | members
-    ).encode()
+array_document = document
+"""The presented document of a uint8 array whose chunks may have any length."""

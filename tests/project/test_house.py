@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 _CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]*")
 
 EXCEPTIONS = {
-    ("tests/together/test_toy_kind.py", "_KINDS"),  # the table of all kinds of storage in the process, which a test may not leave longer
+    ("tests/together/test_toys.py", "_KINDS"),  # the table of all kinds of storage in the process, which a test may not leave longer
     ("tests/torture/small_parts.py", "MIN_PART_BYTES"),  # whole processes work with small parts, whatever opens their storages
     ("tests/torture/small_parts.py", "COPY_PAYS_NBYTES"),
     ("tests/storage/local/user_workers.py", "_REFUSALS"),  # the same: processes that become other users

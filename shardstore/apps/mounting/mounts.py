@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from shardstore.adapters.file_access import mounted_kind, portable_target
 from shardstore.adapters.handle import ChunksPerShard, PresentOption
 from shardstore.apps.mounting.held_back import Durable
-from shardstore.apps.mounting.messages import Report
 from shardstore.apps.mounting.mounts import Ended, Failed, Ready, Task
 from shardstore.errors import Conflict, InvalidInput, StorageError, Unsupported
 from shardstore.extras import how_to_install

@@ -24,17 +24,12 @@ import shardstore
 from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
 from shardstore.engine.metadata.hierarchy import HierarchyRegistry
 from shardstore.errors import InvalidInput, NotFound
-from tests.adapters.fsspec import forked
+from tests import workers
 from tests.adapters.places import RAW, Place, array_document, make_place, memory_place
 from tests.shards import presented, sharded_arrays
 
 ARRAY = array_document((32,), (2,), codecs=RAW)
 OPTIONS: dict[str, Any] = {"chunks_per_shard": (4,), "index_location": "start"}
-
-
-@pytest.fixture(params=["memory", "local", "s3"])
-def place(request: pytest.FixtureRequest) -> Place:
-    return make_place(request.param, request)
 
 
 @pytest.fixture
@@ -249,9 +244,9 @@ def test_in_other_processes(kind: str, method: str, request: pytest.FixtureReque
     fs = place.filesystem(**OPTIONS)
     fs.pipe({"a/zarr.json": ARRAY, **{f"a/c/{i}": bytes([i, i]) for i in range(8)}})
     assert fs.cat_file("a/c/3") == b"\x03\x03"
-    forked.inherited = fs
+    workers.inherited = fs
     with ProcessPoolExecutor(2, multiprocessing.get_context(method)) as pool:
-        work = [pool.submit(forked.write_some, None if method == "fork" else fs, worker) for worker in range(2)]
+        work = [pool.submit(workers.write_some, None if method == "fork" else fs, worker) for worker in range(2)]
         assert [future.result(timeout=120) for future in work] == [8, 8]
     assert fs.cat([f"a/c/{i}" for i in range(16)]) == {f"{place.path}/a/c/{i}": bytes([100 + i % 2, i]) for i in range(16)}
     assert fs.cat_file("a/c/3") == bytes([101, 3]), "the parent goes on"

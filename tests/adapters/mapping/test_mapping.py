@@ -14,19 +14,9 @@ from shardstore import ShardedMap
 from shardstore.errors import Corruption, InvalidInput, NotFound, ReadOnly
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.trace import TraceStorage
-from tests.adapters.places import Place, array_document, is_document, make_place, memory_place, put_sample
+from tests.adapters.places import Place, array_document, is_document, memory_place
 from tests.shards import presented
 from tests.stored import snapshot
-
-
-@pytest.fixture(params=["memory", "local", "s3"])
-def place(request: pytest.FixtureRequest) -> Place:
-    return make_place(request.param, request)
-
-
-@pytest.fixture
-def sample(place: Place) -> dict[str, bytes]:
-    return put_sample(place.objects)
 
 
 @pytest.fixture

@@ -36,6 +36,19 @@ def plain(tmp_path: Path) -> Path:
     return tmp_path / "plain.zarr"
 
 
+def in_a_file(name: str, tmp_path: Path) -> tuple[str, Callable[[], None]]:
+    """The URL of a file of values that lies in a directory or, as ``zip``, in an archive; and what removes both."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/data.bin").write_bytes(DATA.tobytes())
+    archive = zipped(tmp_path / "in", tmp_path / "x.zip")
+
+    def remove() -> None:
+        (tmp_path / "in/data.bin").unlink()
+        archive.unlink()
+
+    return f"file://{tmp_path}/in/data.bin" if name == "data.bin" else f"zip://data.bin::file://{archive}", remove
+
+
 def raised(read: Callable[[], object]) -> BaseException:
     with pytest.raises(ShardStoreError) as caught:
         read()
@@ -58,28 +71,20 @@ def check_no_absence(read: Callable[[], object]) -> None:
     assert not isinstance(error, NotFound | KeyError | FileNotFoundError)
 
 
-def test_archive_that_is_gone_when_a_copy_is_read(plain: Path, tmp_path: Path) -> None:
-    archive = zipped(plain, tmp_path / "x.zip")
-    url = f"zip://::{archive}"
+@pytest.mark.parametrize("name", ["x.zip", "refs.json"])
+def test_archive_or_set_of_references_that_is_gone_when_a_copy_is_read(name: str, plain: Path, tmp_path: Path) -> None:
+    if name == "x.zip":
+        url = f"zip://::{zipped(plain, tmp_path / name)}"
+    else:
+        shardstore.references.write_json(plain, tmp_path / name)
+        url = f"reference::{tmp_path}/{name}"
     mapping = shardstore.get_mapper(url)
     array = zarr.open_array(shardstore.open(url), path="a", mode="r")
     copies = pickle.dumps(mapping), pickle.dumps(array)
-    archive.unlink()
-    with pytest.raises(NotFound):
-        shardstore.get_mapper(url)  # opening it says that there is none
-    again = pickle.loads(copies[0])
-    for read in reads_of(again):
-        check_no_absence(read)
-    check_no_absence(lambda: pickle.loads(copies[1])[...])
-
-
-def test_set_of_references_that_is_gone_when_a_copy_is_read(plain: Path, tmp_path: Path) -> None:
-    shardstore.references.write_json(plain, tmp_path / "refs.json")
-    url = f"reference::{tmp_path}/refs.json"
-    mapping = shardstore.get_mapper(url)
-    array = zarr.open_array(shardstore.open(url), path="a", mode="r")
-    copies = pickle.dumps(mapping), pickle.dumps(array)
-    (tmp_path / "refs.json").unlink()
+    (tmp_path / name).unlink()
+    if name == "x.zip":
+        with pytest.raises(NotFound):
+            shardstore.get_mapper(url)  # opening it says that there is none
     for read in reads_of(pickle.loads(copies[0])):
         check_no_absence(read)
     check_no_absence(lambda: pickle.loads(copies[1])[...])
@@ -88,17 +93,13 @@ def test_set_of_references_that_is_gone_when_a_copy_is_read(plain: Path, tmp_pat
 @pytest.mark.parametrize("name", ["data.bin", "zip"])
 def test_target_of_a_reference_that_is_gone(name: str, tmp_path: Path) -> None:
     """The file itself, or the archive in which it lies."""
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in/data.bin").write_bytes(DATA.tobytes())
-    archive = zipped(tmp_path / "in", tmp_path / "x.zip")
-    target = f"file://{tmp_path}/in/data.bin" if name == "data.bin" else f"zip://data.bin::file://{archive}"
+    target, remove = in_a_file(name, tmp_path)
     zarr.create_array(tmp_path / "d.zarr", shape=(8,), chunks=(4,), dtype="u1", compressors=None)
     document = (tmp_path / "d.zarr/zarr.json").read_text()
     group = '{"zarr_format": 3, "node_type": "group"}'
     refs = {"zarr.json": group, "a/zarr.json": document, "a/c/0": [target, 0, 4], "a/c/1": [target, 4, 4]}
     (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
-    (tmp_path / "in/data.bin").unlink()
-    archive.unlink()
+    remove()
     mapping = shardstore.get_mapper(f"reference::{tmp_path}/refs.json")
     for read in reads_of(mapping)[:3]:
         check_no_absence(read)
@@ -121,18 +122,14 @@ def test_reference_to_a_whole_file_that_is_gone_is_no_missing_key(tmp_path: Path
 
 @pytest.mark.parametrize("name", ["data.bin", "zip"])
 def test_virtual_file_that_is_gone(name: str, tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in/data.bin").write_bytes(DATA.tobytes())
-    archive = zipped(tmp_path / "in", tmp_path / "x.zip")
-    target = f"file://{tmp_path}/in/data.bin" if name == "data.bin" else f"zip://data.bin::file://{archive}"
+    target, remove = in_a_file(name, tmp_path)
     prefix = target.removesuffix("data.bin") if name == "data.bin" else "zip://"
     repo = Repository.create(f"memory://{tmp_path}", virtual_prefixes=[prefix if prefix.endswith("/") else f"{prefix}/"])
     session = repo.writable_session()
     create_array(session, "a", np.zeros(8, "u1"), (4,), compressors=None)
     session.set_virtual_refs("a", [[0], [1]], target, [0, 4], 4)
     session.commit("refers")
-    (tmp_path / "in/data.bin").unlink()
-    archive.unlink()
+    remove()
     reading = repo.readonly_session()
     for read in (*reads_of(reading.mapping())[:3], lambda: zarr.open_array(reading.store, path="a", mode="r")[...]):
         error = raised(read)

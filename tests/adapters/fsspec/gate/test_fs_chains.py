@@ -18,21 +18,11 @@ from fsspec.implementations.memory import MemoryFileSystem
 import shardstore
 from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
 from shardstore.errors import NotFound, ShardStoreError
-from tests.adapters.places import Place, array_document, is_document, make_place, memory_place, put_sample
+from tests.adapters.places import Place, array_document, is_document, memory_place, put_sample
 from tests.shards import presented
 
 EXPECTED_CT = np.arange(64).reshape(8, 8) + 10
 EXPECTED_CT[2:4, 4:6] = 9
-
-
-@pytest.fixture(params=["memory", "local", "s3"])
-def place(request: pytest.FixtureRequest) -> Place:
-    return make_place(request.param, request)
-
-
-@pytest.fixture
-def sample(place: Place) -> dict[str, bytes]:
-    return put_sample(place.objects)
 
 
 def check_sample(fs: Any, root: str, sample: dict[str, bytes]) -> None:

@@ -13,17 +13,12 @@ import pytest
 
 from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
 from shardstore.errors import Conflict, InvalidInput, NotFound
-from tests.adapters.places import Place, array_document, make_place
+from tests.adapters.places import Place, array_document
 from tests.shards import presented
 from tests.stored import snapshot
 
 ARRAY = array_document((1 << 20,), (1 << 18,), attributes={"n": 1})  # four chunks of 256 KiB
 CHUNK = bytes(range(256)) * 1024
-
-
-@pytest.fixture(params=["memory", "local", "s3"])
-def place(request: pytest.FixtureRequest) -> Place:
-    return make_place(request.param, request)
 
 
 @pytest.fixture

@@ -13,12 +13,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
 from shardstore.errors import Corruption, InvalidInput, NotFound
-from tests.adapters.places import Place, array_document, is_document, make_place, memory_place, put_sample
-
-
-@pytest.fixture(params=["memory", "local", "s3"])
-def place(request: pytest.FixtureRequest) -> Place:
-    return make_place(request.param, request)
+from tests.adapters.places import Place, array_document, is_document, memory_place, put_sample
 
 
 @pytest.fixture

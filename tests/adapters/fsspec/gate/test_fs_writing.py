@@ -16,14 +16,9 @@ import zarr
 
 from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
 from shardstore.errors import Conflict, InvalidInput, NotFound, ReadOnly
-from tests.adapters.places import RAW, Place, array_document, is_document, make_place, memory_place, put_sample
+from tests.adapters.places import RAW, Place, array_document, is_document, memory_place, put_sample
 from tests.shards import presented, sharded_arrays
 from tests.stored import as_zarr_memory, copy_tree, snapshot
-
-
-@pytest.fixture(params=["memory", "local", "s3"])
-def place(request: pytest.FixtureRequest) -> Place:
-    return make_place(request.param, request)
 
 
 @pytest.fixture

@@ -101,11 +101,6 @@ class TestShardedArrayInFiles(ShardedFilesSuite):
 # -- zarr over URLs ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["memory", "local", "s3"])
-def place(request: pytest.FixtureRequest) -> Place:
-    return make_place(request.param, request)
-
-
 def test_groups_and_arrays_by_url(place: Place) -> None:
     """Written and read by URL alone; what is stored is plain Zarr, in shards."""
     url, options = f"sharded::{place.url}", place.link_options(chunks_per_shard=(4, 4))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import pickle
 import threading
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,9 @@ from shardstore.adapters.zarr.chunk_pipeline import place_of
 from shardstore.adapters.zarr.own_shards import ShardPipeline
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.format.json_text import dumps, loads_object
-from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.trace import TraceStorage
 from tests import view
+from tests.engine.hooked import fresh_memory as memory
 from tests.stored import LocalObjects, Objects, StorageObjects
 
 REFUSAL = "asks for shards itself"
@@ -33,10 +32,6 @@ SHAPE = (20, 30)
 VALUES = np.arange(1, 601, dtype="i4").reshape(SHAPE)
 
 Array = npt.NDArray[np.int32]
-
-
-def memory() -> MemoryStorage:
-    return MemoryStorage(f"/own-shards-{uuid.uuid4().hex}")
 
 
 def stored(objects: Objects) -> list[str]:

@@ -64,7 +64,7 @@ def layered(storage: Storage, layers: int, **options: Any) -> tuple[ShardingTran
     return ShardingTransformer(counted, **given), counted
 
 
-def document(shape: tuple[int, ...], chunks: tuple[int, ...], *, separator: str = "/", compressed: bool = False) -> bytes:
+def document(shape: tuple[int, ...], chunks: tuple[int, ...], *, separator: str = "/", compressed: bool = False, **given: Any) -> bytes:
     """Of an array of bytes, as zarr-python 2.18 writes it."""
     compressor = {"compressor": {"codec": "https://purl.org/zarr/spec/codec/zlib/1.0", "configuration": {"level": 1}}} if compressed else {}
     members = {
@@ -77,7 +77,7 @@ def document(shape: tuple[int, ...], chunks: tuple[int, ...], *, separator: str 
         "fill_value": 0,
         "shape": list(shape),
     }
-    return json.dumps(members | compressor, indent=4, sort_keys=True).encode()
+    return json.dumps(members | compressor | given, indent=4, sort_keys=True).encode()
 
 
 class Store:

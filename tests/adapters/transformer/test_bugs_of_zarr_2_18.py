@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -95,16 +94,6 @@ def test_c00_is_no_chunk(tmp_path: Path) -> None:
     assert (store.get(f"{X}c0"), store.get(f"{X}c00")) == (b"zero", b"something else")
     store.erase(f"{X}c00")
     assert store.get(f"{X}c0") == b"zero"
-
-
-def test_a_resize_keeps_the_transformer(tmp_path: Path) -> None:
-    """The document was rewritten without it, and the array could not be read again."""
-    store = ShardingTransformer(str(tmp_path), present="draft", chunks_per_shard=two_a_side)
-    store.set("meta/root/x.array.json", document((8,), (2,), compressed=True))
-    store.set(f"{X}c1", b"one")
-    store.set("meta/root/x.array.json", document((80,), (2,), compressed=True))
-    assert json.loads((tmp_path / "meta/root/x.array.json").read_bytes())["storage_transformers"]
-    assert ShardingTransformer(str(tmp_path), present="draft").get(f"{X}c1") == b"one"
 
 
 def test_the_prefix_slash_is_everything(store: ShardingTransformer) -> None:

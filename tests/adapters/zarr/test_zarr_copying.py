@@ -28,6 +28,7 @@ from shardstore.snapshots import Repository
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.trace import TraceStorage
+from tests.engine.hooked import fresh_memory as memory
 from tests.stored import LocalObjects, StorageObjects, document
 
 dask_array: Any = importlib.import_module("dask.array")  # half of it has no types
@@ -35,10 +36,6 @@ dask_array: Any = importlib.import_module("dask.array")  # half of it has no typ
 CHUNKS, PER_SHARD, SHARD = (16, 16), (4, 4), (64, 64)
 VALUES: Any = np.random.default_rng(0).integers(1, 60000, (192, 160), dtype="u2")  # which does not compress
 SHARDS = sorted(f"a/c/{i}/{j}" for i in range(3) for j in range(3))
-
-
-def memory() -> MemoryStorage:
-    return MemoryStorage(f"/copying-{uuid.uuid4().hex}")
 
 
 def opened(storage: Any, **options: Any) -> shardstore.ShardedStore:

@@ -23,14 +23,11 @@ from shardstore.storage.base import Found, Read
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.trace import TraceStorage
 from tests import view
+from tests.engine.hooked import fresh_memory as memory
 from tests.limits import limit_pipeline
 from tests.stored import StorageObjects
 
 VALUES = np.arange(1, 65, dtype="i4")
-
-
-def memory() -> MemoryStorage:
-    return MemoryStorage(f"/face-{uuid.uuid4().hex}")
 
 
 def commits_of_an_assignment(store: shardstore.ShardedStore, **limits: int) -> int:

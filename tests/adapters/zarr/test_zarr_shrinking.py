@@ -22,12 +22,9 @@ from shardstore.model.chunks import RemovedChunks, ShardGrid
 from shardstore.snapshots import Repository
 from shardstore.storage.memory import MemoryStorage
 from tests import view
+from tests.engine.hooked import fresh_memory as memory
 from tests.harness.scale import EXAMPLES
 from tests.stored import StorageObjects
-
-
-def memory() -> MemoryStorage:
-    return MemoryStorage(f"/shrinking-{uuid.uuid4().hex}")
 
 
 @pytest.mark.parametrize(("ndim", "longest"), [(1, 6), (2, 3)])

@@ -14,6 +14,7 @@ import zarr
 import shardstore
 from shardstore import ShardedMap, ShardingTransformer
 from shardstore.errors import Corruption, InvalidInput, ShardStoreError, Unsupported
+from tests.adapters.transformer.layers import document
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 CASES = sorted(path for path in (FIXTURES / "transformer2022").iterdir() if path.is_dir())
@@ -24,13 +25,6 @@ LOST_CODEC = {"codec": "https://example.org/lost", "configuration": {}}
 ENTRY_POINT = b'{"extensions": [], "metadata_encoding": "%b", "metadata_key_suffix": ".json", "zarr_format": "%b"}' % (
     (b"https://purl.org/zarr/spec/protocol/core/3.0",) * 2
 )
-
-
-def document(shape: tuple[int, ...], chunks: tuple[int, ...], **members: Any) -> bytes:
-    """Of an array of bytes, as zarr-python 2.18 writes it."""
-    grid = {"chunk_shape": list(chunks), "separator": "/", "type": "regular"}
-    known = {"attributes": {}, "chunk_grid": grid, "chunk_memory_layout": "C", "data_type": "|u1", "dimension_separator": "/"}
-    return json.dumps(known | {"extensions": [], "fill_value": 0, "shape": list(shape)} | members, indent=4, sort_keys=True).encode()
 
 
 def files(root: Path) -> set[str]:

@@ -15,6 +15,14 @@ from shardstore.storage.base import Read, ReadOutcome, Storage
 from shardstore.storage.wrappers import StorageWrapper
 
 
+def _counted(name: str, call: str) -> Callable[..., Any]:
+    def method(self: CountedCalls, *args: Any) -> Any:
+        self.calls[call] += 1
+        return getattr(self.inner, name)(*args)
+
+    return method
+
+
 class CountedCalls(StorageWrapper):
     """Counts calls: one of ``read`` is what the draft calls one ``get_partial_values``, however many keys and ranges it has."""
 
@@ -35,20 +43,15 @@ class CountedCalls(StorageWrapper):
         self.read_keys += [read.key for read in reads]
         return await self.inner.read(reads)
 
-
-def _counted(name: str, call: str) -> Callable[..., Any]:
-    def method(self: CountedCalls, *args: Any) -> Any:
-        self.calls[call] += 1
-        return getattr(self.inner, name)(*args)
-
-    return method
-
-
-for _name, _call in (
-    *(("write", "set"), ("compose", "set"), ("copy", "copy"), ("rename_prefix", "rename"), ("delete", "erase")),
-    *(("delete_many", "erase_values"), ("stat", "stat"), ("list", "list_prefix"), ("list_dir", "list_dir")),
-):
-    setattr(CountedCalls, _name, _counted(_name, _call))
+    write: Any = _counted("write", "set")
+    compose: Any = _counted("compose", "set")
+    copy: Any = _counted("copy", "copy")
+    rename_prefix: Any = _counted("rename_prefix", "rename")
+    delete: Any = _counted("delete", "erase")
+    delete_many: Any = _counted("delete_many", "erase_values")
+    stat: Any = _counted("stat", "stat")
+    list: Any = _counted("list", "list_prefix")
+    list_dir: Any = _counted("list_dir", "list_dir")
 
 
 def two_a_side(array: ArrayInfo) -> tuple[int, ...]:

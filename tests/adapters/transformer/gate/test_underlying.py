@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import pickle
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import wraps
 from typing import Any, TypeVar
 
 import pytest
@@ -129,120 +130,107 @@ class TestChunks(StorageSuite):
         return Looking(ChunksByName(engine))
 
 
-def sharded() -> Engine:
+@pytest.fixture
+def engine() -> Engine:
     engine = Engine(fresh_memory(), EngineOptions(chunks_per_shard=(8,)))
     run_sync(engine.update(("x/zarr.json", SetValue(canonical_document((64,), (1,))))))
     return engine
 
 
-def test_versions_survive_what_does_not_change_the_chunk() -> None:
+def on_the_io_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @wraps(test)
+    def run(**fixtures: Any) -> None:
+        run_sync(test(**fixtures))
+
+    return run
+
+
+@on_the_io_loop
+async def test_versions_survive_what_does_not_change_the_chunk(engine: Engine) -> None:
     """Of the engine that made the change; another one has to look, and is not told anything wrong."""
-
-    engine = sharded()
-
-    async def run() -> None:
-        below, other = EngineStorage(engine), EngineStorage(Engine(engine.storage, engine.options))
-        version = await below.write("x/c/0", [b"zero"], 4, UNCONDITIONAL)
-        await below.write("x/c/1", [b"one"], 3, UNCONDITIONAL)
-        await below.write("x/c/9", [b"nine"], 4, UNCONDITIONAL)
-        assert await below.read([Read("x/c/0", (EVERYTHING,), version)]) == [Found(version, 4, (memoryview(b"zero"),))]
-        assert await other.read([Read("x/c/0", (EVERYTHING,), version)]) == [CHANGED]
-        await other.write("x/c/1", [b"one"], 3, UNCONDITIONAL)
-        assert await below.read([Read("x/c/0", (EVERYTHING,), version)]) == [CHANGED]
-        (now,) = await below.read([Read("x/c/0", (ByteRange(1, 3), EVERYTHING))])
-        assert isinstance(now, Found)
-        assert (now.nbytes, [bytes(b) for b in now.buffers]) == (4, [b"er", b"zero"])
-        assert await below.write("x/c/0", [b"ZERO"], 4, IfGeneration(now.generation)) != now.generation
-
-    run_sync(run())
+    below, other = EngineStorage(engine), EngineStorage(Engine(engine.storage, engine.options))
+    version = await below.write("x/c/0", [b"zero"], 4, UNCONDITIONAL)
+    await below.write("x/c/1", [b"one"], 3, UNCONDITIONAL)
+    await below.write("x/c/9", [b"nine"], 4, UNCONDITIONAL)
+    assert await below.read([Read("x/c/0", (EVERYTHING,), version)]) == [Found(version, 4, (memoryview(b"zero"),))]
+    assert await other.read([Read("x/c/0", (EVERYTHING,), version)]) == [CHANGED]
+    await other.write("x/c/1", [b"one"], 3, UNCONDITIONAL)
+    assert await below.read([Read("x/c/0", (EVERYTHING,), version)]) == [CHANGED]
+    (now,) = await below.read([Read("x/c/0", (ByteRange(1, 3), EVERYTHING))])
+    assert isinstance(now, Found)
+    assert (now.nbytes, [bytes(b) for b in now.buffers]) == (4, [b"er", b"zero"])
+    assert await below.write("x/c/0", [b"ZERO"], 4, IfGeneration(now.generation)) != now.generation
 
 
-def test_swaps_of_one_commit() -> None:
+@on_the_io_loop
+async def test_swaps_of_one_commit(engine: Engine) -> None:
     """What one batch does to one chunk is done in its order, and each swap is told what became of it."""
-
-    engine = sharded()
-
-    async def run() -> None:
-        engine.keep_versions()
-        outcomes = [Swapped() for _ in range(6)]
-        updates: list[tuple[str, Action]] = [
-            ("x/c/0", Swap(b"first", IF_ABSENT, outcomes[0])),
-            ("x/c/0", Swap(b"second", IF_ABSENT, outcomes[1])),
-            ("x/c/1", Swap(b"one", UNCONDITIONAL, outcomes[2])),
-            ("x/c/1", SetValue(b"after")),
-            ("x/c/2", Swap(b"never", IfGeneration(Generation("no:0:0")), outcomes[3])),
-            ("x/c/2", Patch(0, b"patched")),
-            ("x/c/3", Swap(None, UNCONDITIONAL, outcomes[4])),
-            ("x/c/4", SetValue(b"four")),
-            ("x/c/4", Swap(None, UNCONDITIONAL, outcomes[5])),
-        ]
-        assert await engine.update_many(updates) == [None] * len(updates)
-        assert [o.happened for o in outcomes] == [True, False, True, False, True, True]
-        assert [o.existed for o in outcomes] == [False, True, False, False, False, True]
-        values = await engine.get_many([(f"x/c/{i}", EVERYTHING) for i in range(5)])
-        assert list[object](values) == [b"first", b"after", b"patched", None, None]
-        version = outcomes[0].version
-        assert version is not None
-        (found,) = await engine.read_versions([Read("x/c/0", (EVERYTHING,), version)])
-        assert isinstance(found, Found)
-        assert outcomes[2].version is not None
-        assert await engine.read_versions([Read("x/c/1", (EVERYTHING,), outcomes[2].version)]) == [CHANGED], "it did not last"
-        swap = Swapped()
-        assert await engine.update_many([("x/c/0", Swap(b"x", IfGeneration(version), swap)), ("x/c/0", ERASE)]) == [None, None]
-        assert (swap.happened, swap.lasted) == (True, False)
-        assert await engine.get(("x/c/0", EVERYTHING)) is None
-
-    run_sync(run())
+    engine.keep_versions()
+    outcomes = [Swapped() for _ in range(6)]
+    updates: list[tuple[str, Action]] = [
+        ("x/c/0", Swap(b"first", IF_ABSENT, outcomes[0])),
+        ("x/c/0", Swap(b"second", IF_ABSENT, outcomes[1])),
+        ("x/c/1", Swap(b"one", UNCONDITIONAL, outcomes[2])),
+        ("x/c/1", SetValue(b"after")),
+        ("x/c/2", Swap(b"never", IfGeneration(Generation("no:0:0")), outcomes[3])),
+        ("x/c/2", Patch(0, b"patched")),
+        ("x/c/3", Swap(None, UNCONDITIONAL, outcomes[4])),
+        ("x/c/4", SetValue(b"four")),
+        ("x/c/4", Swap(None, UNCONDITIONAL, outcomes[5])),
+    ]
+    assert await engine.update_many(updates) == [None] * len(updates)
+    assert [o.happened for o in outcomes] == [True, False, True, False, True, True]
+    assert [o.existed for o in outcomes] == [False, True, False, False, False, True]
+    values = await engine.get_many([(f"x/c/{i}", EVERYTHING) for i in range(5)])
+    assert list[object](values) == [b"first", b"after", b"patched", None, None]
+    version = outcomes[0].version
+    assert version is not None
+    (found,) = await engine.read_versions([Read("x/c/0", (EVERYTHING,), version)])
+    assert isinstance(found, Found)
+    assert outcomes[2].version is not None
+    assert await engine.read_versions([Read("x/c/1", (EVERYTHING,), outcomes[2].version)]) == [CHANGED], "it did not last"
+    swap = Swapped()
+    assert await engine.update_many([("x/c/0", Swap(b"x", IfGeneration(version), swap)), ("x/c/0", ERASE)]) == [None, None]
+    assert (swap.happened, swap.lasted) == (True, False)
+    assert await engine.get(("x/c/0", EVERYTHING)) is None
 
 
-def test_a_failed_condition_leaves_the_shard_alone() -> None:
-    engine = sharded()
-
-    async def run() -> None:
-        below = EngineStorage(engine)
-        await below.write("x/c/0", [b"zero"], 4, UNCONDITIONAL)
-        before = await engine.storage.stat("x/c/0")
-        swap = Swapped()
-        await engine.update(("x/c/0", Swap(b"x", IF_ABSENT, swap)))
-        assert not swap.happened
-        assert await engine.storage.stat("x/c/0") == before
-
-    run_sync(run())
+@on_the_io_loop
+async def test_a_failed_condition_leaves_the_shard_alone(engine: Engine) -> None:
+    below = EngineStorage(engine)
+    await below.write("x/c/0", [b"zero"], 4, UNCONDITIONAL)
+    before = await engine.storage.stat("x/c/0")
+    swap = Swapped()
+    await engine.update(("x/c/0", Swap(b"x", IF_ABSENT, swap)))
+    assert not swap.happened
+    assert await engine.storage.stat("x/c/0") == before
 
 
-def test_documents_are_swapped_by_their_content() -> None:
-    engine = sharded()
-
-    async def run() -> None:
-        below = EngineStorage(engine)
-        (found,) = await below.read([Read("x/zarr.json", (EVERYTHING,))])
-        assert isinstance(found, Found)
-        bigger = canonical_document((128,), (1,))
+@on_the_io_loop
+async def test_documents_are_swapped_by_their_content(engine: Engine) -> None:
+    below = EngineStorage(engine)
+    (found,) = await below.read([Read("x/zarr.json", (EVERYTHING,))])
+    assert isinstance(found, Found)
+    bigger = canonical_document((128,), (1,))
+    await below.write("x/zarr.json", [bigger], len(bigger), IfGeneration(found.generation))
+    with pytest.raises(ConditionFailed):
         await below.write("x/zarr.json", [bigger], len(bigger), IfGeneration(found.generation))
-        with pytest.raises(ConditionFailed):
-            await below.write("x/zarr.json", [bigger], len(bigger), IfGeneration(found.generation))
-        with pytest.raises(ConditionFailed):
-            await below.write("x/zarr.json", [bigger], len(bigger), IF_ABSENT)
-        (again,) = await below.read([Read("x/zarr.json", (EVERYTHING,), found.generation)])
-        assert again == CHANGED
-        (now,) = await below.read([Read("x/zarr.json", ())])
-        assert isinstance(now, Found)
-        assert await below.delete("x/zarr.json", IfGeneration(now.generation)) is True
-        assert await below.delete("x/zarr.json", UNCONDITIONAL) is False
-
-    run_sync(run())
+    with pytest.raises(ConditionFailed):
+        await below.write("x/zarr.json", [bigger], len(bigger), IF_ABSENT)
+    (again,) = await below.read([Read("x/zarr.json", (EVERYTHING,), found.generation)])
+    assert again == CHANGED
+    (now,) = await below.read([Read("x/zarr.json", ())])
+    assert isinstance(now, Found)
+    assert await below.delete("x/zarr.json", IfGeneration(now.generation)) is True
+    assert await below.delete("x/zarr.json", UNCONDITIONAL) is False
 
 
-def test_no_conditions_in_a_transaction() -> None:
-    engine = sharded()
-
-    async def run() -> None:
-        await engine.begin()
-        with pytest.raises(Unsupported, match="transaction"):
-            await EngineStorage(engine).write("x/c/0", [b"x"], 1, UNCONDITIONAL)
-        await engine.rollback()
-
-    run_sync(run())
+@on_the_io_loop
+async def test_no_conditions_in_a_transaction(engine: Engine) -> None:
+    await engine.begin()
+    with pytest.raises(Unsupported, match="transaction"):
+        await EngineStorage(engine).write("x/c/0", [b"x"], 1, UNCONDITIONAL)
+    await engine.rollback()
 
 
 # -- two layers ------------------------------------------------------------------------------------------------------------

@@ -235,28 +235,28 @@ def _existing_place(
     order = list(array.dimension_names or variable.dims)
     if sorted(map(str, order)) != sorted(map(str, variable.dims)):
         raise InvalidInput(f"array {array.path!r} has the dimensions {tuple(order)}, the data {variable.dims}")
-    axes = {dim: order.index(dim) for dim in variable.dims}
+    axes = [(dim, order.index(dim)) for dim in variable.dims]
     return _place_in(array, axes, variable.shape, append_dim, region or {})
 
 
 def _place_in(
     array: TargetArray,
-    axes: Mapping[Hashable, int],
+    axes: Sequence[tuple[Hashable, int]],
     shape: Sequence[int],
     append_dim: Hashable | None,
     region: Mapping[Hashable, slice],
 ) -> _BlockPosition:
-    """Return where a block of this shape goes; ``axes`` are those of the array, by the block's dimensions in their order."""
+    """Return where a block of this shape goes; ``axes`` are the block's dimensions in their order, each with that of the array."""
     start = []
-    for (dim, axis), length in zip(axes.items(), shape, strict=True):
+    for (dim, axis), length in zip(axes, shape, strict=True):
         stored = array.shape[axis]
-        if dim == append_dim:
-            start.append(stored)
-        elif dim in region:
+        if dim in region:
             start.append(_start_of(region[dim], stored, length, f"dimension {dim!r} of array {array.path!r}"))
+        elif dim == append_dim:
+            start.append(stored)
         else:
             start.append(0)
-    return _BlockPosition(tuple(array.shard_shape[axis] for axis in axes.values()), tuple(start))
+    return _BlockPosition(tuple(array.shard_shape[axis] for _, axis in axes), tuple(start))
 
 
 def _start_of(wanted: slice, stored: int, length: int, where: str) -> int:
@@ -336,9 +336,11 @@ def _dask_array(data: Any, plan: _Plan, name: str | None) -> Any:
         if isinstance(region, str | Mapping) or len(region) != data.ndim or not all(isinstance(part, slice) for part in region):
             raise InvalidInput(f"region {region!r} of a dask array has to be a slice for each of its {data.ndim} dimensions")
         by_axis.update(enumerate(region))
+    axes = [(axis, axis) for axis in range(data.ndim)]
+    place = _place_in(array, axes, data.shape, append_dim if isinstance(append_dim, int) else None, by_axis)
     if append_dim is not None and (not isinstance(append_dim, int) or not 0 <= append_dim < data.ndim or region is not None):
         raise InvalidInput(f"append_dim {append_dim!r} of a dask array has to be the number of a dimension, without a region")
-    return _rechunked(data, _place_in(array, {axis: axis for axis in range(data.ndim)}, data.shape, append_dim, by_axis), plan)
+    return _rechunked(data, place, plan)
 
 
 def _dask_target(data: Any, plan: _Plan, name: str | None) -> tuple[TargetArray | None, tuple[int, ...]]:

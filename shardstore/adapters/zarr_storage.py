@@ -60,7 +60,6 @@ from shardstore.storage.generic.links import is_any
 from shardstore.storage.generic.storage import GenericStorage, described
 from shardstore.storage.inferred_versions import agrees, unversioned, witness_of, witnessed
 from shardstore.storage.local.storage import LocalStorage
-from shardstore.storage.requests.conditions import failed
 from shardstore.storage.requests.ranged_reads import check_most
 from shardstore.storage.requests.writes import check_deletion, failed, joined
 

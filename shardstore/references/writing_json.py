@@ -28,13 +28,13 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore.errors import InvalidInput
+from shardstore.extras import needed
 from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.json_text import JsonObject, dumps
 from shardstore.format.references.documents import key_encoding
 from shardstore.format.references.parquet import MISSING
 from shardstore.format.references.pins import SetDigest
 from shardstore.format.store_keys import join
-from shardstore.optional import needed
 from shardstore.references.batches import ReferenceBatch, ReferencedArray, Shards, size_of
 from shardstore.references.choices import Described
 from shardstore.references.report import Tally

@@ -16,7 +16,7 @@ from shardstore.apps.cli.execution import HeldOptions, Scheduler, cluster, inter
 from shardstore.apps.cli.output import complain, print_json, show
 from shardstore.errors import Incomplete
 from shardstore.maintenance.packing import pack as packing
-from shardstore.maintenance.packing.pack import PackOptions, pack, reshard, unpack
+from shardstore.maintenance.packing.pack import PackOptions
 from shardstore.maintenance.packing.run import PackReport, packing_step
 from shardstore.model.words import count, plural, shape, size
 from shardstore.progress.shown import step_bar

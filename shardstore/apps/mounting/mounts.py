@@ -20,11 +20,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from shardstore.adapters.file_access import mounted_kind, portable_target
 from shardstore.adapters.handle import ChunksPerShard, PresentOption
-from shardstore.apps.mounting.held_back import Durable
-from shardstore.apps.mounting.mounts import Ended, Failed, Ready, Task
 from shardstore.errors import Conflict, InvalidInput, StorageError, Unsupported
 from shardstore.extras import how_to_install
-from shardstore.model.options import check_flag
+from shardstore.model.options import check_flags
 from shardstore.model.redaction import redacted
 
 if TYPE_CHECKING:
@@ -236,7 +234,7 @@ def mount(
         Unsupported: pyfuse3 or FUSE is missing.
         NotFound, StorageError: the store cannot be opened, or the system refuses.
     """
-    check_flag("read_only", read_only)
+    check_flags(read_only=read_only)
     if durable not in ("close", "fsync"):
         raise InvalidInput(f"durable {durable!r} is neither 'close' nor 'fsync'")
     seconds: Any = attr_seconds

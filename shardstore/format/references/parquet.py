@@ -33,9 +33,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore.errors import Corruption, InvalidInput, Unsupported
+from shardstore.extras import needed
 from shardstore.format.arrow_tables import column, numbers_column, numbers_of
 from shardstore.format.json_text import dumps
-from shardstore.optional import needed
 
 METADATA_NAME = ".zmetadata"
 

@@ -22,6 +22,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from shardstore.errors import Corruption, Unsupported
+from shardstore.extras import needed
 from shardstore.format.references.expressions import (
     MOST_NUMBER,
     MOST_TEXT,
@@ -37,7 +38,6 @@ from shardstore.format.references.expressions import (
     evaluate,
     parse_text,
 )
-from shardstore.optional import needed
 
 if TYPE_CHECKING:  # an extra
     from jinja2.sandbox import SandboxedEnvironment

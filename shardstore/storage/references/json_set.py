@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from shardstore.errors import AccessDenied, Corruption, NotFound, ShardStoreError, StorageError, Unsupported
+from shardstore.extras import needed
 from shardstore.format.references.json import Expansion, NeedsFlat, ReferenceParser, document_of
 from shardstore.format.references.pins import PINS_SUFFIX, SetDigest, object_url, section_of
 from shardstore.format.references.table import Reference, ReferenceTable
 from shardstore.format.v2.keys import is_document
 from shardstore.model.ranges import EVERYTHING, ByteRange
-from shardstore.optional import needed
 from shardstore.storage.base import UNKNOWN_NBYTES, Absent, Failed, Found, Read, ReadOutcome, unless_failed
 from shardstore.storage.references.entries import Entry, PinnedReference, SetPlace, Targets
 

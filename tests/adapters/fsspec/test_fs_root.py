@@ -1,4 +1,4 @@
-"""Where the paths of the filesystem begin, whatever the URL points to; and ordinary calls that lost values, or put them elsewhere."""
+"""The root of the paths of the filesystem, whatever the URL points to; and ordinary calls that lost values, or put them elsewhere."""
 
 from __future__ import annotations
 

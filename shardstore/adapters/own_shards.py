@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Protocol
 from weakref import WeakSet
 
-from shardstore.engine.actions import OwnShards, SetValue
+from shardstore.engine.actions import SetValue
+from shardstore.engine.metadata.translation import OwnShards
 from shardstore.engine.own_shards import ClientView
 from shardstore.errors import Corruption
 from shardstore.format.json_text import JsonObject, loads_object

@@ -10,24 +10,13 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 from shardstore.engine.metadata.hierarchy import ChunkTarget
+from shardstore.engine.metadata.translation import OwnShards
 from shardstore.errors import InvalidInput
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import BytesLike
 from shardstore.storage.requests.writes import holds
-
-
-class OwnShards(Enum):
-    """The permission of a client that sends the document of an array which is itself sharded."""
-
-    REFUSED = "refused"
-    """May send no sharded document: it would take a shard for what other clients call a chunk."""
-    SAME = "same"
-    """May send the document of an array that exists with these chunks: the client reads and writes it chunk by chunk."""
-    NEW = "new"
-    """May also send the document of a new array."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,13 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shardstore.engine.actions import OwnShards
 from shardstore.engine.contention import Contention, Sleep
 from shardstore.engine.index_cache import IndexCache, LayoutProof
 from shardstore.engine.keyed_store import KeyedStore, weakly
 from shardstore.engine.metadata.documents import Documents, stale_consolidated
 from shardstore.engine.metadata.hierarchy import ChunkTarget, Hierarchy, LocatedChunks
 from shardstore.engine.metadata.levels import LevelledDraft, LevelledStorage
-from shardstore.engine.metadata.translation import WrittenV2Arrays
+from shardstore.engine.metadata.translation import OwnShards, WrittenV2Arrays
 from shardstore.engine.moving import NodeAccess, copy_nodes, move_between
 from shardstore.engine.options import V3, EngineOptions
 from shardstore.engine.own_shards import ClientView, client_view
@@ -141,7 +140,7 @@ class Engine(KeyedStore):
         self.hierarchy = Hierarchy(shown, self.options.metadata_ttl, clock, deep_arrays)
         self._indices = IndexCache(self.options.index_cache_bytes)
         limits = self.options.read_limits(storage.kind)
-        self._documents = Documents(shown, self.hierarchy, self.options, self._indices, contention)
+        self._documents = Documents(shown, self.hierarchy, self.options, self._indices.drop_prefix, contention)
         proof = LayoutProof(shown, self.hierarchy, self._indices)
         self._reader = Reader(shown, self.hierarchy, self._indices, proof, limits, self.counters)
         self._committer = Committer(shown, self.hierarchy, self._indices, proof, self._reader, self.options, self.counters, contention)

@@ -35,9 +35,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from shardstore.engine.metadata.hierarchy import NEVER, Hierarchy, Node
+from shardstore.engine.metadata.hierarchy import NEVER, Hierarchy, Node, same_shards
 from shardstore.errors import Conflict
-from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.format.store_keys import join, metadata_key
 from shardstore.model.chunks import ChunkLocation
@@ -191,13 +190,6 @@ async def each_with_fresh_layout(numbers: Iterable[int], attempt: Callable[[list
             break
         pending = await attempt(pending)
     return pending
-
-
-def same_shards(now: ArrayLayout | None, before: ArrayLayout | None) -> bool:
-    """Return whether chunks lie where they lay; the array's shape may have changed. ``None`` is the layout of an array without shards."""
-    if now is None or before is None:
-        return now is before
-    return (now.chunk_shape, now.key_encoding, now.index_format) == (before.chunk_shape, before.key_encoding, before.index_format)
 
 
 class LayoutProof:

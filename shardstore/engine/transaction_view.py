@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from dataclasses import dataclass, field
 from typing import IO
 
-from shardstore.engine.actions import ERASE, Action, EraseValue, OwnShards, Patch, SetIfMissing, SetValue, Swap, apply_actions, with_whole
+from shardstore.engine.actions import ERASE, Action, EraseValue, Patch, SetIfMissing, SetValue, Swap, apply_actions, with_whole
 from shardstore.engine.keyed_store import KeyedStore
 from shardstore.engine.metadata.documents import Documents, PlannedArray
 from shardstore.engine.metadata.hierarchy import ChunkTarget, Hierarchy
-from shardstore.engine.metadata.translation import WrittenV2Arrays
+from shardstore.engine.metadata.translation import OwnShards, WrittenV2Arrays
 from shardstore.engine.options import EngineOptions
 from shardstore.engine.pinned import HeldValue, OpenValue, pin
 from shardstore.engine.reading.listing import ListedBatch, ListedDir, Listing, directly_below

@@ -10,10 +10,11 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from shardstore.engine.actions import Action, EraseValue, OwnShards, Patch, Revise, SetIfMissing, SetValue, Swap, revising
+from shardstore.engine.actions import Action, EraseValue, Patch, Revise, SetIfMissing, SetValue, Swap, revising
 from shardstore.engine.engine import Engine
 from shardstore.engine.keyed_store import KeyedStore
 from shardstore.engine.metadata.hierarchy import LocatedChunks, Node
+from shardstore.engine.metadata.translation import OwnShards
 from shardstore.engine.options import Flavour
 from shardstore.engine.pinned import HeldValue, OpenValue
 from shardstore.engine.reading.listing import ListedBatch, ListedDir, ListedValue

@@ -54,7 +54,7 @@ from shardstore.adapters.zarr.chunk_pipeline import (
 from shardstore.adapters.zarr.chunks import item_bytes
 from shardstore.adapters.zarr_storage import storage_of
 from shardstore.engine.actions import OwnShards
-from shardstore.engine.metadata.translation import refusal_of_shards
+from shardstore.engine.metadata.translation import OwnShards, refusal_of_shards
 from shardstore.errors import InvalidInput
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import METADATA_NAME

@@ -7,11 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from shardstore.engine.actions import OwnShards
 from shardstore.engine.contention import Contention
-from shardstore.engine.index_cache import IndexCache
 from shardstore.engine.metadata.hierarchy import Node
-from shardstore.engine.metadata.translation import StoredDocument, Translation
+from shardstore.engine.metadata.translation import OwnShards, StoredDocument, Translation
 from shardstore.errors import AccessDenied, Conflict, InvalidInput
 from shardstore.format.json_text import JsonObject, dumps, parse_object
 from shardstore.format.metadata_v3 import is_array
@@ -49,7 +47,8 @@ class PlannedArray:
 class Documents(Translation):
     """The metadata documents of one store."""
 
-    _indices: IndexCache
+    _drop_indices: Callable[[str], None]
+    """Drops the remembered indices of the objects whose keys start with a prefix."""
     _contention: Contention
 
     async def write(self, path: str, data: BytesLike, *, only_if_absent: bool = False, own_shards: OwnShards = OwnShards.REFUSED) -> bool:
@@ -216,7 +215,7 @@ class Documents(Translation):
             and before.layout is not None
             and (node.layout is None or node.layout.index_format != before.layout.index_format)
         ):
-            self._indices.drop_prefix(join(path, ""))
+            self._drop_indices(join(path, ""))
         self._hierarchy.put(node)
         self._hierarchy.announce(path)
 

@@ -153,6 +153,13 @@ def shard_key(path: str, layout: ArrayLayout, shard_coords: ChunkCoords) -> str:
     return join(path, layout.key_encoding.encode(shard_coords))
 
 
+def same_shards(now: ArrayLayout | None, before: ArrayLayout | None) -> bool:
+    """Return whether chunks lie where they lay; the array's shape may have changed. ``None`` is the layout of an array without shards."""
+    if now is None or before is None:
+        return now is before
+    return (now.chunk_shape, now.key_encoding, now.index_format) == (before.chunk_shape, before.key_encoding, before.index_format)
+
+
 def _located_with(first: ChunkTarget, keys: Sequence[str]) -> LocatedChunks | None:
     """Return the chunks, all of the array of ``first``; ``None`` if their keys do not all begin with that array's path and ``c``."""
     node, layout = first.node, first.layout

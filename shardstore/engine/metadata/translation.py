@@ -10,10 +10,9 @@ import asyncio
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
-from shardstore.engine.actions import OwnShards
-from shardstore.engine.index_cache import same_shards
-from shardstore.engine.metadata.hierarchy import Hierarchy, Node
+from shardstore.engine.metadata.hierarchy import Hierarchy, Node, same_shards
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import Corruption, InvalidInput
 from shardstore.format.json_text import JsonObject, dumps, loads_object, parse_object
@@ -55,6 +54,17 @@ from shardstore.storage.base import (
     document_read,
 )
 from shardstore.stored.detect import is_draft
+
+
+class OwnShards(Enum):
+    """The permission of a client that sends the document of an array which is itself sharded."""
+
+    REFUSED = "refused"
+    """May send no sharded document: it would take a shard for what other clients call a chunk."""
+    SAME = "same"
+    """May send the document of an array that exists with these chunks: the client reads and writes it chunk by chunk."""
+    NEW = "new"
+    """May also send the document of a new array."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ from fsspec.spec import AbstractFileSystem
 
 from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
-from shardstore.engine.index_cache import StaleLayout, same_shards
+from shardstore.engine.index_cache import StaleLayout
+from shardstore.engine.metadata.hierarchy import same_shards
 from shardstore.engine.writing.committer import Shard
 from shardstore.engine.writing.plan_writer import PlanWriter
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound

@@ -110,7 +110,7 @@ PYTEST := $(BIN)/python -m pytest -n $(shell expr $$(getconf _NPROCESSORS_ONLN) 
 # A stage is a set of directories: tests of a room are in its directory, those that only the gate runs in gate/ below it, and those of the night
 # in night/. A few tests and parameters in a file are marked by the same names. SHARDSTORE_STAGE says how much each test does (tests/harness/scale.py).
 IN_GATE := --ignore-glob='*/night' -m 'not night'
-IN_TEST := --ignore-glob='*/gate' --ignore-glob='*/night' --ignore=tests/torture --ignore=tests/zarr2 --ignore=tests/xarray_suite -m 'not gate and not night'
+IN_TEST := --ignore-glob='*/gate' --ignore-glob='*/night' --ignore=tests/torture --ignore=tests/zarr2 -m 'not gate and not night'
 OTHER_PYTHONS = SHARDSTORE_ZARR2="$(CURDIR)/$(ZARR2)/bin/python" SHARDSTORE_CLIENTS="$(CURDIR)/$(CLIENTS)/bin"
 
 test: $(VENV)/.installed-test
@@ -236,7 +236,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q -n0 tests/project/test_plain_words.py
+	$(BIN)/python -m pytest -q -n0 tests/project/gate/test_plain_words.py
 
 wheel-test: $(VENV)/.created
 	rm -rf $(WHEEL_DIR) $(WHEEL_VENV)

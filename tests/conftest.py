@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import shutil
@@ -42,25 +43,48 @@ hypothesis.settings.load_profile(STAGE)
 # A parameter or a name of a test says which server it talks to. Memory and local disks are of every run, servers of the gate.
 _SERVER = re.compile(r"(?i:(?<![a-z0-9])(s3|gcs|moto|ceph)(?![a-z0-9]))|(S3|GCS)(?![A-Za-z])")
 # Where a kind of storage makes next to no difference, and the tests are many: on servers at night.
-_SERVERS_AT_NIGHT = ("tests/snapshots/", "tests/adapters/fsspec/", "tests/apps/cli/")
+_SERVERS_AT_NIGHT = (
+    "tests/snapshots/",
+    "tests/adapters/fsspec/",
+    "tests/adapters/transformer/",
+    "tests/adapters/zarr/gate/test_zarr_suites",
+    "tests/apps/cli/",
+)
 _SERVERS_IN_GATE = (
     "tests/snapshots/test_catalogs",
     "tests/adapters/fsspec/gate/test_fs_zarr",
     "tests/apps/cli/test_target",
     "tests/apps/cli/test_checking",
 )
-# A thousand objects take seconds in most kinds of storage.
+# A thousand objects take seconds in most kinds of storage: where each protocol is listed in pages they are of the gate.
 _LONG_LISTING = re.compile(r"::(?!TestMemoryStorage|TestLocalStorage)\w+::test_a_long_listing$")
+_LISTED_IN_PAGES = ("TestS3Storage", "TestGCSStorage", "TestObstoreS3Storage")
+# Other kinds of storage in the process, where a test runs on local disks too.
+_OTHER_KIND = re.compile(r"(?<=[\[-])(memory|file)(?=[]-])")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep the garbage collector from what collecting makes, millions of objects that stay: looking at them takes a second each time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what of a file is of a later stage than its directory says."""
+    every = {item.nodeid for item in items}
     for item in items:
         if _SERVER.search(item.nodeid.partition("::")[2]) is not None:
             is_of_night = item.nodeid.startswith(_SERVERS_AT_NIGHT) and not item.nodeid.startswith(_SERVERS_IN_GATE)
             item.add_marker("night" if is_of_night else "gate")
-        elif _LONG_LISTING.search(item.nodeid) is not None:
+        elif _OTHER_KIND.search(item.nodeid) is not None and _OTHER_KIND.sub("local", item.nodeid) in every:
             item.add_marker("gate")
+        if _LONG_LISTING.search(item.nodeid) is not None:
+            item.add_marker("gate" if item.nodeid.split("::")[1] in _LISTED_IN_PAGES else "night")
 
 
 def why_no_mounts() -> str | None:

@@ -160,7 +160,7 @@ def url() -> str:
     return place
 
 
-@pytest.fixture(params=["store", "url", "chain", "zarr group"])
+@pytest.fixture(params=["store", "url", *(pytest.param(name, marks=pytest.mark.gate) for name in ("chain", "zarr group"))])
 def target(request: pytest.FixtureRequest, url: str) -> Any:
     """The same store, named in every way that is understood."""
     match request.param:

@@ -77,7 +77,7 @@ def cluster() -> Iterator[Any]:
         yield client
 
 
-@pytest.fixture(params=["synchronous", "threads", pytest.param("processes", marks=pytest.mark.gate), "distributed"])
+@pytest.fixture(params=["threads", *(pytest.param(name, marks=pytest.mark.gate) for name in ("synchronous", "processes", "distributed"))])
 def scheduler(request: pytest.FixtureRequest) -> Iterator[None]:
     match request.param:
         case "processes":

@@ -20,9 +20,9 @@ if STAGE not in ("test", "gate", "night"):
     raise ValueError(f"SHARDSTORE_STAGE is {STAGE!r}, and has to be test, gate or night")
 
 FULL = STAGE == "night"
-EXAMPLES = {"test": 20, "gate": 50, "night": 200}[STAGE]
+EXAMPLES = {"test": 20, "gate": 30, "night": 200}[STAGE]
 """Examples of each property; state machines, whose examples are long, have a fraction of them."""
-EVERY = {"test": 5, "gate": 3, "night": 1}[STAGE]
+EVERY = {"test": 7, "gate": 5, "night": 1}[STAGE]
 """Of the requests and other moments of an operation, one in so many is put to the test."""
 _TODAY = datetime.date.today().toordinal()  # noqa: DTZ011  # whichever day it is here
 

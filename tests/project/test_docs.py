@@ -13,7 +13,6 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from moto.server import ThreadedMotoServer
 
 import shardstore
 from shardstore.engine.options import EngineOptions
@@ -40,12 +39,18 @@ def blocks_of(page: Path) -> list[Block]:
     return [Block(text.count("\n", 0, match.start("code")) + 1, match["code"]) for match in BLOCK.finditer(text) if match["skip"] is None]
 
 
-PAGES_WITH_CODE = [page for page in PAGES if blocks_of(page)]
+PAGES_WITH_CODE = [
+    pytest.param(page, marks=[] if page.parent.name in (ROOT.name, "start") else pytest.mark.gate, id=str(page.relative_to(ROOT)))
+    for page in PAGES
+    if blocks_of(page)
+]
 
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An empty bucket named ``bucket`` where s3fs looks when it is told nothing."""
+    from moto.server import ThreadedMotoServer  # slow to import
+
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     server.start()
     host, port = server.get_host_and_port()
@@ -68,7 +73,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     server.stop()
 
 
-@pytest.mark.parametrize("page", PAGES_WITH_CODE, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES_WITH_CODE)
 def test_examples(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     if page.name == "mounting.md":
         request.getfixturevalue("can_mount")

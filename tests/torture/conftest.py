@@ -29,17 +29,8 @@ def record(request: pytest.FixtureRequest) -> Record:
     return note
 
 
-@pytest.fixture(scope="module")
-def frozen_heap() -> Iterator[None]:
-    """What there was before a module's tests is not looked at when their garbage is collected, which takes seconds each time."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture
-def collected(frozen_heap: None) -> Iterator[None]:
+def collected() -> Iterator[None]:
     """What zarr leaves behind is collected behind each test, not in the middle of another module's."""
     yield
     gc.collect()

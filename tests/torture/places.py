@@ -42,7 +42,7 @@ KINDS = (
     "ministack",
     *(("ministack-append",) if FULL else ()),
     "ceph",
-    "gcs",
+    *(("gcs",) if FULL else ()),
 )
 
 _START_SECONDS = 120.0

@@ -106,6 +106,7 @@ def cluster() -> Iterator[Any]:
         yield client
 
 
+@pytest.mark.night
 def test_misaligned_dask_chunks_on_a_cluster(place: Place, cluster: Any, record: Record) -> None:
     """Tasks end in the middle of shards, though never inside a chunk, which no store could put together."""
     import time

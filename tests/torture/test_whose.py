@@ -404,6 +404,6 @@ def test_nothing_of_others_changes_on_local_disks() -> None:
     run_machine(Machine, sized(1000, 4), sized(12, 6))
 
 
-@pytest.mark.gate
+@pytest.mark.night
 def test_nothing_of_others_changes_in_buckets(s3_url: tuple[str, dict[str, Any]]) -> None:
     run_machine(type("OnS3", (Machine,), {"s3": s3_url}), sized(200, 3), 6)

@@ -379,7 +379,7 @@ def carried_out(server: Wire, name: str, fault: Fault | None, *, retries: bool, 
     return requests, not outcome.errors
 
 
-@pytest.mark.parametrize("retries", [True, False], ids=["retries of the client", "no retries"])
+@pytest.mark.parametrize("retries", [pytest.param(True, marks=pytest.mark.night), False], ids=["retries of the client", "no retries"])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_fault_at_the_nth_request(server: Wire, name: str, retries: bool, record: Record) -> None:
     operation = OPERATIONS[name]
@@ -452,7 +452,7 @@ def test_a_fault_while_a_server_is_asked_what_it_can_do(server: Wire, hostile: b
     tries = list(itertools.product(range(1, count + 1), behaviours))
     if not FULL:  # a request that is sent again meets what the first one did: that is the trap
         lost = [one for one in tries if one[1] == "lose the answer"]
-        tries = lost if hostile and retries else random.Random(f"{server.kind} {retries}").sample(tries, 4)
+        tries = lost if hostile and retries else random.Random(f"{server.kind} {retries}").sample(tries, 2)
     succeeded = 0
     for nth, fault in tries:
         try:

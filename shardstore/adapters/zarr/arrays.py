@@ -53,7 +53,6 @@ from shardstore.adapters.zarr.chunk_pipeline import (
 )
 from shardstore.adapters.zarr.chunks import item_bytes
 from shardstore.adapters.zarr_storage import storage_of
-from shardstore.engine.actions import OwnShards
 from shardstore.engine.metadata.translation import OwnShards, refusal_of_shards
 from shardstore.errors import InvalidInput
 from shardstore.format.json_text import JsonObject, loads_object

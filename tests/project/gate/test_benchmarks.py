@@ -26,7 +26,7 @@ def program(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[st
     )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=[pytest.param("tiny", marks=pytest.mark.night)])
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a tiny run on a local disk and over latency."""
     directory = tmp_path_factory.mktemp("benchmarks")

@@ -58,6 +58,7 @@ def check_shardstore_is_safe(run: dict[str, Any]) -> None:
     assert {name: torn[name] for name in wrong} == dict.fromkeys(wrong, 0), torn["errors"]
 
 
+@pytest.mark.night
 def test_on_a_local_disk(tmp_path: Path) -> None:
     table = tmp_path / "table.md"
     run = quick_run(tmp_path, "--storage", "local", "--directory", str(tmp_path), "--markdown", str(table))
@@ -79,6 +80,7 @@ def test_on_a_local_disk(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == [tmp_path / "result.json", table]
 
 
+@pytest.mark.night
 def test_on_s3(tmp_path: Path) -> None:
     run = quick_run(tmp_path, "--storage", "s3", "--only", "zarr-python", "shardstore")
     check_shardstore_is_safe(run)

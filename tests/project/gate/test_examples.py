@@ -19,7 +19,7 @@ import zarr
 from tests.shards import presented, sharded_arrays
 from tests.stored import LocalObjects
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def run(example: str, *arguments: str, cwd: Path) -> str:
@@ -39,7 +39,7 @@ def examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("example", ["ome_pyramid.py", pytest.param("climate.py", marks=pytest.mark.gate)])
+@pytest.mark.parametrize("example", ["ome_pyramid.py", pytest.param("climate.py", marks=pytest.mark.night)])
 def test_without_arguments_nothing_is_left(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
@@ -58,10 +58,15 @@ def test_a_place_that_cannot_be_written(example: str, tmp_path: Path) -> None:
 # -- the pyramid -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_pyramid(tmp_path: Path, examples: Any) -> None:
-    root = tmp_path / "head.ome.zarr"
-    said = run("ome_pyramid.py", str(root), cwd=tmp_path)
-    assert said.count("  ok ") == 4
+@pytest.fixture(scope="module")
+def pyramid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("pyramid") / "head.ome.zarr"
+    assert run("ome_pyramid.py", str(root), cwd=root.parent).count("  ok ") == 4
+    return root
+
+
+def test_the_pyramid(pyramid: Path, tmp_path: Path, examples: Any) -> None:
+    root = pyramid
     example = examples("ome_pyramid")
     levels = example.pyramid(np.ascontiguousarray(example.read_nifti(example.VOLUME).transpose()))
     assert [level.shape for level in levels] == [(189, 233, 197), (95, 117, 99), (48, 59, 50), (24, 30, 25)]
@@ -94,10 +99,9 @@ def test_the_levels_are_means(examples: Any) -> None:
     assert half[1, 1, 2] == round(volume[2:, 2:, 4:].mean())
 
 
-def test_the_pyramid_says_what_ome_zarr_0_5_asks_for(tmp_path: Path) -> None:
+def test_the_pyramid_says_what_ome_zarr_0_5_asks_for(pyramid: Path) -> None:
     """The rules of the specification's "multiscales" and "axes" sections, on the stored document."""
-    root = tmp_path / "head.ome.zarr"
-    run("ome_pyramid.py", str(root), cwd=tmp_path)
+    root = pyramid
     document = json.loads((root / "zarr.json").read_text())
     assert (document["zarr_format"], document["node_type"]) == (3, "group")
     ome = document["attributes"]["ome"]
@@ -136,10 +140,16 @@ def test_the_pyramid_says_what_ome_zarr_0_5_asks_for(tmp_path: Path) -> None:
 # -- the climate -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.gate)])
-def test_the_climate(tmp_path: Path, examples: Any, workers: str) -> None:
-    root = tmp_path / "climate.zarr"
-    run("climate.py", str(root), "--workers", workers, cwd=tmp_path)
+@pytest.fixture(scope="module", params=["0", pytest.param("2", marks=pytest.mark.night)])
+def climate(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the program stores, with so many workers."""
+    root = tmp_path_factory.mktemp("climate") / "climate.zarr"
+    run("climate.py", str(root), "--workers", request.param, cwd=root.parent)
+    return root
+
+
+def test_the_climate(climate: Path, examples: Any) -> None:
+    root = climate
     example = examples("climate")
     native = xr.open_zarr(root).load()
     xr.testing.assert_identical(native, example.expected())
@@ -150,12 +160,9 @@ def test_the_climate(tmp_path: Path, examples: Any, workers: str) -> None:
     assert len([key for key in LocalObjects(root).keys() if key.startswith("tas/c/")]) == 10 * 4  # noqa: SIM118 - no mapping
 
 
-@pytest.mark.gate
-def test_the_climate_follows_the_conventions(tmp_path: Path) -> None:
+def test_the_climate_follows_the_conventions(climate: Path) -> None:
     """What CF asks of coordinates and packed data, in the stored attributes."""
-    root = tmp_path / "climate.zarr"
-    run("climate.py", str(root), cwd=tmp_path)
-    raw = xr.open_zarr(root, decode_cf=False)
+    raw = xr.open_zarr(climate, decode_cf=False)
     assert raw.attrs["Conventions"] == "CF-1.11"
     assert raw["time"].attrs["units"] == "days since 1970-01-01"
     assert raw["time"].attrs["calendar"] == "standard"

@@ -7,12 +7,9 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-import shardstore
+from tests.project.trees import MODULES, PACKAGE, nodes_of
 
-PACKAGE = Path(shardstore.__file__).parent
-ROOT = Path(__file__).parents[2]
-MODULES = sorted(PACKAGE.rglob("*.py"))
-TREES = {path: ast.parse(path.read_text()) for path in MODULES}
+ROOT = Path(__file__).parents[3]
 
 AVOIDED = re.compile(r"\b(others|nobody|somebody|anew|surely|told|tells|whoever|lately|in vain|rid of)\b", re.IGNORECASE)
 """Say instead: another process, writer or client; no process; again; reported; whichever; recently; without effect; remove."""
@@ -36,8 +33,8 @@ def branches(function: ast.AST) -> int:
 def test_words_that_strangers_stumble_over_are_avoided() -> None:
     found = [
         (path.name, node.lineno, word)
-        for path, tree in TREES.items()
-        for node in ast.walk(tree)
+        for path in MODULES
+        for node in nodes_of(path)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value
         for word in AVOIDED.findall(node.value)
     ]
@@ -49,8 +46,8 @@ def test_words_that_strangers_stumble_over_are_avoided() -> None:
 
 def test_no_name_is_that_of_more_than_two_classes() -> None:
     places = defaultdict(list)
-    for path, tree in TREES.items():
-        for node in ast.walk(tree):
+    for path in MODULES:
+        for node in nodes_of(path):
             if isinstance(node, ast.ClassDef):
                 places[node.name.lstrip("_")].append(str(path.relative_to(PACKAGE)))
     assert {name: where for name, where in places.items() if len(where) > 2} == {}
@@ -59,8 +56,8 @@ def test_no_name_is_that_of_more_than_two_classes() -> None:
 def test_no_function_has_too_many_branches() -> None:
     found = {
         f"{path.relative_to(PACKAGE)}:{node.name}": count
-        for path, tree in TREES.items()
-        for node in ast.walk(tree)
+        for path in MODULES
+        for node in nodes_of(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (count := branches(node)) > MOST_BRANCHES
     }
     assert found == {}

@@ -241,7 +241,7 @@ def test_a_clean_run_does_what_the_table_says(operation: Operation) -> None:
 def test_every_request(operation: Operation, local_kind: Kind, record: Record) -> None:
     struck = 0
     for effect, warm in itertools.product(EFFECTS, (False, True)) if FULL else IN_EVERY_RUN[local_kind.name]:
-        struck += at_requests(effect, partial(attempt, operation, local_kind, warm=warm), least=0, sparse=6)
+        struck += at_requests(effect, partial(attempt, operation, local_kind, warm=warm), least=0, sparse=4)
     record(f"{struck} requests struck")
 
 
@@ -265,7 +265,7 @@ def test_everything_fails_from_some_request_on(operation: Operation, memory: Kin
     def from_then_on(fault: Fault) -> bool:
         return attempt(operation, memory, replace(fault, times=None), warm=FULL and fault.at % 2 == 0)
 
-    record(f"{at_requests(Fail(), from_then_on, least=0, sparse=6)} requests")
+    record(f"{at_requests(Fail(), from_then_on, least=0, sparse=4)} requests")
 
 
 @pytest.mark.parametrize("effect", [DropReply(), Fail()], ids=lambda effect: type(effect).__name__)

@@ -22,7 +22,7 @@ from shardstore.apps.mounting.held_back import Limits
 from shardstore.apps.mounting.names import DIRECTORY
 from shardstore.errors import NotFound
 from shardstore.model.ranges import EVERYTHING
-from tests.harness.scale import EXAMPLES
+from tests.harness.scale import EXAMPLES, FULL
 
 _numbers = itertools.count()
 
@@ -261,4 +261,4 @@ class FilesMachine(RuleBasedStateMachine):
 
 
 TestFiles = FilesMachine.TestCase
-TestFiles.settings = settings(max_examples=EXAMPLES // 4, stateful_step_count=30)
+TestFiles.settings = settings(max_examples=EXAMPLES // (4 if FULL else 10), stateful_step_count=30)

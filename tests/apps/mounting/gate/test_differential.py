@@ -25,7 +25,7 @@ from shardstore.apps.mounting.names import is_scratch, name_of, parent_of
 from shardstore.errors import StorageError
 from shardstore.format.store_keys import possible_owners
 from tests.apps.mounting import worker
-from tests.harness.scale import EXAMPLES
+from tests.harness.scale import EXAMPLES, sized
 
 OPERATIONS = 5 * EXAMPLES
 """The full size is 20000, some minutes for each seed."""
@@ -271,7 +271,7 @@ def _programs(mounted: str, plain: str) -> Iterator[list[_Program]]:
 
 
 @pytest.mark.parametrize("durable", ["close", "fsync"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(sized(3, 1)))
 def test_a_mount_behaves_as_a_plain_directory(mount: Callable[..., Mount], tmp_path: Path, durable: str, seed: int) -> None:
     url, plain = str(tmp_path / "data.zarr"), tmp_path / "plain"
     group: Any = zarr.open_group(shardstore.open(url, chunks_per_shard=(2, 2), fsync=False), mode="w")

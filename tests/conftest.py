@@ -52,15 +52,16 @@ _SERVERS_AT_NIGHT = (
 )
 _SERVERS_IN_GATE = (
     "tests/snapshots/test_catalogs",
-    "tests/adapters/fsspec/gate/test_fs_zarr",
+    "tests/adapters/fsspec/test_fs_instances",
     "tests/apps/cli/test_target",
     "tests/apps/cli/test_checking",
 )
 # A thousand objects take seconds in most kinds of storage: where each protocol is listed in pages they are of the gate.
-_LONG_LISTING = re.compile(r"::(?!TestMemoryStorage|TestLocalStorage)\w+::test_a_long_listing$")
+_LONG_LISTING = re.compile(r"::(?!TestMemoryStorage|TestLocalStorage)\w+::test_a_long_listing(\[|$)")
 _LISTED_IN_PAGES = ("TestS3Storage", "TestGCSStorage", "TestObstoreS3Storage")
-# Other kinds of storage in the process, where a test runs on local disks too.
+# Other kinds of storage in the process, where a test runs on local disks too: below the views they are of the gate.
 _OTHER_KIND = re.compile(r"(?<=[\[-])(memory|file)(?=[]-])")
+_BELOW_VIEWS = ("tests/storage/", "tests/stored/", "tests/engine/", "tests/torture/")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -82,7 +83,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             is_of_night = item.nodeid.startswith(_SERVERS_AT_NIGHT) and not item.nodeid.startswith(_SERVERS_IN_GATE)
             item.add_marker("night" if is_of_night else "gate")
         elif _OTHER_KIND.search(item.nodeid) is not None and _OTHER_KIND.sub("local", item.nodeid) in every:
-            item.add_marker("gate")
+            item.add_marker("gate" if item.nodeid.startswith(_BELOW_VIEWS) else "night")
         if _LONG_LISTING.search(item.nodeid) is not None:
             item.add_marker("gate" if item.nodeid.split("::")[1] in _LISTED_IN_PAGES else "night")
 

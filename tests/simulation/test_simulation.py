@@ -25,8 +25,8 @@ from tests.simulation.registers import NEVER, Operation, explanation
 from tests.simulation.world import Kind
 
 ROOT = Path(__file__).parents[2]
-STAYING = {"test": 5, "gate": 15, "night": 15}[STAGE]
-NEW = {"test": 3, "gate": 15, "night": 400}[STAGE]
+STAYING = {"test": 3, "gate": 10, "night": 15}[STAGE]
+NEW = {"test": 2, "gate": 10, "night": 400}[STAGE]
 """So many seeds of each kind, the same ones each time and new ones."""
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -73,6 +73,7 @@ FOUND: dict[tuple[Kind, int], str] = {
 }
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(("kind", "seed"), FOUND)
 def test_seeds_that_found_something(kind: Kind, seed: int) -> None:
     result = run(seed, kind)

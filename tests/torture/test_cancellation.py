@@ -210,7 +210,7 @@ class Pausing(HookedStorage):
 def test_every_await(operation: Operation, when: When, record: Record) -> None:
     interrupted = 0
     for plain in (False, True):
-        for at in moments(itertools.count(1), sparse=4):
+        for at in moments(itertools.count(1), sparse=6):
             if not attempt_interrupted(operation, at, when, plain=plain):
                 break
             interrupted += 1
@@ -223,7 +223,7 @@ def test_every_await(operation: Operation, when: When, record: Record) -> None:
 def test_every_request(operation: Operation, after_it: bool, record: Record) -> None:
     """What ends a request inside the engine is no cancellation of the caller, who gets a documented error."""
     kind = Kind("memory", fresh_memory)
-    record(f"{at_requests(Cancel(after_it), partial(attempt, operation, kind, warm=after_it), least=0, sparse=4)} requests")
+    record(f"{at_requests(Cancel(after_it), partial(attempt, operation, kind, warm=after_it), least=0, sparse=6)} requests")
 
 
 # -- others ------------------------------------------------------------------------------------------------------------

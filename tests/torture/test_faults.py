@@ -44,7 +44,7 @@ from shardstore.testing.faults import (
 )
 from shardstore.testing.storage_suite import on_io_loop
 from tests.engine.hooked import HookedStorage, document
-from tests.harness.scale import FULL, at_requests
+from tests.harness.scale import FULL, at_requests, moments
 from tests.torture.conftest import Record
 from tests.torture.contents import Contents, check_old_or_new, contents_of, layouts_of, presented_by, restore
 from tests.torture.operations import BY_NAME, OPERATIONS, ZARRS_WARNINGS, Answers, B, Operation, after, before, check_table, client
@@ -60,13 +60,8 @@ pytestmark = [
 
 EFFECTS: list[Effect] = [Fail(), TimeOut(), DropReply(), Delay(), Truncate(3), Change(), Refuse()]
 CHANGING = frozenset({"write", "compose", "copy", "rename_prefix", "delete", "delete_many"})
-IN_EVERY_RUN: dict[str, list[tuple[Effect, bool]]] = {
-    "memory": [(Fail(), False), (DropReply(), True), (Truncate(3), False), (Change(), True), (Refuse(), False)],
-    "plainest": [(DropReply(), False), (Fail(), True)],
-    "local": [(Fail(), False), (DropReply(), True)],
-    "appending": [(Fail(), False), (DropReply(), True)],
-}
-"""What goes wrong, and whether the client's caches are filled before; in ``make torture`` every effect both ways."""
+EVERY_WAY = list(itertools.product(EFFECTS, (False, True)))
+"""What goes wrong, and whether the client's caches are filled before."""
 
 SAMPLE = [BY_NAME[name] for name in ("set_batch", "erase_values", "move")]
 
@@ -240,7 +235,7 @@ def test_a_clean_run_does_what_the_table_says(operation: Operation) -> None:
 @pytest.mark.parametrize("operation", OPERATIONS, ids=str)
 def test_every_request(operation: Operation, local_kind: Kind, record: Record) -> None:
     struck = 0
-    for effect, warm in itertools.product(EFFECTS, (False, True)) if FULL else IN_EVERY_RUN[local_kind.name]:
+    for effect, warm in moments(EVERY_WAY, sparse=2):
         struck += at_requests(effect, partial(attempt, operation, local_kind, warm=warm), least=0, sparse=4)
     record(f"{struck} requests struck")
 

@@ -57,7 +57,7 @@ Bucket = tuple[str, dict[str, Any]]
 WRITES = ("PUT", "POST", "DELETE")
 
 
-@pytest.fixture(scope="module", params=["s3", "s3 over obstore", "gcs", "http"])
+@pytest.fixture(scope="module", params=["s3", pytest.param("s3 over obstore", marks=pytest.mark.night), "gcs", "http"])
 def server(request: pytest.FixtureRequest) -> Iterator[Wire]:
     kind, _, transport = request.param.partition(" over ")
     endpoint = "" if kind == "http" else request.getfixturevalue(f"{kind}_endpoint")

@@ -23,8 +23,8 @@ from shardstore.apps.mounting.names import DIRECTORY, Child, Place, path_of
 from shardstore.storage.local.locks import locked
 from tests.apps.mounting.conftest import DATA, make_store
 from tests.apps.mounting.gate.test_mounted import wait_until
+from tests.apps.mounting.gate.test_races import Gate, read, until_it_waits, write
 from tests.apps.mounting.test_files import files_of, native
-from tests.apps.mounting.test_races import Gate, read, until_it_waits, write
 
 NEW = b"what is new"
 

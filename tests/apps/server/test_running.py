@@ -283,7 +283,7 @@ def test_end_of_the_block_ends_the_server(store: Path) -> None:
     assert not [thread for thread in threading.enumerate() if "uvicorn" in thread.name]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.gate)])
 def test_command_serves_until_it_is_told_to_stop(store: Path, number: signal.Signals) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "shardstore", "serve", str(store), "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -299,6 +299,7 @@ def test_command_serves_until_it_is_told_to_stop(store: Path, number: signal.Sig
         assert process.stderr.read() == ""
 
 
+@pytest.mark.gate
 def test_second_signal_breaks_off_what_is_under_way(tmp_path: Path) -> None:
     data = np.random.default_rng(0).integers(0, 255, (1 << 26,), dtype="u1")
     zarr.create_array(tmp_path / "s", data=data, chunks=data.shape, shards=data.shape, compressors=None)

@@ -170,7 +170,7 @@ def test_cache_control_and_types_are_said(store: Path) -> None:
         assert http.get(CHUNK).headers["x-content-type-options"] == "nosniff"
 
 
-@pytest.mark.parametrize("piece", [1, 7, 4096, 10_000])
+@pytest.mark.parametrize("piece", [7, *(pytest.param(piece, marks=pytest.mark.gate) for piece in (1, 4096, 10_000))])
 def test_long_values_go_in_pieces_of_one_version(tmp_path: Path, piece: int) -> None:
     rng = np.random.default_rng(0)
     zarr.create_array(

@@ -13,7 +13,7 @@ from shardstore.model.ranges import BytesLike
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.references.storage import ReferenceStorage
 from shardstore.storage.requests.writes import check_deletion
-from shardstore.testing.storage_suite import StorageSuite, SyncStorage
+from shardstore.testing.storage_suite import StorageSuite
 from tests.storage.references.reference_sets import open_references
 from tests.storage.shown_elsewhere import ShownElsewhere
 
@@ -78,6 +78,4 @@ def storage(request: pytest.FixtureRequest) -> Referred:
 
 
 class TestReferenceStorage(StorageSuite):
-    @pytest.mark.gate
-    def test_a_long_listing(self, s: SyncStorage) -> None:
-        super().test_a_long_listing(s)
+    pass

@@ -78,6 +78,7 @@ class TestMemory(Suites, Sharded):
     kind = "memory"
 
 
+@pytest.mark.night
 class TestLocal(Suites, Sharded):
     kind = "local"
 

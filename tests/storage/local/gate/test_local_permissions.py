@@ -22,8 +22,8 @@ from shardstore.testing.storage_suite import SyncStorage
 from tests.harness.crash import Crasher
 from tests.harness.system_calls import SystemCalls
 from tests.storage.local import user_workers
+from tests.storage.local.gate.test_local_users import A, B, crasher, shared, told, two_users  # noqa: F401  # fixtures
 from tests.storage.local.on_disk import NETWORK, mount_everything, set_access_list
-from tests.storage.local.test_local_users import A, B, crasher, shared, told, two_users  # noqa: F401  # fixtures
 
 ACCESS_LIST = "system.posix_acl_access"
 DEFAULT_LIST = "system.posix_acl_default"

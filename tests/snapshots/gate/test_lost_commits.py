@@ -394,7 +394,6 @@ def test_a_commit_on_a_server(
         check_whole(storages[1])
 
 
-@pytest.mark.gate
 def test_a_commit_in_a_database(postgres_place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     resend_at_once(monkeypatch)
     storage = MemoryStorage(str(tmp_path))

@@ -63,10 +63,6 @@ def storage(tmp_path: Path) -> Iterator[OverHTTP]:
 
 
 class TestStoredOverHTTP(StorageSuite):
-    @pytest.mark.gate
-    def test_a_long_listing(self, s: SyncStorage) -> None:
-        super().test_a_long_listing(s)
-
     def test_versions_are_told(self, s: SyncStorage) -> None:
         s.put("a", b"1")
         assert s.get("a") == b"1"

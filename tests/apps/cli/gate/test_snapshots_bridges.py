@@ -51,7 +51,6 @@ def test_export_says_what_it_wrote(repo: Repository, tmp_path: Path) -> None:
     np.testing.assert_array_equal(values(tmp_path / "out", access_to(f"file://{tmp_path}/run.ice/c/")), wanted)
 
 
-@pytest.mark.gate
 def test_export_prints_nothing_but_json(repo: Repository, tmp_path: Path) -> None:
     done = spawn("snapshots", "export", repo.url, str(tmp_path / "out"), "--to", "icechunk", "--json")
     assert done.returncode == 0, done.stderr

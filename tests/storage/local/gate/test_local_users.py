@@ -389,7 +389,6 @@ def test_a_file_with_another_name_in_the_place_of_a_lock_keeps_its_permissions(t
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
 
 
-@pytest.mark.gate
 def test_a_lock_file_that_is_never_the_same_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held_before: frozenset[int]
 ) -> None:

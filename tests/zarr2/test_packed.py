@@ -17,7 +17,7 @@ from zarr.storage import LocalStore
 import shardstore
 from tests.maintenance.packing.sources import stored
 from tests.zarr2 import interpreter
-from tests.zarr2.test_programs import HERE, NOT_SHARDED_BY_PEERS, PROGRAMS
+from tests.zarr2.test_programs import HERE, NOT_SHARDED_BY_PEERS, SOME
 
 WRITE = """
 import sys
@@ -59,7 +59,7 @@ def counts(info: Any) -> tuple[int, ...]:
 
 
 @pytest.mark.filterwarnings("ignore")  # of data types and codecs that zarr-python 3 knows and no specification does
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", SOME)
 def test_packed(name: str, tmp_path: Path) -> None:
     source, target = tmp_path / "old", tmp_path / "new"
     by_zarr_2(WRITE, str(HERE), name, str(source))

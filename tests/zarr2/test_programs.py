@@ -32,6 +32,9 @@ PROGRAMS = [
     "scalars",
     "structured",
 ]
+OF_EVERY_GATE = ("arrays", "consolidated", "dtypes", "structured")
+"""Where a program runs on something else than a view of plain shards."""
+SOME = [name if name in OF_EVERY_GATE else pytest.param(name, marks=pytest.mark.night) for name in PROGRAMS]
 HERE = Path(__file__).parent
 
 

@@ -7,13 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.gate
-@pytest.mark.night
 def test_a_quick_run(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     command = [sys.executable, str(ROOT / "benchmarks" / "transport.py"), "--quick", "--json", str(result)]

@@ -306,7 +306,6 @@ def test_virtualizarr_reads_a_flat_set(form: str, tmp_path: Path) -> None:
 # -- versioned URLs ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.gate
 @pytest.mark.parametrize("form", ["json v3", "parquet v2"])
 def test_versioned_urls_of_s3_lead_to_what_was_referred_to(form: str, s3_url: S3Url, tmp_path: Path) -> None:
     import s3fs
@@ -326,7 +325,6 @@ def test_versioned_urls_of_s3_lead_to_what_was_referred_to(form: str, s3_url: S3
     np.testing.assert_array_equal(array[...], VALUES + 1000)
 
 
-@pytest.mark.gate
 def test_versioned_urls_of_gcs_need_a_bucket_that_keeps_versions(tmp_path: Path) -> None:
     with gcs_emulator(with_versions=True) as endpoint:
         check_versions_of_gcs({"endpoint_url": endpoint, "token": "anon"}, tmp_path)
@@ -349,7 +347,6 @@ def check_versions_of_gcs(options: dict[str, Any], tmp_path: Path) -> None:
     check(zarr.open_group(opened, mode="r", zarr_format=2), values)
 
 
-@pytest.mark.gate
 def test_versioned_urls_are_refused_where_no_versions_are_kept(s3_url: S3Url, source: tuple[Path, Values], tmp_path: Path) -> None:
     url, options = s3_url
     make(f"{url}/a.zarr", options, nested=False)

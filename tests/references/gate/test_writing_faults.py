@@ -93,7 +93,6 @@ def check_none_or_whole(root: Path, form: str, *, had_one: bool) -> str:
     return "new" if is_new else "old"
 
 
-@pytest.mark.gate
 @pytest.mark.parametrize("had_one", [False, True], ids=["first", "replacing"])
 @pytest.mark.parametrize("effect", [Fail(), DropReply()], ids=["fails", "answer lost"])
 @pytest.mark.parametrize("form", FORMS)
@@ -119,7 +118,6 @@ def test_fails_at_every_request(form: str, effect: Effect, had_one: bool, tmp_pa
     assert not FULL or seen >= ({"old"} if had_one and form.startswith("json") else {"none"})
 
 
-@pytest.mark.gate
 @pytest.mark.parametrize("effect", [Fail(), DropReply()], ids=["fails", "answer lost"])
 @pytest.mark.parametrize("form", ["json", "parquet"])
 def test_an_update_fails_at_every_request(form: str, effect: Effect, tmp_path: Path) -> None:

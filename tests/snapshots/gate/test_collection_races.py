@@ -97,7 +97,6 @@ def test_killed_at_every_request(tmp_path: Path, after: bool) -> None:
     assert at > 10
 
 
-@pytest.mark.gate
 def test_nothing_that_is_needed_is_collected(tmp_path: Path) -> None:
     commits, removed = collect_beside_writers(tmp_path, 40)
     assert removed > commits

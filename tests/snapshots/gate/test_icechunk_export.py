@@ -196,7 +196,6 @@ class Failing:
         return found
 
 
-@pytest.mark.gate
 def test_export_that_fails_anywhere_does_not_look_whole(repo: Repository, tmp_path: Path) -> None:
     opened_store = repo._opened
     moment = repo._now()
@@ -218,7 +217,6 @@ def test_export_that_fails_anywhere_does_not_look_whole(repo: Repository, tmp_pa
     assert len(list(target.ancestry(branch="main"))) == 9
 
 
-@pytest.mark.gate
 def test_export_that_was_killed_is_refused_as_a_target(repo: Repository, tmp_path: Path) -> None:
     program = (
         "import os, signal, sys\n"

@@ -224,7 +224,6 @@ def test_a_hierarchy_becomes_a_repository(tmp_path: Path) -> None:
     assert again.verify().is_sound
 
 
-@pytest.mark.gate
 def test_adoption_of_1000_shards_asks_for_each_index_once(tmp_path: Path) -> None:
     array = zarr.create_array(tmp_path / "data.zarr", name="a", shape=(4000,), shards=(4,), chunks=(2,), dtype="u2", fill_value=9)
     array[...] = np.arange(4000)
@@ -378,7 +377,6 @@ def test_options_of_the_repository_count_for_other_places_of_its_protocol(s3_url
     assert session.set_virtual_hierarchy(f"{url}/data.zarr", "twice") == 16
 
 
-@pytest.mark.gate
 def test_other_options_than_those_of_the_repository_count_where_they_are_given(s3_url: tuple[str, dict[str, Any]]) -> None:
     url, options = s3_url
     sharded(f"{url}/data.zarr", storage_options=options)

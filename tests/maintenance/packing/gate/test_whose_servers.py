@@ -72,7 +72,6 @@ def bucket(s3_url: tuple[str, dict[str, Any]], tmp_path: Path) -> Bucket:
     return Bucket(*s3_url, made(tmp_path / "o"))
 
 
-@pytest.mark.gate
 @pytest.mark.parametrize(
     "spelling", [name if name in ("slash", "environment of S3") else pytest.param(name, marks=pytest.mark.night) for name in SPELLINGS]
 )
@@ -91,7 +90,6 @@ def test_a_source_is_known_however_its_server_is_spelled(
     bucket.check()
 
 
-@pytest.mark.gate
 def test_references_to_a_bucket_are_known_however_they_get_there(
     tmp_path: Path, s3_endpoint: str, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,7 +106,6 @@ def test_references_to_a_bucket_are_known_however_they_get_there(
     bucket.check()
 
 
-@pytest.mark.gate
 def test_a_server_of_two_names_is_not_overwritten(tmp_path: Path, s3_endpoint: str, bucket: Bucket) -> None:
     """Nobody knows that it is one; where nothing is at the target, nothing can be lost."""
     ours = {"endpoint_url": s3_endpoint, **FRESH}

@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
-from shardstore.engine.index_cache import same_shards
-from shardstore.engine.metadata.hierarchy import Node
+from shardstore.engine.metadata.hierarchy import Node, same_shards
 from shardstore.engine.writing.committer import Shard
 from shardstore.errors import Conflict, Corruption, NotFound, Unsupported
 from shardstore.format.metadata_v3 import ArrayLayout

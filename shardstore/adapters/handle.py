@@ -1,4 +1,5 @@
-"""The handle that each face holds: the recipe of an engine, and the engine of this process. And the bases of the faces.
+"""The handle that each face holds: the recipe of an engine, and the engine of this process. And the bases of the faces, and the values that
+faces give and get in batches.
 
 Faces on the same target with the same options share one engine, and so see each other's writes and caches. A handle
 travels by its recipe: pickled, or into a forked child, it makes an engine again.
@@ -10,20 +11,21 @@ import difflib
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypedDict
 from weakref import WeakValueDictionary
 
+import numpy as np
 from fsspec.registry import known_implementations
 
 from shardstore._sync import run_sync
-from shardstore.adapters.batch_values import raise_failed
 from shardstore.engine.actions import Action
 from shardstore.engine.engine import Engine
 from shardstore.engine.metadata.hierarchy import HierarchyRegistry, Node
 from shardstore.engine.options import EngineOptions, Flavour, Present, Stored, StrategyName
+from shardstore.engine.reading.shard_chunks import Value
 from shardstore.errors import InvalidInput, NotFound, ReadOnly, Unsupported
 from shardstore.format.presentation import PresentLevel
 from shardstore.format.shard_index import IndexLocation
@@ -32,7 +34,7 @@ from shardstore.model.redaction import redacted
 from shardstore.model.showing import ShownInNotebooks
 from shardstore.opening.address import links_of_url, protocols_of_links, text_of
 from shardstore.opening.kinds import Transport, carried_by
-from shardstore.opening.open import open_storage
+from shardstore.opening.open import as_said, check_static, open_storage
 from shardstore.opening.snapshot_place import SnapshotPlace
 from shardstore.opening.snapshot_urls import may_name_snapshot, named_snapshot
 from shardstore.plan.commits import ChunkOrder, Strategy
@@ -44,7 +46,6 @@ from shardstore.storage.base import Storage
 from shardstore.storage.known_references import KnowsReferences
 from shardstore.storage.local.rules import Locks
 from shardstore.storage.python_stores import WITHOUT_VERSIONS, underlying_storage
-from shardstore.storage.static import as_said, check_static
 from shardstore.storage.wrappers import Counters, unreachable
 
 logger = logging.getLogger(__name__)
@@ -458,3 +459,51 @@ class SynchronousFace(StoreFace):
     def _update(self, updates: Sequence[tuple[str, Action]]) -> None:
         self._check_writable()
         raise_failed(run_sync(self.engine.update_many(updates)))
+
+
+# -- values of a batch: the bytes that callers give or get, and the error that they get ----------------------------------------------
+
+
+def given_bytes(value: object, key: object) -> bytes:
+    """Return the bytes of a value for ``key``, as they lie in memory: zarr-python 2 hands on chunks of order F as arrays of order F.
+
+    Numbers and lists are refused: ``bytes`` would make zeros or small bytes of them.
+
+    Raises:
+        InvalidInput: the value is not bytes, nor anything that gives its memory as such.
+    """
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return value.tobytes("A")  # times give no buffer
+    try:
+        return memoryview(value).tobytes("A")  # type: ignore[arg-type]  # whether it is a buffer is what is asked
+    except (TypeError, ValueError) as exc:
+        raise InvalidInput(f"the value for {key!r} is not bytes but {type(value).__name__}: encode it first") from exc
+
+
+def values_of(outcomes: Iterable[Value]) -> list[memoryview | None]:
+    """Return the values of a batch of reads, or raise the first error."""
+    values: list[memoryview | None] = []
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            raise outcome
+        values.append(outcome)
+    return values
+
+
+def raise_first(outcomes: Iterable[object]) -> None:
+    """Raise the first outcome that is an error, if there is one."""
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            raise outcome
+
+
+def raise_failed(errors: Sequence[Exception | None]) -> None:
+    """Raise the first error of a batch, if there is one, with a note that says how many keys failed."""
+    failed = [error for error in errors if error is not None]
+    if not failed:
+        return
+    if len(errors) > 1:
+        failed[0].add_note(f"{len(failed)} of {len(errors)} keys of this batch failed, the rest are stored")
+    raise failed[0]

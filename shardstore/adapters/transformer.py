@@ -11,8 +11,7 @@ from operator import itemgetter
 from typing import Any, Unpack
 
 from shardstore._sync import run_sync
-from shardstore.adapters.batch_values import given_bytes, values_of
-from shardstore.adapters.handle import Handle, StoreOptions, SynchronousFace
+from shardstore.adapters.handle import Handle, StoreOptions, SynchronousFace, given_bytes, values_of
 from shardstore.engine.actions import ERASE, Action, Patch, SetValue
 from shardstore.errors import InvalidInput
 from shardstore.model.options import check_flags

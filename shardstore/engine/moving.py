@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from shardstore.engine.index_cache import IndexCache
-from shardstore.engine.memory_budget import MemoryBudget
 from shardstore.engine.metadata.hierarchy import Hierarchy, Node
 from shardstore.engine.options import EngineOptions
 from shardstore.engine.writing.erasing import Erasing
@@ -43,7 +42,7 @@ from shardstore.storage.local.storage import LocalFiles
 from shardstore.storage.local.walk import LINK_TO_NOWHERE
 from shardstore.storage.wrappers import innermost
 from shardstore.stored.detect import is_draft
-from shardstore.tasks import uninterrupted
+from shardstore.tasks import MemoryBudget, uninterrupted
 
 Progress = Callable[[int, int], None]
 """Called with the numbers of objects and of bytes that have been copied so far."""

@@ -32,8 +32,9 @@ from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.local.rules import Locks, check_follow_links, check_locks
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.references.filesystems import check_made_by_user, for_inner_link, for_inner_links
+from shardstore.storage.references.storage import ReferenceStorage
 from shardstore.storage.requests.outcomes import CHECK_ENDPOINT, is_unreachable
-from shardstore.storage.static import as_said, check_static
+from shardstore.storage.static import StaticStorage
 
 _ZARR_CLASSES = (("zarr.abc.store", "Store"), ("zarr.storage", "StorePath"))
 _ZARR_ADAPTER = "shardstore.adapters.zarr_storage"
@@ -308,3 +309,21 @@ def on_io_loop(fs: AbstractFileSystem) -> AbstractFileSystem:
         return fs
     options = {k: v for k, v in fs.storage_options.items() if k not in ("asynchronous", "loop")}
     return type(fs)(*fs.storage_args, **options, **({"asynchronous": False} if is_async else {}))
+
+
+def check_static(static: object) -> bool | None:
+    """Raise ``InvalidInput`` if the value is not true, false or ``None``, which leaves it to the kind of storage."""
+    if static is None or isinstance(static, bool):
+        return static
+    raise InvalidInput(f"static={static!r} is neither True nor False: it says whether nothing changes while the place is open")
+
+
+def as_said(static: bool | None, storage: Storage) -> Storage:
+    """Return ``storage`` with the user's word that nothing changes in it, or that something may; ``None``: the user says neither."""
+    if static is None:
+        return storage
+    if isinstance(storage, GenericStorage | ReferenceStorage):
+        return storage.with_static(static)
+    if not static or storage.capabilities.static:
+        return storage
+    return StaticStorage(storage)

@@ -9,34 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
-from shardstore.errors import InvalidInput, ReadOnly
+from shardstore.errors import ReadOnly
 from shardstore.model.capabilities import Capabilities
 from shardstore.storage.abilities import BlockingReads, HasIdentity
 from shardstore.storage.base import ReadsOnly, Storage
 from shardstore.storage.generic.calls import contradicts
-from shardstore.storage.generic.storage import GenericStorage
-from shardstore.storage.references.storage import ReferenceStorage
 from shardstore.storage.wrappers import StorageWrapper
 
 A = TypeVar("A")
-
-
-def check_static(static: object) -> bool | None:
-    """Raise ``InvalidInput`` if the value is not true, false or ``None``, which leaves it to the kind of storage."""
-    if static is None or isinstance(static, bool):
-        return static
-    raise InvalidInput(f"static={static!r} is neither True nor False: it says whether nothing changes while the place is open")
-
-
-def as_said(static: bool | None, storage: Storage) -> Storage:
-    """Return ``storage`` with the user's word that nothing changes in it, or that something may; ``None``: the user says neither."""
-    if static is None:
-        return storage
-    if isinstance(storage, GenericStorage | ReferenceStorage):
-        return storage.with_static(static)
-    if not static or storage.capabilities.static:
-        return storage
-    return StaticStorage(storage)
 
 
 class StaticStorage(ReadsOnly, StorageWrapper, HasIdentity):

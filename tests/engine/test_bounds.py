@@ -12,9 +12,9 @@ import pytest
 from shardstore import ShardingTransformer
 from shardstore._sync import run_sync
 from shardstore.engine.index_cache import CachedIndex, IndexCache
-from shardstore.engine.memory_budget import MemoryBudget
 from shardstore.format.shard_index import IndexFormat
 from shardstore.model.generation import Generation
+from shardstore.tasks import MemoryBudget
 from tests.engine.hooked import HookedStorage, document, fresh_memory
 
 FORMAT = IndexFormat((4,))

@@ -26,9 +26,9 @@ from zarr.core.buffer import cpu
 import shardstore
 from shardstore.engine.actions import Patch, SetValue
 from shardstore.engine.engine import Engine
-from shardstore.engine.memory_budget import MemoryBudget
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import Storage
+from shardstore.tasks import MemoryBudget
 from shardstore.testing.faults import Cancel
 from shardstore.testing.storage_suite import on_io_loop
 from tests.engine.hooked import HookedStorage, fresh_memory

@@ -14,12 +14,11 @@ from fsspec.json import FilesystemJSONEncoder
 from fsspec.spec import make_instance
 
 from shardstore._sync import on_io_loop, run_async
-from shardstore.adapters.batch_values import given_bytes, raise_failed, raise_first
 from shardstore.adapters.fsspec.file import PackedFile, ShardedFile, ShardedTransaction, TextFile
 from shardstore.adapters.fsspec.lookups import FileLookups
 from shardstore.adapters.fsspec.root import Root, check_options, link_below, without_protocol
 from shardstore.adapters.fsspec.transfers import FileTransfers
-from shardstore.adapters.handle import FilesystemFace, Handle
+from shardstore.adapters.handle import FilesystemFace, Handle, given_bytes, raise_failed, raise_first
 from shardstore.adapters.own_shards import set_value
 from shardstore.engine.actions import ERASE, Action, SetValue
 from shardstore.errors import InvalidInput, NotFound, ReadOnly, SnapshotExpired

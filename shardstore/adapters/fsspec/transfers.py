@@ -13,7 +13,7 @@ from typing import Any
 from fsspec.asyn import AsyncFileSystem, sync
 
 from shardstore._sync import run_async
-from shardstore.adapters.batch_values import raise_failed, values_of
+from shardstore.adapters.handle import raise_failed, values_of
 from shardstore.engine.actions import ERASE, Action, SetValue
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.format.v2.keys import is_document

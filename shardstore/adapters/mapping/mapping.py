@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequenc
 from typing import Any, Literal, Unpack
 
 from shardstore._sync import run_sync
-from shardstore.adapters.batch_values import given_bytes
-from shardstore.adapters.handle import Handle, StoreOptions, SynchronousFace
+from shardstore.adapters.handle import Handle, StoreOptions, SynchronousFace, given_bytes
 from shardstore.engine.actions import ERASE, SetValue
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.format.store_keys import join

@@ -19,9 +19,8 @@ import numpy as np
 from fsspec.core import url_to_fs
 
 from shardstore._sync import run_sync
-from shardstore.adapters.batch_values import values_of
 from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
-from shardstore.adapters.handle import Handle
+from shardstore.adapters.handle import Handle, values_of
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.extras import imported_zarr
 from shardstore.format.json_text import JsonObject, loads_object

@@ -25,8 +25,7 @@ from zarr.core.config import config
 from zarr.storage import FsspecStore, StorePath, WrapperStore
 
 from shardstore._sync import run_async
-from shardstore.adapters.batch_values import raise_first, values_of
-from shardstore.adapters.handle import Face, FilesystemFace
+from shardstore.adapters.handle import Face, FilesystemFace, raise_first, values_of
 from shardstore.adapters.zarr.chunks import ChunkCodec, Info, MemoryGetter, MemorySetter, gather_chunks, scatter_chunks, status, wave_bytes
 from shardstore.adapters.zarr.codec_chains import DESTINATION_NBYTES
 from shardstore.adapters.zarr.codec_threads import INLINE_BYTES, in_threads, pieces, run_in_threads, threads_at_once

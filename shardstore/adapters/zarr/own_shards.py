@@ -22,7 +22,7 @@ from zarr.core.metadata.v3 import ArrayV3Metadata
 from zarr.storage import StorePath
 
 from shardstore._sync import run_async
-from shardstore.adapters.batch_values import values_of
+from shardstore.adapters.handle import values_of
 from shardstore.adapters.own_shards import note_view
 from shardstore.adapters.zarr.arrays import ArrayPipeline, document_of, erase_removed, removed_chunks, replace_methods
 from shardstore.adapters.zarr.chunk_pipeline import ChunkPipeline, place_of, place_of_all, previous_of_codecs, zarrs_own

@@ -9,8 +9,7 @@ from zarr.abc.store import OffsetByteRequest, RangeByteRequest, Store, SuffixByt
 from zarr.core.buffer import Buffer, BufferPrototype
 
 from shardstore._sync import iterate, run_async, run_sync
-from shardstore.adapters.batch_values import raise_first
-from shardstore.adapters.handle import Handle, StoreFace, StoreOptions, ZarrStoreOptions
+from shardstore.adapters.handle import Handle, StoreFace, StoreOptions, ZarrStoreOptions, raise_first
 from shardstore.adapters.own_shards import set_value
 from shardstore.adapters.zarr.arrays import replace_methods
 from shardstore.adapters.zarr.chunk_pipeline import handles_keys_as

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
-from shardstore.engine.memory_budget import MemoryBudget
 from shardstore.errors import Corruption, Unsupported
 from shardstore.model.coalescing import CoalescedReads, ReadLimits, coalesce
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import ByteRange, BytesLike, CopiedRange, NewBytes, Padding, Segment
 from shardstore.plan.commits import WriteShard
 from shardstore.storage.base import ConditionFailed, Found, Read, Storage, read_one
+from shardstore.tasks import MemoryBudget
 
 _GAP_BYTES = 512 * 2**10  # takes an object store about as long as a request
 

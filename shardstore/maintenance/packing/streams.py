@@ -22,7 +22,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardstore.engine.memory_budget import MemoryBudget
 from shardstore.errors import Corruption, ShardStoreError
 from shardstore.maintenance.execution import check_running
 from shardstore.maintenance.packing.listing import version_digest
@@ -32,6 +31,7 @@ from shardstore.model.ranges import EVERYTHING, ByteRange
 from shardstore.plan.commits import shared_pieces
 from shardstore.storage.base import Absent, Changed, Found, Read, ReadOutcome, Storage, unless_failed
 from shardstore.storage.local.storage import LocalStorage
+from shardstore.tasks import MemoryBudget
 
 _CHUNKS_A_WINDOW = 256
 _WINDOWS_AT_ONCE = 8

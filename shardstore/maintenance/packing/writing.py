@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore._sync import run_sync
-from shardstore.engine.memory_budget import MemoryBudget
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import Corruption
 from shardstore.format.codecs import CRC32C_NBYTES, crc32c
@@ -34,6 +33,7 @@ from shardstore.storage.base import Found, Read, ReadOutcome
 from shardstore.storage.known_references import KnowsReferences
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.wrappers import CheckedStorage
+from shardstore.tasks import MemoryBudget
 
 _WHOLE_BYTES = 8 << 20  # shards up to this are written from memory in one step
 _UPLOAD_BYTES = 128 << 20  # what the upload of a long object holds at most: 64 MiB by one request, of which the client makes a copy

@@ -6,8 +6,8 @@ the next ones, until it has nothing left to write. Four rules make it fair, with
 - Waits are drawn at random, up to a few times the duration of an attempt on this storage.
 - A writer that has lost often waits less, so that none is overtaken for ever.
 - A writer that has won a contested object waits before it writes the same object again.
-- A writer that writes the same object again and again without losing stops now and then for a moment: it cannot see who loses
-  against it.
+- A writer that writes the same object again and again without losing pauses briefly now and then, so that another gets a turn: it
+  cannot see whether one waits.
 """
 
 from __future__ import annotations

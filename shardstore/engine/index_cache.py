@@ -1,10 +1,10 @@
-"""The indices of shards that are remembered, the proofs that what is read is of the layout in its array's document, and retries of
+"""The indices of shards that are remembered, the proofs that a shard has the layout that its array's document describes, and retries of
 operations whose layout turned out to be stale.
 
-An object does not show by which document it was written: two layouts of an array can have indices of the same length, and a chunk of an
-array without shards may have become a shard. But objects are deleted before a document is written that gives them another meaning. So what
-is read by a layout is of that layout if the document had it while that version of the object was there, or has it still after the read.
-There are four proofs:
+An object does not show by which document it was written: two layouts of an array can have indices of the same length, and the same
+key may name a chunk at first, and a shard later. But objects are deleted before a document is written that gives them another meaning.
+Say an object was read with layout L. It has layout L if the document described L at some time while this version of the object existed, or
+if the document describes L after the read. There are four proofs:
 
 =============  ===================================================================  =====================================================
 proof          how it proves                                                        where, and at what cost
@@ -20,8 +20,8 @@ trusted        documents never change                                           
 =============  ===================================================================  =====================================================
 
 A guarded read and the server's time prove at once, with the read of the object itself. An index that has a proof is *verified*, as long as
-its version lasts: then chunks are read by it without another. An array whose document a transaction has yet to write needs no proof, for
-there is nothing to compare with; its indices are not verified by reads.
+its version lasts: chunks are then read with it, and no further proof is needed. Of an array whose document a transaction has yet to write,
+nothing is stored that could be compared: it needs no proof, and its indices do not become verified.
 
 Apart from proofs, a document is *fresh* for ``metadata_ttl``: past it, it is read again with whatever is read of its array.
 

@@ -8,7 +8,7 @@ leaves objects below the target and no node there; arrays inside a group may be 
 ``overwrite=True`` does it over, ``erase_prefix`` removes them.
 
 Let no client write to what is being moved. A write to the source that another client planned before the move and carries out after it
-can leave a stray object there. It is refused where the shard that it has read is gone, and past ``metadata_ttl`` in any case.
+can leave a stray object there. Such a write is refused if the shard that it has read is gone, and always once ``metadata_ttl`` has passed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plans: which bytes to read and what to write, as pure functions on frozen values.
+"""Plans: what a commit writes, and how large shards are, as pure functions on frozen values.
 
 The engine and ``maintenance`` import them; they import only ``format``, ``model`` and ``errors``. Begin with ``commits.py``.
 """

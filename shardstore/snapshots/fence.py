@@ -1,9 +1,9 @@
 """The check that keeps a commit from referring to files that a garbage collection removes (D38).
 
 A session stores files to which nothing refers before its commit, so a collection may take them for garbage. The state says when the last
-collection removed anything: a commit that would swap from a state with a collection later than the session's begin looks whether its files
-are still there. A collection that comes after that look makes the swap fail, since it swaps the state itself before it removes anything.
-"""
+collection removed anything. Before the swap, a commit compares the two times: if that collection is later than the session's begin, it
+checks that its files still exist. A collection that comes after this check makes the swap fail, since it swaps the state itself before it
+removes anything."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
-"""The plan of a read: where the bytes of each wanted chunk lie, as arrays. It is made without a request, once everything is known.
+"""The plan of a read: where the bytes of each wanted chunk lie, as arrays.
 
-Everything is known if the arrays' documents are fresh, and the indices of the shards are cached and verified. Who carries a plan out is the
-caller's choice: the calling thread, if the bytes are in the page cache; or threads that decode, each of which reads a part just before it
-decodes it. A part is short, and reuses the memory of the part before: a batch that lies in memory all at once has to be allocated, and is
-out of the processor's cache when it is decoded. What is not known is left to the reader, which asks.
+If the arrays' documents are fresh, and the indices of the shards are cached and verified, ``Planner.known`` makes a plan without a request;
+``Planner.find`` reads missing indices first. Whatever cannot be planned is left to the reader, which asks the storage.
 
-A plan is made and carried out in any thread, while the IO loop runs: it only looks at values that are replaced as a whole. A read of the
-version that the plan names confirms the index by which it was planned.
-"""
+The caller chooses who carries out a plan. If the bytes are in the page cache, this can be the calling thread. Otherwise several threads do
+it: each reads one part, then decodes that part. Parts are short, because a whole batch needs new memory, and no longer fits the processor's
+cache when it is decoded.
+
+A plan is made and carried out in any thread, while the IO loop runs. This needs no lock: the values that it looks at are never changed,
+only replaced. If the read of the version that the plan names succeeds, the index that was used for the plan was right."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@
     $ROOT/m/<id>                          manifest: where chunks are (Parquet)
     $ROOT/c/<id>                          chunk file: the bytes of some chunks; full ones are shards
 
-No file is changed once it is written. Where the draft is silent or contradicts itself, comments name the decision, D1 to D36, of
+No file is changed once it is written. Where the draft is silent or contradicts itself, comments name the decision, D1 to D40, of
 ``docs/design/snapshots.md``.
 
 Begin with ``state.py``.

@@ -31,9 +31,7 @@ from shardstore.format.store_keys import check_key, groups_above, join
 from shardstore.model.chunks import strides
 from shardstore.model.options import check_flags
 from shardstore.model.redaction import redacted
-from shardstore.opening.open import open_storage
 from shardstore.opening.references import names_version
-from shardstore.opening.snapshot_urls import named_snapshot
 from shardstore.progress.shown import reported
 from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, ReferredObject, size_of
 from shardstore.references.choices import Choices, Described, Paths, base_of, check_patterns, chosen, described
@@ -47,7 +45,7 @@ from shardstore.references.icechunk.checksums import (
 )
 from shardstore.references.icechunk.library import container_lines, get_bytes, is_major_2, location_of, opening_lines, put_bytes, translated
 from shardstore.references.icechunk.library import library as icechunk_library
-from shardstore.references.opening import check_taken_unchanged, open_set_source
+from shardstore.references.opening import check_taken_unchanged, open_hierarchy, open_set_source
 from shardstore.references.report import ReferenceProgress, ReferenceReport, Tally
 from shardstore.references.sets import is_set, known_source
 from shardstore.references.stores import OnError, store_source
@@ -259,8 +257,7 @@ def _opened(
             raise InvalidInput("base_url is for hierarchies: the references of a set are taken unchanged")
         references, of_set = open_set_source(source, choices, options)
         return of_set, SetChecksums(references.targets, checksum)
-    snapshot = run_sync(named_snapshot(source, options))
-    storage = open_storage(source if snapshot is None else snapshot.below(snapshot.path), dict(options or {}) or None)
+    storage = open_hierarchy(source, options)
     if (known := storage.ability(KnowsReferences)) is not None:
         check_taken_unchanged(choices)
         found = known_source(known, base_of(known.stored_in, "absolute", base_url, ""), lambda path: chosen(choices, path) is not None)
@@ -269,6 +266,7 @@ def _opened(
     base = base_of(storage, "absolute", base_url, "")
     protocol = _check_protocol(base)
     found = store_source(storage, base, lambda path: chosen(choices, path), pinned=False, on_error=on_error)
+    check_patterns(choices, found.array_paths())
     if not_v3 := {array.path: array.flavour for array in found.arrays if array.flavour not in (None, "v3")}:
         path, flavour = next(iter(not_v3.items()))
         raise InvalidInput(f"flavour {flavour!r} for array {path!r}: icechunk knows documents of v3 only")

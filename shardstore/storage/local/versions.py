@@ -14,11 +14,10 @@ Some file systems do not keep them: ext4 with inodes of 128 bytes keeps whole se
 the file: 64 random bits in an extended attribute, which are a part of the name from then on. Whether a mark is looked for depends on
 the file's times alone, so all processes give one name to one version, and reads on other file systems need no other system call.
 
-A file without a mark was written by another program, or lies on a file system without extended attributes. Its times name a version
-only when no other version can get the same ones any more: when the clock has gone on. Until then each look gives the file a new name; a
+A file without a mark was written by another program, or lies on a file system without extended attributes. Its times identify a version
+only after the clock has moved on, because then no later version can get the same times. Until then each look gives the file a new name; a
 reader that comes back with such a name has to wait, and finds the file changed. So no name ever stands for other bytes, whatever a file
-system keeps or forgets, and no probe is needed for that.
-"""
+system keeps or forgets, and no probe is needed for that."""
 
 from __future__ import annotations
 

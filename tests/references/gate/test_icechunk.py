@@ -608,6 +608,8 @@ def test_another_url_of_the_objects(tmp_path: Path) -> None:
         ({"path": "../x"}, "segment"),
         ({"path": "/x"}, "relative"),
         ({"inline_nbytes": -1}, "not a number of bytes"),
+        ({"paths": {"misspelt": None}}, "'misspelt' matches the path of no array"),
+        ({"paths": {"g/misspelt*": "shards"}}, "matches the path of no array"),
     ],
 )
 def test_arguments_that_cannot_be_right(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
@@ -626,6 +628,15 @@ def test_what_icechunk_cannot_read_is_refused(tmp_path: Path) -> None:
         write_icechunk("memory://for-icechunk/d", str(tmp_path))  # type: ignore[arg-type]  # what a user may give
     with pytest.raises(NotFound, match="no Zarr hierarchy"):
         write_icechunk(tmp_path / "empty", on_files(tmp_path))
+
+
+def test_a_store_of_zarr_is_read_as_the_place_that_it_names(tmp_path: Path) -> None:
+    values = make(tmp_path / "d")
+    target = on_files(tmp_path)
+    write_icechunk(LocalStore(tmp_path / "d"), target)
+    check_values(store_of(target), values)
+    with pytest.raises(InvalidInput, match="no reference can lead into"):
+        write_icechunk(zarr.storage.MemoryStore(), on_files(tmp_path / "other"))
 
 
 def test_icechunk_is_imported_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:

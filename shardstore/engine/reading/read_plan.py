@@ -8,7 +8,8 @@ it: each reads one part, then decodes that part. Parts are short, because a whol
 cache when it is decoded.
 
 A plan is made and carried out in any thread, while the IO loop runs. This needs no lock: the values that it looks at are never changed,
-only replaced. If the read of the version that the plan names succeeds, the index that was used for the plan was right."""
+only replaced. If the read of the version that the plan names succeeds, the index that was used for the plan was right.
+"""
 
 from __future__ import annotations
 

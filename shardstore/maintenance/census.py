@@ -101,7 +101,7 @@ class ArrayCensus:
     @property
     def chunks(self) -> int:
         """The number of existing chunks in the array's shape."""
-        step = max(1, 2**22 // self.bitmaps.shape[1])
+        step = max(1, 2**22 // max(1, self.bitmaps.shape[1]))  # a damaged file may say that no chunk is in an object
         return sum(int(np.unpackbits(self.bitmaps[i : i + step]).sum()) for i in range(0, self.objects, step))
 
     @property

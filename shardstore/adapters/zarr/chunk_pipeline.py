@@ -222,7 +222,7 @@ class ChunkPipeline(CodecPipeline):
             scatter_chunks(codec, _at(infos, numbers), values, out, drop_axes)
 
         rest: Sequence[int] = range(len(infos))
-        plan = await _plan(place, keys, max(sizes), limits) if is_sync else None
+        plan = await _plan(place, keys, sizes, limits) if is_sync else None
         if plan is not None:
             rest = await _carry_out(plan, sum(sizes), scatter, limits)
             if not rest:
@@ -368,10 +368,12 @@ async def _fetch(place: EnginePlace, keys: Sequence[str], located: LocatedChunks
     return values_of(await run_async(place.engine.get_many([(place.key(key), EVERYTHING) for key in keys], located)))
 
 
-async def _plan(place: EnginePlace, keys: Sequence[str], most_nbytes: int, limits: PipelineLimits) -> ReadPlan | None:
-    """Return the plan by which this process reads chunks of at most so many decoded bytes in its threads; ``None`` if it cannot."""
-    if not place.engine.plans_reads or most_nbytes * threads_at_once() > limits.wave_bytes:
+async def _plan(place: EnginePlace, keys: Sequence[str], sizes: Sequence[int], limits: PipelineLimits) -> ReadPlan | None:
+    """Return the plan by which this process reads chunks of so many decoded bytes in its threads; ``None`` if it cannot."""
+    if not place.engine.plans_reads or max(sizes) * threads_at_once() > limits.wave_bytes:
         return None
+    if 1 < len(keys) < MANY_KEYS and sum(sizes) > limits.inline_bytes and not place.engine.keeps_chunks:
+        return None  # they come by one request, and are decoded by several threads
     await place.ensure_open()
     mine = [place.key(key) for key in keys]
     known = place.engine.known_plan(mine)
@@ -397,21 +399,22 @@ Scatter = Callable[[Sequence[int], Sequence[memoryview | None]], None]
 
 async def _carry_out(plan: ReadPlan, nbytes: int, scatter: Scatter, limits: PipelineLimits) -> Sequence[int]:
     """Read and scatter chunks of so many decoded bytes; the numbers of those that are left, in whose place there may be anything."""
-    work = _PlanWork(plan, scatter, limits.announced_bytes)
-    if nbytes <= limits.inline_bytes:
+    is_short = nbytes <= limits.inline_bytes  # then it is done here, unless it has to be waited for
+    work = _PlanWork(plan, plan.parts(1 if is_short else threads_at_once()), scatter, limits.announced_bytes)
+    if is_short:
         work.run_without_waiting()
     if tasks := len(work.waiting) + len(work.late):
         await run_in_threads(tasks, nbytes, work.run, work.stop, inline_bytes=0)
+    plan.count_hits(len(work.failed))
     return sorted([*plan.rest, *(i for at in work.failed for i in plan.objects[at].numbers.tolist())])
 
 
 class _PlanWork:
     """The work of several threads on one plan: each takes the next part when it asks."""
 
-    def __init__(self, plan: ReadPlan, scatter: Scatter, announced_bytes: int) -> None:
+    def __init__(self, plan: ReadPlan, parts: Sequence[ReadPart], scatter: Scatter, announced_bytes: int) -> None:
         self._plan = plan
         self._scatter = scatter
-        parts = plan.parts(threads_at_once())
         self.waiting: deque[ReadPart | Sequence[int]] = deque(parts)
         """Parts, and the numbers of chunks that are missing."""
         self.waiting.extend(plan.missing[start:end] for start, end in pieces(len(plan.missing)))

@@ -10,6 +10,7 @@ from shardstore.adapters.store_paths import StorePath
 from shardstore.apps.cli.arguments import AsJson, StorageOptions, Url
 from shardstore.apps.cli.execution import HeldOptions, ReplaceOptions, end_with
 from shardstore.apps.cli.output import complain, print_result
+from shardstore.errors import InvalidInput
 from shardstore.maintenance.compact import CompactReport, compact_step
 from shardstore.maintenance.compact import compact as compact_store
 from shardstore.maintenance.repair.run import RepairReport, ShardRepair, repair_step
@@ -55,6 +56,8 @@ def compact(
 
         shardstore compact s3://bucket/data.zarr --pins-of s3://bucket/data.refs --part $SLURM_ARRAY_TASK_ID/16
     """
+    if options.order not in ("C", "morton"):  # before pins are read, and a cluster is reached
+        raise InvalidInput(f"--order {options.order} is neither C nor morton")
     target = storage.resolve(url)
     target.check_changeable("compacting")
     report = _carry_out(compact_store, target, storage, held, work, compact_step, vars(options))

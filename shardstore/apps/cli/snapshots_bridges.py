@@ -58,6 +58,8 @@ class ExportRequest:
     check: bool = option(True, "zarr: do not compare the result with the snapshot.")
     virtual_prefix: VirtualPrefix = None
     dry_run: bool = option(False, "Write nothing: show what would be written.")
+    policy: Any = "auto"
+    """``chunks_per_shard``, parsed."""
     target_options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -111,12 +113,13 @@ def export(
     refused += ["--ref"] if request.ref is not None and to is Form.ICECHUNK else []
     if refused:
         raise InvalidInput(f"{refused[0]} means nothing with --to {to.value}")
+    policy = "auto" if request.chunks_per_shard is None else parse_policy(request.chunks_per_shard)
     refuse_snapshot(url, storage.parsed())
     source_options, target_options = storage.parsed_pair(url, target)
     with needing_pyarrow("to look into a versioned store"):
         repository = Repository.open(url, storage_options=source_options or None, virtual_prefixes=request.virtual_prefix or ())
     with progress("snapshots") as say:
-        done = _EXPORTS[to](repository, target, replace(request, target_options=target_options), say)
+        done = _EXPORTS[to](repository, target, replace(request, policy=policy, target_options=target_options), say)
     if done.warning:
         complain("warning", done.warning)
     print_result(as_json, {"to": to.value, **done.document}, done.line)
@@ -278,7 +281,7 @@ def _to_zarr(repository: Repository, target: str, request: ExportRequest, say: P
         request.snapshot,
         check=request.check,
         checked=lambda objects, _nbytes, total: say("comparing objects", objects, total),
-        chunks_per_shard=parse_policy(request.chunks_per_shard or "auto"),
+        chunks_per_shard=request.policy,
         dry_run=request.dry_run,
         target_options=dict(request.target_options),
         progress=lambda now: say(now.phase, now.objects, now.total_objects),

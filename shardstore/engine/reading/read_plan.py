@@ -103,15 +103,15 @@ class ReadPlan:
     rest: Sequence[int] = ()
     """The numbers of what the engine has to be asked for."""
     index_hits: int = 0
-    """The number of indices that were cached; counted when the plan is carried out."""
+    """The number of indices that were cached; counted when the plan was carried out."""
 
     def parts(self, threads: int) -> list[ReadPart]:
-        """Return the parts that so many threads read."""
-        self.carrier.counters.add(index_hits=self.index_hits)
+        """Return the parts that so many threads read. One thread needs none that are short."""
         if not len(self.numbers):
             return []
         limits = self.carrier.limits
-        part_nbytes = min(limits.most_bytes, max(limits.least_bytes, int(self.nbytes.sum()) // (_PARTS_A_THREAD * threads)))
+        share = limits.most_bytes if threads == 1 else int(self.nbytes.sum()) // (_PARTS_A_THREAD * threads)
+        part_nbytes = min(limits.most_bytes, max(limits.least_bytes, share))
         # Parts of all objects are made at once: bytes of object i are counted from i times _STRIDE.
         starts = self.offsets + self.of_object * _STRIDE
         coalesced = coalesce_all(starts, starts + self.nbytes, ReadLimits(self.carrier.gap_bytes, part_nbytes))
@@ -139,6 +139,10 @@ class ReadPlan:
     def _part(self, at: int, numbers: list[int], ranges: tuple[ByteRange, ...], places: list[tuple[int, int, int]]) -> ReadPart:
         of = self.objects[at]
         return ReadPart(at, numbers, Read(of.key, ranges, of.version), places, sum([one.end - one.start for one in ranges]))
+
+    def count_hits(self, failed: int) -> None:
+        """Count the cached indices, but those of objects that could not be read by them: the engine asks for these again."""
+        self.carrier.counters.add(index_hits=max(0, self.index_hits - failed))
 
     def in_memory(self, part: ReadPart) -> list[memoryview] | None:
         """Return the chunks of a part, or ``None`` if they have to be waited for: then call ``wait_for`` later. From any thread."""

@@ -268,7 +268,7 @@ class ParquetSet:
 
 def _kept_nbytes(rows: ReferenceRows) -> int:
     """Return about how many bytes the rows of one file take in memory."""
-    texts = (*rows.inline.values(), *rows.targets, *rows.generations)
+    texts = (*rows.inline.values(), *filter(None, rows.targets), *filter(None, rows.generations))
     return _ROW_NBYTES * len(rows) + _INLINE_NBYTES + sum(_INLINE_NBYTES + len(text) for text in texts)
 
 

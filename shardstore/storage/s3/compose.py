@@ -139,7 +139,7 @@ async def _copy_version(client: S3Client, source: str, target: str, head: Mappin
         etags = await _copy_parts(client, source, target, upload_id, old.generation, old.nbytes, origin)
         # Some servers ignore the condition on the parts. The same bytes may have come back, by another write.
         if etags is not None and await origin.head(source) == old:
-            return await complete(write, upload_id, etags)
+            return await complete(write, upload_id, etags, f"copying {source!r} to")
         await abort(client, target, upload_id)
     return None
 

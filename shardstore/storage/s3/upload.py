@@ -7,13 +7,13 @@ import functools
 import logging
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import IO, Any
 
 from shardstore.errors import StorageError, Unsupported
 from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration, Unconditional
 from shardstore.storage.requests.lost_answers import Failure, ObjectWrite
-from shardstore.storage.requests.outcomes import WRITE_ID, RequestFailed
+from shardstore.storage.requests.outcomes import WRITE_ID, Head, RequestFailed
 from shardstore.storage.requests.writes import Body, groups, joined, parts
 from shardstore.storage.s3.client import S3Client, facts_of, generation_of, member_of, probe_multipart, translated
 from shardstore.storage.s3.parts import MAX_PARTS
@@ -173,19 +173,27 @@ async def _upload_parts(client: S3Client, key: str, upload_id: str, body: Body, 
     return etags
 
 
-async def complete(write: S3Write, upload_id: str, etags: Mapping[int, str]) -> Generation:
-    """Complete an upload: make the parts, by number, the object, on the condition of ``write``."""
+async def complete(write: S3Write, upload_id: str, etags: Mapping[int, str], action: str = "completing") -> Generation:
+    """Complete an upload: make the parts, by number, the object, on the condition of ``write``. ``action`` is what an error calls it."""
     listed = {"Parts": [{"PartNumber": number, "ETag": etags[number]} for number in sorted(etags)]}
     while True:
         try:
             response = await write.client.call(
-                "complete_multipart_upload", "completing", write.key, UploadId=upload_id, MultipartUpload=listed, **write.headers
+                "complete_multipart_upload", action, write.key, UploadId=upload_id, MultipartUpload=listed, **write.headers
             )
             return await write.stored(response)
         except RequestFailed as exc:
+            if write.failure(exc) is Failure.FINAL and (head := await _looked_up(write)) is not None and head.write_id == write.write_id:
+                return head.generation  # completed by a request that was sent before; servers refuse the second one in many ways
             # After 409 the parts are of no use any more: AWS asks for a new upload.
             if (stored := await write.judge(exc, can_resend=exc.status != 409)) is not None:
                 return stored
+
+
+async def _looked_up(write: S3Write) -> Head | None:
+    with suppress(StorageError):  # the refusal is what is reported
+        return await write.client.head(write.key)
+    return None
 
 
 async def abort(client: S3Client, key: str, upload_id: str) -> None:

@@ -67,7 +67,10 @@ def test_a_damaged_shard_is_named_and_told_by_the_exit_code(place: Place, loose:
 def test_bounds_and_shares(local: Place) -> None:
     assert run("compact", local.url, "--dead-ratio", "2").code == 2
     assert run("compact", local.url, "--part", "3").code == 2
-    assert run("compact", local.url, "--order", "F").code == 2
+    for more in ((), ("--pins-of", "nothing"), ("--scheduler", "tcp://127.0.0.1:9")):  # nothing is read, and no cluster is asked
+        refused = run("compact", local.url, "--order", "F", *more)
+        assert refused.code == 2
+        assert "--order F is neither C nor morton" in refused.err
     assert run("compact", f"{local.url}/nowhere").code == 3
     shares = [succeed("compact", local.url, "--json", "--part", f"{i}/2").json["shards"] for i in (1, 2)]
     assert sum(shares) == 9

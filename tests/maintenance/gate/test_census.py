@@ -157,6 +157,22 @@ def test_the_file_says_what_the_census_says(some: list[ArrayCensus], of_contents
     assert same(census_from_bytes(census.to_bytes()), census)
 
 
+def test_objects_that_can_hold_no_chunk_hold_none() -> None:
+    """A damaged file may say so."""
+    array = ArrayCensus(
+        "a",
+        (4,),
+        (1,),
+        (0,),
+        True,
+        np.zeros((1, 1), np.int64),
+        np.ones(1, np.int64),
+        np.zeros((1, 16), np.uint8),
+        np.zeros((1, 0), np.uint8),
+    )
+    assert census_from_bytes(Census((array,), False).to_bytes()).arrays[0].chunks == 0
+
+
 def test_the_bytes_are_those_of_the_page() -> None:
     """The format, spelled out once: whoever changes it needs another version."""
     array = ArrayCensus(

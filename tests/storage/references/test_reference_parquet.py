@@ -35,6 +35,7 @@ from shardstore.format.references.parquet import (
 from shardstore.model.ranges import EVERYTHING
 from shardstore.opening.open import open_storage
 from shardstore.storage.base import Failed, Found, Read
+from shardstore.storage.references.parquet_set import _kept_nbytes
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop, values
 from tests.storage.http.http_servers import WebServer
 from tests.storage.references.reference_sets import open_references, open_set
@@ -118,6 +119,14 @@ def test_a_listing_by_prefix_reads_the_files_it_needs(server: WebServer) -> None
     assert s.children() == ([], ["x/", "y/"])
     assert server.asked == []
     assert len(s.children("x/")[0]) == 64 * 16 + 1
+
+
+def test_rows_without_a_url_have_a_size_in_memory() -> None:
+    """Their URL is the one that the user gives for all references."""
+    targets: Any = [None, "x"]
+    number = np.zeros(2, np.int64)
+    rows = ReferenceRows(targets, np.array([0, 1], np.int32), number, number)
+    assert _kept_nbytes(rows) > _kept_nbytes(replace(rows, targets=[]))
 
 
 def test_files_are_kept_within_a_bound(server: WebServer) -> None:

@@ -80,6 +80,7 @@ def test_export_into_what_is_there_is_refused(repo: Repository, tmp_path: Path) 
     for arguments, said in (
         ([repo.url, str(tmp_path / "x"), "--to", "zip"], "'zip' is not"),
         ([repo.url, str(tmp_path / "x")], "--to"),
+        ([repo.url, str(tmp_path / "x"), "--to", "zarr", "-s", ""], "give a number for each dimension"),
         ([f"{repo.url}@main", str(tmp_path / "x"), "--to", "icechunk"], "@main"),
         ([str(tmp_path / "none.ice"), str(tmp_path / "x"), "--to", "icechunk"], "no versioned store"),
     ):

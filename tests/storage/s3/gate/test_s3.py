@@ -728,6 +728,20 @@ def test_a_completed_copy_whose_answer_is_lost(parted: SyncStorage, calls: Calls
         parted.copy("a", "c")
 
 
+@pytest.mark.parametrize(("code", "status"), [("InvalidPart", 400), ("NoSuchKey", 404), ("NotImplemented", 501)])
+def test_a_completed_copy_whose_second_completion_is_refused(parted: SyncStorage, calls: Calls, code: str, status: int) -> None:
+    """The first answer was lost, and the request was sent again below: the copy is there."""
+
+    def refuse(method: str, _parameters: dict[str, Any], response: Any) -> Any:
+        if method == "complete_multipart_upload":
+            raise Refusal(code, status)
+        return response
+
+    calls.after = refuse
+    copied = parted.copy("a", "b")
+    assert parted.infos("b")[0].generation == copied
+
+
 def test_a_completed_copy_without_an_etag(parted: SyncStorage, calls: Calls) -> None:
     def like_ceph(method: str, _parameters: dict[str, Any], response: Any) -> Any:
         return {k: v for k, v in response.items() if k != "ETag"} if method == "complete_multipart_upload" else response

@@ -716,6 +716,7 @@ def test_what_is_changed_while_it_is_listed_is_listed_all_the_same(
         return found
 
     async def run() -> None:
+        await tree._space(path)  # else the second listing waits for this, and may begin after the change
         monkeypatch.setattr(tree.store, name, slow_batches if path == "ct" else slow_level)
         listings = [asyncio.create_task(tree.names(path)) for _ in range(2)]
         finding = asyncio.create_task(tree.find(file))

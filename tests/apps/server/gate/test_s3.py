@@ -136,7 +136,7 @@ def test_listings_show_the_tags_and_times_of_what_is_stored(store: Path, bucket:
     times: dict[str, float] = {}
     for number, path in enumerate(sorted(path for path in store.rglob("*") if path.is_file())):
         times[str(path.relative_to(store))] = 1.6e9 + number
-        os.utime(path, (0, 1.6e9 + number + 0.75))
+        os.utime(path, (0, 1.6e9 + number + 0.7504321))  # of a whole millisecond, a file could be without a settled version
     with serve(store, port=0) as serving, connected(serving) as http:
         served = serving.application.served.buckets[bucket]
         served.view = Counted(served, whole=whole)

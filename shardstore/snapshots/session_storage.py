@@ -6,7 +6,7 @@ What is written is visible at once through the same session, and nowhere else be
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TypeVar
@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from shardstore.engine.reading.read_plan import MOST_OBJECT_BYTES, MOST_OBJECTS, Carrier, ChunkSource, PlannedObject, ReadPlan
+from shardstore.engine.reading.read_plan import Carrier, ChunkSource, PlannedObject, ReadPlan, read_parts
 from shardstore.errors import Corruption, InvalidInput, ReadOnly, ShardStoreError, SnapshotExpired
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.snapshots.file_names import CHUNKS, encode_id
@@ -22,7 +22,7 @@ from shardstore.format.snapshots.manifest import GONE, INLINE, VirtualCheck, in_
 from shardstore.format.snapshots.state import State
 from shardstore.format.store_keys import groups_above, metadata_path
 from shardstore.model.capabilities import Capabilities
-from shardstore.model.coalescing import ReadLimits, coalesce_all
+from shardstore.model.coalescing import ReadLimits
 from shardstore.model.containers import batched
 from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration, Unconditional
 from shardstore.model.ranges import ByteRange, BytesLike, cut, resolve
@@ -244,8 +244,8 @@ class SessionStorage(ReadsAndWrites, ChunkSource, HasIdentity, HasPhysicalLocati
         outcomes: list[ReadOutcome],
     ) -> None:
         """Read what is wanted of chunks that lie in files."""
-        starts, ends = _wanted(places, stored, [reads[number] for number in numbers])
-        found = await self._read_spans(places, stored, starts, ends, [reads[number].key for number in numbers])
+        starts, nbytes = _wanted(places, stored, [reads[number] for number in numbers])
+        found = await self._read_spans(places, stored, starts, nbytes, [reads[number].key for number in numbers])
         for number, place, view in zip(numbers, stored.tolist(), found, strict=True):
             if isinstance(view, ShardStoreError):
                 outcomes[number] = Failed(view)
@@ -261,25 +261,24 @@ class SessionStorage(ReadsAndWrites, ChunkSource, HasIdentity, HasPhysicalLocati
         places: ChunkPlaces,
         stored: npt.NDArray[np.intp],
         starts: npt.NDArray[np.int64],
-        ends: npt.NDArray[np.int64],
+        nbytes: npt.NDArray[np.int64],
         keys: Sequence[str],
     ) -> list[memoryview | ShardStoreError]:
         """Read these bytes of the file of each chunk: neighbours share a request, and all requests are one round."""
-        groups = list(_by_file(places.file[stored]))
-        plans = [coalesce_all(starts[within], ends[within], self._limits) for _, within in groups]
-        asked = [(places.files[file], plan.requests, places.checks.get(file)) for (file, _), plan in zip(groups, plans, strict=True)]
-        answers = await self._virtual.read(asked)
+        files, objects, of_object = _by_file(places, stored)
+        numbers = np.arange(len(stored))
+        parts = read_parts(objects, numbers, of_object, starts, nbytes, self._limits.gap_bytes, self._limits.request_bytes)
+        asked = [(places.files[files[part.at]], part.read.ranges, places.checks.get(files[part.at])) for part in parts]
         found: list[memoryview | ShardStoreError] = [memoryview(b"")] * len(stored)
-        lengths = (ends - starts).tolist()
-        for (file, within), plan, answer in zip(groups, plans, answers, strict=True):
+        for part, answer in zip(parts, await self._virtual.read(asked), strict=True):
             if isinstance(answer, ShardStoreError):
                 error = await self._explained(answer)
-                for at in within.tolist():
+                for at in part.numbers:
                     found[at] = error
                 continue
-            for at, data in zip(within.tolist(), plan.cut(answer), strict=True):
-                is_whole = len(data) == lengths[at]
-                found[at] = memoryview(data) if is_whole else _cut_off(keys[at], places.files[file], self.url)
+            for at, piece in zip(part.numbers, part.cut(answer), strict=True):
+                is_whole = len(piece) == nbytes[at]
+                found[at] = piece if is_whole else _cut_off(keys[at], places.files[files[part.at]], self.url)
         return found
 
     # -- many chunks of one array, for the engine ------------------------------------------------------------------------
@@ -292,20 +291,14 @@ class SessionStorage(ReadsAndWrites, ChunkSource, HasIdentity, HasPhysicalLocati
         below, places = self.session.files.given.ability(BlockingReads), await self._places_of_all(keys)
         if places is None or below is None:
             return None
-        ends = places.offset + places.nbytes
         is_own = np.array([isinstance(file, bytes) for file in places.files], dtype=np.bool_)
-        in_files = (places.file >= 0) & (places.nbytes > 0) & (ends < MOST_OBJECT_BYTES)
+        in_files = (places.file >= 0) & (places.nbytes > 0)
         in_files[in_files] = is_own[places.file[in_files]]
         numbers = np.flatnonzero(in_files)
-        groups = list(_by_file(places.file[numbers]))
-        if len(groups) > MOST_OBJECTS:
-            return None
-        of_object = np.zeros(len(numbers), dtype=np.int64)
-        for at, (_, within) in enumerate(groups):
-            of_object[within] = at
+        _, objects, of_object = _by_file(places, numbers)
         return ReadPlan(
             Carrier(below, counters, self._limits.gap_bytes),
-            [PlannedObject(CHUNKS + file_name(places.files[file]), None, numbers[within]) for file, within in groups],
+            objects,
             numbers,
             of_object,
             places.offset[numbers].astype(np.int64),
@@ -323,9 +316,8 @@ class SessionStorage(ReadsAndWrites, ChunkSource, HasIdentity, HasPhysicalLocati
             values[at] = memoryview(places.data[at])
         stored = np.flatnonzero(places.file >= 0)
         if len(stored):
-            starts = places.offset[stored].astype(np.int64)
-            ends = starts + places.nbytes[stored].astype(np.int64)
-            found = await self._read_spans(places, stored, starts, ends, [keys[at] for at in stored.tolist()])
+            starts, nbytes = places.offset[stored].astype(np.int64), places.nbytes[stored].astype(np.int64)
+            found = await self._read_spans(places, stored, starts, nbytes, [keys[at] for at in stored.tolist()])
             for at, value in zip(stored.tolist(), found, strict=True):
                 values[at] = value
         return values
@@ -540,26 +532,24 @@ def _found_in_memory(read: Read, data: memoryview, generation: Generation) -> Re
 def _wanted(
     places: ChunkPlaces, stored: npt.NDArray[np.intp], reads: Sequence[Read]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the bytes of its file that each read needs, all that lies between its ranges included: first and behind the last."""
-    starts = places.offset[stored].astype(np.int64)
-    nbytes = places.nbytes[stored].astype(np.int64)
-    ends = starts + nbytes
+    """Return the bytes of its file that each read needs, all that lies between its ranges included: the first, and how many."""
+    starts, nbytes = places.offset[stored].astype(np.int64), places.nbytes[stored].astype(np.int64)
     for at, read in enumerate(reads):
         inside = [resolve(request, int(nbytes[at])) for request in read.ranges]
         first, last = min((one.start for one in inside), default=0), max((one.end for one in inside), default=0)
-        starts[at], ends[at] = starts[at] + first, starts[at] + max(first, last)
-    return starts, ends
+        starts[at], nbytes[at] = starts[at] + first, max(0, last - first)
+    return starts, nbytes
 
 
-def _by_file(files: npt.NDArray[np.int32]) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
-    """Yield the number of each file, and where it is among ``(n,)`` numbers."""
-    if not len(files):
-        return
-    order = np.argsort(files, kind="stable")
-    ordered = files[order]
-    begins = np.flatnonzero(np.diff(ordered, prepend=-1))
-    for begin, within in zip(begins.tolist(), np.split(order, begins[1:]), strict=True):
-        yield int(ordered[begin]), within
+def _by_file(places: ChunkPlaces, stored: npt.NDArray[np.intp]) -> tuple[list[int], list[PlannedObject], npt.NDArray[np.int64]]:
+    """Return the numbers of the files that these chunks lie in, the files as objects, and which of them each chunk lies in."""
+    files, of_object = np.unique(places.file[stored], return_inverse=True)
+    in_order = stored[np.argsort(of_object, kind="stable")]
+    ends = np.cumsum(np.bincount(of_object, minlength=len(files))).tolist()
+    names = [places.files[file] for file in files.tolist()]
+    keys = [CHUNKS + file_name(name) if isinstance(name, bytes) else name for name in names]
+    objects = [PlannedObject(key, None, in_order[begin:end]) for key, begin, end in zip(keys, [0, *ends], ends, strict=False)]
+    return files.tolist(), objects, of_object
 
 
 def _cut_off(key: str, name: bytes | str, url: str) -> Corruption:

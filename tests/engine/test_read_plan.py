@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from shardstore.adapters.zarr import chunk_pipeline as zarr_pipeline
 from shardstore.adapters.zarr import chunks as zarr_chunks
 from shardstore.adapters.zarr import codec_threads
 from shardstore.engine.engine import Engine
-from shardstore.engine.reading.read_plan import PartLimits, ReadPart, ReadPlan
+from shardstore.engine.reading.read_plan import PartLimits, PlannedObject, ReadPart, ReadPlan, read_parts
 from shardstore.errors import Corruption
 from shardstore.model.ranges import EVERYTHING, ByteRange
 from shardstore.storage.local import reading as local_reading
@@ -187,6 +188,26 @@ def test_the_same_values_as_the_engine_gives(tmp_path_factory: pytest.TempPathFa
     assert all(
         sum(r.end - r.start for r in part.read.ranges if isinstance(r, ByteRange)) <= 2 * max(limits.most_bytes, 5000) for part in parts
     )
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 200), st.integers(0, 20)), max_size=20), st.integers(1, 60), st.integers(0, 9))
+def test_parts_hold_each_chunk_once_wherever_its_object_lies(chunks: list[tuple[int, int, int]], part_nbytes: int, gap_bytes: int) -> None:
+    content = bytes(range(250))
+    of_object, offsets, nbytes = np.array(chunks, dtype=np.int64).reshape(-1, 3).T
+    objects = [PlannedObject(str(at), None, np.flatnonzero(of_object == at)) for at in range(4)]
+    numbers = np.arange(len(chunks))[::-1]
+    for far in (0, 2**62):  # that far in, objects cannot be numbered together
+        parts = read_parts(objects, numbers, of_object, offsets + far, nbytes, gap_bytes, part_nbytes)
+        values: dict[int, bytes] = {}
+        for part in parts:
+            ranges = [(one.start - far, one.end - far) for one in part.read.ranges if isinstance(one, ByteRange)]
+            assert part.read.key == str(part.at)
+            assert part.nbytes == sum(end - start for start, end in ranges)
+            assert all(a[1] + gap_bytes < b[0] or b[1] - a[0] > part_nbytes for a, b in itertools.pairwise(ranges))
+            cut = part.cut([memoryview(content[start:end]) for start, end in ranges])
+            assert not values.keys() & set(part.numbers)
+            values.update(zip(part.numbers, map(bytes, cut), strict=True))
+        assert values == {n: content[a : a + k] for n, a, k in zip(numbers.tolist(), offsets.tolist(), nbytes.tolist(), strict=True)}
 
 
 @pytest.mark.parametrize("chunk_nbytes", [2**14, 2**18])

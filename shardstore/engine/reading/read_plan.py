@@ -38,9 +38,7 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 _PARTS_A_THREAD = 4  # so that threads end at about the same time
-_STRIDE = 2**44  # between the bytes of one object and of the next, where they are numbered together
-MOST_OBJECT_BYTES = _STRIDE // 2
-MOST_OBJECTS = 2**18
+_MOST_NUMBERED = 2**62  # bytes of all objects together
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +73,54 @@ class ReadPart(NamedTuple):
     nbytes: int
     """The bytes of all ranges together."""
 
+    def cut(self, buffers: Sequence[memoryview]) -> list[memoryview]:
+        """Return the bytes of each chunk out of those of the ranges; fewer bytes where there are not as many."""
+        return [buffers[at][first:last] for at, first, last in self.places]
+
+
+def read_parts(
+    objects: Sequence[PlannedObject], numbers: Ints, of_object: Ints, offsets: Ints, nbytes: Ints, gap_bytes: int, part_nbytes: int
+) -> list[ReadPart]:
+    """Return the parts of about ``part_nbytes`` in which chunks are read: those of an object that are neighbours share a range.
+
+    The chunks are given as the arrays of a ``ReadPlan``.
+    """
+    if not len(numbers):
+        return []
+    # Parts of all objects are made at once: bytes of object i are counted from i times the stride.
+    stride = int((offsets + nbytes).max()) + gap_bytes + 1
+    if stride * len(objects) > _MOST_NUMBERED and len(objects) > 1:
+        each = (np.flatnonzero(of_object == at) for at in range(len(objects)))
+        alone = [
+            read_parts([objects[at]], numbers[mine], of_object[mine] * 0, offsets[mine], nbytes[mine], gap_bytes, part_nbytes)
+            for at, mine in enumerate(each)
+        ]
+        return [part._replace(at=at) for at, parts in enumerate(alone) for part in parts]
+    starts = offsets + of_object * stride
+    coalesced = coalesce_all(starts, starts + nbytes, ReadLimits(gap_bytes, part_nbytes))
+    requests, of_request = coalesced.requests, coalesced.of_request
+    bases = np.array([request.start for request in requests], dtype=np.int64)
+    lengths = np.array([request.end for request in requests], dtype=np.int64) - bases
+    # Several requests of an object are one part where they are as short together as one may be, about.
+    shares = (np.cumsum(lengths) - lengths) // max(1, part_nbytes)
+    of_part = bases // stride * (shares[-1] + 1) + shares
+    in_order = np.argsort(of_request, kind="stable")
+    of_request = of_request[in_order]
+    firsts = coalesced.offsets()[in_order]
+    lasts = (firsts + nbytes[in_order]).tolist()
+    which, whose, froms = numbers[in_order].tolist(), of_request.tolist(), firsts.tolist()
+    begins = np.flatnonzero(np.diff(of_part[of_request], prepend=-1)).tolist()
+    parts: list[ReadPart] = []
+    for begin, end in zip(begins, [*begins[1:], len(which)], strict=True):
+        low, high = whose[begin], whose[end - 1]
+        at = requests[low].start // stride
+        base = at * stride
+        ranges = tuple([ByteRange(request.start - base, request.end - base) for request in requests[low : high + 1]])
+        within = [(n - low, first, last) for n, first, last in zip(whose[begin:end], froms[begin:end], lasts[begin:end], strict=True)]
+        read = Read(objects[at].key, ranges, objects[at].version)
+        parts.append(ReadPart(at, which[begin:end], read, within, sum([one.end - one.start for one in ranges])))
+    return parts
+
 
 @dataclass(frozen=True, slots=True)
 class Carrier:
@@ -107,38 +153,10 @@ class ReadPlan:
 
     def parts(self, threads: int) -> list[ReadPart]:
         """Return the parts that so many threads read. One thread needs none that are short."""
-        if not len(self.numbers):
-            return []
         limits = self.carrier.limits
         share = limits.most_bytes if threads == 1 else int(self.nbytes.sum()) // (_PARTS_A_THREAD * threads)
         part_nbytes = min(limits.most_bytes, max(limits.least_bytes, share))
-        # Parts of all objects are made at once: bytes of object i are counted from i times _STRIDE.
-        starts = self.offsets + self.of_object * _STRIDE
-        coalesced = coalesce_all(starts, starts + self.nbytes, ReadLimits(self.carrier.gap_bytes, part_nbytes))
-        requests, of_request = coalesced.requests, coalesced.of_request
-        bases = np.array([request.start for request in requests], dtype=np.int64)
-        lengths = np.array([request.end for request in requests], dtype=np.int64) - bases
-        # Several requests of an object are one part where they are as short together as one may be, about.
-        of_part = (bases // _STRIDE) * MOST_OBJECT_BYTES + (np.cumsum(lengths) - lengths) // part_nbytes
-        in_order = np.argsort(of_request, kind="stable")
-        of_request = of_request[in_order]
-        firsts = coalesced.offsets()[in_order]
-        lasts = (firsts + self.nbytes[in_order]).tolist()
-        which, whose, froms = self.numbers[in_order].tolist(), of_request.tolist(), firsts.tolist()
-        begins = np.flatnonzero(np.diff(of_part[of_request], prepend=-1)).tolist()
-        parts: list[ReadPart] = []
-        for begin, end in zip(begins, [*begins[1:], len(which)], strict=True):
-            low, high = whose[begin], whose[end - 1]
-            at = requests[low].start // _STRIDE
-            base = at * _STRIDE
-            ranges = tuple([ByteRange(request.start - base, request.end - base) for request in requests[low : high + 1]])
-            within = [(n - low, first, last) for n, first, last in zip(whose[begin:end], froms[begin:end], lasts[begin:end], strict=True)]
-            parts.append(self._part(at, which[begin:end], ranges, within))
-        return parts
-
-    def _part(self, at: int, numbers: list[int], ranges: tuple[ByteRange, ...], places: list[tuple[int, int, int]]) -> ReadPart:
-        of = self.objects[at]
-        return ReadPart(at, numbers, Read(of.key, ranges, of.version), places, sum([one.end - one.start for one in ranges]))
+        return read_parts(self.objects, self.numbers, self.of_object, self.offsets, self.nbytes, self.carrier.gap_bytes, part_nbytes)
 
     def count_hits(self, failed: int) -> None:
         """Count the cached indices, but those of objects that could not be read by them: the engine asks for these again."""
@@ -160,7 +178,7 @@ class ReadPlan:
         if sum(map(len, buffers)) != part.nbytes:
             return None  # the object is cut off: no answer is longer than what was asked for
         self.carrier.counters.add(requests=len(buffers), bytes_read=part.nbytes, chunks_read=len(part.numbers))
-        return [buffers[at][first:last] for at, first, last in part.places]
+        return part.cut(buffers)
 
 
 class ChunkSource(DirectAccess, ABC):
@@ -268,7 +286,7 @@ class Planner:
             return None
         inside = resolve(request, where.nbytes)
         wanted = ByteRange(where.offset + inside.start, where.offset + inside.end)
-        return (target.shard_key, index, wanted) if wanted.start < wanted.end <= MOST_OBJECT_BYTES else None
+        return (target.shard_key, index, wanted) if wanted.start < wanted.end else None
 
     def _of_few(self, keys: Sequence[str]) -> ReadPlan | None:
         """Return the plan for few chunks, located one by one, since arrays take longer; ``None`` also if one of them is missing."""
@@ -305,12 +323,10 @@ class Planner:
         for key, numbers, (index, is_current) in zip(located.shard_keys, located.numbers(), indices, strict=True):
             if index is None:
                 missing.extend(numbers.tolist())
-            elif isinstance(index, ShardStoreError) or index.object_nbytes > MOST_OBJECT_BYTES:
+            elif isinstance(index, ShardStoreError):
                 rest.extend(numbers.tolist())
             else:
                 shards.append(_IndexedShard(key, numbers, located.slots[numbers], index, is_current))
-        if len(shards) > MOST_OBJECTS:
-            return None
         if not shards:
             nothing = np.empty(0, dtype=np.int64)
             return ReadPlan(self.carrier, (), nothing, nothing, nothing, nothing, missing, rest, hits)

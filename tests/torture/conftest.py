@@ -29,9 +29,9 @@ def record(request: pytest.FixtureRequest) -> Record:
     return note
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def collected() -> Iterator[None]:
-    """What zarr leaves behind is collected behind each test, not in the middle of another module's."""
+    """What zarr leaves behind is collected behind the module, not in the middle of another one: to do so takes a second in a long run."""
     yield
     gc.collect()
 

@@ -12,29 +12,16 @@ from zarr.abc.store import ByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype
 
 import shardstore
+from tests.documents import array_v3, sharding_codec
 
 RANK = 4  # as deep as the suite's keys go
 GRID = 4096
-SHARDED_ROOT = {
-    "zarr_format": 3,
-    "node_type": "array",
-    "shape": [GRID] * RANK,
-    "data_type": "uint8",
-    "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4] * RANK}},
-    "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-    "fill_value": 0,
-    "codecs": [
-        {
-            "name": "sharding_indexed",
-            "configuration": {
-                "chunk_shape": [1] * RANK,
-                "codecs": [{"name": "bytes"}, {"name": "gzip", "configuration": {"level": 1}}],
-                "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
-            },
-        }
-    ],
-    "attributes": {},
-}
+SHARDED_ROOT = array_v3(
+    [GRID] * RANK,
+    [4] * RANK,
+    codecs=[sharding_codec([1] * RANK, [{"name": "bytes"}, {"name": "gzip", "configuration": {"level": 1}}])],
+    attributes={},
+)
 
 # Each name that occurs in the suite's keys gets a number, in the order in which they occur; 0 is left for dimensions that a
 # key does not use. 1, 10, 11, ... come first, because there one name is a prefix of the other: the trap of `ct` and `ct2`.

@@ -16,6 +16,7 @@ from shardstore.model.ranges import BytesLike, Segment
 from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOutcome, ServerTimes
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.wrappers import StorageWrapper
+from tests.documents import array_v3
 
 _numbers = itertools.count()
 
@@ -174,17 +175,5 @@ AS_THEY_ARE = [{"name": "bytes"}, {"name": "numcodecs.shuffle", "configuration":
 
 def document(shape: tuple[int, ...], chunks: tuple[int, ...], **members: Any) -> bytes:
     """The presented document of a uint8 array whose chunks may have any length."""
-    return json.dumps(
-        {
-            "zarr_format": 3,
-            "node_type": "array",
-            "shape": list(shape),
-            "data_type": "uint8",
-            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(chunks)}},
-            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-            "fill_value": 0,
-            "codecs": [{"name": "bytes"}, {"name": "gzip", "configuration": {"level": 1}}],
-            "attributes": {},
-        }
-        | members
-    ).encode()
+    codecs = [{"name": "bytes"}, {"name": "gzip", "configuration": {"level": 1}}]
+    return json.dumps(array_v3(shape, chunks, codecs=codecs, attributes={}) | members).encode()

@@ -21,23 +21,13 @@ from shardstore.snapshots.files import StoreFiles
 from shardstore.storage.base import Found, ObjectInfo, Read, ReadOutcome
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.trace import TraceStorage
+from tests.documents import array_v3
 
 OPTIONS = EngineOptions(chunks_per_shard=(4,))
 
 
 def document(chunk: int = 1, name: str = "") -> bytes:
-    members = {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": [8],
-        "data_type": "uint8",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [chunk]}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": 0,
-        "codecs": [{"name": "bytes"}],
-        "attributes": {"name": name},
-    }
-    return json.dumps(members).encode()
+    return json.dumps(array_v3([8], [chunk], attributes={"name": name})).encode()
 
 
 class Gated(TraceStorage):

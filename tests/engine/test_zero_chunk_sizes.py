@@ -14,19 +14,10 @@ import zarr
 import shardstore
 from shardstore.errors import InvalidInput
 from shardstore.storage.memory import MemoryStorage
+from tests.documents import array_v3
 from tests.stored import StorageObjects, document
 
-DOCUMENT: dict[str, Any] = {
-    "zarr_format": 3,
-    "node_type": "array",
-    "shape": [4, 3],
-    "data_type": "uint8",
-    "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1, 3]}},
-    "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-    "fill_value": 0,
-    "codecs": [{"name": "bytes"}],
-    "attributes": {},
-}
+DOCUMENT = array_v3([4, 3], [1, 3], attributes={})
 
 
 def of_sizes(*sizes: object, **members: Any) -> dict[str, Any]:

@@ -13,29 +13,15 @@ from zarr.codecs import BloscCodec, GzipCodec, TransposeCodec
 
 from shardstore.format.json_text import loads_object
 from shardstore.format.metadata_faults import metadata_faults
+from tests.documents import array_v3, sharding_codec
 from tests.golden import FIXTURES
 from tests.maintenance.damaging import CONTRADICTIONS, SHARDED_CONTRADICTIONS
 
 
 def document(sharded: bool) -> dict[str, Any]:
     bytes_codec = {"name": "bytes", "configuration": {"endian": "little"}}
-    configuration = {
-        "chunk_shape": [2, 3],
-        "codecs": [bytes_codec],
-        "index_codecs": [bytes_codec, {"name": "crc32c"}],
-        "index_location": "end",
-    }
-    return {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": [10, 10],
-        "data_type": "int16",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4, 6]}},
-        "chunk_key_encoding": {"name": "default"},
-        "fill_value": 0,
-        "codecs": [{"name": "sharding_indexed", "configuration": configuration}] if sharded else [bytes_codec],
-        "attributes": {},
-    }
+    codec = sharding_codec([2, 3], [bytes_codec], index_location="end") if sharded else bytes_codec
+    return array_v3([10, 10], [4, 6], data_type="int16", chunk_key_encoding={"name": "default"}, codecs=[codec], attributes={})
 
 
 @pytest.mark.parametrize("sharded", [True, False])

@@ -22,23 +22,12 @@ from shardstore.format.presentation import (
     update_stored,
 )
 from shardstore.format.shard_index import IndexCodecs, IndexFormat
+from tests.documents import array_v3, sharding_codec
 
 
 def presented(**members: Any) -> dict[str, Any]:
-    return {
-        "shape": [10, 7],
-        "data_type": "uint16",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 3]}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": 0,
-        "codecs": [
-            {"name": "bytes", "configuration": {"endian": "little"}},
-            {"name": "zstd", "configuration": {"level": 3, "checksum": False}},
-        ],
-        "attributes": {"units": "K"},
-        "zarr_format": 3,
-        "node_type": "array",
-    } | members
+    codecs = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "zstd", "configuration": {"level": 3, "checksum": False}}]
+    return array_v3([10, 7], [2, 3], data_type="uint16", codecs=codecs, attributes={"units": "K"}) | members
 
 
 BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
@@ -118,12 +107,9 @@ def test_spellings_of_codecs(data_type: str, one: Any, other: Any, same: bool) -
 
 
 def _sharding(**configuration: Any) -> dict[str, Any]:
-    base = {
-        "chunk_shape": [2, 3],
-        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
-        "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
-    }
-    return {"name": "sharding_indexed", "configuration": base | configuration}
+    little = [{"name": "bytes", "configuration": {"endian": "little"}}]
+    codec = sharding_codec([2, 3], little, index_codecs=little)
+    return codec | {"configuration": codec["configuration"] | configuration}
 
 
 def stored(codecs: list[Any] | None = None, **members: Any) -> dict[str, Any]:

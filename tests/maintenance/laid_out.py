@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tests.documents import array_v3, sharding_codec
 from tests.shards import MISSING, Sharding, encode_index, sharding
 from tests.stored import Objects
 
@@ -29,23 +30,10 @@ def array_document(
 ) -> dict[str, Any]:
     """Of an array of one-byte elements."""
     index_codecs: list[Any] = [{"name": "bytes", "configuration": {"endian": "little"}}]
-    configuration = {
-        "chunk_shape": list(chunk),
-        "codecs": list(codecs),
-        "index_codecs": [*index_codecs, {"name": "crc32c"}] if checksum else index_codecs,
-        "index_location": index_location,
-    }
-    return {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": list(shape),
-        "data_type": "uint8",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [c * n for c, n in zip(chunk, per_shard, strict=True)]}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": 0,
-        "codecs": [{"name": "sharding_indexed", "configuration": configuration}],
-        "attributes": {},
-    }
+    if checksum:
+        index_codecs.append({"name": "crc32c"})
+    codec = sharding_codec(chunk, codecs, index_codecs=index_codecs, index_location=index_location)
+    return array_v3(shape, [c * n for c, n in zip(chunk, per_shard, strict=True)], codecs=[codec], attributes={})
 
 
 def put_array(objects: Objects, path: str, document: dict[str, Any]) -> Sharding:

@@ -21,18 +21,11 @@ from shardstore.plan.policy import (
     chunks_per_shard,
     validate_policy,
 )
+from tests.documents import array_v3
 
 
 def document(shape: tuple[int, ...], chunks: tuple[int, ...], data_type: Any = "uint16") -> dict[str, Any]:
-    return {
-        "shape": list(shape),
-        "data_type": data_type,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(chunks)}},
-        "chunk_key_encoding": {"name": "default"},
-        "codecs": [{"name": "bytes"}],
-        "zarr_format": 3,
-        "node_type": "array",
-    }
+    return array_v3(shape, chunks, data_type=data_type)
 
 
 VOLUME = document((1000, 1000, 1000), (32, 32, 32))

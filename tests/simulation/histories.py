@@ -26,6 +26,7 @@ from shardstore.presented.flavours import Presented, flavour_of
 from shardstore.storage.local.range_locks import DIRECTORY_LOCK
 from shardstore.storage.requests.outcomes import PROBE_PREFIX
 from shardstore.storage.wrappers import innermost
+from tests.documents import array_v3
 from tests.simulation.calls import FAULTS as DISK_FAULTS
 from tests.simulation.calls import Habits
 from tests.simulation.loop import Process
@@ -95,19 +96,8 @@ class Result:
 
 def document(shape: Sequence[int]) -> bytes:
     """Return the document of an array of chunks that may have any length."""
-    return json.dumps(
-        {
-            "zarr_format": 3,
-            "node_type": "array",
-            "shape": list(shape),
-            "data_type": "uint8",
-            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1] * len(shape)}},
-            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-            "fill_value": 0,
-            "codecs": [{"name": "bytes"}, {"name": "gzip", "configuration": {"level": 1}}],
-            "attributes": {},
-        }
-    ).encode()
+    codecs = [{"name": "bytes"}, {"name": "gzip", "configuration": {"level": 1}}]
+    return json.dumps(array_v3(shape, [1] * len(shape), codecs=codecs, attributes={})).encode()
 
 
 def habits_of(rng: random.Random, habits: Habits) -> Habits:

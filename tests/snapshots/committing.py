@@ -11,6 +11,7 @@ from typing import Any
 
 from shardstore.snapshots import Repository, Session
 from shardstore.storage.base import Storage
+from tests.documents import array_v3
 
 LEVELS = 7
 """Commits to the array ``a`` before: the next one merges its manifests."""
@@ -23,19 +24,7 @@ Contents = dict[str, bytes]
 
 def document(nchunks: int, chunk_nbytes: int, attributes: dict[str, Any] | None = None) -> bytes:
     """Return the document of an array of bytes."""
-    return json.dumps(
-        {
-            "zarr_format": 3,
-            "node_type": "array",
-            "shape": [nchunks * chunk_nbytes],
-            "data_type": "uint8",
-            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [chunk_nbytes]}},
-            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-            "fill_value": 0,
-            "codecs": [{"name": "bytes"}],
-            "attributes": attributes or {},
-        }
-    ).encode()
+    return json.dumps(array_v3([nchunks * chunk_nbytes], [chunk_nbytes], attributes=attributes or {})).encode()
 
 
 def group(attributes: dict[str, Any] | None = None) -> bytes:

@@ -16,22 +16,13 @@ from shardstore.snapshots import Repository
 from shardstore.snapshots.session_storage import SessionStorage
 from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOutcome, ReadsAndWrites, check_directory, direct_children
 from shardstore.testing.storage_suite import SyncStorage
+from tests.documents import array_v3
 from tests.under_array import GRID, RANK, chunk_key, suite_key
-
-_MEMBERS: dict[str, Any] = {
-    "zarr_format": 3,
-    "node_type": "array",
-    "data_type": "uint8",
-    "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-    "fill_value": 0,
-    "codecs": [{"name": "bytes"}],
-}
 
 
 def array_document(shape: Sequence[int], chunk_shape: Sequence[int], **members: Any) -> bytes:
     """Return the document of an array of bytes."""
-    grid = {"name": "regular", "configuration": {"chunk_shape": list(chunk_shape)}}
-    return json.dumps({**_MEMBERS, "shape": list(shape), "chunk_grid": grid, **members}).encode()
+    return json.dumps(array_v3(shape, chunk_shape, **members)).encode()
 
 
 class Chunks(ABC):

@@ -11,6 +11,7 @@ from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import Found
 from shardstore.testing.storage_suite import SyncStorage
+from tests.documents import array_v3
 from tests.golden import FIXTURES
 from tests.stored import StorageObjects, snapshot
 
@@ -61,21 +62,7 @@ def draft_group(**attributes: Any) -> bytes:
 def array(shape: list[int], chunk_shape: list[int], transformer: tuple[int, ...] | None = None, **members: Any) -> bytes:
     """A canonical array's document."""
     transformers = {} if transformer is None else {"storage_transformers": [sharding_transformer(transformer)]}
-    return as_json(
-        {
-            "zarr_format": 3,
-            "node_type": "array",
-            "shape": shape,
-            "data_type": "uint8",
-            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk_shape}},
-            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-            "fill_value": 0,
-            "codecs": [{"name": "bytes"}],
-            "attributes": {},
-        }
-        | transformers
-        | members
-    )
+    return as_json(array_v3(shape, chunk_shape, attributes={}) | transformers | members)
 
 
 def group(**attributes: Any) -> bytes:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.documents import array_v3, sharding_codec
 from tests.shards import encode_index, sharding
 from tests.torture.conftest import Record
 from tests.torture.crew import ROOT
@@ -21,26 +22,12 @@ NBYTES = (20 << 30) // CHUNKS  # of a chunk
 MIB = 1 << 20
 FILLED = sorted(random.Random(20).sample(range(CHUNKS), 60))  # the others are holes, which read as zeros
 
-DOCUMENT = {
-    "zarr_format": 3,
-    "node_type": "array",
-    "shape": [CHUNKS * NBYTES],
-    "data_type": "uint8",
-    "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [CHUNKS * NBYTES]}},
-    "chunk_key_encoding": {"name": "default"},
-    "fill_value": 0,
-    "codecs": [
-        {
-            "name": "sharding_indexed",
-            "configuration": {
-                "chunk_shape": [NBYTES],
-                "codecs": [{"name": "bytes"}, {"name": "gzip", "configuration": {"level": 1}}],
-                "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
-                "index_location": "end",
-            },
-        }
-    ],
-}
+DOCUMENT = array_v3(
+    [CHUNKS * NBYTES],
+    [CHUNKS * NBYTES],
+    chunk_key_encoding={"name": "default"},
+    codecs=[sharding_codec([NBYTES], [{"name": "bytes"}, {"name": "gzip", "configuration": {"level": 1}}], index_location="end")],
+)
 
 # The peak of this process's own memory. ``ru_maxrss`` would count what its parent had when it started it.
 WORKER = """

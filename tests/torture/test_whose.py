@@ -34,6 +34,7 @@ from shardstore.engine.moving import copy_nodes, move_between
 from shardstore.errors import InvalidInput, ShardStoreError
 from shardstore.opening.open import open_storage
 from tests.apps.cli.running import run
+from tests.documents import array_v3
 from tests.harness.scale import sized
 
 World = dict[str, bytes]
@@ -78,17 +79,7 @@ def run_of(random: Random) -> Run:
 def documents(value: int) -> dict[str, bytes]:
     """A hierarchy of two arrays, of which one is in a group, and an object of somebody's."""
     group = {"zarr_format": 3, "node_type": "group", "attributes": {}}
-    array = {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": [4],
-        "data_type": "uint8",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1]}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": 0,
-        "codecs": [{"name": "bytes"}],
-        "attributes": {},
-    }
+    array = array_v3([4], [1], attributes={})
     found = {"zarr.json": group, "g/zarr.json": group, "a/zarr.json": array, "g/b/zarr.json": array}
     chunks = {f"{path}/c/{i}": bytes([value + i]) for path in ("a", "g/b") for i in range(4)}
     return {key: json.dumps(document).encode() for key, document in found.items()} | chunks | {"notes.txt": b"somebody's"}

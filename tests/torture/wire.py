@@ -34,6 +34,7 @@ from shardstore.storage.http.storage import HTTPStorage
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.testing.storage_suite import on_io_loop
 from tests import shards
+from tests.documents import array_v3, sharding_codec
 from tests.harness import misbehaviours as mis
 from tests.harness.misbehaving_server import MisbehavingServer
 from tests.storage.http.http_servers import WebServer
@@ -68,30 +69,11 @@ def chunk_key(chunk: int) -> str:
 
 
 def _document(chunk: int, codecs: list[dict[str, Any]], nchunks: int) -> bytes:
-    document = {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": [nchunks * NBYTES],
-        "data_type": "uint8",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [chunk]}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": 0,
-        "codecs": codecs,
-        "attributes": {"what": "to be read back as it is"},
-    }
-    return json.dumps(document).encode()
+    return json.dumps(array_v3([nchunks * NBYTES], [chunk], codecs=codecs, attributes={"what": "to be read back as it is"})).encode()
 
 
 BYTES = {"name": "bytes"}
-SHARDING = {
-    "name": "sharding_indexed",
-    "configuration": {
-        "chunk_shape": [NBYTES],
-        "codecs": [BYTES],
-        "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
-        "index_location": "end",
-    },
-}
+SHARDING = sharding_codec([NBYTES], [BYTES], index_location="end")
 PRESENTED = _document(NBYTES, [BYTES], CHUNKS)
 STORED = _document(NBYTES * A_SHARD, [SHARDING], CHUNKS)
 PLAIN_DOCUMENT = _document(NBYTES, [BYTES], 1)

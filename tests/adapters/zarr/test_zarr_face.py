@@ -23,6 +23,7 @@ from shardstore.storage.base import Found, Read
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.trace import TraceStorage
 from tests import view
+from tests.documents import array_v3, sharding_codec
 from tests.engine.hooked import fresh_memory as memory
 from tests.limits import limit_pipeline
 from tests.stored import StorageObjects
@@ -201,20 +202,8 @@ def test_a_group_stays_writable_when_its_consolidated_metadata_is_out_of_date() 
 def test_a_group_stays_writable_when_an_array_that_passes_through_whole_is_gone() -> None:
     """Members are deleted through one handle at once: each of them stores the consolidated metadata of what it knows to be left."""
     bytes_codec = {"name": "bytes", "configuration": {"endian": "little"}}
-    sharding = {"chunk_shape": [2, 2], "codecs": [bytes_codec], "index_codecs": [bytes_codec, {"name": "crc32c"}]}
-    whole = {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": [4, 4],
-        "data_type": "int32",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4, 4]}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": 0,
-        "codecs": [
-            {"name": "sharding_indexed", "configuration": sharding},
-            {"name": "crc32c"},  # around the shards: what is in these is not shown
-        ],
-    }
+    around = {"name": "crc32c"}  # what is in the shards is not shown
+    whole = array_v3([4, 4], [4, 4], data_type="int32", codecs=[sharding_codec([2, 2], [bytes_codec]), around])
 
     def group(*members: str) -> bytes:
         consolidated = {"kind": "inline", "must_understand": False, "metadata": dict.fromkeys(members, whole)}
@@ -244,21 +233,7 @@ def test_native_arrays_in_other_spellings_can_be_updated(update: str) -> None:
         {"name": "bytes", "configuration": {"endian": "little"}},
         {"name": "blosc", "configuration": {"cname": "lz4", "clevel": 5, "shuffle": "noshuffle", "blocksize": 0}},
     ]
-    sharding = {
-        "chunk_shape": [2],
-        "codecs": inner,
-        "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
-    }
-    document = {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": [8],
-        "data_type": "uint8",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4]}},
-        "chunk_key_encoding": {"name": "default"},
-        "fill_value": 0,
-        "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
-    }
+    document = array_v3([8], [4], chunk_key_encoding={"name": "default"}, codecs=[sharding_codec([2], inner)])
     raw = shardstore.ShardingTransformer(storage, chunks_per_shard=None)
     # Written past the view: a client of it could not create a sharded array itself.
     run_sync(storage.write("zarr.json", [b'{"zarr_format": 3, "node_type": "group"}'], 40, UNCONDITIONAL))

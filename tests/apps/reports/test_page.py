@@ -20,6 +20,7 @@ from matplotlib.image import imread
 import shardstore
 from shardstore.apps.reports.facts import Facts, Preview
 from shardstore.apps.reports.page import MOST_PICTURE_NBYTES, Serving, encode_png, page, picture_of, policy
+from tests.documents import array_v3
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -190,18 +191,7 @@ def test_a_thousand_arrays_are_counted_and_as_many_shown_as_asked(tmp_path: Path
     assert "970 more arrays counted, and not shown" in report.html
 
 
-ARRAY = json.dumps(
-    {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": [3],
-        "data_type": "uint8",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [3]}},
-        "chunk_key_encoding": {"name": "default"},
-        "codecs": ["bytes"],
-        "fill_value": 0,
-    }
-)
+ARRAY = json.dumps(array_v3([3], [3], chunk_key_encoding={"name": "default"}, codecs=["bytes"]))
 
 
 # -- previews ------------------------------------------------------------------------------------------------------------

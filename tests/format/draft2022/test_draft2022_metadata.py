@@ -27,6 +27,7 @@ from shardstore.format.draft2022.metadata import (
 from shardstore.format.json_text import JsonObject, NumberText, dumps, dumps_zarr2, loads_object
 from shardstore.format.presentation import same_chunks
 from shardstore.format.storage_transformers import scalar_key_name
+from tests.documents import array_v3
 
 # What zarr-python 2.18.7 (numcodecs 0.15.2) wrote, byte for byte.
 ENTRY_POINT = b"""{
@@ -82,13 +83,12 @@ ARRAY = b"""{
     ]
 }"""
 STORED: JsonObject = json.loads(ARRAY)
-CANONICAL: JsonObject = {
-    "shape": [6, 7],
-    "data_type": "int32",
-    "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 3]}},
-    "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-    "fill_value": 3,
-    "codecs": [
+CANONICAL: JsonObject = array_v3(
+    [6, 7],
+    [2, 3],
+    data_type="int32",
+    fill_value=3,
+    codecs=[
         {"name": "transpose", "configuration": {"order": [1, 0]}},
         {"name": "bytes", "configuration": {"endian": "big"}},
         {
@@ -96,11 +96,9 @@ CANONICAL: JsonObject = {
             "configuration": {"cname": "zstd", "clevel": 3, "shuffle": "bitshuffle", "blocksize": 0, "typesize": 4},
         },
     ],
-    "attributes": {},
-    "zarr_format": 3,
-    "node_type": "array",
-    "storage_transformers": STORED["storage_transformers"],
-}
+    attributes={},
+    storage_transformers=STORED["storage_transformers"],
+)
 
 COMPLEX = "https://zarr-specs.readthedocs.io/en/core-protocol-v3.0-dev/protocol/extensions/complex-dtypes/v1.0.html"
 DATES = "https://zarr-specs.readthedocs.io/en/latest/extensions/data-types/datetime/v1.0.html"
@@ -577,21 +575,19 @@ def test_a_new_array_is_shown_as_it_was_written(
 ) -> None:
     _, _, v3_type, endian, v3_fill = case
     order = list(range(len(shape)))[::-1]
-    wanted = {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": shape,
-        "data_type": v3_type,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2] * len(shape)}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/" if len(shape) == 1 else separator}},
-        "codecs": [
+    wanted = array_v3(
+        shape,
+        [2] * len(shape),
+        data_type=v3_type,
+        chunk_key_encoding={"name": "default", "configuration": {"separator": "/" if len(shape) == 1 else separator}},
+        fill_value=v3_fill,
+        codecs=[
             *([{"name": "transpose", "configuration": {"order": order}}] if reverse and len(shape) > 1 else []),
             {"name": "bytes"} if endian is None else {"name": "bytes", "configuration": {"endian": endian}},
             *([compressor] if compressor else []),
         ],
-        "fill_value": v3_fill,
-        "attributes": attributes,
-    }
+        attributes=attributes,
+    )
     written = array_from_v3(wanted, None)
     seen = array_to_v3(json.loads(dumps_zarr2(written)))
     assert isinstance(seen, dict)

@@ -31,6 +31,7 @@ from shardstore.format.snapshots.structure import (
 )
 from shardstore.format.store_keys import check_node_path, check_node_paths, metadata_key, metadata_path
 from shardstore.model.words import is_utf8
+from tests.documents import array_v3
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -167,17 +168,7 @@ GROUP = {"zarr_format": 3, "node_type": "group", "attributes": {"a": HALF}}
 
 
 def array(*shape: int, **members: Any) -> dict[str, Any]:
-    known: dict[str, Any] = {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": list(shape),
-        "data_type": "uint8",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1] * len(shape)}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": 0,
-        "codecs": [{"name": "bytes"}],
-    }
-    return known | members
+    return array_v3(shape, [1] * len(shape), **members)
 
 
 DOCUMENTS = [GROUP, array(4), array(2, 70_000), array(3, future=1), array(5, dimension_names=[HALF])]

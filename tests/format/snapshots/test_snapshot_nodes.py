@@ -11,24 +11,15 @@ from shardstore.errors import Corruption, InvalidInput
 from shardstore.format.json_text import loads_object, same_text
 from shardstore.format.snapshots.node_columns import NodeColumns, to_columns, to_document
 from shardstore.format.snapshots.structure import Node, decode_attributes, encode_attributes, encode_structure
+from tests.documents import array_v3
 
 GROUP = '{"zarr_format": 3, "node_type": "group", "attributes": {"a": 1.50}, "consolidated_metadata": null}'
 
 
 def array(**members: Any) -> str:
-    known: dict[str, Any] = {
-        "shape": [4, 70000],
-        "data_type": "float32",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1, 100]}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": 0.0,
-        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
-        "attributes": {},
-        "zarr_format": 3,
-        "node_type": "array",
-        "storage_transformers": [],
-    }
-    return json.dumps(known | members)
+    codecs = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+    known = {"data_type": "float32", "fill_value": 0.0, "codecs": codecs, "attributes": {}, "storage_transformers": []}
+    return json.dumps(array_v3([4, 70000], [1, 100], **known) | members)
 
 
 EXPRESSED = {

@@ -29,6 +29,7 @@ from shardstore.format.snapshots.structure import (
     encode_structure,
     structure_schema,
 )
+from tests.documents import array_v3
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -39,17 +40,7 @@ FILES = (ManifestFile("7CETCYESXYW6ZQ59MB70", 4410, 1000, 7), ManifestFile("9H3R
 
 
 def array(*shape: int, **members: Any) -> dict[str, Any]:
-    known: dict[str, Any] = {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": list(shape),
-        "data_type": "uint8",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1] * len(shape)}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": 0,
-        "codecs": [{"name": "bytes"}],
-    }
-    return known | members
+    return array_v3(shape, [1] * len(shape), **members)
 
 
 ROOT = Node.of(0, "", GROUP)

@@ -12,22 +12,13 @@ import pytest
 import shardstore
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.testing.trace import TraceStorage
+from tests.documents import array_v3
 
 GROUP = {"zarr_format": 3, "node_type": "group", "attributes": {}}
 
 
 def array(chunks: int) -> dict[str, Any]:
-    return {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": [2 * chunks],
-        "data_type": "uint8",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2]}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": 0,
-        "codecs": [{"name": "bytes"}],
-        "attributes": {},
-    }
+    return array_v3([2 * chunks], [2], attributes={})
 
 
 def put(root: Path, objects: dict[str, object]) -> None:

@@ -37,6 +37,7 @@ from shardstore.opening.open import open_storage
 from shardstore.storage.base import Failed, Found, Read
 from shardstore.storage.references.parquet_set import _kept_nbytes
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop, values
+from tests.documents import array_v3
 from tests.storage.http.http_servers import WebServer
 from tests.storage.references.reference_sets import open_references, open_set
 
@@ -49,16 +50,7 @@ def v2(shape: tuple[int, ...], chunks: tuple[int, ...], **more: Any) -> dict[str
 
 
 def v3(shape: tuple[int, ...], chunks: tuple[int, ...], encoding: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": shape,
-        "data_type": "uint8",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunks}},
-        "chunk_key_encoding": encoding,
-        "codecs": [{"name": "bytes"}],
-        "fill_value": 255,
-    }
+    return array_v3(shape, chunks, chunk_key_encoding=encoding, fill_value=255)
 
 
 def rows_of(url: str, first: int, count: int, *, missing: tuple[int, ...] = (), tokens: Mapping[str, str] | None = None) -> ReferenceRows:

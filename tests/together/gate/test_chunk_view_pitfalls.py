@@ -26,6 +26,7 @@ from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.trace import TraceStorage
 from tests import view
+from tests.documents import sharding_codec
 from tests.golden import FIXTURES
 from tests.shards import presented, sharded_arrays
 from tests.stored import LocalObjects, Objects, StorageObjects, as_zarr_memory, copy_tree, document, snapshot
@@ -436,16 +437,8 @@ def test_documents_keep_what_nobody_understands(place: Place) -> None:
 )
 def test_what_is_not_understood_passes_through_whole(place: Place, change: dict[str, Any]) -> None:
     stored = json.loads(ct_document()) | change
-    stored["codecs"] = [
-        {
-            "name": "sharding_indexed",
-            "configuration": {
-                "chunk_shape": [1],
-                "codecs": stored["codecs"],
-                "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
-            },
-        }
-    ]
+    index_codecs = [{"name": "bytes", "configuration": {"endian": "little"}}]
+    stored["codecs"] = [sharding_codec([1], stored["codecs"], index_codecs=index_codecs)]
     data = json.dumps(stored).encode()
     place.objects.put("ct/zarr.json", data)
     place.objects.put("ct/c/0", b"whatever it is")

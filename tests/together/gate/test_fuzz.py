@@ -31,6 +31,7 @@ from shardstore.plan.policy import ArrayInfo
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.trace import TraceStorage
 from tests import view
+from tests.documents import array_v3, sharding_codec
 from tests.harness.scale import EXAMPLES
 from tests.shards import MISSING, Sharding, encode_index, index_entries, sharding
 from tests.stored import StorageObjects
@@ -65,18 +66,8 @@ def array_document(index_location: str = "end", *, checksum: bool = True, big: b
     index_codecs: list[Any] = [{"name": "bytes", "configuration": {"endian": "big" if big else "little"}}]
     if checksum:
         index_codecs.append({"name": "crc32c"})
-    configuration = {"chunk_shape": [2], "codecs": codecs, "index_codecs": index_codecs, "index_location": index_location}
-    return {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": [8],
-        "data_type": "uint8",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [8]}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": 0,
-        "codecs": [{"name": "sharding_indexed", "configuration": configuration}],
-        "attributes": {"a": 1},
-    }
+    codec = sharding_codec([2], codecs, index_codecs=index_codecs, index_location=index_location)
+    return array_v3([8], [8], codecs=[codec], attributes={"a": 1})
 
 
 def only_shardstore_errors(action: Callable[[], object]) -> None:

@@ -30,6 +30,7 @@ from shardstore.format.presentation import PresentLevel
 from shardstore.storage.memory import MemoryStorage
 from tests import view
 from tests.adapters.transformer.layers import CountedCalls, Store, document, layered
+from tests.documents import array_v3, sharding_codec
 from tests.golden import golden_cases
 
 Values = npt.NDArray[Any]
@@ -41,22 +42,13 @@ pytestmark = [pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` 
 
 def sharding(chunk_shape: tuple[int, ...], *codecs: dict[str, Any], location: str = "end", checksum: bool = True) -> dict[str, Any]:
     index_codecs = [LITTLE, CHECKSUM] if checksum else [LITTLE]
-    members = {"chunk_shape": list(chunk_shape), "codecs": list(codecs), "index_codecs": index_codecs, "index_location": location}
-    return {"name": "sharding_indexed", "configuration": members}
+    return sharding_codec(chunk_shape, codecs, index_codecs=index_codecs, index_location=location)
 
 
 def metadata(shape: tuple[int, ...], shards: tuple[int, ...], *codecs: dict[str, Any], separator: str = "/") -> dict[str, Any]:
-    return {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": list(shape),
-        "data_type": "uint16",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(shards)}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": separator}},
-        "fill_value": 0,
-        "codecs": list(codecs),
-        "attributes": {"by": "tensorstore"},
-    }
+    encoding = {"name": "default", "configuration": {"separator": separator}}
+    attributes = {"by": "tensorstore"}
+    return array_v3(shape, shards, data_type="uint16", chunk_key_encoding=encoding, codecs=list(codecs), attributes=attributes)
 
 
 THREE_LEVELS = metadata(

@@ -18,6 +18,7 @@ import zarrs  # noqa: F401 - registers its codec pipeline with zarr
 from zarr.core.array import CompressorsLike, FiltersLike, SerializerLike
 
 import shardstore
+from tests.documents import array_v3, sharding_codec
 from tests.shards import sharded_arrays
 from tests.stored import LocalObjects
 
@@ -234,15 +235,9 @@ def test_what_a_peer_wrote_goes_on_being_readable_by_it(tmp_path: Path) -> None:
     """tensorstore writes, shardstore changes some chunks, tensorstore reads and changes others, shardstore reads."""
     codecs = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "gzip", "configuration": {"level": 1}}]
     index_codecs = [{"name": "bytes", "configuration": {"endian": "big"}}, {"name": "crc32c"}]
-    sharding = {"chunk_shape": [2, 2], "codecs": codecs, "index_codecs": index_codecs, "index_location": "start"}
-    metadata = {
-        "shape": [9, 9],
-        "data_type": "uint16",
-        "fill_value": 0,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4, 6]}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
-        "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
-    }
+    sharding = sharding_codec([2, 2], codecs, index_codecs=index_codecs, index_location="start")
+    encoding = {"name": "default", "configuration": {"separator": "."}}
+    metadata = array_v3([9, 9], [4, 6], data_type="uint16", chunk_key_encoding=encoding, codecs=[sharding])
     spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{tmp_path / 'x'}/"}}
     theirs = tensorstore.open({**spec, "metadata": metadata}, create=True).result()
     expected = some_values("u2", (9, 9))
@@ -285,18 +280,8 @@ def test_the_example_of_zep_2_is_opened_by_zarr_python(tmp_path: Path) -> None:
     """It names the codec ``bytes`` ``endian``, which zarr-python does not know: it is shown by the name of today."""
     old = {"name": "endian", "configuration": {"endian": "little"}}
     gzip = {"name": "gzip", "configuration": {"level": 1}}
-    sharding = {"chunk_shape": [2, 3], "codecs": [old, gzip], "index_codecs": [old, {"name": "crc32c"}]}
-    document = {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": [5, 7],
-        "data_type": "int32",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4, 6]}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": 0,
-        "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
-        "attributes": {},
-    }
+    sharding = sharding_codec([2, 3], [old, gzip], index_codecs=[old, {"name": "crc32c"}])
+    document = array_v3([5, 7], [4, 6], data_type="int32", codecs=[sharding], attributes={})
     (tmp_path / "zarr.json").write_text(json.dumps(document))
     array = zarr.open_array(shardstore.open(str(tmp_path)), mode="r+")
     values = some_values("i4", (5, 7))
@@ -305,8 +290,7 @@ def test_the_example_of_zep_2_is_opened_by_zarr_python(tmp_path: Path) -> None:
     stored = json.loads((tmp_path / "zarr.json").read_bytes())
     assert stored["codecs"] == document["codecs"]
     # The same bytes under today's names, for a peer that does not know the old ones.
-    today = sharding | {"codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, gzip]}
-    today["index_codecs"] = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
-    (tmp_path / "zarr.json").write_text(json.dumps(document | {"codecs": [{"name": "sharding_indexed", "configuration": today}]}))
+    today = sharding_codec([2, 3], [{"name": "bytes", "configuration": {"endian": "little"}}, gzip])
+    (tmp_path / "zarr.json").write_text(json.dumps(document | {"codecs": [today]}))
     for read in PEERS.values():
         np.testing.assert_array_equal(read(tmp_path, ""), values)

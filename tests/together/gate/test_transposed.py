@@ -25,6 +25,7 @@ from shardstore.errors import Corruption, InvalidInput
 from shardstore.format.metadata_v3 import ArrayLayout, parse_layout
 from tests import view
 from tests.apps.cli.running import run, succeed
+from tests.documents import array_v3, sharding_codec
 
 # As zarr-python warns of every codec before the sharding.
 pytestmark = [pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")]
@@ -73,21 +74,17 @@ class Made:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        sharding = {
-            "chunk_shape": list(self.inner),
-            "codecs": list(self.codecs),
-            "index_codecs": [LITTLE, CHECKSUM] if self.checksum else [LITTLE],
-            "index_location": self.location,
-        }
-        return {
-            "shape": list(self.shape),
-            "data_type": "uint16",
-            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(self.shard_shape)}},
-            "chunk_key_encoding": {"name": "default", "configuration": {"separator": self.separator}},
-            "fill_value": 7,
-            "codecs": [*(transpose(*order) for order in self.orders), {"name": "sharding_indexed", "configuration": sharding}],
-            "attributes": {"by": "tensorstore"},
-        }
+        index_codecs = [LITTLE, CHECKSUM] if self.checksum else [LITTLE]
+        sharding = sharding_codec(self.inner, self.codecs, index_codecs=index_codecs, index_location=self.location)
+        return array_v3(
+            self.shape,
+            self.shard_shape,
+            data_type="uint16",
+            chunk_key_encoding={"name": "default", "configuration": {"separator": self.separator}},
+            fill_value=7,
+            codecs=[*(transpose(*order) for order in self.orders), sharding],
+            attributes={"by": "tensorstore"},
+        )
 
     @property
     def values(self) -> Values:
@@ -194,7 +191,7 @@ def check_listed(root: Path, made: Made) -> None:
 
 def test_stored_bytes_are_in_the_transposed_order(tmp_path: Path) -> None:
     """Built by hand: chunk (0, 1) of the array is the second row of slots of a shard that is 2 × 2 chunks."""
-    document = ONLY_TRANSPOSED_DIVIDES.metadata | {"zarr_format": 3, "node_type": "array", "shape": [4, 6]}
+    document = ONLY_TRANSPOSED_DIVIDES.metadata | {"shape": [4, 6]}
     (tmp_path / "zarr.json").write_text(json.dumps(document))
     shardstore.get_mapper(str(tmp_path))["c/0/1"] = struct.pack("<6H", *range(6))
     entries = [EMPTY, EMPTY, EMPTY, EMPTY, 0, 12, EMPTY, EMPTY]
@@ -281,7 +278,7 @@ def test_a_damaged_document_is_restored_with_its_transposition(tmp_path: Path) -
 
 
 def parsed(codecs_before: list[Any], **changes: Any) -> ArrayLayout | str:
-    metadata = ONLY_TRANSPOSED_DIVIDES.metadata | {"zarr_format": 3, "node_type": "array"} | changes
+    metadata = ONLY_TRANSPOSED_DIVIDES.metadata | changes
     return parse_layout(metadata | {"codecs": [*codecs_before, metadata["codecs"][-1]]})
 
 

@@ -15,6 +15,7 @@ import zarr
 import shardstore
 from shardstore.errors import Unsupported
 from shardstore.storage.memory import MemoryStorage
+from tests.documents import array_v3
 from tests.maintenance.packing.sources import read_by_zarr
 from tests.stored import StorageObjects, snapshot
 
@@ -33,18 +34,8 @@ V3_GROUP = {"zarr_format": 3, "node_type": "group", "attributes": {}}
 
 
 def v3_array(shape: tuple[int, ...] = (4,), **more: Any) -> dict[str, Any]:
-    return {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": shape,
-        "data_type": "int32",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2] * len(shape)}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
-        "fill_value": 0,
-        "attributes": {},
-        **more,
-    }
+    codecs = [{"name": "bytes", "configuration": {"endian": "little"}}]
+    return array_v3(shape, [2] * len(shape), data_type="int32", codecs=codecs, attributes={}) | more
 
 
 CHUNK = np.arange(2, dtype="<i4").tobytes()

@@ -34,6 +34,7 @@ from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
 from shardstore.stored.draft2022.storage import DraftStorage
 from shardstore.testing.trace import TraceStorage
+from tests.documents import array_v3
 from tests.harness.scale import sized
 from tests.maintenance.packing.sources import stored
 from tests.stored import StorageObjects, snapshot
@@ -207,17 +208,14 @@ def _v2(path: str, array: Array) -> Objects:
 
 
 def _v3(path: str, array: Array) -> Objects:
-    document = {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": array.shape,
-        "data_type": {"i4": "int32", "f4": "float32"}[array.dtype],
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1] * len(array.shape)}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": array.separator}},
-        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
-        "fill_value": 0,
-        "attributes": {"n": array.attribute},
-    }
+    document = array_v3(
+        array.shape,
+        [1] * len(array.shape),
+        data_type={"i4": "int32", "f4": "float32"}[array.dtype],
+        chunk_key_encoding={"name": "default", "configuration": {"separator": array.separator}},
+        codecs=[{"name": "bytes", "configuration": {"endian": "little"}}],
+        attributes={"n": array.attribute},
+    )
     keys = {_join(path, array.separator.join(["c", *map(str, at)])): data for at, data in array.chunks.items()}
     return {f"{path}/zarr.json": json.dumps(document).encode(), **keys}
 

@@ -171,9 +171,11 @@ def ceph_endpoint() -> Iterator[str]:
 
 
 @pytest.fixture
-def ceph_url(ceph_endpoint: str) -> tuple[str, dict[str, Any]]:
-    """``(url, storage_options)`` of a place in a fresh bucket."""
-    return _fresh_bucket(ceph_endpoint)
+def s(storage: Any) -> Any:
+    """The storage of a module's own fixture, as a ``SyncStorage``."""
+    from shardstore.testing.storage_suite import SyncStorage  # of the tests that need it only
+
+    return SyncStorage(storage)
 
 
 @pytest.fixture

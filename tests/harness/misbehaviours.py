@@ -132,6 +132,15 @@ _S3_CODES = {
 }
 
 
+def without_header(name: str) -> Behaviour:
+    """The server does not see a header of requests."""
+
+    async def behave(request: Request, send: Send) -> Outcome:
+        return await send(request.with_header(name, None))
+
+    return behave
+
+
 def refusal(status: int, dialect: Dialect = "s3") -> Answer:
     """An answer that says no, as S3 or the JSON API of GCS words it."""
     if dialect == "gcs":

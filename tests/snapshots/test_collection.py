@@ -24,6 +24,7 @@ from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.faults import DropReply, Effect, Fail, Fault, FaultStorage, Truncate
 from shardstore.testing.storage_suite import SyncStorage
 from tests.harness.scale import at_requests
+from tests.harness.virtual_time import no_sleep
 from tests.snapshots.committing import contents_of, make_history
 from tests.snapshots.repositories import create_array, new_repository, read_array, run, traced_repository
 from tests.snapshots.whole import check_whole, current_state
@@ -552,10 +553,6 @@ def test_every_request_of_a_collection_may_fail(tmp_path: Path, effect: Effect) 
         return bool(storage.struck)
 
     at_requests(effect, attempt, least=11)
-
-
-async def no_sleep(_seconds: float) -> None:
-    await asyncio.sleep(0)
 
 
 # -- conflicts after expiry --------------------------------------------------------------------------------------------

@@ -17,11 +17,8 @@ from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.wrappers import CheckedStorage
 from shardstore.testing.faults import Cancel, Change, Delay, Fault, FaultStorage, Truncate
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop, values
+from tests.harness.virtual_time import no_sleep
 from tests.testing.test_faults import CHANGING, change
-
-
-async def no_sleep(_seconds: float) -> None:
-    await asyncio.sleep(0)
 
 
 @pytest.fixture
@@ -32,11 +29,6 @@ def faults() -> FaultStorage:
 @pytest.fixture
 def storage(faults: FaultStorage) -> CheckedStorage:
     return CheckedStorage(faults, no_sleep)
-
-
-@pytest.fixture
-def s(storage: CheckedStorage) -> SyncStorage:
-    return SyncStorage(storage)
 
 
 def test_short_ranges_are_errors(faults: FaultStorage, s: SyncStorage) -> None:

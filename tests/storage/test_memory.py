@@ -20,11 +20,6 @@ def storage() -> MemoryStorage:
     return MemoryStorage(f"/test-{uuid.uuid4().hex}")
 
 
-@pytest.fixture
-def s(storage: MemoryStorage) -> SyncStorage:
-    return SyncStorage(storage)
-
-
 class TestMemoryStorage(StorageSuite):
     pass
 

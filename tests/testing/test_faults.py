@@ -52,11 +52,6 @@ def storage() -> FaultStorage:
     return faults_in_memory()
 
 
-@pytest.fixture
-def s(storage: FaultStorage) -> SyncStorage:
-    return SyncStorage(storage)
-
-
 # -- counting ----------------------------------------------------------------------------------------------------------
 
 

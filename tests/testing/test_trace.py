@@ -20,11 +20,6 @@ def storage() -> TraceStorage:
     return TraceStorage(MemoryStorage(f"/trace-{uuid.uuid4().hex}"))
 
 
-@pytest.fixture
-def s(storage: TraceStorage) -> SyncStorage:
-    return SyncStorage(storage)
-
-
 def test_reads_count_ranges_and_rounds(storage: TraceStorage, s: SyncStorage) -> None:
     s.put("a", b"0123456789")
     storage.reset()

@@ -7,7 +7,6 @@ operation succeeds when nothing goes wrong.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -45,6 +44,7 @@ from shardstore.testing.faults import (
 from shardstore.testing.storage_suite import on_io_loop
 from tests.engine.hooked import HookedStorage, document
 from tests.harness.scale import FULL, at_requests, moments
+from tests.harness.virtual_time import no_sleep
 from tests.torture.conftest import Record
 from tests.torture.contents import Contents, check_old_or_new, contents_of, layouts_of, presented_by, restore
 from tests.torture.operations import BY_NAME, OPERATIONS, ZARRS_WARNINGS, Answers, B, Operation, after, before, check_table, client
@@ -64,10 +64,6 @@ EVERY_WAY = list(itertools.product(EFFECTS, (False, True)))
 """What goes wrong, and whether the client's caches are filled before."""
 
 SAMPLE = [BY_NAME[name] for name in ("set_batch", "erase_values", "move")]
-
-
-async def no_sleep(_seconds: float) -> None:
-    await asyncio.sleep(0)
 
 
 # -- storages ----------------------------------------------------------------------------------------------------------

@@ -218,23 +218,16 @@ def test_lies_about_one_request(server: Wire, step: str, always: bool, record: R
 # -- what a server does not do as it is asked ------------------------------------------------------------------------------------
 
 
-def _without(name: str) -> mis.Behaviour:
-    async def behave(request: mis.Request, send: mis.Send) -> mis.Outcome:
-        return await send(request.with_header(name, None))
-
-    return behave
-
-
 def _half_the_range(request: mis.Request, send: mis.Send) -> Any:
     first, last = (int(number) for number in re.findall(r"\d+", request.header("x-amz-copy-source-range") or ""))
     return send(request.with_header("x-amz-copy-source-range", f"bytes={first}-{(first + last) // 2}"))
 
 
 IGNORING: dict[str, tuple[str, mis.Behaviour]] = {
-    "nothing": ("begin", _without("none")),
-    "conditions on copies": ("copy", _without("x-amz-copy-source-if-match")),
-    "conditions on completions": ("end", _without("If-Match")),
-    "ranges of copies": ("copy", _without("x-amz-copy-source-range")),
+    "nothing": ("begin", mis.without_header("none")),
+    "conditions on copies": ("copy", mis.without_header("x-amz-copy-source-if-match")),
+    "conditions on completions": ("end", mis.without_header("If-Match")),
+    "ranges of copies": ("copy", mis.without_header("x-amz-copy-source-range")),
     "ends of ranges of copies": ("copy", _half_the_range),
 }
 

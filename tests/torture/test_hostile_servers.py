@@ -21,8 +21,6 @@ from shardstore.errors import ShardStoreError, StorageError, Unsupported
 from shardstore.model.generation import IF_ABSENT
 from shardstore.model.ranges import ByteRange, ByteSuffix
 from shardstore.storage.base import ConditionFailed
-from shardstore.storage.gcs import client as gcs_client
-from shardstore.storage.http import client as http_client
 from shardstore.storage.s3 import client as s3_client
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
@@ -47,6 +45,7 @@ from tests.torture.wire import (
     Values,
     Wire,
     chunk_key,
+    forget,
     shard_bytes,
     value,
     wire,
@@ -73,11 +72,6 @@ def fresh(server: Wire, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     forget()
     server.server.behave()
-
-
-def forget() -> None:
-    for facts in (s3_client, gcs_client, http_client):
-        facts.forget_facts()
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -299,13 +293,6 @@ class Ignoring:
     """Whether writes go in parts."""
 
 
-def _no_condition(name: str) -> mis.Behaviour:
-    async def behave(request: mis.Request, send: mis.Send) -> mis.Outcome:
-        return await send(request.with_header(name, None))
-
-    return behave
-
-
 async def _knows_only_what_is_there(request: mis.Request, send: mis.Send) -> mis.Outcome:
     """DELETE as some servers have it: 404 where there is nothing, and conditions are not known."""
     bare = request.with_header("If-Match", None)
@@ -319,8 +306,8 @@ IGNORING: dict[str, Ignoring] = {
     "nothing, in parts": Ignoring((), frozenset(), large=True),
     "PUT": Ignoring(("PUT",), SWAP),
     "PUT and DELETE": Ignoring(("PUT", "DELETE"), SWAP | {"conditional_delete"}),
-    "PUT if absent": Ignoring(("PUT",), frozenset({"create_if_absent"}), behaviour=_no_condition("If-None-Match")),
-    "PUT if the same": Ignoring(("PUT",), frozenset({"compare_and_swap"}), behaviour=_no_condition("If-Match")),
+    "PUT if absent": Ignoring(("PUT",), frozenset({"create_if_absent"}), behaviour=mis.without_header("If-None-Match")),
+    "PUT if the same": Ignoring(("PUT",), frozenset({"compare_and_swap"}), behaviour=mis.without_header("If-Match")),
     "DELETE": Ignoring(("DELETE",), frozenset({"conditional_delete"})),
     "DELETE, and 404 for what is not there": Ignoring(("DELETE",), frozenset({"conditional_delete"}), behaviour=_knows_only_what_is_there),
     "Complete": Ignoring(("POST",), frozenset(), large=True),

@@ -27,7 +27,6 @@ from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import ConditionFailed, Found, Read, Storage
 from shardstore.storage.gcs import client as gcs_client
 from shardstore.storage.gcs.storage import GCSStorage
-from shardstore.storage.http import client as http_client
 from shardstore.storage.s3 import client as s3_client
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.storage.wrappers import innermost
@@ -37,7 +36,7 @@ from tests.harness.scale import FULL, sized
 from tests.limits import resend_at_once
 from tests.torture import places
 from tests.torture.conftest import Record
-from tests.torture.wire import A_SHARD, CHUNKS, DOCUMENT, INITIAL, PRESENTED, Case, Client, Kind, Values, Wire, value, wire
+from tests.torture.wire import A_SHARD, CHUNKS, DOCUMENT, INITIAL, PRESENTED, Case, Client, Kind, Values, Wire, forget, value, wire
 
 SERVERS = ["s3", "s3 over obstore", "gcs", "http"]
 if FULL and os.environ.get("SHARDSTORE_MINISTACK"):
@@ -71,11 +70,6 @@ def fresh(server: Wire, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     forget()
     server.server.behave()
-
-
-def forget() -> None:
-    for facts in (s3_client, gcs_client, http_client):
-        facts.forget_facts()
 
 
 # -- faults ------------------------------------------------------------------------------------------------------------

@@ -28,9 +28,12 @@ from shardstore.engine.options import EngineOptions
 from shardstore.model.ranges import EVERYTHING, ByteRequest
 from shardstore.opening.kinds import Transport, carried_by
 from shardstore.storage.base import Storage
+from shardstore.storage.gcs import client as gcs_client
 from shardstore.storage.gcs.storage import GCSStorage
+from shardstore.storage.http import client as http_client
 from shardstore.storage.http.client import Retries
 from shardstore.storage.http.storage import HTTPStorage
+from shardstore.storage.s3 import client as s3_client
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.testing.storage_suite import on_io_loop
 from tests import shards
@@ -233,6 +236,12 @@ def wire(kind: Kind, endpoint: str, transport: Transport = "fsspec") -> Iterator
             objects = FsspecObjects(f"s3://{bucket}", {"key": "test", "secret": "test", "endpoint_url": endpoint})
             objects.fs.call_s3("create_bucket", Bucket=bucket)
         yield Wire(kind, server, objects, bucket, transport)
+
+
+def forget() -> None:
+    """What is known of servers, of any kind."""
+    for facts in (s3_client, gcs_client, http_client):
+        facts.forget_facts()
 
 
 def without_checksums(server: MisbehavingServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -46,6 +47,13 @@ class Outcome:
         assert self.err.startswith("error: "), self.err
         assert self.out == ""
         return self.err.removeprefix("error: ").rstrip("\n")
+
+
+class Terminal(io.StringIO):
+    """A screen."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 def run(*arguments: str, stdin: str | None = None) -> Outcome:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 import sys
 
@@ -12,11 +11,7 @@ from rich.console import Console
 from shardstore.progress import bar as progress_module
 from shardstore.progress.shown import step_bar
 from shardstore.progress.steps import Step
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+from tests.apps.cli.running import Terminal
 
 
 def shown(step: Step, width: int, monkeypatch: pytest.MonkeyPatch) -> str:

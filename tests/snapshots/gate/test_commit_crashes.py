@@ -23,8 +23,6 @@ from tests.snapshots.committing import MESSAGE, Contents, change, change_side, c
 from tests.snapshots.whole import check_whole, messages_of
 
 ROOT = Path(__file__).parents[3]
-PRELOADED = ["shardstore.adapters.versioned.repository", "shardstore.adapters.mapping.mapping", "pyarrow.parquet"]
-"""What each child would import by itself."""
 
 
 @dataclass(frozen=True)

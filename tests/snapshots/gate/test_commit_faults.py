@@ -5,7 +5,6 @@ Nothing that a state leads to is missing then; the session commits again, and is
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import shutil
 from collections.abc import Callable
@@ -35,15 +34,12 @@ from shardstore.testing.faults import (
 )
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
 from tests.harness.scale import at_requests
+from tests.harness.virtual_time import no_sleep
 from tests.snapshots.committing import MESSAGE, THEIRS, Contents, change, change_side, contents_of, make_history
 from tests.snapshots.whole import check_whole, messages_of
 
 Fresh = Callable[[], Storage]
 """Makes another storage with the same history, each time."""
-
-
-async def no_sleep(_seconds: float) -> None:
-    await asyncio.sleep(0)
 
 
 @pytest.fixture(scope="module")

@@ -70,11 +70,6 @@ def storage(server: WebServer) -> HTTPStorage:
     return storage_at(server)
 
 
-@pytest.fixture
-def s(storage: HTTPStorage) -> SyncStorage:
-    return SyncStorage(storage)
-
-
 def generation(s: SyncStorage, key: str = "a") -> Generation:
     info = s.stat(key)
     assert info is not None

@@ -30,11 +30,6 @@ def storage(tmp_path: Path) -> LocalStorage:
     return LocalStorage(tmp_path / "root", fsync=False)
 
 
-@pytest.fixture
-def s(storage: LocalStorage) -> SyncStorage:
-    return SyncStorage(storage)
-
-
 class TestLocalStorage(StorageSuite):
     pass
 
@@ -112,7 +107,8 @@ def test_keys_cannot_leave_the_root(s: SyncStorage, tmp_path: Path, key: str) ->
     assert (tmp_path / "a").read_bytes() == b"outside"
 
 
-def test_durable_writes_sync_file_and_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def syncs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths that are synced from now on."""
     synced: list[str] = []
     fsync = os.fsync
 
@@ -121,6 +117,11 @@ def test_durable_writes_sync_file_and_directories(tmp_path: Path, monkeypatch: p
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", recording)
+    return synced
+
+
+def test_durable_writes_sync_file_and_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = syncs(monkeypatch)
     s = SyncStorage(LocalStorage(tmp_path))
     assert s.storage.capabilities.durable
     s.put("a/b/c", b"1")
@@ -341,14 +342,7 @@ def test_durable_copies_and_renames_sync_what_they_change(tmp_path: Path, monkey
     quiet = SyncStorage(LocalStorage(tmp_path, fsync=False))
     quiet.put("a/b/c", b"1")
     quiet.put("a/x", b"1")
-    synced: list[str] = []
-    fsync = os.fsync
-
-    def recording(fd: int) -> None:
-        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
-        fsync(fd)
-
-    monkeypatch.setattr(os, "fsync", recording)
+    synced = syncs(monkeypatch)
     quiet.copy("a/x", "a/y")
     quiet.rename_prefix("a/b", "n/b")
     assert synced == []

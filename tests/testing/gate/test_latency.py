@@ -41,11 +41,6 @@ def storage(sleeps: Sleeps) -> LatencyStorage:
     return LatencyStorage(MemoryStorage(f"/latency-{uuid.uuid4().hex}"), 0.5, bandwidth=100, concurrency=4, sleep=sleeps)
 
 
-@pytest.fixture
-def s(storage: LatencyStorage) -> SyncStorage:
-    return SyncStorage(storage)
-
-
 def test_requests_take_their_time(s: SyncStorage, sleeps: Sleeps) -> None:
     s.put("a", b"0" * 50)
     s.read_many(Read("a", (ByteRange(0, 10), ByteSuffix(20))), Read("absent", (EVERYTHING,)), Read("a", ()))

@@ -42,7 +42,7 @@ from shardstore.errors import (
 from shardstore.model.words import count, plural, size
 from shardstore.storage.base import ConditionFailed
 from shardstore.storage.s3.client import S3Client, translated
-from tests.apps.cli.running import PLAIN, Place, make_store, options_of, run, spawn, succeed
+from tests.apps.cli.running import PLAIN, Place, Terminal, make_store, options_of, run, spawn, succeed
 
 WITH_EXAMPLES = ["info", "ls", "cat", "cp", "mv", "rm", "advise", "compact", "repair"]
 
@@ -387,13 +387,6 @@ def test_zarr_is_not_imported(local: Place) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, timeout=120, env={**os.environ, **PLAIN})
     assert (done.returncode, done.stderr) == (0, b"[]\n")
-
-
-class Terminal(io.StringIO):
-    """A screen."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 def test_progress_is_shown_on_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:

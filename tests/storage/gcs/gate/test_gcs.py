@@ -55,11 +55,6 @@ def storage(gcs_endpoint: str) -> Iterator[GCSStorage]:
     forget_facts()
 
 
-@pytest.fixture
-def s(storage: GCSStorage) -> SyncStorage:
-    return SyncStorage(storage)
-
-
 class Calls:
     """Records the requests of a gcsfs instance, above its retries, and lets a test come between."""
 

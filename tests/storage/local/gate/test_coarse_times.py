@@ -82,11 +82,6 @@ def storage(tmp_path: Path) -> LocalStorage:
     return LocalStorage(tmp_path / "root", fsync=False)
 
 
-@pytest.fixture
-def s(storage: LocalStorage) -> SyncStorage:
-    return SyncStorage(storage)
-
-
 def mark_of(path: Path) -> bytes | None:
     if sys.platform == "linux" and MARK in os.listxattr(path):
         return os.getxattr(path, MARK)

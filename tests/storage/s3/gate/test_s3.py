@@ -37,11 +37,6 @@ def storage(s3_url: S3Url) -> Iterator[S3Storage]:
     forget_facts()
 
 
-@pytest.fixture
-def s(storage: S3Storage) -> SyncStorage:
-    return SyncStorage(storage)
-
-
 class Calls:
     """Records the calls of an s3fs instance, and lets a test come between."""
 

@@ -33,11 +33,6 @@ def storage(s3_url: S3Url) -> Iterator[S3Storage]:
 
 
 @pytest.fixture
-def s(storage: S3Storage) -> SyncStorage:
-    return SyncStorage(storage)
-
-
-@pytest.fixture
 def calls(storage: S3Storage, monkeypatch: pytest.MonkeyPatch) -> Calls:
     """Of a server that makes completions conditional, as AWS does."""
     on_io_loop(storage.probe())

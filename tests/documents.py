@@ -1,4 +1,4 @@
-"""Documents of Zarr v3 as tests write them by hand."""
+"""Documents of arrays as tests write them by hand."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ def array_v3(shape: Sequence[int], chunk_shape: Sequence[int], **members: Any) -
         "fill_value": 0,
         "codecs": [{"name": "bytes"}],
     } | members
+
+
+def array_v2(shape: Sequence[int], chunks: Sequence[int], dtype: str, **members: Any) -> dict[str, Any]:
+    """The ``.zarray`` of an array whose chunks are stored as they are, or with other ``members``."""
+    stored = {"compressor": None, "fill_value": 0, "order": "C", "filters": None}
+    return {"zarr_format": 2, "shape": list(shape), "chunks": list(chunks), "dtype": dtype, **stored} | members
 
 
 def sharding_codec(chunk_shape: Sequence[int], codecs: Sequence[Any], **configuration: Any) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from shardstore.presented.v2 import V2Flavour
 from shardstore.storage.base import Storage
 from shardstore.testing.faults import Fail, Fault, FaultStorage
 from shardstore.testing.trace import TraceStorage
+from tests.documents import array_v2
 from tests.engine.hooked import HookedStorage, fresh_memory
 
 VALUES = np.arange(100, dtype="<i4").reshape(10, 10)
@@ -37,17 +38,7 @@ def v2(root: Path, **options: Any) -> shardstore.ShardedMap:
 
 
 def zarray(**members: Any) -> bytes:
-    document = {
-        "zarr_format": 2,
-        "shape": [10, 10],
-        "chunks": [2, 5],
-        "dtype": "<i4",
-        "compressor": None,
-        "fill_value": 0,
-        "order": "C",
-        "filters": None,
-    }
-    return json.dumps(document | members).encode()
+    return json.dumps(array_v2([10, 10], [2, 5], "<i4") | members).encode()
 
 
 def written(root: Path, metadata_ttl: float = 1.0, **members: Any) -> shardstore.ShardedMap:

@@ -23,6 +23,7 @@ from shardstore.opening.open import open_storage
 from shardstore.references import writing
 from shardstore.references.writing_parquet import RecordWriter
 from shardstore.testing.trace import TraceStorage
+from tests.documents import array_v2
 from tests.golden import golden_cases
 from tests.maintenance.packing.sources import cases, expected
 from tests.references.reading import by_fsspec
@@ -331,17 +332,7 @@ def test_two_protocols_in_one_set_are_refused_unless_asked_for(tmp_path: Path) -
     memory = fsspec.filesystem("memory")
     memory.pipe_file("/refs/two", b"abcd")
     (tmp_path / "one").write_bytes(b"abcd")
-    zarray = {
-        "zarr_format": 2,
-        "shape": [2],
-        "chunks": [1],
-        "dtype": "<i4",
-        "fill_value": 0,
-        "order": "C",
-        "filters": None,
-        "compressor": None,
-    }
-    refs = {"x/.zarray": json.dumps(zarray), "x/0": [f"file://{tmp_path}/one"], "x/1": ["memory://refs/two"]}
+    refs = {"x/.zarray": json.dumps(array_v2([2], [1], "<i4")), "x/0": [f"file://{tmp_path}/one"], "x/1": ["memory://refs/two"]}
     (tmp_path / "given.json").write_text(json.dumps(refs))
     with pytest.raises(InvalidInput, match="one protocol for a whole set"):
         references.write_json(f"reference::{tmp_path}/given.json", tmp_path / "refs.json")

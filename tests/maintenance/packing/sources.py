@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -46,3 +49,26 @@ def read_by_zarr(root: Path, path: str) -> npt.NDArray[Any]:
 
 def stored(root: Path) -> dict[str, bytes]:
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+# Objects by key as the source of a run.
+
+
+def as_dict(_root: Path, objects: dict[str, bytes]) -> Any:
+    return dict(objects)
+
+
+def as_zip(root: Path, objects: dict[str, bytes]) -> Any:
+    with zipfile.ZipFile(root / "all.zip", "w") as file:
+        for key, data in objects.items():
+            file.writestr(zipfile.ZipInfo(key), data)
+    return f"zip://::{root / 'all.zip'}"
+
+
+def as_tar(root: Path, objects: dict[str, bytes]) -> Any:
+    with tarfile.open(root / "all.tar", "w") as file:
+        for key, data in objects.items():
+            entry = tarfile.TarInfo(key)
+            entry.size = len(data)
+            file.addfile(entry, io.BytesIO(data))
+    return f"tar://::{root / 'all.tar'}"

@@ -18,6 +18,7 @@ from shardstore.maintenance.execution import Execution, Part
 from shardstore.maintenance.verify.run import Copy, VerifyReport, verify_engine
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
+from tests.documents import array_v2
 from tests.shards import encode_index, index_entries, sharded_arrays
 from tests.stored import StorageObjects, document
 
@@ -125,16 +126,7 @@ def test_a_copy_of_zarr_v2(tmp_path: Path, separator: Any) -> None:
     assert kinds_at(compared(make((2, 3)), LocalStorage(tmp_path))) == {("differs", "g/ct/c/1/2"), ("surplus", "g/ct/c/0/0")}
 
 
-V2_ARRAY = {
-    "zarr_format": 2,
-    "shape": [4],
-    "chunks": [2],
-    "dtype": "<i4",
-    "fill_value": 7,
-    "order": "C",
-    "compressor": None,
-    "filters": None,
-}
+V2_ARRAY = array_v2([4], [2], "<i4", fill_value=7)
 V2_GROUP = {"zarr_format": 2}
 
 

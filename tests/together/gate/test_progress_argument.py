@@ -21,11 +21,7 @@ from shardstore.errors import InvalidInput
 from shardstore.progress.shown import reported, step_bar
 from shardstore.progress.steps import Step
 from shardstore.snapshots import Repository, Session
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+from tests.apps.cli.running import Terminal
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,7 @@ from typing import Any
 
 import hypothesis
 import numpy as np
-import numpy.typing as npt
 import pytest
-import tensorstore
 import zarr
 from hypothesis import strategies as st
 from zarr.storage import LocalStore
@@ -26,13 +24,11 @@ from shardstore.format.metadata_v3 import ArrayLayout, parse_layout
 from tests import view
 from tests.apps.cli.running import run, succeed
 from tests.documents import array_v3, sharding_codec
+from tests.together.gate.test_levels import CHECKSUM, LITTLE, Values, by_tensorstore, read_by_tensorstore, stored_document
 
 # As zarr-python warns of every codec before the sharding.
 pytestmark = [pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")]
 
-Values = npt.NDArray[Any]
-LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
-CHECKSUM = {"name": "crc32c"}
 EMPTY = 2**64 - 1
 
 
@@ -91,20 +87,9 @@ class Made:
         return (np.arange(int(np.prod(self.shape))) % 60_000 + 100).astype("u2").reshape(self.shape)
 
 
-def by_tensorstore(root: Path, made: Made | None = None) -> Any:
-    spec: dict[str, Any] = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{root}/"}}
-    if made is not None:
-        spec |= {"metadata": made.metadata, "create": True}
-    return tensorstore.open(spec).result()
-
-
 def written(root: Path, made: Made) -> Values:
-    by_tensorstore(root, made)[...] = made.values
+    by_tensorstore(root, made.metadata)[...] = made.values
     return made.values
-
-
-def read_by_tensorstore(root: Path) -> Values:
-    return np.asarray(by_tensorstore(root).read().result())
 
 
 def read_natively(root: Path, made: Made) -> Values | None:
@@ -115,13 +100,6 @@ def read_natively(root: Path, made: Made) -> Values | None:
                 zarr.open_array(LocalStore(root), mode="r")
             return None
         return np.asarray(zarr.open_array(LocalStore(root), mode="r")[...])
-
-
-def document(root: Path) -> dict[str, Any]:
-    """As it is stored, but for an empty list that zarr-python adds."""
-    loaded: dict[str, Any] = json.loads((root / "zarr.json").read_bytes())
-    assert loaded.pop("storage_transformers", []) == []
-    return loaded
 
 
 def opened(root: Path, **options: Any) -> zarr.Array[Any]:
@@ -162,7 +140,7 @@ def test_values_go_both_ways(tmp_path: Path, made: Made, data: st.DataObject | N
     root = tmp_path / "x"
     shutil.rmtree(root, ignore_errors=True)
     expected = written(root, made)
-    stored = document(root)
+    stored = stored_document(root)
     array = opened(root, pipeline=pipeline)
     assert array.chunks == made.chunk_shape
     np.testing.assert_array_equal(np.asarray(array[...]), expected)
@@ -174,7 +152,7 @@ def test_values_go_both_ways(tmp_path: Path, made: Made, data: st.DataObject | N
     native = read_natively(root, made)
     assert native is None or np.array_equal(native, expected)
     array.attrs["by"] = "shardstore"
-    stored_now = document(root)
+    stored_now = stored_document(root)
     assert stored_now == stored | {"attributes": {"by": "shardstore"}}
     assert json.dumps(stored_now["codecs"]) == json.dumps(stored["codecs"])
     check_listed(root, made)
@@ -216,7 +194,7 @@ def test_erasing_resizing_and_transactions(tmp_path: Path, made: Made, strategy:
     if strategy == "append" and made.location == "start":
         pytest.skip("shards with their index at the start are rewritten")
     expected = written(tmp_path, made)
-    stored = document(tmp_path)
+    stored = stored_document(tmp_path)
     store = shardstore.open(str(tmp_path), strategy=strategy)
     array = zarr.open_array(store, mode="r+", config={"write_empty_chunks": False})
     gone = tuple(slice(0, c) for c in made.chunk_shape)
@@ -232,7 +210,7 @@ def test_erasing_resizing_and_transactions(tmp_path: Path, made: Made, strategy:
 
     smaller = tuple(max(1, n - made.chunk_shape[i]) for i, n in enumerate(made.shape))
     array.resize(smaller)
-    assert document(tmp_path) == stored | {"shape": list(smaller)}
+    assert stored_document(tmp_path) == stored | {"shape": list(smaller)}
     expected = expected[tuple(map(slice, smaller))]
     np.testing.assert_array_equal(read_by_tensorstore(tmp_path), expected)
     grid = [-(-n // c) for n, c in zip(smaller, made.chunk_shape, strict=True)]
@@ -247,7 +225,7 @@ def test_erasing_resizing_and_transactions(tmp_path: Path, made: Made, strategy:
 def test_consolidated_metadata(tmp_path: Path) -> None:
     zarr.create_group(shardstore.open(str(tmp_path)))
     written(tmp_path / "x", ONLY_TRANSPOSED_DIVIDES)
-    stored = document(tmp_path / "x")
+    stored = stored_document(tmp_path / "x")
     store = shardstore.open(str(tmp_path))
     group = zarr.consolidate_metadata(store)
     inside = json.loads((tmp_path / "zarr.json").read_bytes())["consolidated_metadata"]["metadata"]["x"]
@@ -262,7 +240,7 @@ def test_consolidated_metadata(tmp_path: Path) -> None:
 
 def test_a_damaged_document_is_restored_with_its_transposition(tmp_path: Path) -> None:
     expected = written(tmp_path, THREE)
-    stored = document(tmp_path)
+    stored = stored_document(tmp_path)
     store = shardstore.open(str(tmp_path), metadata_ttl=0)
     shown = view.get(store, "zarr.json")
     assert shown is not None
@@ -270,7 +248,7 @@ def test_a_damaged_document_is_restored_with_its_transposition(tmp_path: Path) -
     with pytest.raises(Corruption):
         view.put(store, "c.0.0.0", b"x" * 16)
     view.put(store, "zarr.json", shown)
-    assert document(tmp_path) == stored
+    assert stored_document(tmp_path) == stored
     np.testing.assert_array_equal(read_by_tensorstore(tmp_path), expected)
 
 
@@ -353,7 +331,7 @@ def test_moved_into_other_shards(tmp_path: Path, made: Made, how: str) -> None:
         shardstore.unpack(source, target)
     else:
         getattr(shardstore, how)(source, target, chunks_per_shard=(2,) * len(made.shape))
-    assert document(tmp_path / "y")["codecs"][0]["name"] == ("transpose" if how == "unpack" else "sharding_indexed")
+    assert stored_document(tmp_path / "y")["codecs"][0]["name"] == ("transpose" if how == "unpack" else "sharding_indexed")
     np.testing.assert_array_equal(read_by_tensorstore(tmp_path / "y"), expected)
     before, after = shardstore.get_mapper(source), shardstore.get_mapper(target)
     keys = sorted(key for key in before if key != "zarr.json")

@@ -26,8 +26,8 @@ class FsspecSuite(ShardedStoreSuite):
     store_cls = FsspecStore  # type: ignore[assignment]  # the suite is one of classes, not of types
 
     @pytest.fixture
-    def store_kwargs(self, request: pytest.FixtureRequest) -> dict[str, Any]:
-        self.place = make_place(self.kind, request)
+    def store_kwargs(self, kind: str, request: pytest.FixtureRequest) -> dict[str, Any]:
+        self.place = make_place(kind, request)
         store = FsspecStore.from_url(f"sharded::{self.place.url}", storage_options=self.place.link_options())
         return {"fs": store.fs, "path": store.path}
 
@@ -39,19 +39,8 @@ class FsspecSuite(ShardedStoreSuite):
         assert str(store) == "<FsspecStore(ShardedFileSystem, " + self.place.path + ")>"
 
 
-class TestMemory(FsspecSuite):
+class TestFsspecStore(FsspecSuite):
     __test__ = True
-    kind = "memory"
-
-
-class TestLocal(FsspecSuite):
-    __test__ = True
-    kind = "local"
-
-
-class TestS3(FsspecSuite):
-    __test__ = True
-    kind = "s3"
 
 
 # -- the same suite, every key a chunk key of one sharded array --------------------------------------------------------
@@ -77,9 +66,13 @@ class ShardedFilesSuite(ShardedArraySuite):
     __test__ = False
     store_cls = UnderShardedFiles  # type: ignore[assignment]  # the suite is one of classes, not of types
 
+    @pytest.fixture(params=["memory", "local"])
+    def kind(self, request: pytest.FixtureRequest) -> str:
+        return str(request.param)
+
     @pytest.fixture
-    def store_kwargs(self, request: pytest.FixtureRequest) -> dict[str, Any]:
-        place = make_place(self.kind, request)
+    def store_kwargs(self, kind: str, request: pytest.FixtureRequest) -> dict[str, Any]:
+        place = make_place(kind, request)
         place.objects.put("zarr.json", json.dumps(SHARDED_ROOT).encode())
         self.beside = shardstore.ShardedStore(place.url, storage_options=place.storage_options or None, index_cache_bytes=1000)
         return {"url": place.url, "storage_options": place.link_options()}
@@ -88,14 +81,8 @@ class ShardedFilesSuite(ShardedArraySuite):
         assert "ShardedFileSystem" in repr(store)
 
 
-class TestShardedArrayInMemory(ShardedFilesSuite):
+class TestShardedArray(ShardedFilesSuite):
     __test__ = True
-    kind = "memory"
-
-
-class TestShardedArrayInFiles(ShardedFilesSuite):
-    __test__ = True
-    kind = "local"
 
 
 # -- zarr over URLs ------------------------------------------------------------------------------------------------------

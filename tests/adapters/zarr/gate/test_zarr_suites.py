@@ -40,7 +40,11 @@ def kwargs_of(place: Place) -> dict[str, Any]:
 
 
 class SupportsAll:
-    """Tests of the suite that a store which supports all replaces."""
+    """Tests of the suite that a store which supports all replaces, on each kind of place."""
+
+    @pytest.fixture(params=["memory", "local", "s3"])
+    def kind(self, request: pytest.FixtureRequest) -> str:
+        return str(request.param)
 
     def test_store_supports_writes(self, store: Store) -> None:
         assert store.supports_writes
@@ -53,14 +57,13 @@ class ShardedStoreSuite(SupportsAll, StoreTests[shardstore.ShardedStore, cpu.Buf
     """What the suite asks its user to write: how a store is made, and two ways past it."""
 
     __test__ = False
-    kind: str
     store_cls = shardstore.ShardedStore
     buffer_cls = cpu.Buffer
     place: Place
 
     @pytest.fixture
-    def store_kwargs(self, request: pytest.FixtureRequest) -> dict[str, Any]:
-        self.place = make_place(self.kind, request)
+    def store_kwargs(self, kind: str, request: pytest.FixtureRequest) -> dict[str, Any]:
+        self.place = make_place(kind, request)
         return kwargs_of(self.place)
 
     async def set(self, store: shardstore.ShardedStore, key: str, value: Buffer) -> None:
@@ -76,19 +79,8 @@ class ShardedStoreSuite(SupportsAll, StoreTests[shardstore.ShardedStore, cpu.Buf
         assert self.place.url.split("/")[-1] in repr(store)
 
 
-class TestMemory(ShardedStoreSuite):
+class TestShardedStore(ShardedStoreSuite):
     __test__ = True
-    kind = "memory"
-
-
-class TestLocal(ShardedStoreSuite):
-    __test__ = True
-    kind = "local"
-
-
-class TestS3(ShardedStoreSuite):
-    __test__ = True
-    kind = "s3"
 
 
 # -- the same suite, every key a chunk key of one sharded array --------------------------------------------------------
@@ -99,14 +91,13 @@ class ShardedArraySuite(SupportsAll, StoreTests[UnderShardedArray, cpu.Buffer]):
     writer and reader of single chunks of a shard is at hand."""
 
     __test__ = False
-    kind: str
     store_cls = UnderShardedArray
     buffer_cls = cpu.Buffer
     beside: shardstore.ShardedStore
 
     @pytest.fixture
-    def store_kwargs(self, request: pytest.FixtureRequest) -> dict[str, Any]:
-        place = make_place(self.kind, request)
+    def store_kwargs(self, kind: str, request: pytest.FixtureRequest) -> dict[str, Any]:
+        place = make_place(kind, request)
         place.objects.put("zarr.json", json.dumps(SHARDED_ROOT).encode())
         self.beside = shardstore.ShardedStore(**kwargs_of(place))
         return kwargs_of(place)
@@ -123,19 +114,8 @@ class ShardedArraySuite(SupportsAll, StoreTests[UnderShardedArray, cpu.Buffer]):
         assert "ShardedStore" in repr(store)
 
 
-class TestShardedArrayInMemory(ShardedArraySuite):
+class TestShardedArray(ShardedArraySuite):
     __test__ = True
-    kind = "memory"
-
-
-class TestShardedArrayOnLocalDisk(ShardedArraySuite):
-    __test__ = True
-    kind = "local"
-
-
-class TestShardedArrayOnS3(ShardedArraySuite):
-    __test__ = True
-    kind = "s3"
 
 
 def test_the_suite_does_reach_shards() -> None:

@@ -24,6 +24,7 @@ from shardstore.format.v2.documents import (
     group_to_v2,
 )
 from shardstore.format.v2.kept import RESERVED, carry_kept, hide_kept
+from tests.documents import array_v2
 
 Json = dict[str, Any]
 
@@ -350,16 +351,7 @@ def test_a_change_made_in_v3_wins_over_what_is_kept() -> None:
 
 # Groups and consolidated metadata.
 
-REFUSABLE: Json = {
-    "zarr_format": 2,
-    "shape": [6, 4],
-    "chunks": [2, 2],
-    "dtype": "<i4",
-    "order": "C",
-    "filters": None,
-    "compressor": None,
-    "fill_value": 0,
-}
+REFUSABLE: Json = array_v2([6, 4], [2, 2], "<i4")
 
 
 @given(st.dictionaries(names.filter(lambda name: name != "zarr_format"), values, max_size=2), zattrs(), zattrs())

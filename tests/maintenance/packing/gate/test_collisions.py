@@ -15,20 +15,11 @@ import zarr
 import shardstore
 from shardstore.errors import Unsupported
 from shardstore.storage.memory import MemoryStorage
-from tests.documents import array_v3
+from tests.documents import array_v2, array_v3
 from tests.maintenance.packing.sources import read_by_zarr
 from tests.stored import StorageObjects, snapshot
 
-V2_ARRAY = {
-    "zarr_format": 2,
-    "shape": [4],
-    "chunks": [2],
-    "dtype": "<i4",
-    "fill_value": 0,
-    "order": "C",
-    "filters": None,
-    "compressor": None,
-}
+V2_ARRAY = array_v2([4], [2], "<i4")
 V2_GROUP = {"zarr_format": 2}
 V3_GROUP = {"zarr_format": 3, "node_type": "group", "attributes": {}}
 

@@ -11,13 +11,10 @@ Histories of some rounds are run for each form.
 from __future__ import annotations
 
 import base64
-import io
 import json
 import os
 import random
-import tarfile
 import uuid
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -34,9 +31,9 @@ from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
 from shardstore.stored.draft2022.storage import DraftStorage
 from shardstore.testing.trace import TraceStorage
-from tests.documents import array_v3
+from tests.documents import array_v2, array_v3
 from tests.harness.scale import sized
-from tests.maintenance.packing.sources import stored
+from tests.maintenance.packing.sources import as_dict, as_tar, as_zip, stored
 from tests.stored import StorageObjects, snapshot
 
 SEEDS = sized(20, 1)
@@ -191,17 +188,7 @@ def _join(path: str, name: str) -> str:
 
 
 def _v2(path: str, array: Array) -> Objects:
-    document = {
-        "zarr_format": 2,
-        "shape": array.shape,
-        "chunks": [1] * len(array.shape),
-        "dtype": f"<{array.dtype}",
-        "fill_value": 0,
-        "order": "C",
-        "filters": None,
-        "compressor": None,
-        "dimension_separator": array.separator,
-    }
+    document = array_v2(array.shape, [1] * len(array.shape), f"<{array.dtype}", dimension_separator=array.separator)
     keys = {_join(path, array.separator.join(map(str, at)) or "0"): data for at, data in array.chunks.items()}
     attributes = json.dumps({"n": array.attribute}).encode()
     return {f"{path}/.zarray": json.dumps(document).encode(), f"{path}/.zattrs": attributes, **keys}
@@ -249,10 +236,6 @@ def as_cache(root: Path, objects: Objects) -> Any:
     return f"simplecache::file://{as_directory(root, objects)}"
 
 
-def as_dict(root: Path, objects: Objects) -> Any:
-    return dict(objects)
-
-
 def as_memory(root: Path, objects: Objects) -> Any:
     fs, place = fsspec.filesystem("memory"), f"/machine{root}"
     there = {name.removeprefix(f"{place}/"): fs.cat_file(name) for name in fs.find(place)}
@@ -262,22 +245,6 @@ def as_memory(root: Path, objects: Objects) -> Any:
         if there.get(key) != data:
             fs.pipe_file(f"{place}/{key}", data)
     return f"memory:/{place}"
-
-
-def as_zip(root: Path, objects: Objects) -> Any:
-    with zipfile.ZipFile(root / "all.zip", "w") as file:
-        for key, data in objects.items():
-            file.writestr(zipfile.ZipInfo(key), data)
-    return f"zip://::{root / 'all.zip'}"
-
-
-def as_tar(root: Path, objects: Objects) -> Any:
-    with tarfile.open(root / "all.tar", "w") as file:
-        for key, data in objects.items():
-            entry = tarfile.TarInfo(key)
-            entry.size = len(data)
-            file.addfile(entry, io.BytesIO(data))
-    return f"tar://::{root / 'all.tar'}"
 
 
 def as_references(root: Path, objects: Objects) -> Any:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import base64
 import http.server
-import io
 import json
 import os
 import re
-import tarfile
 import threading
 import time
 import uuid
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,7 +24,7 @@ from fsspec.spec import AbstractFileSystem
 import shardstore
 from shardstore.errors import InvalidInput
 from shardstore.storage.local.versions import FileGeneration
-from tests.maintenance.packing.sources import read_by_zarr, stored
+from tests.maintenance.packing.sources import as_dict, as_tar, as_zip, read_by_zarr, stored
 
 Objects = dict[str, bytes]
 
@@ -61,10 +58,6 @@ class Values(Mapping[str, bytes]):
         return len(self._objects)
 
 
-def as_dict(root: Path, objects: Objects) -> Any:
-    return dict(objects)
-
-
 def as_mapping(root: Path, objects: Objects) -> Any:
     return Values(dict(objects))
 
@@ -93,22 +86,6 @@ def as_cache_that_stays(root: Path, objects: Objects) -> Any:
     for key in objects:
         fs.cat_file(f"{path}/{key}")  # and so it is in the cache
     return fs, path
-
-
-def as_zip(root: Path, objects: Objects) -> Any:
-    with zipfile.ZipFile(root / "all.zip", "w") as file:
-        for key, data in objects.items():
-            file.writestr(zipfile.ZipInfo(key), data)
-    return f"zip://::{root / 'all.zip'}"
-
-
-def as_tar(root: Path, objects: Objects) -> Any:
-    with tarfile.open(root / "all.tar", "w") as file:
-        for key, data in objects.items():
-            entry = tarfile.TarInfo(key)
-            entry.size = len(data)
-            file.addfile(entry, io.BytesIO(data))
-    return f"tar://::{root / 'all.tar'}"
 
 
 def references(root: Path, found: dict[str, Any]) -> str:

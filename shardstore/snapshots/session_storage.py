@@ -244,8 +244,8 @@ class SessionStorage(ReadsAndWrites, ChunkSource, HasIdentity, HasPhysicalLocati
         outcomes: list[ReadOutcome],
     ) -> None:
         """Read what is wanted of chunks that lie in files."""
-        starts, nbytes = _wanted(places, stored, [reads[number] for number in numbers])
-        found = await self._read_spans(places, stored, starts, nbytes, [reads[number].key for number in numbers])
+        starts, lengths = _wanted(places, stored, [reads[number] for number in numbers])
+        found = await self._read_spans(places, stored, starts, lengths, [reads[number].key for number in numbers])
         for number, place, view in zip(numbers, stored.tolist(), found, strict=True):
             if isinstance(view, ShardStoreError):
                 outcomes[number] = Failed(view)
@@ -376,12 +376,14 @@ class SessionStorage(ReadsAndWrites, ChunkSource, HasIdentity, HasPhysicalLocati
                     seen[file, check] = end
                     asked.append((file, (ByteRange(end - 1, end),), check))
             for some in batched(asked, _FILES_AT_ONCE):
-                for (file, (last,), _), answer in zip(some, await self._virtual.read(some), strict=True):
+                for (file, _, check), answer in zip(some, await self._virtual.read(some), strict=True):
                     name = CHUNKS + file_name(file) if isinstance(file, bytes) else redacted(file)
                     if isinstance(answer, ShardStoreError):
                         yield FileFault(node.path, name, answer)
                     elif not len(answer[0]):
-                        yield FileFault(node.path, name, Corruption(f"it is shorter than {last.end} bytes, which chunks say that it has"))
+                        yield FileFault(
+                            node.path, name, Corruption(f"it is shorter than {seen[file, check]} bytes, which chunks say that it has")
+                        )
 
     async def file_with(self, keys: Sequence[str]) -> ChunksInFile | None:
         if self.session.branch is not None or (places := await self._places_of_all(keys)) is None:

@@ -18,7 +18,7 @@ from shardstore.errors import Conflict, Corruption, InvalidInput, ShardStoreErro
 from shardstore.format.snapshots.file_names import CHUNKS, encode_id
 from shardstore.format.snapshots.manifest import ChunkRefs, VirtualCheck
 from shardstore.model.generation import Generation
-from shardstore.model.ranges import ByteRange
+from shardstore.model.ranges import ByteRequest
 from shardstore.model.redaction import redacted
 from shardstore.opening.open import open_storage
 from shardstore.opening.references import ReferenceTargets, SetAddress, TargetOptions
@@ -26,7 +26,7 @@ from shardstore.snapshots.files import MissingFile
 from shardstore.storage.base import Absent, Changed, Failed, Found, LeadsNowhere, Read, ReadOutcome, Storage
 from shardstore.storage.local.versions import may_be_same_bytes
 
-Asked = tuple[bytes | str, Sequence[ByteRange], VirtualCheck | None]
+Asked = tuple[bytes | str, Sequence[ByteRequest], VirtualCheck | None]
 """The id of a chunk file, or the URI of a virtual one; ranges of it; and what proves that a virtual one is unchanged."""
 
 
@@ -100,7 +100,7 @@ class VirtualFiles:
                 f"open it with virtual_prefixes=['{place}/'], or of what lies above, by Repository.open; commands take --virtual-prefix"
             )
 
-    def _read_of(self, file: bytes | str, ranges: tuple[ByteRange, ...], check: VirtualCheck | None) -> tuple[Storage, Read]:
+    def _read_of(self, file: bytes | str, ranges: tuple[ByteRequest, ...], check: VirtualCheck | None) -> tuple[Storage, Read]:
         if isinstance(file, bytes):
             return self._storage, Read(CHUNKS + encode_id(file), ranges)
         self.check_authorised(file)

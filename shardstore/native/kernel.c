@@ -1,0 +1,639 @@
+/* Reads, decodes and places chunks of shards, and encodes chunks. Depends on libc and POSIX threads only.
+
+   It knows nothing of Python: ctypes loads it, and releases the interpreter's lock around each call. The functions of codecs come as
+   pointers, which Python looks up in libraries that are installed (libraries.py). Nothing here raises: each chunk gets a status, and
+   the caller goes the usual way, which has the words for errors, where one is not OK.
+
+   What it promises, whatever files hold and whatever numbers it is given: it writes nowhere but into the selected elements of the
+   caller's array. So
+   - bytes out of a file are decoded from memory of this call's own, so that a file that changes meanwhile changes nothing there;
+   - no length, size or position out of a file is used before it was compared with what the array's metadata say (decode_*);
+   - numbers of the caller are checked chunk by chunk, on copies (locate);
+   - a decoder is given memory for exactly one chunk: the chunk's place in the caller's array, where that is one piece, else a buffer.
+
+   Memory and time of a call are bounded: by three chunks a thread, and by the chunks that it is given. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#if UINTPTR_MAX != UINT64_MAX || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the kernel is for 64-bit machines with little-endian numbers, which headers and checksums are stored in"
+#endif
+#ifndef RWF_NOWAIT
+#define RWF_NOWAIT 0x00000008
+#endif
+#define EXPORT __attribute__((visibility("default")))
+
+enum { ABI = 1 }; /* to be raised with every change of a structure, a number or a function that Python sees: kernel.py has the same */
+enum { NONE = 0, ZSTD = 1, BLOSC = 2, GZIP = 3 };
+enum { OK = 0, NOT_READ = 1, BAD_CHECKSUM = 2, NOT_DECODED = 3, OTHER_SIZE = 4, NO_MEMORY = 5, LATE = 6, BAD_ARGUMENT = 7 };
+enum { EQUALS_FILL = -1, NOT_ENCODED = -2 }; /* in place of the number of encoded bytes */
+enum { MAX_DIMENSIONS = 16, MAX_THREADS = 64, CRC_NBYTES = 4 };
+enum { BLOSC_HEADER_NBYTES = 16, BLOSC_MAX_OVERHEAD = 16, ZSTD_LEAST_NBYTES = 5 };
+enum { ZSTD_LEVEL = 100, ZSTD_CHECKSUM = 201 };             /* ZSTD_cParameter */
+enum { GZIP_ONLY = 31, ZLIB_OK = 0, ZLIB_STREAM_END = 1 };  /* windowBits: 15, and 16 for the header of gzip */
+enum { KEPT_NBYTES = 1 << 20 };                             /* of a buffer that a thread keeps between calls */
+static const int64_t ANNOUNCED_NBYTES = 1 << 26;            /* the most that the system is told to fetch before it is waited for */
+static const int64_t SPARE_NBYTES = 4096;                   /* an encoded chunk has at most twice its bytes, and these */
+
+/* z_stream of zlib, whose layout is part of its binary interface. */
+typedef struct {
+    const uint8_t *next_in;
+    unsigned avail_in;
+    unsigned long total_in;
+    uint8_t *next_out;
+    unsigned avail_out;
+    unsigned long total_out;
+    const char *message;
+    void *state;
+    void *(*allocate)(void *, unsigned, unsigned);
+    void (*release)(void *, void *);
+    void *opaque;
+    int data_type;
+    unsigned long adler, reserved;
+} ZlibStream;
+
+/* Functions of other libraries, in the order of libraries.py. One that is missing is NULL, and Python asks for no codec that needs it. */
+typedef struct {
+    void *(*zstd_create_decoder)(void);
+    size_t (*zstd_free_decoder)(void *);
+    size_t (*zstd_decode)(void *, void *, size_t, const void *, size_t);
+    unsigned long long (*zstd_content_size)(const void *, size_t);
+    void *(*zstd_create_encoder)(void);
+    size_t (*zstd_free_encoder)(void *);
+    size_t (*zstd_set)(void *, int, int);
+    size_t (*zstd_encode)(void *, void *, size_t, const void *, size_t);
+    size_t (*zstd_bound)(size_t);
+    unsigned (*zstd_is_error)(size_t);
+    int (*blosc_decode)(const void *, void *, size_t, int);
+    int (*blosc_decode_items)(const void *, int, int, void *);
+    int (*blosc_encode)(int, int, size_t, size_t, const void *, void *, size_t, const char *, size_t, int);
+    const char *(*zlib_version)(void);
+    int (*inflate_init)(ZlibStream *, int, const char *, int);
+    int (*inflate)(ZlibStream *, int);
+    int (*inflate_end)(ZlibStream *);
+    uint32_t (*crc32c)(uint32_t, const uint8_t *, size_t);
+} Functions;
+
+/* Facts that all chunks of a call share. */
+typedef struct {
+    const Functions *functions;
+    int32_t ndim, itemsize, codec, has_crc;
+    int32_t is_partial;                                     /* whether bytes that no selected element needs may be left out */
+    int32_t level, has_checksum, shuffle, typesize, blocksize; /* for encoding */
+    int64_t chunk_nbytes;
+    int64_t chunk_shape[MAX_DIMENSIONS];                    /* as elements are stored: transposed already */
+    int64_t strides[MAX_DIMENSIONS];                        /* of the caller's array, in bytes, its dimensions in the same order */
+    char compressor[16];                                    /* the one inside of Blosc, for encoding */
+} Params;
+
+typedef struct {
+    int64_t offset, nbytes;                                 /* in the file */
+    int64_t at;                                             /* the first selected element's place in the caller's array, in bytes */
+    int32_t file;                                           /* which of the descriptors */
+    int32_t status;
+} Chunk;
+
+/* ------------------------------------------------------------------------------------------------ where elements are, and are put */
+
+/* The selected elements of one chunk. */
+typedef struct {
+    int64_t first[MAX_DIMENSIONS], count[MAX_DIMENSIONS], step[MAX_DIMENSIONS];
+    int64_t begin, end;                                     /* the decoded bytes that they lie in */
+    int is_in_place;                                        /* whether the chunk, bytes in the same order, is what is selected */
+} Region;
+
+static int are_valid(const Params *params) {
+    int64_t nbytes = params->itemsize;
+    if (!params->functions || params->ndim < 0 || params->ndim > MAX_DIMENSIONS || params->itemsize < 1) return 0;
+    for (int d = 0; d < params->ndim; d++) {
+        if (params->chunk_shape[d] < 1 || params->strides[d] < 0) return 0;
+        if (__builtin_mul_overflow(nbytes, params->chunk_shape[d], &nbytes)) return 0;
+    }
+    return nbytes == params->chunk_nbytes && nbytes <= INT64_MAX / 4 && memchr(params->compressor, 0, sizeof params->compressor);
+}
+
+/* Return whether so many elements a dimension, the first of them at `at`, lie within the `nbytes` bytes of the caller's array. */
+static int lie_within(const Params *params, int64_t at, const int64_t *count, int64_t nbytes) {
+    int64_t end = at, extent;
+    if (at < 0) return 0;
+    for (int d = 0; d < params->ndim; d++) {
+        if (__builtin_mul_overflow(count[d] - 1, params->strides[d], &extent)) return 0;
+        if (__builtin_add_overflow(end, extent, &end)) return 0;
+    }
+    return !__builtin_add_overflow(end, (int64_t)params->itemsize, &end) && end <= nbytes;
+}
+
+/* Find out where the selected elements of a chunk are; return 0 if they are not all in the chunk and in the caller's array.
+   `selection` has ndim first elements, ndim counts and ndim steps. */
+static int locate(const Params *params, int64_t at, const int64_t *selection, int64_t out_nbytes, Region *region) {
+    const int ndim = params->ndim;
+    int64_t stride = params->itemsize;
+    memcpy(region->first, selection, ndim * sizeof *selection);
+    memcpy(region->count, selection + ndim, ndim * sizeof *selection);
+    memcpy(region->step, selection + 2 * ndim, ndim * sizeof *selection);
+    region->begin = region->end = 0;
+    region->is_in_place = 1;
+    for (int d = ndim - 1; d >= 0; d--) {
+        const int64_t length = params->chunk_shape[d], first = region->first[d], count = region->count[d];
+        if (first < 0 || first >= length || count < 1 || region->step[d] < 1) return 0;
+        if (count - 1 > (length - 1 - first) / region->step[d]) return 0;
+        if (count == 1) region->step[d] = 1;                /* of one element any step is the same, and none overflows */
+        region->begin += first * stride;
+        region->end += (first + (count - 1) * region->step[d]) * stride;
+        if (count != length || (count > 1 && params->strides[d] != stride)) region->is_in_place = 0;
+        stride *= length;
+    }
+    region->end += params->itemsize;
+    return lie_within(params, at, region->count, out_nbytes);
+}
+
+/* Copy `n` pieces of `nbytes` bytes. The common sizes of elements are constants, which the compiler makes single moves of. */
+static void copy_pieces(uint8_t *to, int64_t to_stride, const uint8_t *from, int64_t from_stride, int64_t n, int64_t nbytes) {
+    switch (nbytes) {
+    case 1: for (int64_t i = 0; i < n; i++) to[i * to_stride] = from[i * from_stride]; break;
+    case 2: for (int64_t i = 0; i < n; i++) memcpy(to + i * to_stride, from + i * from_stride, 2); break;
+    case 4: for (int64_t i = 0; i < n; i++) memcpy(to + i * to_stride, from + i * from_stride, 4); break;
+    case 8: for (int64_t i = 0; i < n; i++) memcpy(to + i * to_stride, from + i * from_stride, 8); break;
+    default: for (int64_t i = 0; i < n; i++) memcpy(to + i * to_stride, from + i * from_stride, (size_t)nbytes);
+    }
+}
+
+/* Copy elements between two layouts, `count` a dimension. */
+static void copy_elements(int ndim, const int64_t *count, int64_t itemsize, uint8_t *to, const int64_t *to_strides, const uint8_t *from,
+                          const int64_t *from_strides) {
+    int64_t index[MAX_DIMENSIONS] = {0}, piece = itemsize;
+    int last = ndim - 1;
+    /* The innermost dimensions that are one piece on both sides. */
+    while (last >= 0 && (count[last] == 1 || (from_strides[last] == piece && to_strides[last] == piece))) piece *= count[last--];
+    if (last < 0) {
+        memcpy(to, from, (size_t)piece);
+        return;
+    }
+    for (;;) {
+        int64_t to_row = 0, from_row = 0;
+        for (int d = 0; d < last; d++) {
+            to_row += index[d] * to_strides[d];
+            from_row += index[d] * from_strides[d];
+        }
+        copy_pieces(to + to_row, to_strides[last], from + from_row, from_strides[last], count[last], piece);
+        int d = last - 1;
+        while (d >= 0 && ++index[d] == count[d]) index[d--] = 0;
+        if (d < 0) return;
+    }
+}
+
+/* Copy the selected elements of a decoded chunk into the caller's array. Of the chunk, bytes outside of the region are not looked at. */
+static void place(const Params *params, const Region *region, const uint8_t *chunk, uint8_t *to) {
+    int64_t strides[MAX_DIMENSIONS], stride = params->itemsize;
+    for (int d = params->ndim - 1; d >= 0; d--) {
+        strides[d] = stride * region->step[d];
+        stride *= params->chunk_shape[d];
+    }
+    copy_elements(params->ndim, region->count, params->itemsize, to, params->strides, chunk + region->begin, strides);
+}
+
+/* ------------------------------------------------------------------------------------------------ threads, and what they keep */
+
+/* Memory of a thread. Python's threads keep it between calls, in part; those that are started here end with the call. */
+typedef struct {
+    void *zstd;
+    size_t (*free_zstd)(void *);                            /* of the library that made it */
+    uint8_t *encoded, *decoded;
+    int64_t encoded_nbytes, decoded_nbytes;
+} Scratch;
+
+static pthread_key_t scratch_key;
+static int is_ready;
+static atomic_int helpers;                                  /* threads that are started here and run, of all calls */
+
+static void free_scratch(void *value) {
+    Scratch *scratch = value;
+    if (scratch->zstd) scratch->free_zstd(scratch->zstd);
+    free(scratch->encoded);
+    free(scratch->decoded);
+    free(scratch);
+}
+
+/* In a child process none of the threads runs that were counted. What they kept is lost there; what the forking thread kept is whole,
+   since that thread was not in a call. */
+static void forget_helpers(void) { atomic_store(&helpers, 0); }
+
+__attribute__((constructor)) static void set_up(void) {
+    is_ready = !pthread_key_create(&scratch_key, free_scratch) && !pthread_atfork(NULL, NULL, forget_helpers);
+}
+
+/* Make a decoder, unless there is one that the same library has made: those of two versions differ. */
+static int has_zstd_decoder(Scratch *scratch, const Functions *functions) {
+    if (scratch->zstd && scratch->free_zstd != functions->zstd_free_decoder) {
+        scratch->free_zstd(scratch->zstd);
+        scratch->zstd = NULL;
+    }
+    if (!scratch->zstd) {
+        scratch->zstd = functions->zstd_create_decoder();
+        scratch->free_zstd = functions->zstd_free_decoder;
+    }
+    return scratch->zstd != NULL;
+}
+
+/* Return this thread's memory, with a decoder if the codec needs one; NULL if there is not enough. */
+static Scratch *scratch_of_thread(const Params *params) {
+    Scratch *scratch = pthread_getspecific(scratch_key);
+    if (!scratch) {
+        scratch = calloc(1, sizeof *scratch);
+        if (scratch && pthread_setspecific(scratch_key, scratch)) {
+            free(scratch);
+            scratch = NULL;
+        }
+    }
+    if (scratch && params->codec == ZSTD && !has_zstd_decoder(scratch, params->functions)) return NULL;
+    return scratch;
+}
+
+static int reserve(uint8_t **buffer, int64_t *nbytes, int64_t needed) {
+    if (*nbytes >= needed) return 1;
+    free(*buffer);
+    *buffer = malloc((size_t)needed);
+    *nbytes = *buffer ? needed : 0;
+    return *buffer != NULL;
+}
+
+static void release_if_large(uint8_t **buffer, int64_t *nbytes) {
+    if (*nbytes <= KEPT_NBYTES) return;
+    free(*buffer);
+    *buffer = NULL;
+    *nbytes = 0;
+}
+
+/* Run `work` in this thread and in more of them, as long as all calls together have started fewer than `threads`; return when all have
+   ended. Signals go to Python's threads. */
+static void run_in_threads(void *(*work)(void *), void *job, int64_t threads) {
+    pthread_t started[MAX_THREADS];
+    sigset_t all, before;
+    int n = 0;
+    if (threads > MAX_THREADS) threads = MAX_THREADS;
+    if (threads > 1) {
+        sigfillset(&all);
+        (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+        while (n < threads - 1) {
+            int is_one_too_many = atomic_fetch_add(&helpers, 1) >= threads - 1;
+            if (is_one_too_many || pthread_create(&started[n], NULL, work, job)) {
+                atomic_fetch_sub(&helpers, 1);
+                break;
+            }
+            n++;
+        }
+        (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    }
+    work(job);
+    while (n--) {
+        (void)pthread_join(started[n], NULL);
+        atomic_fetch_sub(&helpers, 1);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ decoding */
+
+/* One frame with its content size, or several of which all but the first are empty; everything else goes the usual way. Its checksum,
+   if it has one, is checked by the library. RFC 8878, 3.1.1. */
+static int decode_zstd(const Params *params, void *decoder, const uint8_t *data, size_t nbytes, uint8_t *to) {
+    static const uint8_t magic[4] = {0x28, 0xb5, 0x2f, 0xfd};
+    const size_t expected = (size_t)params->chunk_nbytes;
+    if (nbytes < ZSTD_LEAST_NBYTES || memcmp(data, magic, sizeof magic)) return NOT_DECODED;
+    if (params->functions->zstd_content_size(data, nbytes) != expected) return OTHER_SIZE;
+    /* An error is a number close to SIZE_MAX, which no chunk has bytes of. */
+    return params->functions->zstd_decode(decoder, to, expected, data, nbytes) == expected ? OK : NOT_DECODED;
+}
+
+/* The header, as in chunk_coding.py, is compared first: without it the library would believe what it says. */
+static int decode_blosc(const Params *params, const Region *region, const uint8_t *data, size_t nbytes, uint8_t *to) {
+    struct { int32_t decoded, block, encoded; } header;
+    const int64_t expected = params->chunk_nbytes;
+    if (nbytes < BLOSC_HEADER_NBYTES || nbytes > INT32_MAX || expected > INT32_MAX) return OTHER_SIZE;
+    const int typesize = data[3];
+    memcpy(&header, data + 4, sizeof header);
+    if (header.decoded != expected || header.encoded != (int64_t)nbytes || header.block < 1) return OTHER_SIZE;
+    const int is_needed_whole = region->begin == 0 && region->end == expected;
+    const int are_items = typesize && region->begin % typesize == 0 && region->end % typesize == 0 && expected % typesize == 0;
+    if (params->is_partial && !is_needed_whole && are_items) {
+        const int needed = (int)(region->end - region->begin);
+        int decoded = params->functions->blosc_decode_items(data, (int)region->begin / typesize, needed / typesize, to + region->begin);
+        return decoded == needed ? OK : NOT_DECODED;
+    }
+    return params->functions->blosc_decode(data, to, (size_t)expected, 1) == expected ? OK : NOT_DECODED;
+}
+
+/* One member, to its end; several, or bytes behind it, go the usual way. RFC 1952. */
+static int decode_gzip(const Params *params, const uint8_t *data, size_t nbytes, uint8_t *to) {
+    const Functions *functions = params->functions;
+    const size_t expected = (size_t)params->chunk_nbytes;
+    ZlibStream stream;
+    uint8_t spare;
+    if (nbytes > UINT32_MAX || expected > UINT32_MAX) return OTHER_SIZE;
+    memset(&stream, 0, sizeof stream);
+    if (functions->inflate_init(&stream, GZIP_ONLY, functions->zlib_version(), sizeof stream) != ZLIB_OK) return NO_MEMORY;
+    stream.next_in = data;
+    stream.avail_in = (unsigned)nbytes;
+    stream.next_out = to;
+    stream.avail_out = (unsigned)expected;
+    int state = functions->inflate(&stream, 0);
+    if (state == ZLIB_OK && stream.avail_out == 0) {        /* it may stop before the checksum if no byte more can be put out */
+        stream.next_out = &spare;
+        stream.avail_out = 1;
+        state = functions->inflate(&stream, 0);
+    }
+    const int is_all = state == ZLIB_STREAM_END && stream.avail_in == 0 && stream.total_out == expected;
+    functions->inflate_end(&stream);
+    return is_all ? OK : NOT_DECODED;
+}
+
+/* Decode a chunk into memory of its size; bytes outside of the region may stay as they are. */
+static int decode(const Params *params, const Region *region, void *zstd, const uint8_t *data, size_t nbytes, uint8_t *to) {
+    switch (params->codec) {
+    case ZSTD: return decode_zstd(params, zstd, data, nbytes, to);
+    case BLOSC: return decode_blosc(params, region, data, nbytes, to);
+    case GZIP: return decode_gzip(params, data, nbytes, to);
+    }
+    return BAD_ARGUMENT;
+}
+
+/* ------------------------------------------------------------------------------------------------ reading */
+
+typedef struct {
+    const Params *params;
+    const int32_t *files;
+    int64_t file_count;
+    Chunk *chunks;
+    const int64_t *selections;                              /* (n, 3, ndim): first elements, counts, steps */
+    int64_t n;
+    uint8_t *out;
+    int64_t out_nbytes;
+    int64_t at_once;                                        /* chunks that a thread takes each time: neighbours, most often */
+    int is_second_pass;                                     /* over the chunks that were late in the first */
+    atomic_llong next, late_nbytes;
+} ReadJob;
+
+/* Read `nbytes` bytes of a file. If the disk is not to be waited for, LATE means that they are not in the page cache. */
+static int read_fully(int file, uint8_t *to, int64_t nbytes, int64_t offset, int waits) {
+    for (int64_t done = 0; done < nbytes;) {
+        struct iovec piece = {to + done, (size_t)(nbytes - done)};
+        ssize_t got = preadv2(file, &piece, 1, offset + done, waits ? 0 : RWF_NOWAIT);
+        if (got > 0) {
+            done += got;
+        } else if (got == 0) {
+            return NOT_READ;                                /* the file ends before */
+        } else if (errno == EAGAIN && !waits) {
+            return LATE;
+        } else if ((errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL) && !waits) {
+            waits = 1;                                      /* this filesystem cannot say what it has in memory */
+        } else if (errno != EINTR) {
+            return NOT_READ;
+        }
+    }
+    return OK;
+}
+
+static int read_plain(const ReadJob *job, Scratch *scratch, const Chunk *chunk, const Region *region, int waits) {
+    const Params *params = job->params;
+    uint8_t *to = job->out + chunk->at;
+    const int file = job->files[chunk->file];
+    const int64_t begin = params->is_partial ? region->begin : 0, end = params->is_partial ? region->end : params->chunk_nbytes;
+    if (chunk->nbytes != params->chunk_nbytes) return OTHER_SIZE;
+    if (region->is_in_place) return read_fully(file, to, chunk->nbytes, chunk->offset, waits);
+    if (!reserve(&scratch->decoded, &scratch->decoded_nbytes, params->chunk_nbytes)) return NO_MEMORY;
+    int status = read_fully(file, scratch->decoded + begin, end - begin, chunk->offset + begin, waits);
+    if (status == OK) place(params, region, scratch->decoded, to);
+    return status;
+}
+
+static int read_encoded(const ReadJob *job, Scratch *scratch, const Chunk *chunk, const Region *region, int waits) {
+    const Params *params = job->params;
+    uint8_t *to = job->out + chunk->at;
+    int64_t nbytes = chunk->nbytes;
+    if (nbytes > 2 * params->chunk_nbytes + SPARE_NBYTES) return OTHER_SIZE;
+    if (!reserve(&scratch->encoded, &scratch->encoded_nbytes, nbytes)) return NO_MEMORY;
+    int status = read_fully(job->files[chunk->file], scratch->encoded, nbytes, chunk->offset, waits);
+    if (status != OK) return status;
+    if (params->has_crc) {
+        uint32_t stored;
+        nbytes -= CRC_NBYTES;
+        if (nbytes < 0) return BAD_CHECKSUM;
+        memcpy(&stored, scratch->encoded + nbytes, CRC_NBYTES);
+        if (params->functions->crc32c(0, scratch->encoded, (size_t)nbytes) != stored) return BAD_CHECKSUM;
+    }
+    if (params->codec == NONE) {
+        if (nbytes != params->chunk_nbytes) return OTHER_SIZE;
+        place(params, region, scratch->encoded, to);
+        return OK;
+    }
+    if (region->is_in_place) return decode(params, region, scratch->zstd, scratch->encoded, (size_t)nbytes, to);
+    if (!reserve(&scratch->decoded, &scratch->decoded_nbytes, params->chunk_nbytes)) return NO_MEMORY;
+    status = decode(params, region, scratch->zstd, scratch->encoded, (size_t)nbytes, scratch->decoded);
+    if (status == OK) place(params, region, scratch->decoded, to);
+    return status;
+}
+
+static int read_chunk(const ReadJob *job, Scratch *scratch, const Chunk *chunk, const int64_t *selection, int waits) {
+    const Params *params = job->params;
+    Region region;
+    if (chunk->file < 0 || chunk->file >= job->file_count) return BAD_ARGUMENT;
+    if (chunk->offset < 0 || chunk->nbytes < 0 || chunk->offset > INT64_MAX - chunk->nbytes) return BAD_ARGUMENT;
+    if (!locate(params, chunk->at, selection, job->out_nbytes, &region)) return BAD_ARGUMENT;
+    const int is_plain = params->codec == NONE && !params->has_crc;
+    return (is_plain ? read_plain : read_encoded)(job, scratch, chunk, &region, waits);
+}
+
+/* Return LATE if the system was told to fetch a chunk that is not in memory; the second pass waits for it. */
+static int announce(ReadJob *job, const Chunk *chunk) {
+    if (atomic_fetch_add(&job->late_nbytes, chunk->nbytes) >= ANNOUNCED_NBYTES) return OK;
+    (void)posix_fadvise(job->files[chunk->file], chunk->offset, chunk->nbytes, POSIX_FADV_WILLNEED);
+    return LATE;
+}
+
+static void *read_work(void *argument) {
+    ReadJob *job = argument;
+    Scratch *scratch = scratch_of_thread(job->params);
+    if (!scratch) return NULL;                              /* the statuses say so, where no other thread takes the chunks */
+    for (;;) {
+        int64_t start = atomic_fetch_add(&job->next, job->at_once), end = start + job->at_once;
+        if (start >= job->n) break;
+        for (int64_t i = start; i < end && i < job->n; i++) {
+            const Chunk chunk = job->chunks[i];             /* a copy: what is checked is what is used */
+            const int64_t *selection = job->selections + i * 3 * job->params->ndim;
+            if (job->is_second_pass && chunk.status != LATE) continue;
+            int status = read_chunk(job, scratch, &chunk, selection, job->is_second_pass);
+            if (status == LATE && announce(job, &chunk) != LATE) status = read_chunk(job, scratch, &chunk, selection, 1);
+            job->chunks[i].status = status;
+        }
+    }
+    release_if_large(&scratch->encoded, &scratch->encoded_nbytes);
+    release_if_large(&scratch->decoded, &scratch->decoded_nbytes);
+    return NULL;
+}
+
+/* Read chunks; return the number of those whose status is not OK, whose elements in the caller's array may have any value then. */
+EXPORT int64_t shardstore_read(const Params *params, const int32_t *files, int64_t file_count, Chunk *chunks, const int64_t *selections,
+                               int64_t n, uint8_t *out, int64_t out_nbytes, int32_t threads) {
+    int64_t bad = 0;
+    for (int64_t i = 0; i < n; i++) chunks[i].status = NO_MEMORY;
+    if (!are_valid(params) || threads < 1) return n;
+    ReadJob job = {.params = params, .files = files, .file_count = file_count, .chunks = chunks, .selections = selections, .n = n,
+                   .out = out, .out_nbytes = out_nbytes};
+    job.at_once = n / ((int64_t)threads * 16) + 1;
+    if (job.at_once > 8) job.at_once = 8;
+    run_in_threads(read_work, &job, threads < n ? threads : n);
+    if (atomic_load(&job.late_nbytes)) {
+        job.is_second_pass = 1;
+        job.at_once = 1;
+        atomic_store(&job.next, 0);
+        run_in_threads(read_work, &job, threads < n ? threads : n);
+    }
+    for (int64_t i = 0; i < n; i++) bad += chunks[i].status != OK;
+    return bad;
+}
+
+/* ------------------------------------------------------------------------------------------------ encoding */
+
+typedef struct {
+    const Params *params;
+    const uint8_t *source;
+    int64_t source_nbytes;
+    const int64_t *at;                                      /* of each chunk's first element in the source, in bytes */
+    int64_t n;
+    const uint8_t *fill;                                    /* an element, or NULL */
+    uint8_t *arena;                                         /* slots for n chunks */
+    int64_t slot_nbytes;
+    int64_t *sizes;
+    atomic_llong next;
+} EncodeJob;
+
+static int equals_fill(const Params *params, const uint8_t *chunk, const uint8_t *fill) {
+    const size_t item = (size_t)params->itemsize, nbytes = (size_t)params->chunk_nbytes;
+    return fill && !memcmp(chunk, fill, item) && !memcmp(chunk, chunk + item, nbytes - item); /* each element equals the one before */
+}
+
+/* Copy a whole chunk of the caller's array into one piece. */
+static void gather(const Params *params, const uint8_t *from, uint8_t *to) {
+    int64_t strides[MAX_DIMENSIONS], stride = params->itemsize;
+    for (int d = params->ndim - 1; d >= 0; d--) {
+        strides[d] = stride;
+        stride *= params->chunk_shape[d];
+    }
+    copy_elements(params->ndim, params->chunk_shape, params->itemsize, to, strides, from, params->strides);
+}
+
+static int is_one_piece(const Params *params) {
+    int64_t stride = params->itemsize;
+    for (int d = params->ndim - 1; d >= 0; d--) {
+        if (params->chunk_shape[d] > 1 && params->strides[d] != stride) return 0;
+        stride *= params->chunk_shape[d];
+    }
+    return 1;
+}
+
+/* Return the number of encoded bytes, or NOT_ENCODED. */
+static int64_t encode(const Params *params, void *zstd, const uint8_t *from, uint8_t *to, int64_t room) {
+    const Functions *functions = params->functions;
+    const size_t nbytes = (size_t)params->chunk_nbytes;
+    int64_t encoded = 0;
+    switch (params->codec) {
+    case NONE:
+        memcpy(to, from, nbytes);
+        encoded = params->chunk_nbytes;
+        break;
+    case ZSTD: {
+        size_t result = functions->zstd_encode(zstd, to, (size_t)room, from, nbytes);
+        if (!functions->zstd_is_error(result)) encoded = (int64_t)result;
+        break;
+    }
+    case BLOSC:
+        if (params->chunk_nbytes > INT32_MAX - BLOSC_MAX_OVERHEAD || params->typesize < 1 || params->blocksize < 0) break;
+        encoded = functions->blosc_encode(params->level, params->shuffle, (size_t)params->typesize, nbytes, from, to, (size_t)room,
+                                          params->compressor, (size_t)params->blocksize, 1);
+        break;
+    }
+    if (encoded < 1) return NOT_ENCODED;
+    if (params->has_crc) {
+        uint32_t crc = functions->crc32c(0, to, (size_t)encoded);
+        memcpy(to + encoded, &crc, CRC_NBYTES);
+        encoded += CRC_NBYTES;
+    }
+    return encoded;
+}
+
+/* Return an encoder that writes the content size into each frame, and the checksum if asked for; NULL if there is none. */
+static void *create_zstd_encoder(const Params *params) {
+    const Functions *functions = params->functions;
+    void *encoder = functions->zstd_create_encoder();
+    if (!encoder) return NULL;
+    if (functions->zstd_is_error(functions->zstd_set(encoder, ZSTD_LEVEL, params->level)) ||
+        functions->zstd_is_error(functions->zstd_set(encoder, ZSTD_CHECKSUM, params->has_checksum != 0))) {
+        functions->zstd_free_encoder(encoder);
+        return NULL;
+    }
+    return encoder;
+}
+
+static void *encode_work(void *argument) {
+    EncodeJob *job = argument;
+    const Params *params = job->params;
+    const int has_to_gather = !is_one_piece(params);
+    uint8_t *gathered = has_to_gather ? malloc((size_t)params->chunk_nbytes) : NULL;
+    void *zstd = params->codec == ZSTD ? create_zstd_encoder(params) : NULL;
+    const int is_able = (gathered || !has_to_gather) && (zstd || params->codec != ZSTD);
+    for (int64_t i; is_able && (i = atomic_fetch_add(&job->next, 1)) < job->n;) {
+        const int64_t at = job->at[i];
+        if (!lie_within(params, at, params->chunk_shape, job->source_nbytes)) continue;
+        const uint8_t *chunk = job->source + at;
+        if (has_to_gather) {
+            gather(params, chunk, gathered);
+            chunk = gathered;
+        }
+        uint8_t *slot = job->arena + i * job->slot_nbytes;
+        const int is_fill = equals_fill(params, chunk, job->fill);
+        job->sizes[i] = is_fill ? EQUALS_FILL : encode(params, zstd, chunk, slot, job->slot_nbytes - CRC_NBYTES);
+    }
+    if (zstd) params->functions->zstd_free_encoder(zstd);
+    free(gathered);
+    return NULL;
+}
+
+/* Return how many bytes a chunk of any content needs, encoded; -1 if that is not known. */
+EXPORT int64_t shardstore_encoded_bound(const Params *params) {
+    if (!are_valid(params)) return -1;
+    int64_t nbytes = params->chunk_nbytes + BLOSC_MAX_OVERHEAD;
+    if (params->codec == ZSTD) {
+        size_t bound = params->functions->zstd_bound((size_t)params->chunk_nbytes);
+        if (bound > INT64_MAX / 2) return -1;               /* an error */
+        nbytes = (int64_t)bound;
+    }
+    return (nbytes + CRC_NBYTES + 63) & ~INT64_C(63);       /* slots begin at lines of the processor's cache */
+}
+
+/* Encode whole chunks, each into its slot. `sizes`: the encoded bytes of each, EQUALS_FILL or NOT_ENCODED. Return how many are not
+   encoded. */
+EXPORT int64_t shardstore_encode(const Params *params, const uint8_t *source, int64_t source_nbytes, const int64_t *at, int64_t n,
+                                 const uint8_t *fill, uint8_t *arena, int64_t arena_nbytes, int64_t *sizes, int32_t threads) {
+    int64_t bad = 0;
+    for (int64_t i = 0; i < n; i++) sizes[i] = NOT_ENCODED;
+    const int64_t slot_nbytes = shardstore_encoded_bound(params);
+    if (n < 1 || slot_nbytes < 0 || slot_nbytes > arena_nbytes / n || threads < 1) return n;
+    EncodeJob job = {.params = params, .source = source, .source_nbytes = source_nbytes, .at = at, .n = n, .fill = fill,
+                     .arena = arena, .slot_nbytes = slot_nbytes, .sizes = sizes};
+    run_in_threads(encode_work, &job, threads < n ? threads : n);
+    for (int64_t i = 0; i < n; i++) bad += sizes[i] == NOT_ENCODED;
+    return bad;
+}
+
+/* ------------------------------------------------------------------------------------------------ what Python compares */
+
+EXPORT int32_t shardstore_kernel_abi(void) { return is_ready ? ABI : -1; }
+EXPORT int64_t shardstore_params_nbytes(void) { return sizeof(Params); }

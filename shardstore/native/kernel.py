@@ -1,0 +1,313 @@
+"""The kernel's face in Python: it checks arguments, hands pointers over, and knows which codecs there are functions for.
+
+``kernel()`` returns ``None`` where there is no kernel: it was not built, it is switched off (``SHARDSTORE_KERNEL=0``), or its binary
+interface is another one. A codec whose functions are not found is one that the kernel does not decode: its arrays are decoded in Python.
+
+Both calls release the interpreter's lock and return when all chunks are done. Signals are handled after that, so a caller gives no more
+than about 128 MiB of decoded chunks at once. Calls from several threads at once are allowed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardstore.errors import InvalidInput
+from shardstore.native.libraries import LIBRARIES, FoundFunctions, Functions, Library, Use, find_functions
+
+ABI = 1
+"""The version of the binary interface, as in ``kernel.c``."""
+MAX_DIMENSIONS = 16
+
+CHUNK_DTYPE = np.dtype([("offset", "<i8"), ("nbytes", "<i8"), ("at", "<i8"), ("file", "<i4"), ("status", "<i4")])
+"""One chunk to be read: its range in a file, the place of its first selected element in the caller's memory in bytes, which of the
+descriptors it is in, and, after the call, its status: 0, or why it was not read.
+"""
+
+_OFF = ("0", "false", "no", "off")
+_EQUALS_FILL = -1
+_POINTER, _INT32, _INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+
+
+class Codec(IntEnum):
+    """The codec from elements to bytes that chunks are stored with; ``crc32c`` may come after it."""
+
+    NONE = 0
+    ZSTD = 1
+    BLOSC = 2
+    GZIP = 3
+
+
+_DECODING = {Codec.ZSTD: Use.DECODE_ZSTD, Codec.BLOSC: Use.DECODE_BLOSC, Codec.GZIP: Use.DECODE_GZIP}
+_ENCODING = {Codec.ZSTD: Use.ENCODE_ZSTD, Codec.BLOSC: Use.ENCODE_BLOSC}
+
+
+class _Params(ctypes.Structure):
+    """``Params`` of ``kernel.c``."""
+
+    _fields_ = (
+        ("functions", ctypes.POINTER(Functions)),
+        *((name, _INT32) for name in ("ndim", "itemsize", "codec", "has_crc", "is_partial")),
+        *((name, _INT32) for name in ("level", "has_checksum", "shuffle", "typesize", "blocksize")),
+        ("chunk_nbytes", _INT64),
+        ("chunk_shape", _INT64 * MAX_DIMENSIONS),
+        ("strides", _INT64 * MAX_DIMENSIONS),
+        ("compressor", ctypes.c_char * 16),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChunkParams:
+    """What all chunks of an array have in common, and the strides of one caller's memory; made by ``Kernel.chunk_params``."""
+
+    shape: tuple[int, ...]
+    """The shape of a chunk as its elements are stored, so with transposed dimensions."""
+    itemsize: int
+    codec: Codec
+    has_crc: bool
+    _structure: _Params
+    _found: FoundFunctions
+    """Kept, since the structure has a pointer into it."""
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of a decoded chunk."""
+        return prod(self.shape) * self.itemsize
+
+    def with_strides(self, strides: Sequence[int]) -> ChunkParams:
+        """Return a copy for memory with these strides, in bytes, one for each stored dimension in the stored order.
+
+        Raises:
+            InvalidInput: there are not as many as dimensions, or one is negative.
+        """
+        if len(strides) != len(self.shape) or any(stride < 0 for stride in strides):
+            raise InvalidInput(
+                f"strides {tuple(strides)} do not fit chunks of shape {self.shape}: give one for each dimension, none negative"
+            )
+        structure = _Params.from_buffer_copy(self._structure)
+        structure.strides[: len(strides)] = strides
+        return ChunkParams(self.shape, self.itemsize, self.codec, self.has_crc, structure, self._found)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kernel:
+    """A kernel that is loaded, and the functions of codecs that were found for it."""
+
+    file: str
+    _library: ctypes.CDLL
+    _found: FoundFunctions
+
+    def decodes(self, codec: Codec, has_crc: bool) -> bool:
+        """Return whether chunks of a codec, with or without ``crc32c`` after it, are read."""
+        return (codec is Codec.NONE or _DECODING[codec] in self._found.origins) and self._has_crc32c(has_crc)
+
+    def encodes(self, codec: Codec, has_crc: bool) -> bool:
+        """Return whether chunks of a codec, with or without ``crc32c`` after it, are encoded. Zstandard's own checksum is written too, if
+        ``chunk_params`` is asked for it. Nothing is encoded with gzip.
+        """
+        return (codec is Codec.NONE or _ENCODING.get(codec) in self._found.origins) and self._has_crc32c(has_crc)
+
+    def _has_crc32c(self, is_needed: bool) -> bool:
+        return not is_needed or Use.CRC32C in self._found.origins
+
+    def libraries(self) -> dict[str, str]:
+        """Return the version and the file of the functions that are used, by codec; what is missing there is done in Python."""
+        return {use.value: str(origin) for use, origin in self._found.origins.items()}
+
+    def chunk_params(
+        self,
+        shape: tuple[int, ...],
+        itemsize: int,
+        codec: Codec,
+        *,
+        has_crc: bool = False,
+        partial: bool = True,
+        level: int = 0,
+        checksum: bool = False,
+        shuffle: int = 0,
+        typesize: int = 0,
+        blocksize: int = 0,
+        compressor_name: bytes = b"",
+    ) -> ChunkParams:
+        """Return what chunks have in common, with the strides of one chunk in C order.
+
+        ``partial``: of plain and Blosc chunks, bytes that no selected element needs are neither read nor decoded, so damage there is not
+        seen; chunks with ``crc32c``, and those of the other codecs, are always decoded whole. The other options are for encoding:
+        ``level`` and ``checksum`` as of ``numcodecs.zstd.compress``, and those of ``numcodecs.blosc.compress``, where ``shuffle`` is 0, 1
+        or 2.
+
+        Raises:
+            InvalidInput: the shape has no elements or more than 16 dimensions, or the compressor's name is too long.
+        """
+        if len(shape) > MAX_DIMENSIONS or itemsize < 1 or any(length < 1 for length in shape):
+            raise InvalidInput(f"chunks of shape {shape} with {itemsize} bytes an element are not for the kernel")
+        if len(compressor_name) >= _Params.compressor.size:
+            raise InvalidInput(f"Blosc has no compressor {compressor_name!r}")
+        structure = _Params(
+            functions=ctypes.pointer(self._found.functions),
+            ndim=len(shape),
+            itemsize=itemsize,
+            codec=codec,
+            has_crc=has_crc,
+            is_partial=partial,
+            level=level,
+            has_checksum=checksum,
+            shuffle=shuffle,
+            typesize=typesize,
+            blocksize=blocksize,
+            chunk_nbytes=prod(shape) * itemsize,
+            compressor=compressor_name,
+        )
+        structure.chunk_shape[: len(shape)] = shape
+        structure.strides[: len(shape)] = [prod(shape[axis + 1 :]) * itemsize for axis in range(len(shape))]
+        return ChunkParams(shape, itemsize, codec, has_crc, structure, self._found)
+
+    def read(
+        self,
+        params: ChunkParams,
+        files: npt.NDArray[np.int32],
+        chunks: npt.NDArray[Any],
+        selections: npt.NDArray[np.int64],
+        out: npt.NDArray[Any],
+        threads: int,
+    ) -> int:
+        """Read selected elements of chunks into ``out``; return the number of chunks whose status is not 0. Of those, the selected
+        elements may have any value: the caller reads them in another way.
+
+        ``files``: descriptors. ``chunks``: of ``CHUNK_DTYPE``, ``at`` counted from the first element of ``out``. ``selections``: of shape
+        ``(len(chunks), 3, ndim)``, for each stored dimension of a chunk the first element, the count, and the step. The strides are those
+        of ``params``, and say where elements lie in the memory of ``out``, from its first element to the end of its last.
+        ``threads``: all calls together start fewer than so many threads, and work in those of their callers.
+
+        Raises:
+            InvalidInput: an argument has another type or shape, or is not contiguous, or the codec's functions are missing.
+        """
+        _check(files, np.dtype(np.int32), (len(files),), "files")
+        _check(chunks, CHUNK_DTYPE, (len(chunks),), "chunks", is_written=True)
+        _check(selections, np.dtype(np.int64), (len(chunks), 3, len(params.shape)), "selections")
+        if not out.flags.writeable or out.itemsize != params.itemsize or out.dtype.hasobject:
+            raise InvalidInput(f"out has to be writeable, with {params.itemsize} bytes an element; it has {out.dtype}")
+        if not self.decodes(params.codec, params.has_crc) or params._found is not self._found:
+            raise InvalidInput(f"functions are missing for {params.codec.name}, or params are of another kernel")
+        bad: int = self._library.shardstore_read(
+            ctypes.addressof(params._structure),
+            files.ctypes.data,
+            len(files),
+            chunks.ctypes.data,
+            selections.ctypes.data,
+            len(chunks),
+            out.ctypes.data,
+            _extent(out, "out"),
+            threads,
+        )
+        return bad
+
+    def encode(
+        self, params: ChunkParams, source: npt.NDArray[Any], at: npt.NDArray[np.int64], fill: bytes | None, threads: int
+    ) -> list[memoryview | None] | None:
+        """Return whole chunks encoded, in the order of ``at``, as views of one piece of memory; ``None`` for a chunk each element of which
+        equals ``fill`` bit for bit. If a chunk cannot be encoded, ``None`` is returned in place of the list: the caller encodes in Python.
+
+        ``at``: where the first element of each chunk lies in ``source``, in bytes from its first element; ``params`` has the strides.
+        ``fill``: an element as it is stored. ``threads`` as in ``read``.
+
+        Raises:
+            InvalidInput: an argument has another type or shape, or is not contiguous, or the codec's functions are missing.
+        """
+        _check(at, np.dtype(np.int64), (len(at),), "at")
+        if source.itemsize != params.itemsize or source.dtype.hasobject:
+            raise InvalidInput(f"source has to have {params.itemsize} bytes an element; it has {source.dtype}")
+        if fill is not None and len(fill) != params.itemsize:
+            raise InvalidInput(f"fill has {len(fill)} bytes, an element {params.itemsize}")
+        if not self.encodes(params.codec, params.has_crc) or params._found is not self._found:
+            raise InvalidInput(f"functions are missing for {params.codec.name}, or params are of another kernel")
+        n = len(at)
+        slot_nbytes: int = self._library.shardstore_encoded_bound(ctypes.addressof(params._structure))
+        if slot_nbytes < 0:
+            return None
+        arena = np.empty(n * slot_nbytes, "B")  # pages that no chunk reaches take no memory
+        sizes = np.empty(n, np.int64)
+        if self._library.shardstore_encode(
+            ctypes.addressof(params._structure),
+            source.ctypes.data,
+            _extent(source, "source"),
+            at.ctypes.data,
+            n,
+            fill,
+            arena.ctypes.data,
+            arena.nbytes,
+            sizes.ctypes.data,
+            threads,
+        ):
+            return None
+        starts = range(0, n * slot_nbytes, slot_nbytes)
+        return [
+            None if size == _EQUALS_FILL else arena.data[start : start + size] for start, size in zip(starts, sizes.tolist(), strict=True)
+        ]
+
+
+def _check(array: npt.NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...], name: str, *, is_written: bool = False) -> None:
+    """Check an array that is handed over as a pointer. Raises ``InvalidInput``."""
+    flags = array.flags
+    if array.dtype != dtype or array.shape != shape or not flags.c_contiguous or not flags.aligned or (is_written and not flags.writeable):
+        wanted = f"{'writeable, ' if is_written else ''}contiguous, of {dtype} and shape {shape}"
+        raise InvalidInput(f"{name} has to be {wanted}; it has {array.dtype} and {array.shape}")
+
+
+def _extent(array: npt.NDArray[Any], name: str) -> int:
+    """Return the bytes from an array's first element to the end of its last. Raises ``InvalidInput`` for negative strides."""
+    if min(array.strides, default=0) < 0:
+        raise InvalidInput(f"{name} has negative strides {array.strides}")
+    if not array.size:
+        return 0
+    extent: int = sum((length - 1) * stride for length, stride in zip(array.shape, array.strides, strict=True)) + array.itemsize
+    return extent
+
+
+def load(file: Path, libraries: Sequence[Library] = LIBRARIES) -> Kernel | str:
+    """Load a kernel; return in words why not, if it cannot be used."""
+    if not file.exists():
+        return "it was not built: the package was installed without a C compiler, or for another system than 64-bit Linux"
+    try:
+        library = ctypes.CDLL(str(file))
+        abi, params_nbytes = library.shardstore_kernel_abi, library.shardstore_params_nbytes
+        read, encode, bound = library.shardstore_read, library.shardstore_encode, library.shardstore_encoded_bound
+    except (OSError, AttributeError) as exc:
+        return f"it cannot be loaded: {exc}"
+    params_nbytes.restype = _INT64
+    if abi() != ABI or params_nbytes() != ctypes.sizeof(_Params):
+        return f"{file} is of another version: install the package again"
+    read.restype = encode.restype = bound.restype = _INT64
+    read.argtypes = [_POINTER, _POINTER, _INT64, _POINTER, _POINTER, _INT64, _POINTER, _INT64, _INT32]
+    encode.argtypes = [_POINTER, _POINTER, _INT64, _POINTER, _INT64, ctypes.c_char_p, _POINTER, _INT64, _POINTER, _INT32]
+    bound.argtypes = [_POINTER]
+    return Kernel(str(file), library, find_functions(libraries))
+
+
+def _load_built() -> Kernel | str:
+    if os.environ.get("SHARDSTORE_KERNEL", "").strip().lower() in _OFF:
+        return "SHARDSTORE_KERNEL switches it off"
+    return load(Path(os.environ.get("SHARDSTORE_KERNEL_FILE") or Path(__file__).with_name("kernel.so")))
+
+
+@cache
+def kernel() -> Kernel | None:
+    """Return the kernel; ``None`` if there is none. The environment is looked at once."""
+    loaded = _load_built()
+    return loaded if isinstance(loaded, Kernel) else None
+
+
+def why_no_kernel() -> str | None:
+    """Return in words why there is no kernel; ``None`` if there is one."""
+    loaded = _load_built()
+    return loaded if isinstance(loaded, str) else None

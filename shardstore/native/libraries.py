@@ -35,7 +35,7 @@ class Library:
     """One library: where it may be, and the symbols of its functions, by the use that needs all of them."""
 
     places: tuple[str, ...]
-    """Extension modules of Python, and names for the linker, which begin with ``lib``; ``""`` is the process itself."""
+    """Extension modules of Python, and files or names of shared libraries, which have ``.so`` in them; ``""`` is the process itself."""
     symbols: Mapping[Use, Mapping[str, str]]
     """By field of ``Functions``."""
     version_symbol: str | None = None
@@ -155,7 +155,7 @@ def find_functions(libraries: Sequence[Library] = LIBRARIES) -> FoundFunctions:
 def _load(place: str) -> ctypes.CDLL | None:
     """Return a library with its symbols; ``None`` if it is not there."""
     file: str | None = place
-    if place and not place.startswith("lib"):
+    if place and ".so" not in place:
         file = _extension_module(place)
         if file is None:
             return None

@@ -1,0 +1,449 @@
+"""Fuzz the kernel: ``SHARDSTORE_KERNEL_FILE=libkernel.so python -m tests.native.fuzz SECONDS SEED``.
+
+Each round encodes chunks with numcodecs, damages some of them, and reads selections of them: from files that are cut or change while they
+are read, with descriptors that are closed, and with numbers that Python never passes. Checked are: nothing is written but the selected
+elements; a chunk of status 0 is what numcodecs decodes of the same bytes; a chunk that is whole has status 0. Some rounds encode instead.
+
+``gate/test_kernel_fuzz.py`` runs it on a kernel that is compiled with sanitizers. Then each byte that the kernel touches is checked, too.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import tempfile
+import threading
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+from numcodecs import GZip, blosc, zstd
+
+from shardstore.native.kernel import CHUNK_DTYPE, ChunkParams, Codec, Kernel, kernel
+
+Bytes = npt.NDArray[np.uint8]
+
+UNTOUCHED = 0x55
+LARGEST_CHUNK_NBYTES = 1_500_000
+LARGEST_ROUND_NBYTES = 4_000_000
+HUGE = 2**62
+
+
+@dataclass
+class Round:
+    """Chunks of one shape, read by one call."""
+
+    shape: tuple[int, ...]
+    itemsize: int
+    codec: Codec
+    has_crc: bool
+    values: bytes
+    """The elements of each chunk."""
+    first: list[int]
+    count: list[int]
+    step: list[int]
+    strides: list[int]
+    """Of the elements of one chunk in the caller's memory."""
+    chunk_extent: int
+    """The bytes from one chunk to the next one there."""
+    stored: list[bytes]
+    is_damaged: list[bool]
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.values)
+
+    def place(self, memory: Bytes, i: int, dtype: Any, last: tuple[int, ...] = ()) -> npt.NDArray[Any]:
+        """Return where the elements of the chunk ``i`` belong in the caller's memory."""
+        strides = (*self.strides, *(1 for _ in last))
+        return np.ndarray((*self.count, *last), dtype, memory, self.chunk_extent * i, strides)
+
+    def selected(self, decoded: bytes) -> bytes:
+        chunk = np.frombuffer(decoded, f"V{self.itemsize}").reshape(self.shape)
+        slices = (slice(a, a + (n - 1) * s + 1, s) for a, n, s in zip(self.first, self.count, self.step, strict=True))
+        return chunk[tuple(slices)].tobytes()
+
+
+def decoded_by_numcodecs(codec: Codec, data: bytes) -> bytes | None:
+    """Return what else decodes the bytes of a chunk, in the same way; ``None`` if it refuses them."""
+    try:
+        match codec:
+            case Codec.NONE:
+                return data
+            case Codec.ZSTD:
+                return bytes(zstd.decompress(data))
+            case Codec.BLOSC:
+                return bytes(blosc.decompress(data))
+            case Codec.GZIP:
+                member = zlib.decompressobj(31)
+                decoded = member.decompress(data)
+                return decoded if member.eof else None
+    except Exception:  # noqa: BLE001  (of any kind)
+        return None
+
+
+class Fuzzer:
+    def __init__(self, fuzzed: Kernel, seed: int) -> None:
+        self.kernel = fuzzed
+        self.random = random.Random(seed)
+        self.numbers = np.random.default_rng(seed)
+        self.seen: Counter[str] = Counter()
+        """What happened, and how often."""
+        self._disk = tempfile.TemporaryFile()  # noqa: SIM115  (kept)
+        self._files = [os.memfd_create("fuzz"), self._disk.fileno()]
+
+    # -- what is stored --
+
+    def shape_and_item(self) -> tuple[tuple[int, ...], int]:
+        pick = self.random
+        ndim = pick.choice([0, 1, 1, 2, 2, 3, 3, 4, 5, 8, 16])
+        itemsize = pick.choice([1, 2, 3, 4, 5, 7, 8, 12, 16])
+        most = pick.choice([40, 2000, 300_000])
+        longest = int(most ** (1 / max(1, ndim)) * pick.choice([1, 1, 2]))
+        shape = [pick.randint(1, max(1, min(70 if ndim > 1 else most, longest))) for _ in range(ndim)]
+        while prod(shape) * itemsize > LARGEST_CHUNK_NBYTES:
+            shape[shape.index(max(shape))] //= 2
+        return tuple(shape), itemsize
+
+    def values(self, nbytes: int) -> bytes:
+        """Noise, what compresses well, or zeros."""
+        kind = self.random.random()
+        if kind < 0.4:
+            return self.numbers.bytes(nbytes)
+        if kind < 0.8:
+            return np.repeat(self.numbers.integers(0, 5, nbytes // 7 + 1, "u1"), 7)[:nbytes].tobytes()
+        return bytes(nbytes)
+
+    def encoded(self, codec: Codec, values: bytes, itemsize: int) -> bytes:
+        pick = self.random
+        match codec:
+            case Codec.NONE:
+                return values
+            case Codec.ZSTD:
+                if pick.random() < 0.03:  # two frames go the usual way
+                    half = len(values) // 2
+                    return bytes(zstd.compress(values[:half], 1)) + bytes(zstd.compress(values[half:], 1))
+                return bytes(zstd.compress(values, pick.choice([-5, 1, 3, 9]), pick.random() < 0.3))
+            case Codec.BLOSC:
+                typed = np.frombuffer(values, f"V{pick.choice([1, itemsize])}")
+                compressor = pick.choice([b"lz4", b"lz4hc", b"blosclz", b"zlib", b"zstd"])
+                return bytes(
+                    blosc.compress(typed, compressor, pick.choice([0, 1, 5, 9]), pick.choice([0, 1, 2]), pick.choice([0, 0, 512, 4096]))
+                )
+            case Codec.GZIP:
+                return bytes(GZip(pick.choice([0, 1, 6])).encode(np.frombuffer(values, "u1")))
+
+    def damaged(self, data: bytes, codec: Codec) -> bytes:
+        pick = self.random
+        changed = bytearray(data)
+        if not changed:
+            return data
+        match pick.choice(["bit", "bit", "bytes", "cut", "longer", "header", "header", "size", "size", "zeros", "turned"]):
+            case "bit":
+                changed[pick.randrange(len(changed))] ^= 1 << pick.randrange(8)
+            case "bytes":
+                for _ in range(pick.randint(2, 40)):
+                    changed[pick.randrange(len(changed))] = pick.randrange(256)
+            case "cut":
+                del changed[pick.randrange(len(changed)) :]
+            case "longer":
+                changed += pick.randbytes(pick.randint(1, 40))
+            case "header":
+                changed[pick.randrange(min(24, len(changed)))] = pick.choice([0, 1, 127, 128, 255, pick.randrange(256)])
+            case "size" if len(changed) >= 16:
+                self._other_size(changed, codec)
+            case "zeros":
+                start = pick.randrange(len(changed))
+                end = min(len(changed), start + pick.randint(1, 64))
+                changed[start:end] = bytes(end - start)
+            case "turned":
+                middle = pick.randrange(len(changed))
+                changed = changed[middle:] + changed[:middle]
+        return bytes(changed)
+
+    def _other_size(self, data: bytearray, codec: Codec) -> None:
+        pick = self.random
+        match codec:
+            case Codec.BLOSC:
+                at = pick.choice([4, 8, 12])
+                data[at : at + 4] = pick.choice([0, 1, 2**31 - 1, 2**32 - 1, 2**31, pick.randrange(2**32)]).to_bytes(4, "little")
+            case Codec.ZSTD:
+                data[4] = pick.randrange(256)
+                data[5:13] = pick.choice([b"\xff" * 8, bytes(8), pick.randbytes(8)])
+            case _:
+                data[-4:] = pick.randbytes(4)
+
+    # -- what is asked for --
+
+    def selection(self, shape: tuple[int, ...]) -> tuple[list[int], list[int], list[int]]:
+        pick = self.random
+        first, count, step = [], [], []
+        for length in shape:
+            if pick.random() < 0.4:
+                chosen = (0, length, 1)
+            else:
+                start, stride = pick.randrange(length), pick.choice([1, 1, 1, 2, 3, length, length + 5])
+                most = -((start - length) // stride)
+                chosen = (start, pick.randint(1, most) if pick.random() < 0.7 else most, stride)
+            for numbers, number in zip((first, count, step), chosen, strict=True):
+                numbers.append(number)
+        return first, count, step
+
+    def round(self) -> Round:
+        pick = self.random
+        shape, itemsize = self.shape_and_item()
+        codec, has_crc = pick.choice(list(Codec)), pick.random() < 0.3
+        values = self.values(prod(shape) * itemsize)
+        n = pick.choice([1, 1, 2, 9, 40])
+        if n * len(values) > LARGEST_ROUND_NBYTES:
+            n = 1
+        good = self.encoded(codec, values, itemsize)
+        may_damage = pick.random() < 0.6
+        stored = [self.stored(good, codec, has_crc, may_damage and pick.random() < 0.7) for _ in range(n)]
+        whole = good + crc_of(good) if has_crc else good
+        first, count, step = self.selection(shape)
+        strides, extent = self.strides(count, itemsize)
+        return Round(
+            shape, itemsize, codec, has_crc, values, first, count, step, strides, extent, stored, [data != whole for data in stored]
+        )
+
+    def stored(self, data: bytes, codec: Codec, has_crc: bool, is_damaged: bool) -> bytes:
+        pick = self.random
+        if is_damaged and (not has_crc or pick.random() < 0.5):
+            data = self.damaged(data, codec)
+        if has_crc:
+            data += crc_of(data)
+            if is_damaged and pick.random() < 0.5:
+                data = self.damaged(data, codec)
+        return data
+
+    def strides(self, count: list[int], itemsize: int) -> tuple[list[int], int]:
+        """Return how the elements of a chunk lie in the caller's memory: dimensions in any order, perhaps with gaps."""
+        axes = list(range(len(count)))
+        if self.random.random() < 0.3:
+            self.random.shuffle(axes)
+        strides, extent = [0] * len(count), itemsize * self.random.choice([1, 1, 1, 2])
+        for axis in reversed(axes):
+            strides[axis] = extent
+            extent *= count[axis]
+            if self.random.random() < 0.1:
+                extent += itemsize
+        return strides, extent
+
+    # -- a read --
+
+    def read(self) -> None:
+        pick = self.random
+        made = self.round()
+        n, ndim = len(made.stored), len(made.shape)
+        file = pick.choice(self._files)
+        chunks, end = self.write(file, made)
+        selections = np.empty((n, 3, ndim), np.int64)
+        selections[:] = np.array([made.first, made.count, made.step], np.int64).reshape(3, ndim)
+        memory = np.full(made.chunk_extent * n + pick.choice([0, 0, 0, 13]), UNTOUCHED, "u1")
+        out = np.ndarray((len(memory) // made.itemsize,), f"V{made.itemsize}", memory)
+        params = self.kernel.chunk_params(
+            made.shape, made.itemsize, made.codec, has_crc=made.has_crc, partial=pick.random() < 0.7
+        ).with_strides(made.strides)
+        files = np.array([file], np.int32)
+        is_usual, behind = self.trick(params, files, chunks, selections, end)
+        bad = self.kernel.read(params, files, chunks, selections, out, pick.choice([1, 1, 2, 3]))
+        if behind is not None:
+            behind()
+        assert bad == np.count_nonzero(chunks["status"])
+        if is_usual:
+            for i in range(n):
+                self.check(made, i, int(chunks["status"][i]), made.place(memory, i, f"V{made.itemsize}").tobytes())
+        touched = np.zeros(len(memory), bool)
+        for i in range(n):
+            made.place(touched.view("u1"), i, bool, (made.itemsize,))[...] = True
+        assert (memory[~touched] == UNTOUCHED).all(), "written outside of the selected elements"
+
+    def write(self, file: int, made: Round) -> tuple[npt.NDArray[Any], int]:
+        """Write the chunks into a file; return their table, and where the file ends."""
+        chunks = np.zeros(len(made.stored), CHUNK_DTYPE)
+        end = self.random.randrange(64)
+        os.ftruncate(file, 0)
+        for i, data in enumerate(made.stored):
+            os.pwrite(file, data, end)
+            chunks[i] = (end, len(data), made.chunk_extent * i, 0, 0)
+            end += len(data)
+        os.ftruncate(file, end)
+        if self.random.random() < 0.05 and file == self._disk.fileno():
+            os.fsync(file)
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            self.seen["not in memory"] += 1
+        return chunks, end
+
+    def check(self, made: Round, i: int, status: int, got: bytes) -> None:
+        is_damaged = made.is_damaged[i]
+        self.seen[f"{made.codec.name}, {'damaged' if is_damaged else 'whole'}, status {status}"] += 1
+        assert 0 <= status <= 4, status
+        data = made.stored[i]
+        if status:
+            is_two_frames = made.codec is Codec.ZSTD and status == 4
+            assert is_damaged or is_two_frames, (made.codec, status, made.shape, made.itemsize)
+            return
+        if made.has_crc:
+            assert crc_of(data[:-4]) == data[-4:]
+            data = data[:-4]
+        decoded = decoded_by_numcodecs(made.codec, data) if is_damaged else made.values
+        if decoded is None or len(decoded) != made.nbytes:
+            assert made.codec in (Codec.NONE, Codec.BLOSC), "decoded, where numcodecs refuses"
+            assert made.count != list(made.shape), "decoded whole, where numcodecs refuses"
+            self.seen[f"{made.codec.name}, damaged where no element is selected"] += 1
+        else:
+            assert got == made.selected(decoded), (made.codec, made.shape, made.itemsize, made.first, made.count, made.step, is_damaged)
+
+    # -- what should not happen --
+
+    def trick(
+        self, params: ChunkParams, files: npt.NDArray[np.int32], chunks: npt.NDArray[Any], selections: npt.NDArray[np.int64], end: int
+    ) -> tuple[bool, Callable[[], None] | None]:
+        """Now and then, make arguments or the file wrong; return False if the results say nothing then, and what to do afterwards."""
+        pick = self.random
+        file, chosen = int(files[0]), pick.random()
+        if chosen < 0.03:
+            os.ftruncate(file, max(0, end - pick.randint(1, 200)))
+            self.seen["a file that is cut"] += 1
+            return False, None
+        if chosen < 0.05:
+            files[0] = pick.choice([-1, 987_654])
+            self.seen["no file"] += 1
+            return False, None
+        if chosen < 0.10:
+            self.bad_number(params, chunks, selections)
+            return False, None
+        if chosen < 0.13:
+            return False, self.race(files, end)
+        return True, None
+
+    def bad_number(self, params: ChunkParams, chunks: npt.NDArray[Any], selections: npt.NDArray[np.int64]) -> None:
+        pick = self.random
+        structure = params._structure
+        axis = pick.randrange(len(params.shape)) if params.shape else None
+        names = ["at", "nbytes", "offset", "file", "ndim", "itemsize", "codec"]
+        name = pick.choice(names if axis is None else [*names, "first", "count", "step", "chunk_shape", "strides"])
+        self.seen[f"bad {name}"] += 1
+        length = params.shape[axis] if axis is not None else 0
+        match name:
+            case "at" | "nbytes" | "offset" | "file":
+                few = [-1, 2**31 - 1, 7] if name == "file" else [-1, -(10**9), 2**40, HUGE, 2**63 - 1, -(2**63)]
+                chunks[name][0] = pick.choice(few)
+            case "ndim":
+                structure.ndim = pick.choice([-1, 17, 100, 2**31 - 1, -(2**31)])
+            case "itemsize":
+                structure.itemsize = pick.choice([0, -1, params.itemsize + 1, 2**31 - 1])
+            case "codec":
+                structure.codec = pick.choice([-1, 4, 2**31 - 1])
+            case "first":
+                selections[0, 0, axis] = pick.choice([-1, length, HUGE, -HUGE, 2**63 - 1])
+            case "count":
+                selections[0, 1, axis] = pick.choice([0, -1, length + 1, HUGE, 2**63 - 1, -(2**63)])
+            case "step":
+                selections[0, 2, axis] = pick.choice([0, -1, HUGE, 2**63 - 1])
+            case "chunk_shape":
+                structure.chunk_shape[axis] = pick.choice([0, -1, length + 1, 2**40, 2**63 - 1])
+            case "strides":
+                structure.strides[axis] = pick.choice([-1, HUGE, 2**63 - 1, -(2**63)])
+
+    def race(self, files: npt.NDArray[np.int32], end: int) -> Callable[[], None]:
+        """Close, cut or change a file while it is read; return what waits for that."""
+        pick = self.random
+        file, duplicate = int(files[0]), os.dup(int(files[0]))
+        files[0] = duplicate
+        kind = pick.choice(["closed", "cut", "changed"])
+        self.seen[f"{kind} while it is read"] += 1
+        noise, at = pick.randbytes(200), pick.randrange(end + 1)
+
+        def disturb() -> None:
+            if kind == "closed":
+                os.close(duplicate)
+            elif kind == "cut":
+                os.ftruncate(file, end // 2)
+            else:
+                os.pwrite(file, noise, at)
+
+        thread = threading.Thread(target=disturb)
+        thread.start()
+
+        def wait() -> None:
+            thread.join()
+            with suppress(OSError):
+                os.close(duplicate)
+
+        return wait
+
+    # -- encoding --
+
+    def encode(self) -> None:
+        pick = self.random
+        shape, itemsize = self.shape_and_item()
+        codec, has_crc = pick.choice([Codec.NONE, Codec.ZSTD, Codec.BLOSC]), pick.random() < 0.3
+        n = pick.choice([1, 1, 2, 9]) if prod(shape) * itemsize < LARGEST_ROUND_NBYTES // 9 else 1
+        strides, extent = self.strides(list(shape), itemsize)
+        memory = np.frombuffer(bytearray(self.values(extent * n)), "u1")
+        source = np.ndarray((len(memory) // itemsize,), f"V{itemsize}", memory)
+        params = self.kernel.chunk_params(
+            shape, itemsize, codec, has_crc=has_crc, level=pick.choice([0, 1, 5, 9]), checksum=pick.random() < 0.3,
+            shuffle=pick.choice([0, 1, 2]), typesize=pick.choice([1, itemsize]), blocksize=pick.choice([0, 0, 512]),
+            compressor_name=pick.choice([b"lz4", b"lz4hc", b"blosclz", b"zlib", b"zstd"]),
+        ).with_strides(strides)  # fmt: skip
+        at = np.arange(n) * extent
+        is_usual = pick.random() > 0.05
+        if not is_usual:
+            at[pick.randrange(n)] = pick.choice([-1, len(memory), HUGE, -(2**63)])
+        fill = pick.choice([None, bytes(itemsize)])
+        encoded = self.kernel.encode(params, source, at, fill, pick.choice([1, 2, 3]))
+        self.seen[f"encoded as {codec.name}" if is_usual else "encoded from nowhere"] += 1
+        assert (encoded is not None) == is_usual
+        for i, data in enumerate(encoded or []):
+            chunk = np.ndarray(shape, f"V{itemsize}", memory, extent * i, tuple(strides)).tobytes()
+            if data is None:
+                assert fill is not None
+                assert chunk == fill * prod(shape)
+                continue
+            assert fill is None or chunk != fill * prod(shape)
+            body = bytes(data)
+            if has_crc:
+                assert crc_of(body[:-4]) == body[-4:]
+                body = body[:-4]
+            assert decoded_by_numcodecs(codec, body) == chunk
+
+    def run(self, seconds: float) -> int:
+        """Return how many rounds were made."""
+        end, rounds = time.monotonic() + seconds, 0
+        while time.monotonic() < end:
+            rounds += 1
+            if self.random.random() < 0.1:
+                self.encode()
+            else:
+                self.read()
+        return rounds
+
+
+def crc_of(data: bytes) -> bytes:
+    return int(google_crc32c.value(data)).to_bytes(4, "little")
+
+
+def main(seconds: float, seed: int) -> None:
+    fuzzed = kernel()
+    assert fuzzed is not None, "SHARDSTORE_KERNEL_FILE does not name a kernel"
+    assert all(fuzzed.decodes(codec, True) for codec in Codec), fuzzed.libraries()
+    fuzzer = Fuzzer(fuzzed, seed)
+    rounds = fuzzer.run(seconds)
+    lines = [f"{rounds} rounds of seed {seed} in {fuzzed.file}", *(f"  {count:7} {what}" for what, count in sorted(fuzzer.seen.items()))]
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]), int(sys.argv[2]))

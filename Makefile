@@ -65,8 +65,9 @@ $(VENV)/.created:
 		{ echo "$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@touch $@
 
-# Stamps are written last, so an installation that was interrupted is done again.
-$(VENV)/.installed-test: pyproject.toml $(VENV)/.created
+# Stamps are written last, so an installation that was interrupted is done again. The kernel is compiled by the installation, so one of
+# another source makes it due.
+$(VENV)/.installed-test: pyproject.toml shardstore/native/kernel.c $(VENV)/.created
 	@echo "installing shardstore and what its tests need into $(VENV)"
 	$(PIP) install --editable '.[test]'
 	@touch $@
@@ -81,7 +82,7 @@ comma := ,
 DEMO_EXTRAS = zarr$(if $(filter s3:%,$(URL)),$(comma)s3)$(if $(filter gs:% gcs:%,$(URL)),$(comma)gcs)
 DEMO_STAMP  = $(VENV)/.installed-$(subst $(comma),-,$(DEMO_EXTRAS))
 
-$(DEMO_STAMP): pyproject.toml | $(VENV)/.created
+$(DEMO_STAMP): pyproject.toml shardstore/native/kernel.c | $(VENV)/.created
 	@echo "installing shardstore[$(DEMO_EXTRAS)] into $(VENV)"
 	$(PIP) install --editable '.[$(DEMO_EXTRAS)]'
 	@touch $@
@@ -185,7 +186,7 @@ zarr-suite: $(VENV)/.installed-test
 safety: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/safety.py $(SAFETYARGS)
 
-$(VENV)/.installed-bench: pyproject.toml $(VENV)/.created
+$(VENV)/.installed-bench: pyproject.toml shardstore/native/kernel.c $(VENV)/.created
 	@echo "installing shardstore and its peers into $(VENV)"
 	$(PIP) install --editable '.[bench]'
 	@touch $@

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import importlib.resources
+import os
 import sys
 import tempfile
 
@@ -18,7 +19,24 @@ for template in ("page.html.j2", "page.css", "page.js", "cards.html.j2", "cards.
         f"{template} is missing from the wheel"
     )
 
-import numpy as np  # noqa: E402  (after the check above)
+from shardstore.native.kernel import kernel, why_no_kernel  # noqa: E402  (after the check above)
+
+has_kernel = importlib.resources.files("shardstore.native").joinpath("libkernel.so").is_file()
+for source in ("kernel.c", "build_hook.py"):
+    assert not importlib.resources.files("shardstore.native").joinpath(source).is_file(), f"{source} is in the wheel"
+[tag] = [line for line in importlib.metadata.distribution("shardstore").read_text("WHEEL").splitlines() if line.startswith("Tag: ")]
+assert tag.startswith("Tag: py3-none-linux_" if has_kernel else "Tag: py3-none-any"), f"the kernel is {has_kernel}, and {tag}"
+if has_kernel:
+    os.environ.pop("SHARDSTORE_KERNEL", None)
+    found = kernel()
+    assert found is not None, f"the wheel has a kernel that is not used: {why_no_kernel()}"
+    print("the wheel has a kernel:", found.libraries())
+else:
+    assert kernel() is None
+    assert os.environ.get("SHARDSTORE_KERNEL") != "1", "the wheel has no kernel"
+    print("the wheel has no kernel:", why_no_kernel())
+
+import numpy as np  # noqa: E402
 import zarr  # noqa: E402
 
 with tempfile.TemporaryDirectory() as directory:

@@ -302,8 +302,9 @@ static void run_in_threads(void *(*work)(void *), void *job, int64_t threads) {
 
 /* ------------------------------------------------------------------------------------------------ decoding */
 
-/* One frame with its content size, or several of which all but the first are empty; everything else goes the usual way. Its checksum,
-   if it has one, is checked by the library. RFC 8878, 3.1.1. */
+/* One frame with its content size, or several of which all but the first are empty; everything else goes the usual way, also frames of
+   the formats before 0.8, whose decoders some builds still have. A checksum at the end of a frame is compared by the library.
+   RFC 8878, 3.1.1. */
 static int decode_zstd(const Params *params, void *decoder, const uint8_t *data, size_t nbytes, uint8_t *to) {
     static const uint8_t magic[4] = {0x28, 0xb5, 0x2f, 0xfd};
     const size_t expected = (size_t)params->chunk_nbytes;

@@ -277,7 +277,7 @@ def _extent(array: npt.NDArray[Any], name: str) -> int:
 def load(file: Path, libraries: Sequence[Library] = LIBRARIES) -> Kernel | str:
     """Load a kernel; return in words why not, if it cannot be used."""
     if not file.exists():
-        return "it was not built: the package was installed without a C compiler, or for another system than 64-bit Linux"
+        return "it was not built: shardstore was installed without a C compiler, on another system than 64-bit Linux, or without its kernel"
     try:
         library = ctypes.CDLL(str(file))
         abi, params_nbytes = library.shardstore_kernel_abi, library.shardstore_params_nbytes

@@ -212,6 +212,15 @@ def test_damage_in_bytes_of_blosc_that_are_not_needed_is_seen_only_if_all_are_de
         assert status == expected
 
 
+def test_elements_of_another_size_than_those_of_blosc_are_read(kernel: Kernel, files: list[File]) -> None:
+    values = elements((4096,))
+    data = numcodecs.blosc.compress(values.view("<u8"), b"lz4", 5, 1)
+    for selection in [((1, 10, 1),), ((4, 8, 1),), ((4, 9, 1),), ((3, 1, 1),)]:
+        status, got = read_one(kernel, files, kernel.chunk_params((4096,), 2, Codec.BLOSC), data, selection)
+        assert status == 0
+        assert got.tobytes() == values[as_slices(selection)].tobytes()
+
+
 # -- what is not read ---------------------------------------------------------------------------------------------------
 
 SHAPE = (40, 30)
@@ -326,7 +335,7 @@ BAD_NUMBERS = [
     *((name, number) for name in ("offset", "nbytes", "at") for number in (-1, -HUGE, HUGE)),
     *(("file", number) for number in (-1, 1, 2**31 - 1)),
     *((name, number) for name in ("first", "count") for number in (-1, 31, HUGE)),
-    *(("count", 0), ("step", 0), ("step", -1), ("step", HUGE)),
+    *(("count", 0), ("count", 16), ("step", 0), ("step", -1), ("step", HUGE)),
 ]
 
 
@@ -355,7 +364,7 @@ def test_elements_that_do_not_end_in_the_memory_are_not_written(kernel: Kernel, 
     for at, expected in [(0, 0), (200, 0), (201, 1), (202, 1), (len(out) * 2, 1)]:
         file.table["at"] = at
         assert kernel.read(params, file.descriptors, file.table, selections_of(1, whole(SHAPE)), out, 1) == expected
-    for strides in [(HUGE, 2), (2**63 - 1, 2**63 - 1), (60, HUGE)]:
+    for strides in [(HUGE, 2), (2**63 - 1, 2**63 - 1), (60, HUGE), (2**57, 2**58)]:  # of the last, only the sum is too large
         file.table["at"] = 0
         assert kernel.read(params.with_strides(strides), file.descriptors, file.table, selections_of(1, whole(SHAPE)), out, 1) == 1
 

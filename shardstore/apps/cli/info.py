@@ -31,6 +31,7 @@ from shardstore.extras import has_zarr2
 from shardstore.maintenance.survey.run import ArraySurvey, StorageFacts, Stored, Survey, storage_facts, survey
 from shardstore.model.options import CommandOption, option
 from shardstore.model.words import plural, shape, size
+from shardstore.native.kernel import kernel, why_no_kernel
 
 _PACKAGES = (
     *("shardstore", "zarr", "numpy", "fsspec", "s3fs", "gcsfs", "aiohttp", "google-crc32c"),
@@ -45,7 +46,9 @@ def info(
     probe: Annotated[
         bool, CommandOption("Ask the server which conditions it honours. May write and remove an empty object if it honours none.")
     ] = False,
-    runtime: Annotated[bool, CommandOption("Versions of installed packages, and the codec pipeline that zarr would use.")] = False,
+    runtime: Annotated[
+        bool, CommandOption("Versions of installed packages, the codec pipeline that zarr would use, and whether there is a kernel.")
+    ] = False,
     as_json: AsJson = False,
     storage: StorageOptions,
 ) -> None:
@@ -162,18 +165,29 @@ def _show_runtime(facts: dict[str, Any], *, is_alone: bool) -> None:
     if not is_alone:
         show("")
     versions = [(name, version or "not installed") for name, version in facts["versions"].items()]
-    show(_rows([*versions, ("pipeline", facts["pipeline"] or "none: zarr is not installed"), ("python", facts["python"])]))
+    native = facts["kernel"]
+    rows = [("pipeline", facts["pipeline"] or "none: zarr is not installed"), ("kernel", native["file"] or f"none: {native['why_not']}")]
+    libraries = [(f"  {codec}", where) for codec, where in native["libraries"].items()]
+    show(_rows([*versions, *rows, *libraries, ("python", facts["python"])]))
 
 
 # -- the installation ------------------------------------------------------------------------------------------------
 
 
 def runtime_facts() -> dict[str, Any]:
-    """Return versions by package (``None``: not installed), and the codec pipeline that zarr uses for stores of ours."""
+    """Return versions by package (``None``: not installed), the codec pipeline that zarr uses for stores of ours, and the kernel: its
+    file, or why there is none, and the libraries whose functions it calls, by codec.
+    """
+    native = kernel()
     return {
         "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
         "versions": {name: _version(name) for name in _PACKAGES},
         "pipeline": _zarr_pipeline(),
+        "kernel": {
+            "file": None if native is None else native.file,
+            "why_not": why_no_kernel(),
+            "libraries": {} if native is None else native.libraries(),
+        },
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import zarr
 
 import shardstore
+from shardstore.native.kernel import kernel
 from tests.apps.cli.running import Place, make_store, options_of, run, succeed
 from tests.harness.coarse_times import CoarseTimes
 from tests.shards import index_entries, sharded_arrays
@@ -185,8 +187,12 @@ def test_runtime() -> None:
     assert alone["runtime"]["versions"]["zarr"] == zarr.__version__
     assert alone["runtime"]["versions"]["shardstore"] == shardstore.__version__
     assert alone["runtime"]["pipeline"] == "shardstore.adapters.zarr.pipeline.ShardedCodecPipeline"
+    native = kernel()
+    assert alone["runtime"]["kernel"]["file"] == (None if native is None else native.file)
+    assert (alone["runtime"]["kernel"]["why_not"] is None) == (native is not None)
     told = succeed("info", "--runtime").out
     assert zarr.__version__ in told
+    assert re.search(r"^kernel +(none: |/)", told, re.MULTILINE)
     assert "ShardedCodecPipeline" in told
     assert run("info").code == 2
 

@@ -134,7 +134,8 @@ class Fuzzer:
                     return bytes(zstd.compress(values[:half], 1)) + bytes(zstd.compress(values[half:], 1))
                 return bytes(zstd.compress(values, pick.choice([-5, 1, 3, 9]), pick.random() < 0.3))
             case Codec.BLOSC:
-                typed = np.frombuffer(values, f"V{pick.choice([1, itemsize])}")
+                sizes = [1, itemsize, *([2 * itemsize] if len(values) % (2 * itemsize) == 0 else [])]
+                typed = np.frombuffer(values, f"V{pick.choice(sizes)}")
                 compressor = pick.choice([b"lz4", b"lz4hc", b"blosclz", b"zlib", b"zstd"])
                 return bytes(
                     blosc.compress(typed, compressor, pick.choice([0, 1, 5, 9]), pick.choice([0, 1, 2]), pick.choice([0, 0, 512, 4096]))
@@ -186,7 +187,9 @@ class Fuzzer:
 
     def selection(self, shape: tuple[int, ...]) -> tuple[list[int], list[int], list[int]]:
         pick = self.random
-        first, count, step = [], [], []
+        first: list[int] = []
+        count: list[int] = []
+        step: list[int] = []
         for length in shape:
             if pick.random() < 0.4:
                 chosen = (0, length, 1)
@@ -255,7 +258,7 @@ class Fuzzer:
             made.shape, made.itemsize, made.codec, has_crc=made.has_crc, partial=pick.random() < 0.7
         ).with_strides(made.strides)
         files = np.array([file], np.int32)
-        is_usual, behind = self.trick(params, files, chunks, selections, end)
+        is_usual, behind = self.trick(params, files, chunks, selections, end, out.nbytes)
         bad = self.kernel.read(params, files, chunks, selections, out, pick.choice([1, 1, 2, 3]))
         if behind is not None:
             behind()
@@ -307,7 +310,13 @@ class Fuzzer:
     # -- what should not happen --
 
     def trick(
-        self, params: ChunkParams, files: npt.NDArray[np.int32], chunks: npt.NDArray[Any], selections: npt.NDArray[np.int64], end: int
+        self,
+        params: ChunkParams,
+        files: npt.NDArray[np.int32],
+        chunks: npt.NDArray[Any],
+        selections: npt.NDArray[np.int64],
+        end: int,
+        out_nbytes: int,
     ) -> tuple[bool, Callable[[], None] | None]:
         """Now and then, make arguments or the file wrong; return False if the results say nothing then, and what to do afterwards."""
         pick = self.random
@@ -320,14 +329,14 @@ class Fuzzer:
             files[0] = pick.choice([-1, 987_654])
             self.seen["no file"] += 1
             return False, None
-        if chosen < 0.10:
-            self.bad_number(params, chunks, selections)
-            return False, None
         if chosen < 0.13:
+            self.bad_number(params, chunks, selections, out_nbytes)
+            return False, None
+        if chosen < 0.16:
             return False, self.race(files, end)
         return True, None
 
-    def bad_number(self, params: ChunkParams, chunks: npt.NDArray[Any], selections: npt.NDArray[np.int64]) -> None:
+    def bad_number(self, params: ChunkParams, chunks: npt.NDArray[Any], selections: npt.NDArray[np.int64], out_nbytes: int) -> None:
         pick = self.random
         structure = params._structure
         axis = pick.randrange(len(params.shape)) if params.shape else None
@@ -335,9 +344,13 @@ class Fuzzer:
         name = pick.choice(names if axis is None else [*names, "first", "count", "step", "chunk_shape", "strides"])
         self.seen[f"bad {name}"] += 1
         length = params.shape[axis] if axis is not None else 0
+        one_too_many = 0 if axis is None else -((int(selections[0, 0, axis]) - length) // int(selections[0, 2, axis])) + 1
         match name:
             case "at" | "nbytes" | "offset" | "file":
                 few = [-1, 2**31 - 1, 7] if name == "file" else [-1, -(10**9), 2**40, HUGE, 2**63 - 1, -(2**63)]
+                if name == "at":  # its last element ends one byte behind the array
+                    extents = (int(n - 1) * stride for n, stride in zip(selections[0, 1], structure.strides, strict=False))
+                    few += [out_nbytes - params.itemsize - sum(extents) + 1] * 3
                 chunks[name][0] = pick.choice(few)
             case "ndim":
                 structure.ndim = pick.choice([-1, 17, 100, 2**31 - 1, -(2**31)])
@@ -348,13 +361,14 @@ class Fuzzer:
             case "first":
                 selections[0, 0, axis] = pick.choice([-1, length, HUGE, -HUGE, 2**63 - 1])
             case "count":
-                selections[0, 1, axis] = pick.choice([0, -1, length + 1, HUGE, 2**63 - 1, -(2**63)])
+                selections[0, 1, axis] = pick.choice([0, -1, one_too_many, one_too_many, HUGE, 2**63 - 1, -(2**63)])
             case "step":
                 selections[0, 2, axis] = pick.choice([0, -1, HUGE, 2**63 - 1])
             case "chunk_shape":
                 structure.chunk_shape[axis] = pick.choice([0, -1, length + 1, 2**40, 2**63 - 1])
             case "strides":
-                structure.strides[axis] = pick.choice([-1, HUGE, 2**63 - 1, -(2**63)])
+                for each in range(len(params.shape)) if pick.random() < 0.5 else (axis,):
+                    structure.strides[each] = pick.choice([-1, 2**58, HUGE - 1, HUGE, 2**63 - 1, -(2**63)])
 
     def race(self, files: npt.NDArray[np.int32], end: int) -> Callable[[], None]:
         """Close, cut or change a file while it is read; return what waits for that."""

@@ -678,9 +678,11 @@ def test_all_calls_together_start_few_threads_which_block_signals(kernel_file: P
         """
 def at_once():
     return threads_of([threading.Thread(target=read, args=(2, 3)) for _ in range(4)])
-most = max(at_once() for _ in range(2))
-while not most: most = at_once()  # the machine was busy, and this thread looked too late
-assert most <= 2, most
+most = 0
+for attempt in range(30):  # on a busy machine this thread may look too late
+    most = max(most, at_once())
+    if most and attempt: break
+assert 1 <= most <= 2, most
 """,
     )
 

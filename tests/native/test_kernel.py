@@ -572,6 +572,25 @@ def test_the_newest_version_of_zstd_is_taken(kernel: Kernel, tmp_path: Path) -> 
     assert find_functions([replace(library, takes_newest=False)]).origins[Use.DECODE_ZSTD].version == "1.5.9"
 
 
+def test_each_version_of_zstd_decodes_with_a_context_of_its_own(kernel_file: Path, tmp_path: Path, files: list[File]) -> None:
+    source = """
+        #include <stddef.h>
+        static int own;
+        void *ZSTD_createDCtx(void) { return &own; }
+        size_t ZSTD_freeDCtx(void *context) { return context != &own; }
+        size_t ZSTD_decompressDCtx(void *context, void *to, size_t n, const void *from, size_t m) { return context == &own ? n : 0; }
+        unsigned long long ZSTD_getFrameContentSize(const void *from, size_t n) { return 2400; }
+    """
+    kernels = []
+    for name in ("libone.so", "libother.so"):
+        compile_kernel(tmp_path / name, "-fvisibility=default", "-Wno-unused-parameter", source=source)
+        symbols = {Use.DECODE_ZSTD: LIBRARIES[0].symbols[Use.DECODE_ZSTD]}
+        kernels.append(load(kernel_file, [Library((str(tmp_path / name),), symbols)]))
+    for kernel in [*kernels, *kernels]:
+        assert isinstance(kernel, Kernel)
+        assert read_one(kernel, files, kernel.chunk_params(SHAPE, 2, Codec.ZSTD), ZSTD, whole(SHAPE))[0] == 0
+
+
 def test_params_of_another_kernel_are_refused(kernel: Kernel, kernel_file: Path) -> None:
     other = load(kernel_file)
     assert isinstance(other, Kernel)

@@ -5,6 +5,7 @@ outside of the selected elements.
 from __future__ import annotations
 
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -161,7 +162,9 @@ def test_many_chunks_are_put_into_one_array_by_several_threads(kernel: Kernel, f
     table["at"] = [i * 6 * out.strides[0] + j * 4 * out.strides[1] for i, j in coords]
     params = kernel.chunk_params((6, 4), 2, codec).with_strides(out.strides)
     descriptors = np.array([first.descriptor, second.descriptor], np.int32)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     assert kernel.read(params, descriptors, table, selections_of(40, whole((6, 4))), out, 3) == 0
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == blocked
     np.testing.assert_array_equal(out, values)
     assert (guarded[[0, -1]] == 7).all()
     assert (guarded[:, -1] == 7).all()

@@ -162,7 +162,8 @@ def open(
             - of writing: ``metadata_ttl`` (seconds), ``require_atomic``, ``max_dead_fraction``, ``max_memory``, ``commit_concurrency``,
               ``commit_attempts``, ``copy_window_bytes``, ``fsync`` and ``locks`` (``"auto"`` or ``"cluster"``) of local disks;
             - of reading: ``index_cache_bytes``, ``gap_bytes``, ``first_bytes``, ``request_bytes``, ``static`` (nothing changes while the
-              store is open), ``transport`` (``"fsspec"`` or ``"obstore"``), ``pipeline`` (zarr hands whole selections to the engine).
+              store is open), ``transport`` (``"fsspec"`` or ``"obstore"``), ``pipeline`` (zarr hands whole selections to the engine),
+              ``kernel`` (native code decodes and encodes chunks of local arrays, if the package has it).
 
     Raises:
         InvalidInput: an option or the URL's protocol is not known, or has a value that cannot be right.

@@ -89,6 +89,7 @@ class FurtherOptions(TypedDict, total=False):
     commit_concurrency: int
     copy_window_bytes: int
     commit_attempts: int
+    kernel: bool
     fsync: bool
     locks: Locks
     transport: Transport

@@ -183,7 +183,12 @@ class Engine(KeyedStore):
     def plans_reads(self) -> bool:
         if self._chunks is not None:
             return self.held is None and self._chunks.plans_reads()
-        return self._planner is not None and self._planner.is_of_use and self.held is None and not self._is_draft
+        return (planner := self.planner) is not None and planner.is_of_use
+
+    @property
+    def planner(self) -> Planner | None:
+        """The planner of reads that any thread carries out; ``None`` if there is none now, as while a transaction is open."""
+        return self._planner if self._chunks is None and self.held is None and not self._is_draft else None
 
     @property
     def keeps_chunks(self) -> bool:
@@ -191,10 +196,10 @@ class Engine(KeyedStore):
         return self._chunks is not None
 
     def known_plan(self, keys: Sequence[str]) -> ReadPlan | LocatedChunks | None:
-        return self._planner.known(keys) if self._planner is not None and self.plans_reads else None
+        return None if (planner := self.planner) is None or not planner.is_of_use else planner.known(keys)
 
     def short_value(self, key: str, request: ByteRequest) -> memoryview | None:
-        return None if self._planner is None or self.held is not None or self._is_draft else self._planner.short_value(key, request)
+        return None if (planner := self.planner) is None else planner.short_value(key, request)
 
     async def plan_read(self, keys: Sequence[str], located: LocatedChunks | None = None) -> ReadPlan | None:
         if not self.plans_reads:
@@ -202,7 +207,7 @@ class Engine(KeyedStore):
         check_keys(keys)
         if self._chunks is not None:
             return await self._chunks.plan_read(keys, self.counters)
-        return None if self._planner is None else await self._planner.find(keys, located)
+        return None if (planner := self.planner) is None else await planner.find(keys, located)
 
     async def get_many(self, requests: Sequence[KeyRequest], located: LocatedChunks | None = None) -> list[Value]:
         """Return values as ``KeyedStore.get_many`` does. ``located`` are their chunks, if ``locate_chunks`` has found them."""

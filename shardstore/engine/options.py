@@ -117,6 +117,8 @@ class EngineOptions:
     """Kept chunks of a shard are read in pieces of at most this where the storage cannot copy them itself."""
     commit_attempts: int = 100
     """Commits of one shard that may lose against other writers in a row before ``Conflict``."""
+    kernel: bool = True
+    """Decode and encode chunks of local arrays by the kernel, native code, if the package has one."""
 
     def __post_init__(self) -> None:
         validate_policy(self.chunks_per_shard)
@@ -136,7 +138,7 @@ class EngineOptions:
             is_count = isinstance(value, int) and not isinstance(value, bool) and value >= minimum
             if not is_count and (value is not None or name not in _BY_KIND):
                 raise InvalidInput(f"{name} {value!r} is not a whole number of at least {minimum}")
-        check_flags(index_checksum=self.index_checksum, require_atomic=self.require_atomic)
+        check_flags(index_checksum=self.index_checksum, require_atomic=self.require_atomic, kernel=self.kernel)
 
     def _check_stored(self) -> None:
         if self.index_location not in ("start", "end"):

@@ -5,6 +5,7 @@ A kind of storage has an ability if it derives from the class. A wrapper has tho
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,6 +41,26 @@ class BlockingReads(DirectAccess, ABC):
     @abstractmethod
     def read_blocking(self, reads: Sequence[Read]) -> list[ReadOutcome]:
         """Read as ``Storage.read`` does."""
+
+    @abstractmethod
+    def open_version(self, key: str, version: Generation | None) -> OpenVersion | None:
+        """Open an object, to be read by its descriptor; ``None`` if it is not there, of another version, or to be read in another way.
+
+        The caller closes it.
+        """
+
+
+class OpenVersion(ABC):
+    """One version of an object, open."""
+
+    fd: int
+
+    @abstractmethod
+    def is_unchanged(self) -> bool:
+        """Return whether what was read until now is of this version."""
+
+    def close(self) -> None:
+        os.close(self.fd)
 
 
 class CopiesFrom(DirectAccess, ABC):

@@ -23,7 +23,7 @@ import shardstore
 from shardstore._sync import run_sync
 from shardstore.adapters.zarr import chunk_pipeline as zarr_pipeline
 from shardstore.adapters.zarr import chunks as zarr_chunks
-from shardstore.adapters.zarr import codec_threads
+from shardstore.adapters.zarr import codec_threads, short_path
 from shardstore.engine.engine import Engine
 from shardstore.engine.reading.read_plan import PartLimits, PlannedObject, ReadPart, ReadPlan, read_parts
 from shardstore.errors import Corruption
@@ -41,6 +41,12 @@ pytestmark = pytest.mark.skipif(not READS_CACHED, reason="only Linux tells what 
 
 SHAPE, CHUNK, PER_SHARD = (40, 40), (5, 5), (4, 2)  # 8 by 8 chunks in 2 by 4 shards
 VALUES = np.random.default_rng(0).integers(1, 1000, SHAPE, dtype="<u2")
+
+
+@pytest.fixture(autouse=True)
+def zarrs_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Selections go through the pipeline: what the short path does is tested with it."""
+    monkeypatch.setattr(short_path, "is_enabled", False)
 
 
 @pytest.fixture(autouse=True)

@@ -34,6 +34,7 @@ from shardstore.engine.metadata.hierarchy import MANY_KEYS, LocatedChunks
 from shardstore.engine.reading.read_plan import ReadPart, ReadPlan
 from shardstore.model.containers import batched
 from shardstore.model.ranges import EVERYTHING
+from shardstore.native.kernel import Kernel, kernel
 from shardstore.tasks import gather_all
 
 if TYPE_CHECKING:
@@ -87,6 +88,11 @@ class EnginePlace:
     def key(self, path: str) -> str:
         """Return the engine's key of a path in the store."""
         return self.prefix + path
+
+    @property
+    def kernel(self) -> Kernel | None:
+        """The kernel, if there is one and the store's options do not switch it off."""
+        return kernel() if self.engine.options.kernel else None
 
     async def ensure_open(self) -> None:
         if not self.store._is_open:
@@ -186,6 +192,8 @@ class ChunkPipeline(CodecPipeline):
         self.limits = PipelineLimits()
         self._codecs = tuple(codecs)
         self._codec: ChunkCodec | None = None
+        self.facts: object = None
+        """What ``short_path`` knows of the array."""
 
     # -- what zarr asks when it makes a pipeline -------------------------------------------------------------------
 
@@ -206,7 +214,7 @@ class ChunkPipeline(CodecPipeline):
         place = place_of_all(infos)
         if place is None:
             return await self._elsewhere(infos[0][1]).read(infos, out, drop_axes)
-        codec, limits = self._chunk_codec(infos[0][1]), self.limits
+        codec, limits = self.chunk_codec(infos[0][1]), self.limits
         is_sync = codec.is_sync(infos[0][1])
         keys = [info[0].path for info in infos]
         sizes = _sizes(infos)
@@ -257,7 +265,7 @@ class ChunkPipeline(CodecPipeline):
             await self._elsewhere(infos[0][1]).write(infos, value, drop_axes)
             return
         place.check_writable()
-        codec, limits = self._chunk_codec(infos[0][1]), self.limits
+        codec, limits = self.chunk_codec(infos[0][1]), self.limits
         is_sync = codec.is_sync(infos[0][1])
         keys = [info[0].path for info in infos]
         sizes = _sizes(infos)
@@ -270,7 +278,10 @@ class ChunkPipeline(CodecPipeline):
             if is_sync:
                 nbytes = sum(sizes[i] for i in numbers)
                 parts = await in_threads(
-                    len(mine), nbytes, lambda a, b: gather_chunks(codec, mine[a:b], old[a:b], value, drop_axes), limits.inline_bytes
+                    len(mine),
+                    nbytes,
+                    lambda a, b: gather_chunks(codec, mine[a:b], old[a:b], value, drop_axes, place.kernel),
+                    limits.inline_bytes,
                 )
                 new = list(chain.from_iterable(parts))
             else:
@@ -283,14 +294,15 @@ class ChunkPipeline(CodecPipeline):
         waves, _ = await _waves(place, keys, sizes, limits, split_shards=False)
         await in_waves(waves, sizes, limits.write_bytes, wave)
 
-    def _chunk_codec(self, spec: ArraySpec) -> ChunkCodec:
+    def chunk_codec(self, spec: ArraySpec) -> ChunkCodec:
+        """Return the codecs fitted to the array's chunks."""
         if self._codec is None:
             self._codec = ChunkCodec(self._codecs, spec, self.limits.destination_bytes)
         return self._codec
 
     def _elsewhere(self, spec: ArraySpec) -> CodecPipeline:
         """Return the pipeline for byte getters that are not ours, such as those of a wrapped store."""
-        return previous_pipeline().from_codecs(self._chunk_codec(spec).codecs)
+        return previous_pipeline().from_codecs(self.chunk_codec(spec).codecs)
 
     # -- the rest of zarr's interface ------------------------------------------------------------------------------
 
@@ -400,7 +412,7 @@ Scatter = Callable[[Sequence[int], Sequence[memoryview | None]], None]
 async def _carry_out(plan: ReadPlan, nbytes: int, scatter: Scatter, limits: PipelineLimits) -> Sequence[int]:
     """Read and scatter chunks of so many decoded bytes; the numbers of those that are left, in whose place there may be anything."""
     is_short = nbytes <= limits.inline_bytes  # then it is done here, unless it has to be waited for
-    work = _PlanWork(plan, plan.parts(1 if is_short else threads_at_once()), scatter, limits.announced_bytes)
+    work = PlanWork(plan, plan.parts(1 if is_short else threads_at_once()), scatter, limits.announced_bytes)
     if is_short:
         work.run_without_waiting()
     if tasks := len(work.waiting) + len(work.late):
@@ -409,7 +421,7 @@ async def _carry_out(plan: ReadPlan, nbytes: int, scatter: Scatter, limits: Pipe
     return sorted([*plan.rest, *(i for at in work.failed for i in plan.objects[at].numbers.tolist())])
 
 
-class _PlanWork:
+class PlanWork:
     """The work of several threads on one plan: each takes the next part when it asks."""
 
     def __init__(self, plan: ReadPlan, parts: Sequence[ReadPart], scatter: Scatter, announced_bytes: int) -> None:

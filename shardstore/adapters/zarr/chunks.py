@@ -15,7 +15,9 @@ from zarr.core.buffer import cpu
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 
 from shardstore.adapters.zarr.codec_chains import DESTINATION_NBYTES, AnyArray, DirectChain, SyncChain, bytes_of, compile_chain, has_sync
+from shardstore.adapters.zarr.kernel_codecs import KernelWriter
 from shardstore.errors import Undecodable
+from shardstore.native.kernel import Kernel
 
 if TYPE_CHECKING:
     from zarr.abc.codec import Codec
@@ -60,6 +62,7 @@ class ChunkCodec:
         self.pipeline = BatchedCodecPipeline.from_codecs(self.codecs)
         self._have_sync = all(has_sync(codec) for codec in fitted)
         self._chains: dict[Any, DirectChain | SyncChain] = {}
+        self._writers: dict[DirectChain, KernelWriter | None] = {}
 
     def is_sync(self, spec: ArraySpec) -> bool:
         """Return whether there is a chain for chunks of this spec. Any other chunk goes through zarr's own pipeline, in memory."""
@@ -74,6 +77,15 @@ class ChunkCodec:
                 self._chains.clear()
             chain = self._chains[key] = compile_chain(self.codecs, spec) or SyncChain(self.codecs, spec)
         return chain
+
+    def kernel_writer(self, kernel: Kernel, spec: ArraySpec) -> KernelWriter | None:
+        """Return what encodes chunks of this spec without the interpreter's lock, if there is anything."""
+        chain = self.chain(spec)
+        if not isinstance(chain, DirectChain):
+            return None
+        if chain not in self._writers:
+            self._writers[chain] = KernelWriter.of(kernel, chain)
+        return self._writers[chain]
 
 
 class _Chains:
@@ -127,11 +139,16 @@ def scatter_chunks(
 
 
 def gather_chunks(
-    codec: ChunkCodec, infos: Sequence[Info], old: Sequence[memoryview | None], value: NDBuffer, drop_axes: tuple[int, ...]
+    codec: ChunkCodec,
+    infos: Sequence[Info],
+    old: Sequence[memoryview | None],
+    value: NDBuffer,
+    drop_axes: tuple[int, ...],
+    kernel: Kernel | None = None,
 ) -> list[memoryview | None]:
     """Return the new bytes of each chunk after its part of ``value`` was assigned; ``None`` if it equals the fill value.
 
-    They may lie in the memory of ``value``.
+    They may lie in the memory of ``value``. Whole chunks are encoded by the kernel, where one is given that can.
 
     Raises:
         Undecodable: a chunk that is only partly assigned cannot be decoded.
@@ -142,8 +159,12 @@ def gather_chunks(
     is_scalar = value.shape == ()
     chains = _Chains(codec)
     scratch: AnyArray | None = None
+    encoded = {} if is_scalar or drop_axes or kernel is None else _encoded_by_kernel(kernel, codec, infos, source)
     new: list[memoryview | None] = []
-    for info, was in zip(infos, old, strict=True):
+    for number, (info, was) in enumerate(zip(infos, old, strict=True)):
+        if number in encoded:
+            new.append(encoded[number])
+            continue
         getter, spec, chunk_selection, out_selection, is_complete = info
         chain = chains.turn_to(spec)
         if not chain.holds(source.dtype):
@@ -163,6 +184,45 @@ def gather_chunks(
             scratch = np.empty(chain.nbytes, "B")
         new.append(chain.encode(chunk, scratch if chain.takes_scratch else None))
     return new
+
+
+def _encoded_by_kernel(kernel: Kernel, codec: ChunkCodec, infos: Sequence[Info], source: Any) -> dict[int, memoryview | None]:
+    """Return the whole chunks that the kernel encodes where they lie in ``source``, by number."""
+    spec = infos[0][1]
+    writer = codec.kernel_writer(kernel, spec)
+    if writer is None or not isinstance(source, np.ndarray) or source.dtype != writer.dtype or min(source.strides, default=0) < 0:
+        return {}
+    fill = b"" if spec.config.write_empty_chunks else _fill_bits(spec, writer.dtype)
+    if fill is None:
+        return {}
+    numbers: list[int] = []
+    at: list[int] = []
+    for number, (_, mine, _, out_selection, is_complete) in enumerate(infos):
+        if not is_complete or mine.shape != spec.shape or type(out_selection) is not tuple or len(out_selection) != source.ndim:
+            continue
+        bounds = [along.indices(n) if type(along) is slice else None for along, n in zip(out_selection, source.shape, strict=True)]
+        offset = 0
+        for bound, stride, n in zip(bounds, source.strides, spec.shape, strict=True):
+            if bound is None or bound[2] != 1 or bound[1] - bound[0] != n:
+                break
+            offset += bound[0] * stride
+        else:
+            numbers.append(number)
+            at.append(offset)
+    found = writer.encode(source, np.array(at, dtype=np.int64), fill or None) if at else None
+    return {} if found is None else dict(zip(numbers, found, strict=True))
+
+
+def _fill_bits(spec: ArraySpec, dtype: np.dtype[Any]) -> bytes | None:
+    """Return the bits of the fill value, if zarr calls no other bits equal to it; else ``None``: there are many NaN, and two zeros in
+    complex numbers.
+    """
+    fill = fill_value(spec)
+    if dtype.kind not in "biuf" or (dtype.kind == "f" and dtype.itemsize > 8) or fill != fill:
+        return None
+    if dtype.kind == "f" and fill == 0.0 and np.asarray(fill).dtype.kind != "f":
+        return None
+    return np.asarray(fill).astype(dtype).tobytes()
 
 
 def _is_dropped(spec: ArraySpec, chunk: AnyArray) -> bool:

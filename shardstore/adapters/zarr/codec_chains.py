@@ -48,12 +48,18 @@ as much as to copy 16 KiB; new memory costs page faults, which begin where ``mal
 class Step:
     """One codec from bytes to bytes. What it is given may be any contiguous buffer, and is not changed."""
 
+    name = ""
+    """The name of the codec, if this is all that it does."""
     takes_destination = False
     makes_copy = True
     """True if the result of ``encode`` shares no memory with its argument."""
 
     def encoded_nbytes(self, nbytes: int | None) -> int | None:
         """Return the number of encoded bytes of ``nbytes``; ``None`` if it depends on the bytes."""
+        return None
+
+    def settings(self) -> dict[str, Any] | None:
+        """Return what the kernel needs to know to encode in the same way, as options of ``Kernel.chunk_params``; ``None``: it cannot."""
         return None
 
     def decode(self, data: Any, nbytes: int | None, destination: AnyArray | None) -> Any:
@@ -85,7 +91,20 @@ class _Numcodec(Step):
 
 
 class _Blosc(_Numcodec):
+    name = "blosc"
     takes_destination = makes_copy = True
+
+    def settings(self) -> dict[str, Any] | None:
+        codec = self._numcodec
+        if codec.shuffle not in (0, 1, 2):  # -1 looks at the elements
+            return None
+        return {
+            "level": codec.clevel,
+            "shuffle": codec.shuffle,
+            "blocksize": codec.blocksize,
+            "typesize": getattr(codec, "_typesize", None) or 1,
+            "compressor_name": codec.cname.encode(),
+        }
 
     def decode(self, data: Any, nbytes: int | None, destination: AnyArray | None) -> Any:
         check_blosc_header(data, nbytes)
@@ -96,7 +115,11 @@ class _Blosc(_Numcodec):
 
 
 class _Zstd(_Numcodec):
+    name = "zstd"
     takes_destination = makes_copy = True
+
+    def settings(self) -> dict[str, Any]:
+        return {"level": self._numcodec.level, "checksum": self._numcodec.checksum}
 
     def decode(self, data: Any, nbytes: int | None, destination: AnyArray | None) -> Any:
         if nbytes is None:
@@ -116,6 +139,7 @@ class _Zstd(_Numcodec):
 
 
 class _Gzip(_Numcodec):
+    name = "gzip"
     makes_copy = True
 
     def decode(self, data: Any, nbytes: int | None, destination: AnyArray | None) -> Any:
@@ -132,6 +156,8 @@ class _Gzip(_Numcodec):
 
 
 class _Crc32c(Step):
+    name = "crc32c"
+
     def encoded_nbytes(self, nbytes: int | None) -> int | None:
         return None if nbytes is None else nbytes + CRC32C_NBYTES
 

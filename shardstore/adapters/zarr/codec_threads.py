@@ -12,7 +12,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
@@ -96,6 +96,29 @@ async def run_in_threads(
     for outcome in ended.result():
         if outcome is not None:
             raise outcome
+
+
+def work_in_threads(threads: int, run: Callable[[], None], stop: Callable[[], None]) -> None:
+    """Call ``run()`` here and in other threads, so many in all, as ``run_in_threads`` does."""
+    if threads == 1:
+        run()
+        return
+
+    def run_or_stop() -> None:
+        try:
+            run()
+        except BaseException:
+            stop()
+            raise
+
+    with _threads.used() as pool:
+        started = [pool.submit(run_or_stop) for _ in range(threads - 1)]
+        try:
+            run_or_stop()
+        finally:
+            wait(started)
+    for future in started:
+        future.result()
 
 
 class _Threads:

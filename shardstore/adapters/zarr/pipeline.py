@@ -17,6 +17,7 @@ from zarr.registry import register_pipeline
 from shardstore.adapters.zarr.arrays import is_sharded, replace_methods
 from shardstore.adapters.zarr.chunk_pipeline import ChunkPipeline, place_of, previous_pipeline, put_in_front
 from shardstore.adapters.zarr.own_shards import ShardPipeline
+from shardstore.adapters.zarr.short_path import shorten_selections
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
@@ -52,5 +53,6 @@ register_pipeline(ShardedCodecPipeline)
 def install_pipeline() -> None:
     """Configure this as zarr's pipeline, in front of the configured one; do nothing if that is done, or switched off."""
     replace_methods()
+    shorten_selections()
     if os.environ.get(DISABLED_BY, "1").strip().lower() not in ("0", "false", "no", "off"):
         put_in_front(f"{ShardedCodecPipeline.__module__}.{ShardedCodecPipeline.__qualname__}")

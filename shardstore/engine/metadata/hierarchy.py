@@ -99,6 +99,13 @@ class LocatedChunks:
     of_shard: npt.NDArray[np.intp]
     slots: npt.NDArray[np.int64]
 
+    @classmethod
+    def at(cls, node: Node, layout: ArrayLayout, coords: npt.NDArray[np.int64]) -> LocatedChunks:
+        """Return the chunks at these positions of an array, ``(n, ndim)``."""
+        shards, of_shard, slots = layout.grid.split_all(coords)
+        shard_coords: list[ChunkCoords] = [tuple(row) for row in shards.tolist()]
+        return cls(node, layout, shard_coords, [shard_key(node.path, layout, row) for row in shard_coords], of_shard, slots)
+
     def targets(self, keys: Sequence[str]) -> list[Target]:
         """Return the targets one by one; ``keys`` are the keys that were located."""
         return [
@@ -169,12 +176,7 @@ def _located_with(first: ChunkTarget, keys: Sequence[str]) -> LocatedChunks | No
     if not all(key.startswith(before) for key in keys):
         return None
     coords = layout.key_encoding.decode_all([key[len(before) :] for key in keys] if before else keys, layout.ndim)
-    if coords is None:
-        return None
-    shards, of_shard, slots = layout.grid.split_all(coords)
-    shard_coords: list[ChunkCoords] = [tuple(row) for row in shards.tolist()]
-    shard_keys = [shard_key(node.path, layout, row) for row in shard_coords]
-    return LocatedChunks(node, layout, shard_coords, shard_keys, of_shard, slots)
+    return None if coords is None else LocatedChunks.at(node, layout, coords)
 
 
 class HierarchyRegistry:
@@ -250,7 +252,14 @@ class Hierarchy:
         return self._ttl == math.inf
 
     def is_fresh(self, node: Node) -> bool:
-        return node.path in self._pending or self._clock() - node.validated_at <= self._ttl
+        return node.path in self._pending or self.is_recent(node.validated_at)
+
+    def now(self) -> float:
+        return self._clock()
+
+    def is_recent(self, at: float) -> bool:
+        """Return whether what was seen at this time of ``now`` need not be looked at again."""
+        return self._clock() - at <= self._ttl
 
     @contextmanager
     def pending(self, nodes: Iterable[Node]) -> Iterator[None]:
@@ -506,15 +515,16 @@ class Hierarchy:
 
         From any thread.
         """
-        if self._pending or metadata_path(key) is not None:
+        owner = None if self._pending or metadata_path(key) is not None else self.owner(possible_owners(key))
+        if owner is None or (layout := self.stored_layout(owner[0])) is None or not self.is_fresh(owner[0]):
             return None
-        owner = self.owner(possible_owners(key))
-        if owner is None:
+        return ChunkTarget.of(key, owner[0], layout, owner[1])
+
+    def stored_layout(self, node: Node | None) -> ArrayLayout | None:
+        """Return the layout of a sharded array whose shards are stored objects, and which no transaction changes; from any thread."""
+        if node is None or self._pending or node.is_uncommitted or node.path in self.deep_arrays:
             return None
-        node, coords = owner
-        if node.layout is None or node.is_uncommitted or not self.is_fresh(node) or node.path in self.deep_arrays:
-            return None
-        return ChunkTarget.of(key, node, node.layout, coords)
+        return node.layout
 
     async def locate_together(self, keys: Sequence[str], *, for_write: bool) -> LocatedChunks | None:
         """Locate many keys, if all are chunks of the sharded array of the first one; otherwise return ``None``.

@@ -22,16 +22,19 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore.engine.index_cache import CachedIndex, IndexCache
-from shardstore.engine.metadata.hierarchy import MANY_KEYS, Hierarchy, LocatedChunks
+from shardstore.engine.metadata.hierarchy import MANY_KEYS, ChunkTarget, Hierarchy, LocatedChunks, Node
 from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import group_located
 from shardstore.errors import Corruption, ShardStoreError
+from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.format.shard_index import places_in
+from shardstore.format.store_keys import metadata_key
+from shardstore.model.chunks import ChunkCoords
 from shardstore.model.coalescing import ReadLimits, coalesce_all
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, resolve
 from shardstore.storage.abilities import BlockingReads, DirectAccess
-from shardstore.storage.base import Found, Read, ReadOutcome
+from shardstore.storage.base import ABSENT, Absent, Found, Read, ReadOutcome
 from shardstore.storage.wrappers import Counters
 
 Ints = npt.NDArray[np.int64]
@@ -223,8 +226,54 @@ class Planner:
         self._indices = indices
         self._reader = reader
         self.carrier = Carrier(storage, counters, limits.gap_bytes)
+        self._looked: dict[str, tuple[Node, float]] = {}
+        """By path of array: the node whose document was seen to be unchanged in the calling thread, and when."""
         self.is_of_use = True
         """False once it was found out that the storage is better read in another way."""
+
+    def array(self, path: str) -> Node | None:
+        """Return a sharded array whose document is fresh, of a local file if only after a look at its version. From any thread."""
+        node = self._hierarchy.known(path)
+        if node is None or self._hierarchy.stored_layout(node) is None:
+            return None
+        if self._hierarchy.is_fresh(node):
+            return node
+        looked = self._looked.get(path)
+        if looked is None or looked[0] is not node or not self._hierarchy.is_recent(looked[1]):
+            now = self._hierarchy.now()
+            if not self.reads_in_threads() or not isinstance(self._wait_for(Read(metadata_key(path), (), node.generation)), Found):
+                return None
+            self._looked[path] = node, now  # not in the hierarchy: only the IO loop writes there
+        return node
+
+    def chunk(self, node: Node, layout: ArrayLayout, coords: ChunkCoords) -> Found | Absent | None:
+        """Return one whole chunk of an array that ``array`` has given; ``None``: ask the engine. In the calling thread, which may wait."""
+        target = ChunkTarget.of("", node, layout, coords)
+        index = self._index(target.shard_key, layout)
+        where = None
+        if index is not None:
+            try:
+                where = index.index.location(target.slot, index.object_nbytes)
+            except Corruption:  # the reader meets it too, and says more
+                return None
+        if where is None and not self.reads_in_threads():
+            return None  # over a network, the engine asks for this with more
+        ranges = () if where is None else (ByteRange(where.offset, where.offset + where.nbytes),)
+        outcome = self._wait_for(Read(target.shard_key, ranges, None if index is None else index.generation))
+        if index is None:
+            return outcome if isinstance(outcome, Absent) and not outcome.is_directory else None
+        if not isinstance(outcome, Found) or (where is not None and not 0 < where.nbytes == len(outcome.buffers[0])):
+            return None
+        self.carrier.counters.add(requests=1, bytes_read=0 if where is None else where.nbytes, chunks_read=where is not None, index_hits=1)
+        return ABSENT if where is None else outcome
+
+    def _wait_for(self, read: Read) -> ReadOutcome:
+        (outcome,) = self.carrier.storage.read_blocking([read])
+        return outcome
+
+    def _index(self, shard_key: str, layout: ArrayLayout) -> CachedIndex | None:
+        """Return the index of a shard if it is known to be of this layout, or need not be; a read of its version confirms it."""
+        return self._indices.peek(shard_key, layout.index_format, unverified=self._hierarchy.never_checks)
 
     def known(self, keys: Sequence[str]) -> ReadPlan | LocatedChunks | None:
         """Return the plan of a read of whole chunks, if all is known without a request; from any thread.
@@ -234,26 +283,36 @@ class Planner:
         if len(keys) < MANY_KEYS:
             return self._of_few(keys)
         located = self._hierarchy.fresh_together(keys)
-        if located is None:
-            return None
-        index_format = located.layout.index_format
-        trusts = self._hierarchy.never_checks
+        return located if located is None else self.known_chunks(located) or located
+
+    def known_chunks(self, located: LocatedChunks, *, may_wait: bool = False) -> ReadPlan | None:
+        """Return the plan as ``known`` does for chunks of a fresh array. With ``may_wait``, the calling thread may look for files: shards
+        that are not there need no index, and those of which no chunk is read are confirmed.
+        """
         indices: list[_Index] = []
         for key in located.shard_keys:
-            index = self._indices.peek(key, index_format, unverified=trusts)
-            if index is None:
-                return located
+            index = self._index(key, located.layout)
+            if index is None and not (may_wait and self._is_absent(key)):
+                return None
             indices.append((index, False))
-        return self._planned(located, indices, hits=len(indices))
+        return self._planned(located, indices, hits=sum(index is not None for index, _ in indices), may_wait=may_wait)
+
+    def _is_absent(self, shard_key: str) -> bool:
+        outcome = self._wait_for(Read(shard_key, ()))
+        return isinstance(outcome, Absent) and not outcome.is_directory
 
     async def find(self, keys: Sequence[str], located: LocatedChunks | None = None) -> ReadPlan | None:
         """Return the plan of a read of whole chunks; ``None`` if the engine has to be asked for all. ``known`` found ``located``."""
         try:
-            if located is None:
-                located = await self._hierarchy.locate_together(keys, for_write=False)
-            if located is None or located.node.is_uncommitted or located.node.path in self._hierarchy.deep_arrays:
-                return None
-            indices = await self._reader.verified_indices(group_located(located, [EVERYTHING] * len(keys)))
+            located = located or await self._hierarchy.locate_together(keys, for_write=False)
+        except ShardStoreError:  # the reader meets it too, and says more
+            return None
+        return None if located is None or self._hierarchy.stored_layout(located.node) is None else await self.find_chunks(located)
+
+    async def find_chunks(self, located: LocatedChunks) -> ReadPlan | None:
+        """Return the plan as ``find`` does for chunks of one array."""
+        try:
+            indices = await self._reader.verified_indices(group_located(located, [EVERYTHING] * len(located.slots)))
         except ShardStoreError:  # the reader meets it too, and says more
             return None
         return None if indices is None else self._planned(located, indices, hits=0)  # the reader has counted them
@@ -275,8 +334,7 @@ class Planner:
         target = self._hierarchy.fresh_chunk(key)
         if target is None:
             return None
-        index = self._indices.peek(target.shard_key, target.layout.index_format, unverified=self._hierarchy.never_checks)
-        if index is None:
+        if (index := self._index(target.shard_key, target.layout)) is None:
             return None
         try:
             where = index.index.location(target.slot, index.object_nbytes)
@@ -303,19 +361,19 @@ class Planner:
             of_object.append(at)
             offsets.append(wanted.start)
             lengths.append(wanted.end - wanted.start)
-        if not shards or not self._may_carry_out():
+        if not shards or not self.reads_in_threads():
             return None
         objects = [PlannedObject(key, index.generation, np.array(numbers)) for key, (_, index, numbers) in shards.items()]
         order, of, begins, sizes = np.array([list(range(len(keys))), of_object, offsets, lengths], dtype=np.int64)
         return ReadPlan(self.carrier, objects, order, of, begins, sizes, index_hits=len(shards))
 
-    def _may_carry_out(self) -> bool:
+    def reads_in_threads(self) -> bool:
         """Return whether the storage reads best in any thread. It is asked after its first use, which may mount the place."""
         self.is_of_use = self.carrier.storage.reads_in_threads()
         return self.is_of_use
 
-    def _planned(self, located: LocatedChunks, indices: Sequence[_Index], *, hits: int) -> ReadPlan | None:
-        if not self._may_carry_out():
+    def _planned(self, located: LocatedChunks, indices: Sequence[_Index], *, hits: int, may_wait: bool = False) -> ReadPlan | None:
+        if not self.reads_in_threads():
             return None
         missing: list[int] = []
         rest: list[int] = []
@@ -339,6 +397,8 @@ class Planner:
             # A shard is planned if no entry is damaged, and if its index was read just now, or a read confirms it.
             asked = np.bincount(of_shard, places.exists & (places.nbytes > 0), len(shards)) > 0
             are_current = np.array([shard.is_current for shard in shards])
+            for at in np.flatnonzero(~(asked | are_current)).tolist() if may_wait else ():
+                are_current[at] = isinstance(self._wait_for(Read(shards[at].key, (), shards[at].index.generation)), Found)
             keep: Bools = (asked | are_current) & (np.bincount(of_shard, places.is_damaged, len(shards)) == 0)
             rest.extend(numbers[~keep[of_shard]].tolist())
             missing.extend(numbers[keep[of_shard] & ~places.exists].tolist())

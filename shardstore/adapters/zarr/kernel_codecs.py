@@ -1,0 +1,133 @@
+"""The kernel at work on arrays: chunks of local files are read straight into the result of a selection, and chunks of an assignment are
+encoded where they lie in it.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardstore.adapters.zarr.codec_chains import AnyArray, DirectChain
+from shardstore.adapters.zarr.codec_threads import INLINE_BYTES, threads_at_once
+from shardstore.engine.reading.read_plan import ReadPlan
+from shardstore.native.kernel import CHUNK_DTYPE, MAX_DIMENSIONS, ChunkParams, Codec, Kernel
+from shardstore.storage.abilities import BlockingReads, OpenVersion
+
+Ints = npt.NDArray[np.int64]
+
+_MOST_NBYTES = 2**27  # of decoded chunks that one call reads: until it returns, nobody can interrupt it
+_MOST_FILES = 64  # that are open at once
+_PARTIAL = 4  # times the bytes that are selected: as long as it takes to find and decode them in part
+_CODECS = {"zstd": Codec.ZSTD, "blosc": Codec.BLOSC, "gzip": Codec.GZIP}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelReader:
+    """Reads chunks of one shape and data type."""
+
+    kernel: Kernel
+    params: ChunkParams
+    order: tuple[int, ...]
+    """For each dimension of the stored elements, the dimension of the array."""
+
+    @classmethod
+    def of(cls, kernel: Kernel | None, chain: DirectChain) -> KernelReader | None:
+        """Return the reader for what a chain decodes; ``None`` if the kernel does not decode that."""
+        found = _codec_of(chain)
+        if kernel is None or found is None or not kernel.decodes(*found):
+            return None
+        params = kernel.chunk_params(chain.stored_shape, chain.dtype.itemsize, found[0], has_crc=found[1])
+        return cls(kernel, params, _order_of(chain))
+
+    def read(self, storage: BlockingReads, plan: ReadPlan, selections: Ints, begins: Ints, full: AnyArray) -> bool:
+        """Put the selected elements of the planned chunks into ``full``; return ``False`` if they have to be read in another way.
+
+        ``selections``, ``(n, 3, ndim)``: first element, count and step along each dimension, for each chunk of the batch. ``begins``,
+        ``(n, ndim)``: the first of these elements in ``full``.
+        """
+        in_order = np.lexsort((plan.offsets, plan.of_object))
+        numbers = plan.numbers[in_order]
+        chunks = np.zeros(len(numbers), CHUNK_DTYPE)
+        chunks["offset"], chunks["nbytes"], chunks["file"] = plan.offsets[in_order], plan.nbytes[in_order], plan.of_object[in_order]
+        chunks["at"] = begins[numbers] @ np.array(full.strides, dtype=np.int64)
+        params = self.params.with_strides([full.strides[axis] for axis in self.order])
+        chosen = np.ascontiguousarray(selections[numbers][:, :, self.order])
+        at_once = max(1, _MOST_NBYTES // params.nbytes)
+        starts = np.unique(chunks["file"], return_index=True)[1]
+        ends = [*starts.tolist()[_MOST_FILES::_MOST_FILES], len(chunks)]
+        for begin, end in zip([0, *ends], ends, strict=False):
+            files = np.unique(chunks["file"][begin:end])
+            with ExitStack() as stack:
+                opened: list[OpenVersion] = []
+                for number in files.tolist():
+                    file = storage.open_version(plan.objects[number].key, plan.objects[number].version)
+                    if file is None:
+                        return False
+                    stack.callback(file.close)
+                    opened.append(file)
+                chunks["file"][begin:end] = np.searchsorted(files, chunks["file"][begin:end])
+                descriptors = np.array([file.fd for file in opened], dtype=np.int32)
+                for start in range(begin, end, at_once):
+                    some = slice(start, min(end, start + at_once))
+                    if self.kernel.read(params, descriptors, chunks[some], chosen[some], full, self._threads(chosen[some])):
+                        return False
+                if not all(file.is_unchanged() for file in opened):
+                    return False
+        plan.carrier.counters.add(requests=len(chunks), bytes_read=int(chunks["nbytes"].sum()), chunks_read=len(chunks))
+        return True
+
+    def _threads(self, selections: Ints) -> int:
+        """Return how many threads are worth starting: plain and Blosc chunks are read and decoded in part."""
+        is_partial = self.params.codec in (Codec.NONE, Codec.BLOSC) and not self.params.has_crc
+        elements = int(selections[:, 1].prod(axis=1).sum())
+        nbytes = (
+            min(_PARTIAL * elements * self.params.itemsize, len(selections) * self.params.nbytes)
+            if is_partial
+            else len(selections) * self.params.nbytes
+        )
+        return 1 if nbytes <= INLINE_BYTES else min(threads_at_once(), len(selections))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelWriter:
+    """Encodes whole chunks of one shape and data type."""
+
+    kernel: Kernel
+    params: ChunkParams
+    order: tuple[int, ...]
+    """For each dimension of the stored elements, the dimension of the array."""
+    dtype: np.dtype[Any]
+
+    @classmethod
+    def of(cls, kernel: Kernel, chain: DirectChain) -> KernelWriter | None:
+        """Return what encodes as a chain does; ``None`` if the kernel does not."""
+        found = _codec_of(chain)
+        if found is None or not kernel.encodes(*found):
+            return None
+        settings = chain.steps[0][0].settings() if found[0] is not Codec.NONE else {}
+        if settings is None:
+            return None
+        params = kernel.chunk_params(chain.stored_shape, chain.dtype.itemsize, found[0], has_crc=found[1], **settings)
+        return cls(kernel, params, _order_of(chain), chain.dtype)
+
+    def encode(self, source: AnyArray, at: Ints, fill: bytes | None) -> list[memoryview | None] | None:
+        """Return the chunks that begin so many bytes behind the first element of ``source``, as ``Kernel.encode`` does, in this thread."""
+        params = self.params.with_strides([source.strides[axis] for axis in self.order])
+        return self.kernel.encode(params, source, at, fill, 1)
+
+
+def _codec_of(chain: DirectChain) -> tuple[Codec, bool] | None:
+    """Return the codec of a chain, and whether ``crc32c`` comes after it; ``None`` if the kernel has no such chain."""
+    names = [step.name for step, _ in chain.steps]
+    has_crc = names[-1:] == ["crc32c"]
+    names = names[: len(names) - has_crc]
+    codec = Codec.NONE if not names else _CODECS.get(names[0])
+    return None if codec is None or len(names) > 1 or len(chain.shape) > MAX_DIMENSIONS else (codec, has_crc)
+
+
+def _order_of(chain: DirectChain) -> tuple[int, ...]:
+    return tuple(range(len(chain.shape))) if chain.order is None else chain.order

@@ -1,0 +1,267 @@
+"""Selections of arrays in the calling thread: zarr's indexers, buffers and event loops take ten times as long as the read of a chunk.
+
+``read_selection`` answers integers, slices and ``...`` if the array's document is fresh, and its shards can be read in any thread. Whatever
+is not as expected gets ``None``, with nothing changed: then zarr does the same, and has the words for errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+from zarr.core.array_spec import ArraySpec
+from zarr.core.buffer import cpu, default_buffer_prototype
+
+from shardstore._sync import run_sync
+from shardstore.adapters.zarr.chunk_pipeline import ChunkPipeline, EnginePlace, PipelineLimits, PlanWork, place_of
+from shardstore.adapters.zarr.chunks import ChunkCodec, Info, MemoryGetter, fill_value, scatter_chunks
+from shardstore.adapters.zarr.codec_chains import AnyArray, DirectChain
+from shardstore.adapters.zarr.codec_threads import threads_at_once, work_in_threads
+from shardstore.adapters.zarr.kernel_codecs import KernelReader
+from shardstore.engine.engine import Engine
+from shardstore.engine.metadata.hierarchy import LocatedChunks, Node
+from shardstore.engine.reading.read_plan import Planner
+from shardstore.errors import ShardStoreError
+from shardstore.format.metadata_v3 import ArrayLayout
+from shardstore.storage.base import Absent
+
+Ints = npt.NDArray[np.int64]
+
+_settings = zarr.config.config  # the dictionary itself: to ask for a setting takes ten times as long
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadingFacts:
+    """The facts of an array that hold as long as its metadata, its configuration and zarr's choice of buffers are the same objects."""
+
+    metadata: Any
+    config: Any
+    buffers: tuple[str, str]
+    place: EnginePlace
+    engine: Engine
+    path: str
+    limits: PipelineLimits
+    codec: ChunkCodec
+    spec: ArraySpec
+    chain: DirectChain
+    dtype: np.dtype[Any]
+    fill: Any
+    kernel_reader: KernelReader | None
+
+    def still_hold(self, array: Any) -> bool:
+        """Return whether they hold for an ``AsyncArray``. A resize gives it other metadata; buffers may be configured at any time."""
+        is_same = self.metadata is array.metadata and self.config is array.config
+        return is_same and (_settings["buffer"], _settings["ndbuffer"]) == self.buffers
+
+
+class Along(NamedTuple):
+    """The selected elements along one dimension: the first one, the end, exclusive, and the step, at least 1."""
+
+    start: int
+    stop: int
+    step: int
+    is_integer: bool
+    """True if the dimension is not one of the result's."""
+
+
+class Projected(NamedTuple):
+    """The selected elements of each chunk along one dimension, ``(n,)`` each."""
+
+    chunks: Ints
+    """The number of the chunk."""
+    firsts: Ints
+    """The first selected element within the chunk."""
+    counts: Ints
+    """How many there are."""
+    begins: Ints
+    """Where they begin in the result."""
+
+    @classmethod
+    def of(cls, along: Along, side: int) -> Projected:
+        """Return them for chunks of ``side`` elements; chunks without a selected element are left out."""
+        start, stop, step, _ = along
+        chunks = np.arange(start // side, (stop - 1) // side + 1)
+        origins = chunks * side
+        firsts = start - (start - np.maximum(origins, start)) // step * step
+        counts = -((firsts - np.minimum(origins + side, stop)) // step)
+        kept = counts > 0
+        return cls(chunks[kept], (firsts - origins)[kept], counts[kept], ((firsts - start) // step)[kept])
+
+
+def facts_of(array: Any) -> ReadingFacts | None:
+    """Return the facts of a ``zarr.AsyncArray``; ``None`` if its selections have to be left to zarr."""
+    pipeline = array.codec_pipeline
+    if not isinstance(pipeline, ChunkPipeline) or type(pipeline).read is not ChunkPipeline.read:
+        return None
+    known = pipeline.facts
+    if isinstance(known, ReadingFacts) and known.still_hold(array):
+        return known
+    pipeline.facts = found = _find_facts(array, pipeline)
+    return found
+
+
+def _find_facts(array: Any, pipeline: ChunkPipeline) -> ReadingFacts | None:
+    metadata, config, place = array.metadata, array.config, place_of(array.store_path.store)
+    if place is None or not isinstance(place.engine, Engine) or place.engine.planner is None or metadata.zarr_format != 3:
+        return None
+    prototype, chunk_shape = default_buffer_prototype(), getattr(metadata.chunk_grid, "chunk_shape", None)
+    is_plain = prototype.buffer is cpu.Buffer and prototype.nd_buffer is cpu.NDBuffer
+    if not is_plain or not isinstance(chunk_shape, tuple) or not getattr(config, "read_missing_chunks", True):
+        return None
+    spec = ArraySpec(chunk_shape, metadata.data_type, metadata.fill_value, config, prototype)
+    codec = pipeline.chunk_codec(spec)
+    chain = codec.chain(spec) if codec.is_sync(spec) else None
+    dtype = spec.dtype.to_native_dtype()
+    if not isinstance(chain, DirectChain) or not chain.holds(dtype) or chain.nbytes * threads_at_once() > pipeline.limits.wave_bytes:
+        return None
+    buffers = (_settings["buffer"], _settings["ndbuffer"])
+    path = place.key(array.store_path.path).rstrip("/")
+    reader = KernelReader.of(place.kernel, chain)
+    return ReadingFacts(
+        metadata, config, buffers, place, place.engine, path, pipeline.limits, codec, spec, chain, dtype, fill_value(spec), reader
+    )
+
+
+def selected(selection: Any, shape: tuple[int, ...]) -> tuple[list[Along], bool] | None:
+    """Return what a selection selects, and whether its result is a scalar if it has no dimensions.
+
+    Returns ``None`` if zarr has to look at it; whatever is empty, wrong or of another kind is among that.
+    """
+    parts = selection if type(selection) is tuple else (selection,)
+    found: list[Along] = []
+    has_ellipsis = False
+    for part in parts:
+        at = len(found)
+        if part is Ellipsis and not has_ellipsis:
+            has_ellipsis = True
+            found += [Along(0, n, 1, False) for n in shape[at : len(shape) - (len(parts) - 1 - at)]]
+        elif at >= len(shape):
+            return None
+        elif type(part) is int and -shape[at] <= part < shape[at]:
+            start = part + shape[at] if part < 0 else part
+            found.append(Along(start, start + 1, 1, True))
+        elif type(part) is slice:
+            try:
+                along = Along(*part.indices(shape[at]), False)
+            except (TypeError, ValueError):
+                return None
+            found.append(along)
+        else:
+            return None
+    found += [Along(0, n, 1, False) for n in shape[len(found) :]]
+    if len(found) != len(shape) or any(along.step < 1 or along.start >= along.stop for along in found):
+        return None
+    return found, has_ellipsis or not shape  # for zarr, integers and slices alone are orthogonal indexing, which gives an array always
+
+
+def read_selection(array: Any, selection: Any) -> Any:
+    """Return the selected elements of a ``zarr.AsyncArray``; ``None`` if zarr has to read them."""
+    facts = facts_of(array)
+    if facts is None or not facts.place.store._is_open or (planner := facts.engine.planner) is None:
+        return None
+    node = planner.array(facts.path)
+    layout = None if node is None else node.layout
+    if node is None or layout is None or (layout.shape, layout.chunk_shape) != (facts.metadata.shape, facts.spec.shape):
+        return None
+    chosen = selected(selection, layout.shape)
+    if chosen is None:
+        return None
+    axes, gives_scalar = chosen
+    shape = tuple([-((along.start - along.stop) // along.step) for along in axes if not along.is_integer])
+    out = np.empty(shape, facts.chain.dtype, facts.config.order)
+    full = out if len(shape) == len(axes) else out[tuple([None if along.is_integer else slice(None) for along in axes])]
+    coords = tuple([along.start // side for along, side in zip(axes, layout.chunk_shape, strict=True)])
+    is_one = all((along.stop - 1) // side == at for along, side, at in zip(axes, layout.chunk_shape, coords, strict=True))
+    try:
+        is_read = _one(facts, planner, node, layout, coords, axes, full) if is_one else _many(facts, planner, node, layout, axes, full)
+    except ShardStoreError:
+        return None
+    if not is_read:
+        return None
+    if out.dtype != facts.dtype:
+        out = out.byteswap(inplace=True).view(facts.dtype)
+    return out[()] if gives_scalar and not shape else out
+
+
+def _one(
+    facts: ReadingFacts, planner: Planner, node: Node, layout: ArrayLayout, coords: tuple[int, ...], axes: Sequence[Along], full: AnyArray
+) -> bool:
+    """Put the selected elements of one chunk into ``full``, which has all dimensions of the array."""
+    found = planner.chunk(node, layout, coords)
+    if found is None:
+        return False
+    info: Info = (
+        MemoryGetter(node.path, None),
+        facts.spec,
+        tuple(
+            [slice(a.start - at * side, a.stop - at * side, a.step) for a, at, side in zip(axes, coords, layout.chunk_shape, strict=True)]
+        ),
+        (slice(None),) * len(axes),
+    )
+    value = None if isinstance(found, Absent) else found.buffers[0]
+    scatter_chunks(facts.codec, [info], [value], cpu.NDBuffer.from_numpy_array(full), ())
+    return True
+
+
+def _many(facts: ReadingFacts, planner: Planner, node: Node, layout: ArrayLayout, axes: Sequence[Along], full: AnyArray) -> bool:
+    """Put the selected elements of several chunks into ``full``, which has all dimensions of the array."""
+    projected = [Projected.of(along, side) for along, side in zip(axes, layout.chunk_shape, strict=True)]
+    cells = np.indices([len(one.chunks) for one in projected]).reshape(len(axes), -1)
+    coords, firsts, counts, begins = (
+        np.stack([column[mine] for column, mine in zip(columns, cells, strict=True)], axis=-1) for columns in zip(*projected, strict=True)
+    )
+    located = LocatedChunks.at(node, layout, coords)
+    if not planner.reads_in_threads():
+        return False
+    plan = planner.known_chunks(located, may_wait=True) or run_sync(planner.find_chunks(located))
+    if plan is None or plan.rest:
+        return False
+    steps = np.array([along.step for along in axes])
+    if facts.kernel_reader is not None:
+        selections = np.stack([firsts, counts, np.broadcast_to(steps, counts.shape)], axis=1)
+        if not facts.kernel_reader.read(planner.carrier.storage, plan, selections, begins, full):
+            return False
+        for at, n in zip(begins[plan.missing].tolist(), counts[plan.missing].tolist(), strict=True):
+            full[tuple([slice(a, a + k) for a, k in zip(at, n, strict=True)])] = facts.fill
+        plan.count_hits(0)
+        return True
+    getter, out = MemoryGetter(node.path, None), cpu.NDBuffer.from_numpy_array(full)
+    ends = firsts + (counts - 1) * steps + 1
+
+    def scatter(numbers: Sequence[int], values: Sequence[memoryview | None]) -> None:
+        mine = list(numbers)
+        inside = [
+            tuple(map(slice, first, end, steps.tolist())) for first, end in zip(firsts[mine].tolist(), ends[mine].tolist(), strict=True)
+        ]
+        outside = [tuple(map(slice, a, b)) for a, b in zip(begins[mine].tolist(), (begins[mine] + counts[mine]).tolist(), strict=True)]
+        infos = [(getter, facts.spec, a, b) for a, b in zip(inside, outside, strict=True)]
+        scatter_chunks(facts.codec, infos, values, out, ())
+
+    nbytes, limits = len(coords) * facts.chain.nbytes, facts.limits
+    threads = 1 if nbytes <= limits.inline_bytes else threads_at_once()
+    work = PlanWork(plan, plan.parts(threads), scatter, limits.announced_bytes)
+    work_in_threads(threads, work.run, work.stop)
+    plan.count_hits(len(work.failed))
+    return not work.failed
+
+
+_getitem: Callable[[Any, Any], Any] = zarr.Array.__getitem__
+is_enabled = True
+"""To compare both ways in tests: if an attribute of a class is replaced hundreds of times, CPython 3.13.0 calls the wrong method."""
+
+
+@wraps(_getitem)
+def _short_getitem(self: Any, selection: Any) -> Any:
+    if is_enabled and type(self) is zarr.Array and (found := read_selection(self._async_array, selection)) is not None:
+        return found
+    return _getitem(self, selection)
+
+
+def shorten_selections() -> None:
+    """Let ``zarr.Array`` ask here first; arrays of other stores lose less than a microsecond."""
+    zarr.Array.__getitem__ = _short_getitem  # type: ignore[method-assign]

@@ -1,0 +1,361 @@
+"""Selections in the calling thread give what zarr's own way gives: values, types, strides and errors; whatever happens to the store."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, TransposeCodec, ZstdCodec
+from zarr.storage import LoggingStore
+
+import shardstore
+from shardstore.adapters.zarr import short_path
+from shardstore.engine.engine import Engine
+from shardstore.storage.local.storage import LocalStorage
+from tests.harness.scale import EXAMPLES
+
+SHAPE, CHUNK, PER_SHARD = (64, 48), (8, 8), (4, 3)
+VALUES = np.arange(64 * 48, dtype="i4").reshape(SHAPE) + 1
+
+Outcome = tuple[Any, ...]
+
+
+def opened(root: Path, *, per_shard: Any = PER_SHARD, ttl: float = 60, **options: Any) -> shardstore.ShardedStore:
+    return shardstore.open(root, chunks_per_shard=per_shard, fsync=False, metadata_ttl=ttl, **options)
+
+
+def elsewhere(root: Path, *, per_shard: Any = PER_SHARD) -> shardstore.ShardedStore:
+    """As another process has it: what it writes is not announced to the stores here."""
+    return shardstore.open(LocalStorage(root, fsync=False), chunks_per_shard=per_shard)
+
+
+def created(root: Path, *, ttl: float = 60, **options: Any) -> zarr.Array[Any]:
+    array = zarr.create_array(opened(root, ttl=ttl), shape=SHAPE, chunks=CHUNK, dtype="i4", fill_value=7, **options)
+    array[...] = VALUES
+    array[...]
+    return array
+
+
+@contextmanager
+def zarrs_own_way() -> Iterator[None]:
+    short_path.is_enabled = False
+    try:
+        yield
+    finally:
+        short_path.is_enabled = True
+
+
+def outcome(select: Callable[[], Any]) -> Outcome:
+    """Everything that a caller can see of a result."""
+    try:
+        found = select()
+    except Exception as exc:  # noqa: BLE001  # any is compared
+        return "error", type(exc).__name__, str(exc)
+    if isinstance(found, np.ndarray):
+        strides = found.strides if found.size > 1 else None
+        return "array", type(found), found.dtype, found.shape, strides, found.flags.writeable, found.tobytes()
+    return "scalar", type(found), getattr(found, "dtype", None), found.tobytes() if isinstance(found, np.generic) else found
+
+
+def check_same(array: zarr.Array[Any], selection: Any) -> bool:
+    """Check that both ways give the same; return whether the short one was gone."""
+    with zarrs_own_way():
+        expected = outcome(lambda: array[selection])
+    is_short = False
+    read = short_path.read_selection
+
+    def noted(array: Any, selection: Any) -> Any:
+        nonlocal is_short
+        found = read(array, selection)
+        is_short = found is not None
+        return found
+
+    short_path.read_selection = noted
+    try:
+        assert outcome(lambda: array[selection]) == expected
+    finally:
+        short_path.read_selection = read
+    return is_short
+
+
+class Index:
+    def __index__(self) -> int:
+        return 3
+
+    def __repr__(self) -> str:
+        return "Index()"
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [np.s_[1, 2], np.s_[..., 1, 2], np.s_[-1, -48], ..., (), 5, np.s_[3:50:7, 5], np.s_[:, 8:16], np.s_[Index() : 9], np.s_[0:8, 0:8]],
+    ids=str,
+)
+def test_what_goes_the_short_way(tmp_path: Path, selection: Any) -> None:
+    assert check_same(created(tmp_path), selection)
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [
+        *(np.int64(1), True, [1, 2], None, 1.0, Index(), np.s_[64, 0], np.s_[1, 2, 3], np.s_[::0], np.s_[::-1], np.s_[3:3]),
+        *(np.s_[1.0:3], np.s_[..., ...], np.array([1, 2]), VALUES > 5, "name"),
+    ],
+    ids=str,
+)
+def test_what_is_left_to_zarr(tmp_path: Path, selection: Any) -> None:
+    assert not check_same(created(tmp_path), selection)
+
+
+def test_nothing_but_the_calling_thread_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    array = created(tmp_path)
+    store: Any = array.store
+    array.store_path.store.counters.reset()  # type: ignore[attr-defined]
+    monkeypatch.setattr(zarr.AsyncArray, "_get_selection", None)
+    monkeypatch.setattr(Engine, "get_many", None)
+    monkeypatch.setattr(Engine, "plan_read", None)
+    assert array[9, 9] == VALUES[9, 9]
+    assert (store.counters.requests, store.counters.chunks_read, store.counters.index_hits) == (1, 1, 1)
+    assert np.array_equal(array[:20, :30], VALUES[:20, :30])
+
+
+def test_an_absent_shard_holds_fill_values_and_needs_no_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    array: Any = zarr.create_array(opened(tmp_path), shape=SHAPE, chunks=CHUNK, dtype="i4", fill_value=7)
+    array[:8, :8] = 1
+    array[0, 0]
+    monkeypatch.setattr(zarr.AsyncArray, "_get_selection", None)
+    assert array[40, 40] == 7  # in a shard that is not there
+    assert array[9, 9] == 7  # a chunk that is not in its shard
+    assert (array[8:32, 8:24] == 7).all()  # several
+    assert (array[32:] == 7).all()
+    assert array[...].sum() == 64 + 7 * (VALUES.size - 64)
+
+
+def test_chunks_that_appear_are_seen(tmp_path: Path) -> None:
+    """Though their shard was found absent, or its index had no such chunk, a moment before."""
+    array = created(tmp_path)
+    array[32:] = 7
+    array[:8, :8] = 7
+    for where in (np.s_[40, 40], np.s_[0, 0]):
+        assert array[where] == 7
+        zarr.open_array(elsewhere(tmp_path), mode="r+")[where] = 1
+        assert array[where] == 1
+
+
+def written(root: Path) -> None:
+    zarr.open_array(elsewhere(root), mode="r+")[:20, :20] = 5
+
+
+def resized(root: Path) -> None:
+    zarr.open_array(elsewhere(root), mode="r+").resize((16, 48))
+
+
+def replaced(root: Path) -> None:
+    zarr.create_array(elsewhere(root, per_shard=(2, 2)), shape=SHAPE, chunks=(4, 4), dtype="i4", overwrite=True)[...] = 3
+
+
+def damaged(root: Path) -> None:
+    (file,) = root.glob("c/0/0")
+    data = bytearray(file.read_bytes())
+    data[20] ^= 255
+    data[200] ^= 255
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("ttl", [0, 60])
+@pytest.mark.parametrize("change", [written, resized, replaced, damaged, shutil.rmtree])
+def test_what_another_process_does(tmp_path: Path, ttl: float, change: Callable[[Path], None]) -> None:
+    root = tmp_path / "a"
+    array = created(root, ttl=ttl)
+    check_same(array, np.s_[:9, :9])
+    change(root)
+    for selection in (np.s_[0, 0], np.s_[:9, :22], np.s_[10:30, :22], ...):
+        check_same(array, selection)
+
+
+def test_a_document_that_is_not_fresh_is_looked_at(tmp_path: Path) -> None:
+    assert check_same(created(tmp_path, ttl=0), np.s_[0, 0])
+
+
+def test_what_the_array_or_its_store_is(tmp_path: Path) -> None:
+    array = created(tmp_path)
+    store = array.store
+
+    class Subclass(zarr.Array):  # type: ignore[type-arg]
+        def get_orthogonal_selection(self, *args: Any, **kwargs: Any) -> Any:
+            return np.zeros(3)
+
+    assert np.array_equal(Subclass(array._async_array)[1:3], np.zeros(3))
+    assert not check_same(zarr.open_array(LoggingStore(store, log_level="CRITICAL"), mode="r"), np.s_[0, 0])
+    assert check_same(zarr.open_array(opened(tmp_path, read_only=True), mode="r"), np.s_[0, 0])
+    assert not check_same(zarr.open_array(opened(tmp_path, pipeline=False), mode="r"), np.s_[0, 0])
+    fortran = zarr.open_array(store, mode="r", config={"order": "F"})
+    assert check_same(fortran, np.s_[3:30, 4:9])
+    with store.transaction():  # type: ignore[attr-defined]
+        array[:8, :8] = 99
+        assert not check_same(array, np.s_[0, 0])
+    assert check_same(array, np.s_[0, 0])
+    array.resize((70, 48))
+    assert check_same(array, np.s_[60:70])
+    array.resize((10, 48))
+    assert check_same(array, np.s_[5:10])
+
+
+def test_a_missing_chunk_that_is_to_be_an_error(tmp_path: Path) -> None:
+    array: Any = created(tmp_path)
+    array[:8, :8] = 7
+    try:
+        strict = array.with_config({"read_missing_chunks": False})
+    except (AttributeError, TypeError):
+        pytest.skip("this version of zarr has no such setting")
+    assert not check_same(strict, np.s_[0, 0])
+
+
+def test_buffers_that_are_configured_afterwards(tmp_path: Path) -> None:
+    array = created(tmp_path)
+    assert check_same(array, np.s_[0, 0])
+    with zarr.config.set({"ndbuffer": "zarr.buffer.gpu.NDBuffer"}):
+        assert short_path.read_selection(array._async_array, np.s_[0, 0]) is None
+    assert check_same(array, np.s_[0, 0])
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of newer Pythons, where there are threads: that it works is tested
+def test_it_is_read_in_a_forked_child_in_threads_and_in_a_running_loop(tmp_path: Path) -> None:
+    array = created(tmp_path)
+    if (child := os.fork()) == 0:
+        os._exit(0 if np.array_equal(array[:33, :33], VALUES[:33, :33]) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+    def is_right(x: int) -> bool:
+        return np.array_equal(array[x : x + 20, 3:40:7], VALUES[x : x + 20, 3:40:7])
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(is_right, [n * 37 % 40 for n in range(240)]))
+
+    async def inside() -> Any:
+        return array[:40, :40]
+
+    assert np.array_equal(asyncio.run(inside()), VALUES[:40, :40])
+
+
+def test_chunks_are_whole_while_another_store_writes(tmp_path: Path) -> None:
+    array = created(tmp_path)
+    other = zarr.open_array(opened(tmp_path), mode="r+")
+    ended = threading.Event()
+
+    def write() -> None:
+        for k in range(60):
+            other[:32, :24] = k
+        ended.set()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    while not ended.is_set():
+        for x in (0, 8):
+            chunk = array[x : x + 8, :8]
+            assert len(np.unique(chunk)) == 1 or np.array_equal(chunk, VALUES[x : x + 8, :8])
+    thread.join()
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals go to the main thread")
+def test_it_can_be_interrupted(tmp_path: Path) -> None:
+    array = created(tmp_path)
+    timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        all(np.any(array[...]) for _ in itertools.count())
+    assert np.array_equal(array[...], VALUES)
+
+
+# -- random arrays -----------------------------------------------------------------------------------------------------
+
+_DTYPES = ["u1", "i2", "<u4", ">u4", "f8", ">f8", "f2", "c8", ">c16", "bool", "M8[s]", ">M8[ms]", "m8[us]", "S5", "U3", ">U3", "V7"]
+_STRUCTURED = [("a", "i4"), ("b", "f8")]
+_COMPRESSORS = [
+    *(None, ZstdCodec(level=1), ZstdCodec(level=1, checksum=True), GzipCodec(level=1)),
+    *(BloscCodec(cname="lz4", clevel=3, shuffle=shuffle) for shuffle in ("shuffle", "noshuffle", "bitshuffle")),
+]
+
+
+def values_of(dtype: np.dtype[Any], shape: tuple[int, ...], seed: int) -> Any:
+    rng = np.random.default_rng(seed)
+    if dtype.kind in "SU":
+        return rng.integers(0, 999, shape).astype(str).astype(dtype)
+    if dtype.fields is not None:
+        return np.array([(int(n), float(n)) for n in rng.integers(0, 99, int(np.prod(shape)))], dtype).reshape(shape)
+    if dtype.kind == "V":
+        return rng.integers(0, 256, int(np.prod(shape)) * dtype.itemsize, "u1").view(dtype).reshape(shape)
+    return rng.integers(0, 2 if dtype.kind == "b" else 100, shape).astype("i8").astype(dtype)
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> dict[str, Any]:
+    dtype = np.dtype(draw(st.sampled_from([*_DTYPES, _STRUCTURED])))
+    ndim = draw(st.integers(0, 4))
+    chunks = draw(st.tuples(*[st.integers(1, 6)] * ndim))
+    per_shard = draw(st.tuples(*[st.integers(1, 3)] * ndim))
+    shape = tuple(draw(st.integers(1, 2 * c * p + 2)) for c, p in zip(chunks, per_shard, strict=True))
+    compressor = draw(st.sampled_from(_COMPRESSORS))
+    made: dict[str, Any] = {
+        "shape": shape,
+        "chunks": chunks,
+        "dtype": dtype,
+        "per_shard": per_shard if ndim else "auto",
+        "filters": [TransposeCodec(order=draw(st.permutations(range(ndim))))] if ndim > 1 and draw(st.booleans()) else None,
+        "compressors": [c for c in (compressor, draw(st.sampled_from([None, Crc32cCodec()]))) if c is not None] or None,
+        "config": {"order": draw(st.sampled_from("CF")), "write_empty_chunks": draw(st.booleans())},
+        "fill_value": values_of(dtype, (1,), 5)[0] if draw(st.booleans()) else None,
+    }
+    if dtype.fields is None and draw(st.booleans()):
+        made["serializer"] = BytesCodec(endian=draw(st.sampled_from(["big", "little"])))
+    return made
+
+
+def _along(n: int) -> st.SearchStrategy[Any]:
+    bound = st.none() | st.integers(-n - 2, n + 2)
+    return st.integers(-n, n - 1) | st.builds(slice, bound, bound, st.none() | st.integers(1, n + 1))
+
+
+@st.composite
+def selections(draw: st.DrawFn, shape: tuple[int, ...]) -> Any:
+    parts: list[Any] = [draw(_along(n)) for n in shape[: draw(st.integers(0, len(shape)))]]
+    if draw(st.booleans()):
+        at = draw(st.integers(0, len(parts)))
+        parts[at : at + draw(st.integers(0, 2))] = [...]
+    return parts[0] if len(parts) == 1 and draw(st.booleans()) else tuple(parts)
+
+
+@given(arrays(), st.data())
+@settings(max_examples=EXAMPLES * 2, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_random_arrays_are_read_both_ways(tmp_path: Path, made: dict[str, Any], data: st.DataObject) -> None:
+    root = tmp_path / os.urandom(8).hex()
+    store = opened(root, per_shard=made.pop("per_shard"), ttl=data.draw(st.sampled_from([0, 60])))
+    with suppress(TypeError, ValueError, NotImplementedError):  # not every codec takes every type
+        array: Any = None
+        array = zarr.create_array(store, **made)
+    if array is None:
+        return
+    if made["shape"]:
+        for _ in range(data.draw(st.integers(0, 3))):  # other chunks are missing
+            at = [data.draw(st.integers(0, n - 1)) // c * c for n, c in zip(made["shape"], made["chunks"], strict=True)]
+            region = tuple(slice(a, a + c) for a, c in zip(at, made["chunks"], strict=True))
+            array[region] = values_of(made["dtype"], made["shape"], 1)[region]
+    else:
+        array[...] = values_of(made["dtype"], (), 1)
+    for _ in range(4):
+        check_same(array, data.draw(selections(made["shape"])))

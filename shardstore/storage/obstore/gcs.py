@@ -20,7 +20,7 @@ from shardstore.errors import Unsupported
 from shardstore.model.generation import Generation
 from shardstore.storage.gcs.client import GCSClient
 from shardstore.storage.gcs.storage import GCSStorage
-from shardstore.storage.obstore.reading import ONCE, ObstoreAnswer, ObstoreStorage, client_options
+from shardstore.storage.obstore.reading import ONCE, Bucket, ObstoreAnswer, ObstoreStorage, client_options
 
 if TYPE_CHECKING:  # of the stubs only
     from obstore.store import GCSConfig, GCSCredential
@@ -91,10 +91,9 @@ class ObstoreGCSStorage(ObstoreStorage[GCSStorage]):
     def __init__(self, inner: GCSStorage) -> None:
         check(inner.client)
         super().__init__(inner)
-        self._bucket: GCSStore | None = None
         self._settings: Settings | None = None
 
-    async def bucket(self) -> GCSStore | None:
+    async def bucket(self) -> Bucket | None:
         if self.is_left_out():
             return None
         try:

@@ -21,7 +21,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -34,8 +34,8 @@ from obstore.store import GCSStore, S3Store
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteOffset, ByteRange, ByteRequest
 from shardstore.model.redaction import redacted, shown_cause
-from shardstore.storage.abilities import ObstoreCarried
-from shardstore.storage.base import ABSENT, CHANGED
+from shardstore.storage.abilities import BlockingReads, ObstoreCarried
+from shardstore.storage.base import ABSENT, CHANGED, Found, Read, ReadOutcome
 from shardstore.storage.gcs.storage import GCSStorage
 from shardstore.storage.requests.outcomes import RequestFailed
 from shardstore.storage.requests.ranged_reads import NOTHING, RangedReads, RangeOutcome, RangePart, check_most
@@ -165,6 +165,28 @@ async def _all_of(body: obstore.BytesStream, nbytes: int) -> memoryview:
     return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
 
 
+def get_range_blocking(bucket: Bucket, full_key: str, wanted: ByteRange, if_match: str) -> ObstoreAnswer:
+    """Read as ``get_range`` does, in the calling thread."""
+    what = f"reading {full_key!r}"
+    with _errors(what):
+        result = obstore.get(bucket, full_key, options={"range": (wanted.start, wanted.end), "if_match": if_match})
+        start, end = result.range
+        pieces: list[memoryview] = []
+        held = 0
+        body = result.stream(min_chunk_size=max(1, end - start))
+        try:
+            for piece in body:
+                pieces.append(memoryview(piece))
+                held += len(piece)
+                if held > end - start:
+                    break
+        finally:
+            del body
+    if (start, end, held) != (wanted.start, wanted.end, wanted.end - wanted.start):
+        raise RequestFailed(f"{what}: the server sent {held} bytes, from {start} to {end}")
+    return _answer(result, pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces)))
+
+
 async def get_head(bucket: Bucket, full_key: str) -> ObstoreAnswer:
     """Return version and size of an object, without bytes. Raises ``RequestFailed``."""
     with _errors(f"looking up {full_key!r}"):
@@ -229,13 +251,15 @@ twice.
 Below = TypeVar("Below", S3Storage, GCSStorage)
 
 
-class ObstoreStorage(RangedReads, StorageWrapper, ObstoreCarried, Generic[Below]):
+class ObstoreStorage(RangedReads, StorageWrapper, BlockingReads, ObstoreCarried, Generic[Below]):
     """The same place as ``inner``; reads go through obstore. Kinds define how a bucket is opened, and what names a version."""
 
     inner: Below
 
     def __init__(self, inner: Below) -> None:
         super().__init__(inner)
+        self._bucket: Bucket | None = None
+        """The bucket as it was opened last; its credentials may have expired."""
         self._is_given_up = False
         self._useless = 0
         self._has_found = False
@@ -324,6 +348,36 @@ class ObstoreStorage(RangedReads, StorageWrapper, ObstoreCarried, Generic[Below]
         if generation is not None and found != generation:
             return CHANGED
         return RangePart(found, answer.nbytes, answer.data)
+
+    def reads_in_threads(self) -> bool:
+        return False
+
+    def read_page_cache(self, read: Read) -> None:
+        return None
+
+    def read_in_memory(self, read: Read) -> None:
+        return None
+
+    def open_version(self, key: str, version: Generation | None) -> None:
+        return None
+
+    def read_blocking(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        """Read one range of one version of each object; ``CHANGED`` where that is to be asked for in another way, whatever the reason."""
+        return [self._read_blocking(read) for read in reads]
+
+    def _read_blocking(self, read: Read) -> ReadOutcome:
+        if_match = None if read.generation is None else self.condition_on(read.generation)
+        bucket = None if if_match is None or self.is_left_out() or not self._has_found else self._bucket
+        if bucket is None or if_match is None or len(read.ranges) != 1 or not isinstance(wanted := read.ranges[0], ByteRange):
+            return CHANGED
+        try:
+            answer = get_range_blocking(bucket, self.inner.client.full_key(read.key), wanted, if_match)
+        except RequestFailed:  # with retries, and with its words, by the other way
+            return CHANGED
+        found = self.version_of(answer)
+        if found is None or answer.is_encoded or found != read.generation:
+            return CHANGED
+        return Found(found, answer.nbytes, (answer.data,))
 
     async def _get_below(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None) -> RangeOutcome:
         self.asked_below += 1

@@ -30,7 +30,7 @@ from obstore.store import S3Store
 from shardstore.errors import Unsupported
 from shardstore.model.generation import Condition, Generation
 from shardstore.storage.base import DirListing, ObjectInfo, check_directory
-from shardstore.storage.obstore.reading import ONCE, ObstoreAnswer, ObstoreStorage, client_options, put_object
+from shardstore.storage.obstore.reading import ONCE, Bucket, ObstoreAnswer, ObstoreStorage, client_options, put_object
 from shardstore.storage.requests.outcomes import RequestFailed
 from shardstore.storage.requests.writes import Body
 from shardstore.storage.s3.client import S3Client, canonical_etag
@@ -202,10 +202,9 @@ class ObstoreS3Storage(ObstoreStorage[S3Storage]):
         check(inner.client)
         super().__init__(inner)
         self.keys_per_page = 1000
-        self._bucket: obstore.store.S3Store | None = None
         self._settings: Settings | None = None
 
-    async def bucket(self) -> obstore.store.S3Store | None:
+    async def bucket(self) -> Bucket | None:
         if self.is_left_out():
             return None
         try:

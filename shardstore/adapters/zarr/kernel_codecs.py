@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from shardstore.adapters.zarr.codec_chains import AnyArray, DirectChain
 from shardstore.adapters.zarr.codec_threads import INLINE_BYTES, threads_at_once
-from shardstore.engine.reading.read_plan import ReadPlan
+from shardstore.engine.reading.read_plan import ChunkPlace, ReadPlan
 from shardstore.native.kernel import CHUNK_DTYPE, MAX_DIMENSIONS, ChunkParams, Codec, Kernel
 from shardstore.storage.abilities import BlockingReads, OpenVersion
 
@@ -21,7 +21,8 @@ Ints = npt.NDArray[np.int64]
 
 _MOST_NBYTES = 2**27  # of decoded chunks that one call reads: until it returns, nobody can interrupt it
 _MOST_FILES = 64  # that are open at once
-_PARTIAL = 4  # times the bytes that are selected: as long as it takes to find and decode them in part
+_READ_NBYTES = 2**11  # that are decoded in the time of a read
+_COPIED = 8  # times as many bytes are copied as decoded in one time
 _CODECS = {"zstd": Codec.ZSTD, "blosc": Codec.BLOSC, "gzip": Codec.GZIP}
 
 
@@ -57,10 +58,10 @@ class KernelReader:
         params = self.params.with_strides([full.strides[axis] for axis in self.order])
         chosen = np.ascontiguousarray(selections[numbers][:, :, self.order])
         at_once = max(1, _MOST_NBYTES // params.nbytes)
-        starts = np.unique(chunks["file"], return_index=True)[1]
+        starts = np.flatnonzero(np.diff(chunks["file"], prepend=-1))
         ends = [*starts.tolist()[_MOST_FILES::_MOST_FILES], len(chunks)]
         for begin, end in zip([0, *ends], ends, strict=False):
-            files = np.unique(chunks["file"][begin:end])
+            files = chunks["file"][starts[(starts >= begin) & (starts < end)]]
             with ExitStack() as stack:
                 opened: list[OpenVersion] = []
                 for number in files.tolist():
@@ -80,15 +81,26 @@ class KernelReader:
         plan.carrier.counters.add(requests=len(chunks), bytes_read=int(chunks["nbytes"].sum()), chunks_read=len(chunks))
         return True
 
+    def read_one(self, storage: BlockingReads, place: ChunkPlace, selection: Ints, full: AnyArray) -> bool:
+        """Put the selected elements of one chunk into ``full``, as ``read`` does. ``selection``: ``(1, 3, ndim)``."""
+        file = storage.open_version(place.shard_key, place.version)
+        if file is None:
+            return False
+        try:
+            chunks = np.array([(place.offset, place.nbytes, 0, 0, 0)], CHUNK_DTYPE)
+            params = self.params.with_strides([full.strides[axis] for axis in self.order])
+            chosen = np.ascontiguousarray(selection[:, :, self.order])
+            return not self.kernel.read(params, np.array([file.fd], np.int32), chunks, chosen, full, 1) and file.is_unchanged()
+        finally:
+            file.close()
+
     def _threads(self, selections: Ints) -> int:
-        """Return how many threads are worth starting: plain and Blosc chunks are read and decoded in part."""
-        is_partial = self.params.codec in (Codec.NONE, Codec.BLOSC) and not self.params.has_crc
-        elements = int(selections[:, 1].prod(axis=1).sum())
-        nbytes = (
-            min(_PARTIAL * elements * self.params.itemsize, len(selections) * self.params.nbytes)
-            if is_partial
-            else len(selections) * self.params.nbytes
-        )
+        """Return how many threads are worth starting: of plain and Blosc chunks only what lies around selected elements is decoded."""
+        nbytes = len(selections) * self.params.nbytes
+        if self.params.codec in (Codec.NONE, Codec.BLOSC) and not self.params.has_crc:
+            spans = ((selections[:, 1] - 1) * selections[:, 2]) @ self.params.chunk_strides
+            spanned = int(spans.sum()) // (_COPIED if self.params.codec is Codec.NONE else 1)
+            nbytes = min(nbytes, spanned + len(selections) * _READ_NBYTES)
         return 1 if nbytes <= INLINE_BYTES else min(threads_at_once(), len(selections))
 
 

@@ -192,19 +192,24 @@ def _one(
     facts: ReadingFacts, planner: Planner, node: Node, layout: ArrayLayout, coords: tuple[int, ...], axes: Sequence[Along], full: AnyArray
 ) -> bool:
     """Put the selected elements of one chunk into ``full``, which has all dimensions of the array."""
-    found = planner.chunk(node, layout, coords)
-    if found is None:
+    place = planner.place(node, layout, coords)
+    if place is None:
         return False
-    info: Info = (
-        MemoryGetter(node.path, None),
-        facts.spec,
-        tuple(
-            [slice(a.start - at * side, a.stop - at * side, a.step) for a, at, side in zip(axes, coords, layout.chunk_shape, strict=True)]
-        ),
-        (slice(None),) * len(axes),
-    )
-    value = None if isinstance(found, Absent) else found.buffers[0]
-    scatter_chunks(facts.codec, [info], [value], cpu.NDBuffer.from_numpy_array(full), ())
+    if isinstance(place, Absent):
+        full[...] = facts.fill
+        return True
+    firsts = [along.start - at * side for along, at, side in zip(axes, coords, layout.chunk_shape, strict=True)]
+    if facts.kernel_reader is not None and planner.reads_in_threads():
+        selection = np.array([[firsts, full.shape, [along.step for along in axes]]], dtype=np.int64)
+        if not facts.kernel_reader.read_one(planner.carrier.storage, place, selection, full):
+            return False
+        planner.count_chunk(place.nbytes)
+        return True
+    if (data := planner.read_chunk(place)) is None:
+        return False
+    inside = tuple([slice(first, first + along.stop - along.start, along.step) for first, along in zip(firsts, axes, strict=True)])
+    info: Info = (MemoryGetter(node.path, None), facts.spec, inside, (slice(None),) * len(axes))
+    scatter_chunks(facts.codec, [info], [data], cpu.NDBuffer.from_numpy_array(full), ())
     return True
 
 

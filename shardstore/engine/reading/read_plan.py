@@ -184,6 +184,15 @@ class ReadPlan:
         return part.cut(buffers)
 
 
+class ChunkPlace(NamedTuple):
+    """The place of one chunk: bytes of one version of a shard."""
+
+    shard_key: str
+    version: Generation
+    offset: int
+    nbytes: int
+
+
 class ChunkSource(DirectAccess, ABC):
     """A storage of chunks that is not asked by the key: it finds many at once by itself, and each is an object to it, not a shard."""
 
@@ -246,26 +255,36 @@ class Planner:
             self._looked[path] = node, now  # not in the hierarchy: only the IO loop writes there
         return node
 
-    def chunk(self, node: Node, layout: ArrayLayout, coords: ChunkCoords) -> Found | Absent | None:
-        """Return one whole chunk of an array that ``array`` has given; ``None``: ask the engine. In the calling thread, which may wait."""
+    def place(self, node: Node, layout: ArrayLayout, coords: ChunkCoords) -> ChunkPlace | Absent | None:
+        """Return where a chunk of an array that ``array`` has given lies; ``None``: ask the engine. In the calling thread, which may wait:
+        that a chunk is absent is confirmed here, and where it lies by the read.
+        """
         target = ChunkTarget.of("", node, layout, coords)
         index = self._index(target.shard_key, layout)
-        where = None
-        if index is not None:
-            try:
-                where = index.index.location(target.slot, index.object_nbytes)
-            except Corruption:  # the reader meets it too, and says more
-                return None
-        if where is None and not self.reads_in_threads():
-            return None  # over a network, the engine asks for this with more
-        ranges = () if where is None else (ByteRange(where.offset, where.offset + where.nbytes),)
-        outcome = self._wait_for(Read(target.shard_key, ranges, None if index is None else index.generation))
-        if index is None:
-            return outcome if isinstance(outcome, Absent) and not outcome.is_directory else None
-        if not isinstance(outcome, Found) or (where is not None and not 0 < where.nbytes == len(outcome.buffers[0])):
+        try:
+            where = None if index is None else index.index.location(target.slot, index.object_nbytes)
+        except Corruption:  # the reader meets it too, and says more
             return None
-        self.carrier.counters.add(requests=1, bytes_read=0 if where is None else where.nbytes, chunks_read=where is not None, index_hits=1)
-        return ABSENT if where is None else outcome
+        if index is not None and where is not None:
+            return ChunkPlace(target.shard_key, index.generation, where.offset, where.nbytes) if where.nbytes else None
+        if not self.reads_in_threads():
+            return None  # over a network, the engine asks for this with more
+        if index is None:
+            return ABSENT if self._is_absent(target.shard_key) else None
+        return ABSENT if isinstance(self._wait_for(Read(target.shard_key, (), index.generation)), Found) else None
+
+    def read_chunk(self, place: ChunkPlace) -> memoryview | None:
+        """Return the bytes of one chunk, in the calling thread, which waits for them; ``None``: ask the engine."""
+        wanted = ByteRange(place.offset, place.offset + place.nbytes)
+        outcome = self._wait_for(Read(place.shard_key, (wanted,), place.version))
+        if not isinstance(outcome, Found) or len(outcome.buffers[0]) != place.nbytes:
+            return None
+        self.count_chunk(place.nbytes)
+        return outcome.buffers[0]
+
+    def count_chunk(self, nbytes: int) -> None:
+        """Count a read of one chunk by a known index."""
+        self.carrier.counters.add(requests=1, bytes_read=nbytes, chunks_read=1, index_hits=1)
 
     def _wait_for(self, read: Read) -> ReadOutcome:
         (outcome,) = self.carrier.storage.read_blocking([read])

@@ -34,8 +34,20 @@ VALUES = np.arange(64 * 48, dtype="i4").reshape(SHAPE) + 1
 Outcome = tuple[Any, ...]
 
 
+uses_kernel = True
+
+
+@pytest.fixture(autouse=True, params=[True, pytest.param(False, marks=pytest.mark.gate)], ids=["kernel", "python"])
+def decoder(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Chunks are decoded and encoded by the kernel, where there is one, or by Python."""
+    global uses_kernel
+    uses_kernel = request.param
+    yield
+    uses_kernel = True
+
+
 def opened(root: Path, *, per_shard: Any = PER_SHARD, ttl: float = 60, **options: Any) -> shardstore.ShardedStore:
-    return shardstore.open(root, chunks_per_shard=per_shard, fsync=False, metadata_ttl=ttl, **options)
+    return shardstore.open(root, chunks_per_shard=per_shard, fsync=False, metadata_ttl=ttl, kernel=uses_kernel, **options)
 
 
 def elsewhere(root: Path, *, per_shard: Any = PER_SHARD) -> shardstore.ShardedStore:

@@ -1,0 +1,99 @@
+"""What the kernel encodes is what Python encodes: the same chunks are stored, and plain zarr reads the same values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, TransposeCodec, ZstdCodec
+
+import shardstore
+from shardstore.adapters.zarr import chunks
+from shardstore.native.kernel import kernel
+
+pytestmark = pytest.mark.skipif(kernel() is None, reason="there is no kernel")
+
+SHAPE, CHUNK = (24, 40), (8, 8)
+COMPRESSORS: dict[str, Any] = {
+    "none": None,
+    "crc32c": Crc32cCodec(),
+    "zstd": [ZstdCodec(level=1)],
+    "zstd-checksum-crc32c": [ZstdCodec(level=3, checksum=True), Crc32cCodec()],
+    "blosc-lz4": BloscCodec(cname="lz4", clevel=5, shuffle="shuffle"),
+    "blosc-zstd-bits": BloscCodec(cname="zstd", clevel=1, shuffle="bitshuffle"),
+}
+
+
+def values(dtype: str, fill: Any) -> Any:
+    """Random elements; the first chunks hold nothing but the fill value, and one but a single element."""
+    data = np.random.default_rng(0).integers(1, 50, SHAPE).astype(dtype)
+    data[:8, :24] = fill
+    data[7, 23] = 1
+    return data
+
+
+def stored(root: Path, data: Any, *, uses_kernel: bool, chunk: tuple[int, ...] = CHUNK, **options: Any) -> dict[str, bytes]:
+    store = shardstore.open(root, chunks_per_shard=(2, 2), fsync=False, kernel=uses_kernel)
+    array = zarr.create_array(store, shape=data.shape, chunks=chunk, dtype=data.dtype, **options)
+    array[...] = data
+    np.testing.assert_array_equal(zarr.open_array(str(root), mode="r")[...], data)  # zarr's own, which sees shards
+    mapper = shardstore.get_mapper(root)
+    return {key: mapper[key] for key in mapper if key.startswith("c/")}
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", ["u1", "<i4", "f8"])
+@pytest.mark.parametrize("compressor", COMPRESSORS)
+def test_chunks_are_the_same(tmp_path: Path, compressor: str, dtype: str, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded = 0
+    by_kernel = chunks._encoded_by_kernel
+
+    def counted(*args: Any) -> Any:
+        nonlocal encoded
+        found = by_kernel(*args)
+        encoded += len(found)
+        return found
+
+    monkeypatch.setattr(chunks, "_encoded_by_kernel", counted)
+    data = np.asarray(values(dtype, 7), order=order)
+    filters = [TransposeCodec(order=(1, 0))] if order == "F" else None
+    options: dict[str, Any] = {"compressors": COMPRESSORS[compressor], "fill_value": np.array(7).astype(dtype)[()], "filters": filters}
+    mine = stored(tmp_path / "kernel", data, uses_kernel=True, **options)
+    assert encoded == 15
+    assert mine == stored(tmp_path / "python", data, uses_kernel=False, **options)
+    assert encoded == 15
+    assert len(mine) == 13
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fill", "written"),
+    [("f4", 0.0, -0.0), ("f8", np.nan, np.nan), ("f8", -0.0, 0.0), ("c16", 0, complex(0, -0.0)), ("M8[s]", "NaT", "NaT"), ("S3", b"", b"")],
+    ids=str,
+)
+def test_what_equals_the_fill_value_is_decided_as_by_zarr(tmp_path: Path, dtype: str, fill: Any, written: Any) -> None:
+    data = np.zeros(SHAPE, dtype)
+    data[...] = written
+    data[0, 0] = np.array(1).astype(dtype)
+    options: dict[str, Any] = {"compressors": None, "fill_value": np.array(fill).astype(dtype)[()]}
+    assert stored(tmp_path / "kernel", data, uses_kernel=True, **options) == stored(tmp_path / "python", data, uses_kernel=False, **options)
+
+
+def test_what_is_left_to_python(tmp_path: Path) -> None:
+    """Chunks at the edge, parts of chunks, elements of another byte order, and codecs that the kernel does not encode."""
+    cases: list[tuple[Any, dict[str, Any]]] = [
+        (values("<i4", 7)[:20, :37], {"compressors": [ZstdCodec(level=1)]}),
+        (values("<i4", 7).astype(">i4"), {"compressors": [ZstdCodec(level=1)]}),
+        (values("<i4", 7), {"compressors": [GzipCodec(level=1)]}),
+        (values("<i4", 7)[::-1], {"compressors": None}),
+    ]
+    for number, (data, options) in enumerate(cases):
+        mine, other = (stored(tmp_path / f"{number}-{on}", data, uses_kernel=on, fill_value=7, **options) for on in (True, False))
+        assert mine.keys() == other.keys()  # gzip writes the time
+    array = zarr.open_array(shardstore.open(tmp_path / "0-True"), mode="r+")
+    array[3:11, 5:13] = 9
+    assert np.array_equal(array[3:11, 5:13], np.full((8, 8), 9))
+    array[...] = 3
+    assert np.array_equal(array[...], np.full((20, 37), 3))

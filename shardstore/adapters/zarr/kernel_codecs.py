@@ -4,7 +4,7 @@ encoded where they lie in it.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from shardstore.adapters.zarr.codec_chains import AnyArray, DirectChain
 from shardstore.adapters.zarr.codec_threads import INLINE_BYTES, threads_at_once
-from shardstore.engine.reading.read_plan import ChunkPlace, ReadPlan
+from shardstore.engine.reading.read_plan import ChunkPlace, PlannedObject, ReadPlan
 from shardstore.native.kernel import CHUNK_DTYPE, MAX_DIMENSIONS, ChunkParams, Codec, Kernel
 from shardstore.storage.abilities import BlockingReads, OpenVersion
 
@@ -21,7 +21,7 @@ Ints = npt.NDArray[np.int64]
 
 _MOST_NBYTES = 2**27  # of decoded chunks that one call reads: until it returns, nobody can interrupt it
 _MOST_FILES = 64  # that are open at once
-_READ_NBYTES = 2**11  # that are decoded in the time of a read
+_READ_NBYTES = 2**10  # that are decoded in the time of a read
 _COPIED = 8  # times as many bytes are copied as decoded in one time
 _CODECS = {"zstd": Codec.ZSTD, "blosc": Codec.BLOSC, "gzip": Codec.GZIP}
 
@@ -48,38 +48,53 @@ class KernelReader:
         """Put the selected elements of the planned chunks into ``full``; return ``False`` if they have to be read in another way.
 
         ``selections``, ``(n, 3, ndim)``: first element, count and step along each dimension, for each chunk of the batch. ``begins``,
-        ``(n, ndim)``: the first of these elements in ``full``.
+        ``(n, ndim)``: the first of these elements in ``full``. The objects of the plan are in ascending order.
         """
-        in_order = np.lexsort((plan.offsets, plan.of_object))
-        numbers = plan.numbers[in_order]
-        chunks = np.zeros(len(numbers), CHUNK_DTYPE)
-        chunks["offset"], chunks["nbytes"], chunks["file"] = plan.offsets[in_order], plan.nbytes[in_order], plan.of_object[in_order]
-        chunks["at"] = begins[numbers] @ np.array(full.strides, dtype=np.int64)
+        chunks = np.empty(len(plan.numbers), CHUNK_DTYPE)
+        chunks["offset"], chunks["nbytes"], chunks["file"] = plan.offsets, plan.nbytes, plan.of_object
+        chunks["at"] = begins[plan.numbers] @ np.array(full.strides, dtype=np.int64)
         params = self.params.with_strides([full.strides[axis] for axis in self.order])
-        chosen = np.ascontiguousarray(selections[numbers][:, :, self.order])
-        at_once = max(1, _MOST_NBYTES // params.nbytes)
-        starts = np.flatnonzero(np.diff(chunks["file"], prepend=-1))
-        ends = [*starts.tolist()[_MOST_FILES::_MOST_FILES], len(chunks)]
-        for begin, end in zip([0, *ends], ends, strict=False):
-            files = chunks["file"][starts[(starts >= begin) & (starts < end)]]
-            with ExitStack() as stack:
-                opened: list[OpenVersion] = []
-                for number in files.tolist():
-                    file = storage.open_version(plan.objects[number].key, plan.objects[number].version)
-                    if file is None:
-                        return False
-                    stack.callback(file.close)
-                    opened.append(file)
-                chunks["file"][begin:end] = np.searchsorted(files, chunks["file"][begin:end])
-                descriptors = np.array([file.fd for file in opened], dtype=np.int32)
-                for start in range(begin, end, at_once):
-                    some = slice(start, min(end, start + at_once))
-                    if self.kernel.read(params, descriptors, chunks[some], chosen[some], full, self._threads(chosen[some])):
-                        return False
-                if not all(file.is_unchanged() for file in opened):
-                    return False
-        plan.carrier.counters.add(requests=len(chunks), bytes_read=int(chunks["nbytes"].sum()), chunks_read=len(chunks))
+        chosen = self._in_stored_order(selections[plan.numbers])
+        for first in range(0, len(plan.objects), _MOST_FILES):
+            begin, end = np.searchsorted(plan.of_object, (first, first + _MOST_FILES)).tolist()
+            chunks["file"][begin:end] -= first
+            objects = plan.objects[first : first + _MOST_FILES]
+            if begin < end and not self._read_files(storage, objects, params, chunks[begin:end], chosen[begin:end], full):
+                return False
+        plan.carrier.counters.add(requests=len(chunks), bytes_read=int(plan.nbytes.sum()), chunks_read=len(chunks))
         return True
+
+    def _read_files(
+        self,
+        storage: BlockingReads,
+        objects: Sequence[PlannedObject],
+        params: ChunkParams,
+        chunks: npt.NDArray[Any],
+        selections: Ints,
+        full: AnyArray,
+    ) -> bool:
+        """Read the chunks of some objects, which are open at the same time."""
+        opened: list[OpenVersion] = []
+        descriptors = np.full(len(objects), -1, np.int32)
+        try:
+            for number in set(chunks["file"].tolist()):
+                file = storage.open_version(objects[number].key, objects[number].version)
+                if file is None:
+                    return False
+                opened.append(file)
+                descriptors[number] = file.fd
+            at_once = max(1, _MOST_NBYTES // params.nbytes)
+            for start in range(0, len(chunks), at_once):
+                some, chosen = chunks[start : start + at_once], selections[start : start + at_once]
+                if self.kernel.read(params, descriptors, some, chosen, full, self._threads(chosen)):
+                    return False
+            return all(file.is_unchanged() for file in opened)
+        finally:
+            for file in opened:
+                file.close()
+
+    def _in_stored_order(self, selections: Ints) -> Ints:
+        return selections if self.order == tuple(range(len(self.order))) else np.ascontiguousarray(selections[:, :, self.order])
 
     def read_one(self, storage: BlockingReads, place: ChunkPlace, selection: Ints, full: AnyArray) -> bool:
         """Put the selected elements of one chunk into ``full``, as ``read`` does. ``selection``: ``(1, 3, ndim)``."""
@@ -89,7 +104,7 @@ class KernelReader:
         try:
             chunks = np.array([(place.offset, place.nbytes, 0, 0, 0)], CHUNK_DTYPE)
             params = self.params.with_strides([full.strides[axis] for axis in self.order])
-            chosen = np.ascontiguousarray(selection[:, :, self.order])
+            chosen = self._in_stored_order(selection)
             return not self.kernel.read(params, np.array([file.fd], np.int32), chunks, chosen, full, 1) and file.is_unchanged()
         finally:
             file.close()

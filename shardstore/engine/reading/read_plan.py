@@ -250,7 +250,7 @@ class Planner:
         looked = self._looked.get(path)
         if looked is None or looked[0] is not node or not self._hierarchy.is_recent(looked[1]):
             now = self._hierarchy.now()
-            if not self.reads_in_threads() or not isinstance(self._wait_for(Read(metadata_key(path), (), node.generation)), Found):
+            if not self.reads_in_threads() or not self._is_document_of(node):
                 return None
             self._looked[path] = node, now  # not in the hierarchy: only the IO loop writes there
         return node
@@ -270,7 +270,7 @@ class Planner:
         if not self.reads_in_threads():
             return None  # over a network, the engine asks for this with more
         if index is None:
-            return ABSENT if self._is_absent(target.shard_key) else None
+            return ABSENT if self._is_absent(target.shard_key) and self._is_document_of(node) else None
         return ABSENT if isinstance(self._wait_for(Read(target.shard_key, (), index.generation)), Found) else None
 
     def read_chunk(self, place: ChunkPlace) -> memoryview | None:
@@ -314,7 +314,13 @@ class Planner:
             if index is None and not (may_wait and self._is_absent(key)):
                 return None
             indices.append((index, False))
+        if any(index is None for index, _ in indices) and not self._is_document_of(located.node):
+            return None
         return self._planned(located, indices, hits=sum(index is not None for index, _ in indices), may_wait=may_wait)
+
+    def _is_document_of(self, node: Node) -> bool:
+        """Look whether the document of an array is unchanged. What is absent proves no layout: the document is looked at after it."""
+        return self._hierarchy.never_checks or isinstance(self._wait_for(Read(metadata_key(node.path), (), node.generation)), Found)
 
     def _is_absent(self, shard_key: str) -> bool:
         outcome = self._wait_for(Read(shard_key, ()))

@@ -199,6 +199,17 @@ def test_what_another_process_does(tmp_path: Path, ttl: float, change: Callable[
         check_same(array, selection)
 
 
+def test_an_absent_shard_proves_no_layout(tmp_path: Path) -> None:
+    """However fresh the document is said to be: another process may have stored the chunks in larger shards since."""
+    array = created(tmp_path)
+    array[32:] = 7
+    assert array[40, 40] == 7
+    larger = elsewhere(tmp_path, per_shard=(8, 6))
+    zarr.create_array(larger, shape=SHAPE, chunks=CHUNK, dtype="i4", fill_value=7, overwrite=True)[...] = VALUES
+    assert array[40, 40] == VALUES[40, 40]
+    assert np.array_equal(array[32:], VALUES[32:])
+
+
 def test_a_document_that_is_not_fresh_is_looked_at(tmp_path: Path) -> None:
     assert check_same(created(tmp_path, ttl=0), np.s_[0, 0])
 

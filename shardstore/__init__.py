@@ -155,7 +155,8 @@ def open(
         storage_options: for the filesystem: credentials, endpoint, retries.
         options: further ones, described in ``docs/reference/options.md``:
 
-            - of new arrays: ``index_location`` (``"end"`` or ``"start"``), ``index_checksum``, ``chunk_order`` (``"C"`` or ``"morton"``);
+            - of new arrays: ``index_location`` (``"end"`` or ``"start"``), ``index_checksum``, ``chunk_order`` (``"C"``, ``"F"`` or
+              ``"morton"``);
             - of arrays whose shards hold shards: ``present_level`` (how many levels clients do not see, or ``"innermost"``);
             - of arrays of the 2022 draft: ``lost_transformers`` (the chunks per shard, by path, of those whose documents have lost their
               storage transformer);

@@ -29,6 +29,7 @@ from shardstore.engine.reading.shard_chunks import Value
 from shardstore.errors import InvalidInput, NotFound, ReadOnly, Unsupported
 from shardstore.format.presentation import PresentLevel
 from shardstore.format.shard_index import IndexLocation
+from shardstore.model.chunk_orders import ChunkOrder
 from shardstore.model.options import check_flags
 from shardstore.model.redaction import redacted
 from shardstore.model.showing import ShownInNotebooks
@@ -37,7 +38,7 @@ from shardstore.opening.kinds import Transport, carried_by
 from shardstore.opening.open import as_said, check_static, open_storage
 from shardstore.opening.snapshot_place import SnapshotPlace
 from shardstore.opening.snapshot_urls import may_name_snapshot, named_snapshot
-from shardstore.plan.commits import ChunkOrder, Strategy
+from shardstore.plan.commits import Strategy
 from shardstore.plan.policy import ShardingPolicy
 from shardstore.presented.engine_storage import EngineStorage
 from shardstore.presented.flavours import Presented, flavour_of, presented

@@ -10,10 +10,11 @@ from shardstore.errors import InvalidInput
 from shardstore.format.presentation import PresentLevel
 from shardstore.format.shard_index import IndexCodecs, IndexFormat, IndexLocation
 from shardstore.format.storage_transformers import transformer_index_format
+from shardstore.model.chunk_orders import ChunkOrder, check_chunk_order
 from shardstore.model.coalescing import ReadLimits
 from shardstore.model.options import check_flags
 from shardstore.opening.kinds import read_sizes
-from shardstore.plan.commits import ChunkOrder, Strategy
+from shardstore.plan.commits import Strategy
 from shardstore.plan.policy import ShardingPolicy, validate_policy
 from shardstore.plan.strategies import strategy_of
 
@@ -124,8 +125,7 @@ class EngineOptions:
         validate_policy(self.chunks_per_shard)
         self._check_stored()
         self._check_level()
-        if self.chunk_order not in ("C", "morton"):
-            raise InvalidInput(f"chunk_order {self.chunk_order!r} is neither 'C' nor 'morton'")
+        check_chunk_order(self.chunk_order, "chunk_order")
         self._check_strategy()
         lost: object = self.lost_transformers
         if not isinstance(lost, Mapping) or not all(isinstance(k, str) and _are_counts(v) for k, v in lost.items()):

@@ -37,11 +37,12 @@ from shardstore.maintenance.shards import (
     look_at,
     shard_step,
 )
+from shardstore.model.chunk_orders import ChunkOrder, check_chunk_order
 from shardstore.model.options import check_flags
 from shardstore.model.showing import ShownInNotebooks
 from shardstore.opening.open import open_storage
 from shardstore.opening.snapshot_urls import named_snapshot, refuse_to_change
-from shardstore.plan.commits import ChunkOrder, DeleteShard, WriteShard, plan_compaction
+from shardstore.plan.commits import DeleteShard, WriteShard, plan_compaction
 from shardstore.progress.shown import reported
 from shardstore.progress.steps import Progress
 from shardstore.storage.local.rules import Locks
@@ -256,7 +257,7 @@ def compact(
         pins: shards that have to stay unchanged, because offsets into them are held elsewhere. They are left alone, and reported.
         dead_ratio: a shard is rewritten if more than this share of its bytes is dead: neither the index nor part of a chunk.
         dead_bytes: a shard is also rewritten if at least so many bytes are dead.
-        order: ``"C"`` or ``"morton"``, the order of the chunks in a rewritten shard.
+        order: ``"C"``, ``"F"`` or ``"morton"``, the order of the chunks in a rewritten shard.
         executor: carries out the tasks, of one shard each: a ``concurrent.futures.Executor``, or the ``distributed.Client`` of a dask
             cluster; threads of this process by default.
         workers: how many tasks run at once.
@@ -279,8 +280,7 @@ def compact(
     """
     check_flags(dry_run=dry_run, exclusive=exclusive)
     bound, held = Bound(dead_ratio, dead_bytes), Pins.of(pins)
-    if order not in ("C", "morton"):
-        raise InvalidInput(f"order {order!r} is neither 'C' nor 'morton'")
+    check_chunk_order(order, "order")
     execution = Execution.of(executor, workers, part, retries, max_memory, only)
     refuse_to_change(run_sync(named_snapshot(url, storage_options)), "compacting")
     place = SharedStorage(open_storage(url, storage_options, locks=locks))

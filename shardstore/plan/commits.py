@@ -1,7 +1,7 @@
 """Commit plans: the contents of a shard after a commit, as segments of the old version and new bytes, and the new index.
 
-Strategies plan commits. ``rewrite`` is here, and compaction with it: a new object that holds the chunks in C or Morton order, and nothing
-else. ``strategies`` has the other one, and the table of them.
+Strategies plan commits. ``rewrite`` is here, and compaction with it: a new object that holds the chunks in one of ``CHUNK_ORDERS``, and
+nothing else. ``strategies`` has the other one, and the table of them.
 
 Entries of an index may overlap, and may name the same bytes: that is valid. Bytes that several chunks share are copied once, as one piece,
 and shared again: a shard without updates is never longer than the shard it was made from, unless a chunk lay on the index.
@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +21,10 @@ import numpy.typing as npt
 from shardstore.errors import Corruption
 from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.model.capabilities import Capabilities
+from shardstore.model.chunk_orders import ChunkOrder, slot_order
 from shardstore.model.ranges import BytesLike, CopiedRange, NewBytes, Segment
 
 Ints = npt.NDArray[np.int64]
-ChunkOrder = Literal["C", "morton"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,30 +227,6 @@ def _segments(
         elif size:
             segments.append(CopiedRange(offset, size))
     return segments
-
-
-def slot_order(chunks_per_shard: tuple[int, ...], order: ChunkOrder, present: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
-    """Return the slots where ``present``, in the order in which their chunks are stored."""
-    slots = np.flatnonzero(present)
-    if order == "morton" and len(chunks_per_shard) > 1:
-        slots = slots[np.argsort(_morton_codes(slots, chunks_per_shard), kind="stable")]
-    return slots
-
-
-def _morton_codes(slots: npt.NDArray[np.intp], shape: tuple[int, ...]) -> npt.NDArray[np.uint64]:
-    """Return the Z-order code of each slot: the bits of its coordinates interleaved, the last dimension least significant.
-
-    Dimensions that have run out of bits are passed over, so the code needs no more bits than the slot number has.
-    """
-    codes = np.zeros(slots.shape, dtype=np.uint64)
-    coords = np.unravel_index(slots, shape)
-    position = 0
-    for bit in range(max(shape).bit_length()):
-        for axis in reversed(range(len(shape))):
-            if (shape[axis] - 1) >> bit:
-                codes |= ((coords[axis].astype(np.uint64) >> np.uint64(bit)) & np.uint64(1)) << np.uint64(position)
-                position += 1
-    return codes
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -25,9 +25,9 @@ import numpy.typing as npt
 
 from shardstore.errors import InvalidInput
 from shardstore.format.shard_index import EMPTY, IndexFormat, ShardIndex
+from shardstore.model.chunk_orders import ChunkOrder
 from shardstore.model.ranges import APPEND_PADDING_NBYTES, BytesLike, CopiedRange, NewBytes, Padding, Segment
 from shardstore.plan.commits import (
-    ChunkOrder,
     Commit,
     CommitPlan,
     DeleteShard,

@@ -116,7 +116,7 @@ def options(draw: st.DrawFn) -> dict[str, Any]:
         "chunks_per_shard": draw(st.sampled_from(POLICIES)),
         "index_location": draw(st.sampled_from(["start", "end"])),
         "index_checksum": draw(st.booleans()),
-        "chunk_order": draw(st.sampled_from(["C", "morton"])),
+        "chunk_order": draw(st.sampled_from(["C", "F", "morton"])),
         "index_cache_bytes": draw(st.sampled_from([0, 500, 1 << 20])),
         "gap_bytes": draw(st.sampled_from([0, 10, None])),
         "metadata_ttl": 0.0,

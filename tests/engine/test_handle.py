@@ -80,7 +80,7 @@ def test_a_relative_path_is_meant_where_it_was_written(tmp_path: Path, monkeypat
         ({"max_dead_fraction": 1.0}, InvalidInput, "from 0 to less than 1"),
         ({"max_dead_fraction": "half"}, InvalidInput, "from 0 to less than 1"),
         ({"index_location": "middle"}, InvalidInput, "neither 'start' nor 'end'"),
-        ({"chunk_order": "hilbert"}, InvalidInput, "neither 'C' nor 'morton'"),
+        ({"chunk_order": "hilbert"}, InvalidInput, "chunk_order 'hilbert' is not known: there are 'C', 'F', 'morton'"),
         ({"metadata_ttl": -1}, InvalidInput, "not a number of seconds"),
         ({"max_memory": 0}, InvalidInput, "at least 1"),
         ({"max_memory": "1GB"}, InvalidInput, "not a whole number"),

@@ -17,8 +17,9 @@ import google_crc32c
 import shardstore
 from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.maintenance.repair.run import ShardRepair
+from shardstore.model.chunk_orders import ChunkOrder
 from shardstore.model.ranges import APPEND_PADDING_NBYTES, CopiedRange, NewBytes, Padding
-from shardstore.plan.commits import ChunkOrder, DeleteShard, WriteShard, plan_rewrite
+from shardstore.plan.commits import DeleteShard, WriteShard, plan_rewrite
 from shardstore.plan.strategies import plan_append
 from tests.engine.hooked import fresh_memory
 from tests.maintenance.laid_out import ANY_LENGTH, array_document, put_array
@@ -67,7 +68,7 @@ def kinds() -> list[Kind]:
             found += [Kind("append in place", *of_chunks), Kind("append elsewhere", *of_chunks)]
             for checksum in (True, False):
                 found += [Kind("rewrite", *of_chunks, "end", checksum), Kind("rewrite", *of_chunks, "start", checksum)]
-            found.append(Kind("rewrite", *of_chunks, order="morton"))
+            found += [Kind("rewrite", *of_chunks, order="F"), Kind("rewrite", *of_chunks, order="morton")]
     return found
 
 

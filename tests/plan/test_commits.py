@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -12,8 +11,9 @@ from hypothesis import strategies as st
 
 from shardstore.errors import Corruption
 from shardstore.format.shard_index import EMPTY, IndexCodecs, IndexFormat, IndexLocation, ShardIndex
+from shardstore.model.chunk_orders import CHUNK_ORDERS, ChunkOrder
 from shardstore.model.ranges import CopiedRange, NewBytes
-from shardstore.plan.commits import DeleteShard, NothingToDo, WriteShard, plan_empty, plan_rewrite, slot_order, with_nonce
+from shardstore.plan.commits import DeleteShard, NothingToDo, WriteShard, plan_empty, plan_rewrite, with_nonce
 from tests.plan.carrying_out import carry_out, contents
 
 formats = st.builds(
@@ -22,11 +22,11 @@ formats = st.builds(
     st.builds(IndexCodecs, st.sampled_from(["little", "big"]), st.booleans()),
     st.sampled_from(["start", "end"]),
 )
-orders = st.sampled_from(["C", "morton"])
+orders = st.sampled_from(sorted(CHUNK_ORDERS))
 
 
 @given(formats, orders, st.data())
-def test_a_sequence_of_commits_is_a_dict(index_format: IndexFormat, order: Literal["C", "morton"], data: st.DataObject) -> None:
+def test_a_sequence_of_commits_is_a_dict(index_format: IndexFormat, order: ChunkOrder, data: st.DataObject) -> None:
     nslots = prod(index_format.chunks_per_shard)
     model: dict[int, bytes] = {}
     shard: bytes | None = None
@@ -104,10 +104,3 @@ def test_a_nonce_changes_no_chunk(location: IndexLocation) -> None:
     named = with_nonce(rewritten, index_format, b"n" * 16)
     assert contents(index_format, carry_out(named, b"")) == {1: b"one", 3: b"three"}
     assert named.nbytes == rewritten.nbytes + 16 == len(carry_out(named, b""))
-
-
-def test_morton_order() -> None:
-    everything = np.ones(16, dtype=bool)
-    assert slot_order((4, 4), "C", everything).tolist() == list(range(16))
-    assert slot_order((4, 4), "morton", everything).tolist() == [0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15]
-    assert sorted(slot_order((3, 5), "morton", np.ones(15, dtype=bool))) == list(range(15))

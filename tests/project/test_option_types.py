@@ -24,13 +24,13 @@ WRONG: list[Callable[[], object]] = [
     lambda: shardstore.open(URL, strategyy="append"),  # type: ignore[call-arg]  # misspelt
     lambda: shardstore.open(URL, strategy="apend"),  # type: ignore[arg-type]  # no strategy
     lambda: shardstore.open(URL, gap_byte=1),  # type: ignore[call-arg]  # misspelt
-    lambda: shardstore.open(URL, chunk_order="F"),  # type: ignore[arg-type]  # no order
+    lambda: shardstore.open(URL, chunk_order="Z"),  # type: ignore[arg-type]  # no order
     lambda: shardstore.get_mapper(URL, pipeline=True),  # type: ignore[call-arg]  # of zarr's stores alone
     lambda: shardstore.get_mapper(URL, present="v4"),  # type: ignore[arg-type]  # no flavour
     lambda: shardstore.ShardingTransformer(URL, chunk_per_shard=(2, 2)),  # type: ignore[call-arg]  # misspelt
     lambda: shardstore.ShardedStore(URL, presnt="v3"),  # type: ignore[call-arg]  # misspelt
     lambda: shardstore.pack(URL, URL + "-2", chunk_ordr="C"),  # type: ignore[call-arg]  # misspelt
-    lambda: shardstore.pack(URL, URL + "-2", chunk_order="F"),  # type: ignore[arg-type]  # no order
+    lambda: shardstore.pack(URL, URL + "-2", chunk_order="Z"),  # type: ignore[arg-type]  # no order
 ]
 
 

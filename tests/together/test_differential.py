@@ -25,6 +25,7 @@ from zarr.storage import MemoryStore
 from zarr.testing.strategies import basic_indices
 
 import shardstore
+from shardstore.model.chunk_orders import CHUNK_ORDERS, ChunkOrder
 from shardstore.plan.policy import ArrayInfo, ShardingPolicy
 from shardstore.storage.memory import MemoryStorage
 from tests import view
@@ -69,7 +70,7 @@ class Made:
     policy: ShardingPolicy
     index_location: Literal["start", "end"]
     index_checksum: bool
-    chunk_order: Literal["C", "morton"]
+    chunk_order: ChunkOrder
 
     @property
     def fill_value(self) -> Any:
@@ -142,7 +143,7 @@ def made_arrays(draw: st.DrawFn) -> Made:
         policy=draw(policies(ndim)),
         index_location=draw(st.sampled_from(["start", "end"])),
         index_checksum=draw(st.booleans()),
-        chunk_order=draw(st.sampled_from(["C", "morton"])),
+        chunk_order=draw(st.sampled_from(sorted(CHUNK_ORDERS))),
     )
 
 

@@ -10,11 +10,11 @@ from shardstore.adapters.store_paths import StorePath
 from shardstore.apps.cli.arguments import AsJson, StorageOptions, Url
 from shardstore.apps.cli.execution import HeldOptions, ReplaceOptions, end_with
 from shardstore.apps.cli.output import complain, print_result
-from shardstore.errors import InvalidInput
 from shardstore.maintenance.compact import CompactReport, compact_step
 from shardstore.maintenance.compact import compact as compact_store
 from shardstore.maintenance.repair.run import RepairReport, ShardRepair, repair_step
 from shardstore.maintenance.repair.run import repair as repair_store
+from shardstore.model.chunk_orders import check_chunk_order
 from shardstore.model.options import CommandOption, option
 from shardstore.model.words import plural, size
 from shardstore.progress.steps import Progress, Step
@@ -30,7 +30,7 @@ class CompactOptions:
 
     dead_ratio: Annotated[float, CommandOption("Rewrite shards if more than this fraction of their bytes is dead.", "RATIO")] = 0.25
     dead_bytes: Annotated[int | None, CommandOption("Also rewrite shards with at least this many dead bytes.", "N")] = None
-    order: str = option("C", "The order of the chunks in rewritten shards.", "C|morton")
+    order: str = option("C", "The order of the chunks in rewritten shards.", "C|F|morton")
     dry_run: bool = option(False, "Change nothing: show what would be done.")
 
 
@@ -56,8 +56,7 @@ def compact(
 
         shardstore compact s3://bucket/data.zarr --pins-of s3://bucket/data.refs --part $SLURM_ARRAY_TASK_ID/16
     """
-    if options.order not in ("C", "morton"):  # before pins are read, and a cluster is reached
-        raise InvalidInput(f"--order {options.order} is neither C nor morton")
+    check_chunk_order(options.order, "--order")  # before pins are read, and a cluster is reached
     target = storage.resolve(url)
     target.check_changeable("compacting")
     report = _carry_out(compact_store, target, storage, held, work, compact_step, vars(options))

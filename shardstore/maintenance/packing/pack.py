@@ -25,6 +25,7 @@ from shardstore.maintenance.packing.run import PackReport, carry_out, packing_st
 from shardstore.maintenance.packing.target import Places
 from shardstore.maintenance.packing.translation import Mode, TargetForm
 from shardstore.maintenance.pins import Pin, check_none_held
+from shardstore.model.chunk_orders import ChunkOrder, check_chunk_order
 from shardstore.model.options import check_flags, option
 from shardstore.model.redaction import redacted
 from shardstore.opening.address import Address, text_of
@@ -34,7 +35,6 @@ from shardstore.opening.open import open_storage
 from shardstore.opening.options import options_of_another, protocol_of
 from shardstore.opening.snapshot_place import SnapshotPlace
 from shardstore.opening.snapshot_urls import named_snapshot, refuse_to_change
-from shardstore.plan.commits import ChunkOrder
 from shardstore.plan.policy import ShardingPolicy
 from shardstore.presented.view import View
 from shardstore.progress.shown import reported
@@ -61,7 +61,7 @@ class PackOptions:
 
     stored: Literal["codec", "transformer"] = option("codec", "Zarr v3, or a hierarchy of the 2022 draft.", "codec|transformer")
     """The format of the target: Zarr v3 with ``sharding_indexed``, or a hierarchy of the 2022 draft."""
-    chunk_order: ChunkOrder = option("C", "The order of the chunks in a shard.", "C|morton")
+    chunk_order: ChunkOrder = option("C", "The order of the chunks in a shard.", "C|F|morton")
     index_location: IndexLocation = option("end", "The place of the index in a shard.", "end|start")
     index_checksum: bool = option(True, "Write indices without a checksum.")
     chunk_checksums: bool = option(False, "Append the codec crc32c, and its four bytes to each chunk: then every reader finds damage.")
@@ -128,8 +128,7 @@ class PackOptions:
     def __post_init__(self) -> None:
         if self.stored not in ("codec", "transformer"):
             raise InvalidInput(f"stored {self.stored!r} is not known: there are 'codec' and 'transformer'")
-        if self.chunk_order not in ("C", "morton"):
-            raise InvalidInput(f"chunk_order {self.chunk_order!r} is neither 'C' nor 'morton'")
+        check_chunk_order(self.chunk_order, "chunk_order")
         if type(self.max_memory) is not int or self.max_memory < _LEAST_MEMORY:
             raise InvalidInput(f"max_memory {self.max_memory!r} is not a number of bytes of at least {_LEAST_MEMORY >> 20} MiB")
         for name in ("index_checksum", "chunk_checksums", "ome", "dry_run", "overwrite", "only_failed", "check_space", "fsync"):

@@ -39,8 +39,8 @@ from shardstore.maintenance.packing.translation import (
     with_ome_05,
 )
 from shardstore.maintenance.packing.units import AnyUnit, ArrayJob, ArrayUnits, CopyUnit, Job, Unit, UnitName, copy_units
+from shardstore.model.chunk_orders import ChunkOrder
 from shardstore.model.words import size, some_of
-from shardstore.plan.commits import ChunkOrder
 from shardstore.progress.steps import Progress
 from shardstore.storage.base import Storage
 from shardstore.storage.local.storage import LocalFiles

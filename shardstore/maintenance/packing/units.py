@@ -21,8 +21,8 @@ from shardstore.format.object_layout import ObjectLayout
 from shardstore.maintenance.execution import SharedStorage
 from shardstore.maintenance.packing.listing import Rows, SizedObject
 from shardstore.maintenance.packing.translation import TargetArray
+from shardstore.model.chunk_orders import ChunkOrder
 from shardstore.model.ranges import ByteRange
-from shardstore.plan.commits import ChunkOrder
 from shardstore.storage.base import Found, Read, Storage, read_one
 
 _COPIES_A_UNIT = 256

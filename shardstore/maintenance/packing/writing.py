@@ -23,11 +23,11 @@ from shardstore.maintenance.execution import check_running
 from shardstore.maintenance.packing.listing import Rows, SizedObject, version_digest
 from shardstore.maintenance.packing.streams import Chunks, ChunkStream, ChunkWindow, Fetching, SourceObject, checked, stream_here
 from shardstore.maintenance.packing.units import NOTHING, AnyUnit, ArrayJob, CopyUnit, Job, Made, Unit, digest_of_contents
+from shardstore.model.chunk_orders import slot_order
 from shardstore.model.chunks import ShardGrid
 from shardstore.model.containers import batched
 from shardstore.model.generation import UNCONDITIONAL, Generation
 from shardstore.model.ranges import ByteRange, BytesLike
-from shardstore.plan.commits import slot_order
 from shardstore.storage.abilities import copy_between
 from shardstore.storage.base import Found, Read, ReadOutcome
 from shardstore.storage.known_references import KnowsReferences

@@ -36,8 +36,9 @@ from shardstore.format.index_proofs import (
 from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.maintenance.execution import in_windows
 from shardstore.maintenance.shards import LookedAt, slots_inside
+from shardstore.model.chunk_orders import CHUNK_ORDERS, slot_order
 from shardstore.model.ranges import APPEND_PADDING_NBYTES, ByteRange, CopiedRange, NewBytes
-from shardstore.plan.commits import NONCE_NBYTES, DeleteShard, WriteShard, slot_order
+from shardstore.plan.commits import NONCE_NBYTES, DeleteShard, WriteShard
 from shardstore.plan.strategies import PAGE_BYTES
 
 _AHEAD_BYTES = 2**22  # that are read at once where chunks are looked for one behind the other
@@ -410,7 +411,7 @@ class Diagnosing:
     def _orders(self) -> list[npt.NDArray[np.intp]]:
         """Return orders of slots in which the chunks of a shard that was written at once may follow each other."""
         everything = np.ones(self._layout.grid.nslots, dtype=np.bool_)
-        orders = [slot_order(self._format.chunks_per_shard, order, everything) for order in ("C", "morton")]
+        orders = [slot_order(self._format.chunks_per_shard, order, everything) for order in CHUNK_ORDERS]
         if self._format.axes is not None:
             orders.append(self._format.stored_slots)  # as other writers order them
         return orders

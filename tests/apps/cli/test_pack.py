@@ -58,6 +58,14 @@ def test_there_and_back(source: Path, tmp_path: Path) -> None:
         np.testing.assert_array_equal(zarr.open_array(f"{place}/a", mode="r")[...], np.arange(96).reshape(12, 8))
 
 
+def test_the_order_of_the_chunks_in_a_shard(tmp_path: Path) -> None:
+    zarr.create_array(tmp_path / "old.zarr", data=np.arange(6, dtype="u1").reshape(2, 3), chunks=(1, 1), compressors=None, fill_value=9)
+    for order, first in (("C", [0, 1, 2, 3, 4, 5]), ("F", [0, 3, 1, 4, 2, 5]), ("morton", [0, 1, 3, 4, 2, 5])):
+        new = tmp_path / f"{order}.zarr"
+        succeed("pack", "-s", "2,3", "--chunk-order", order, str(tmp_path / "old.zarr"), str(new))
+        assert list((new / "c/0/0").read_bytes()[:6]) == first
+
+
 def test_json(source: Path, tmp_path: Path) -> None:
     new = tmp_path / "new.zarr"
     report = succeed("pack", "--dry-run", "--json", "--price", "put=5", str(source), str(new)).json
@@ -111,7 +119,7 @@ def test_parts(source: Path, tmp_path: Path) -> None:
         (("--price", "put"), 2, "not of the form"),
         (("--price", "head=1"), 2, "prices"),
         (("--stored", "v3"), 2, "'codec' and 'transformer'"),
-        (("--chunk-order", "Z"), 2, "neither 'C' nor 'morton'"),
+        (("--chunk-order", "Z"), 2, "chunk_order 'Z' is not known: there are 'C', 'F', 'morton'"),
         (("--lost-transformers", "5"), 2, "give an object"),
         (("--scheduler", "tcp://127.0.0.1:9"), 1, "no dask scheduler answers"),
         (("--include", "nothing"), 3, "no Zarr node"),

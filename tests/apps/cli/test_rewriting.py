@@ -42,6 +42,15 @@ def test_compact_says_what_it_would_do_and_does_it(place: Place, loose: str) -> 
     assert after == {key: data for key, data in before.items() if key != loose}
 
 
+def test_compact_puts_chunks_into_the_order_that_is_asked_for(place: Place, loose: str) -> None:
+    succeed("compact", "--order", "F", place.url, *place.options)
+    layout, shard = sharded_arrays(place.objects)["ct"], place.objects.get(loose)
+    assert shard is not None
+    offsets = np.array([offset for offset, _ in index_entries(layout, shard)]).reshape(layout.chunks_per_shard).transpose().reshape(-1)
+    assert layout.chunks_per_shard == (2, 3)
+    assert offsets.tolist() == sorted(offsets)
+
+
 def test_pins(place: Place, loose: str, tmp_path: Path) -> None:
     before = snapshot(place.objects)
     (tmp_path / "pins").write_text(f"{loose}\n")
@@ -68,9 +77,9 @@ def test_bounds_and_shares(local: Place) -> None:
     assert run("compact", local.url, "--dead-ratio", "2").code == 2
     assert run("compact", local.url, "--part", "3").code == 2
     for more in ((), ("--pins-of", "nothing"), ("--scheduler", "tcp://127.0.0.1:9")):  # nothing is read, and no cluster is asked
-        refused = run("compact", local.url, "--order", "F", *more)
+        refused = run("compact", local.url, "--order", "Z", *more)
         assert refused.code == 2
-        assert "--order F is neither C nor morton" in refused.err
+        assert "--order 'Z' is not known: there are 'C', 'F', 'morton'" in refused.err
     assert run("compact", f"{local.url}/nowhere").code == 3
     shares = [succeed("compact", local.url, "--json", "--part", f"{i}/2").json["shards"] for i in (1, 2)]
     assert sum(shares) == 9

@@ -18,6 +18,7 @@ import zarrs  # noqa: F401 - registers its codec pipeline with zarr
 from zarr.core.array import CompressorsLike, FiltersLike, SerializerLike
 
 import shardstore
+from shardstore.model.chunk_orders import ChunkOrder
 from tests.documents import array_v3, sharding_codec
 from tests.shards import sharded_arrays
 from tests.stored import LocalObjects
@@ -89,7 +90,7 @@ class Written:
     separator: Literal["/", "."] = "/"
     index_location: Literal["start", "end"] = "end"
     index_checksum: bool = True
-    chunk_order: Literal["C", "morton"] = "C"
+    chunk_order: ChunkOrder = "C"
     fill_value: Any = None
     filters: FiltersLike = "auto"
     serializer: SerializerLike = "auto"
@@ -135,6 +136,10 @@ LAYOUTS = {
     "plain": Written(),
     "index at start": Written(index_location="start"),
     "no checksum": Written(index_checksum=False),
+    "F order": Written(chunk_order="F"),
+    "F order of 3 dimensions, index at start": Written(
+        shape=(5, 6, 7), chunks=(1, 2, 2), chunks_per_shard=(2, 3, 4), chunk_order="F", index_location="start"
+    ),
     "Morton order": Written(chunk_order="morton"),
     "default dot": Written(separator="."),
     "v2 slash": Written(encoding="v2"),
@@ -169,11 +174,12 @@ def test_layouts(tmp_path: Path, written: Written) -> None:
     ("chunk_order", "positions"),
     [
         ("C", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]),
+        ("F", [0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15]),
         # Two by two, and in twos of those; the last dimension runs first.
         ("morton", [0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15]),
     ],
 )
-def test_chunk_order_in_the_shard(tmp_path: Path, chunk_order: Literal["C", "morton"], positions: list[int]) -> None:
+def test_chunk_order_in_the_shard(tmp_path: Path, chunk_order: ChunkOrder, positions: list[int]) -> None:
     written = Written(dtype="u1", shape=(4, 4), chunks=(1, 1), chunks_per_shard=(4, 4), chunk_order=chunk_order, compressors=None)
     array = written.create(tmp_path)
     expected = np.arange(1, 17, dtype="u1").reshape(4, 4)

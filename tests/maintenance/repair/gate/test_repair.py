@@ -313,7 +313,7 @@ def test_chunks_of_the_wrong_size_do_not_prove_themselves() -> None:
 
 @pytest.mark.parametrize("index_location", ["start", "end"])
 @pytest.mark.parametrize("checksum", [True, False])
-@pytest.mark.parametrize("order", [[0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 4, 5, 2, 3, 6, 7]], ids=["C", "morton"])
+@pytest.mark.parametrize("order", [[0, 1, 2, 3, 4, 5, 6, 7], [0, 4, 1, 5, 2, 6, 3, 7], [0, 1, 4, 5, 2, 3, 6, 7]], ids=["C", "F", "morton"])
 def test_full_shards_of_equal_chunks_are_told_by_half_of_their_index(index_location: str, checksum: bool, order: list[int]) -> None:
     how: dict[str, Any] = {"index_location": index_location, "checksum": checksum, "codecs": ONE_LENGTH}
     place = Damaged(shape=(8, 16), chunk=(2, 2), per_shard=(2, 4), **how)

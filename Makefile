@@ -21,6 +21,7 @@
 #   make bench-upkeep      a versioned store for a year, and a garbage collection of 10^6 files beside icechunk, half an hour (docs/evidence/upkeep.md)
 #   make bench-serving     the server beside nginx and a proxy, and the report beside info, some minutes (docs/evidence/serving.md)
 #   make bench-mounting    a mount beside s3fs-fuse and a disk, some minutes (docs/evidence/mounting.md)
+#   make bench-in-place    what overwriting chunks inside of shards would save and break, some minutes (docs/design/decisions/0021-…)
 #   make bench-transport   s3fs and gcsfs beside obstore, ten minutes (docs/howto/storages.md)
 #   make readers           which programs read what is written, each in an environment of its own, ten minutes (docs/evidence/readers.md)
 #   make check             formatting, lints, types, layer contracts
@@ -52,7 +53,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-gate test-all night browser-test .browser .mount mount-test torture simulate zarr-suite safety bench bench-here bench-full bench-full-here bench-page bench-page-here bench-pack \
-	bench-references bench-snapshots bench-upkeep bench-serving bench-mounting bench-transport readers check wheel-test clean
+	bench-references bench-snapshots bench-upkeep bench-serving bench-mounting bench-in-place bench-transport readers check wheel-test clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -224,6 +225,9 @@ bench-serving: $(VENV)/.installed-test
 
 bench-mounting: $(VENV)/.installed-mount
 	$(BIN)/python benchmarks/mounting.py --page docs/evidence/mounting.md $(BENCHARGS)
+
+bench-in-place: $(VENV)/.installed-test
+	$(BIN)/python benchmarks/in_place.py $(BENCHARGS)
 
 bench-transport: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/transport.py $(BENCHARGS)

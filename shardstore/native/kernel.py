@@ -302,7 +302,7 @@ def load(file: Path, libraries: Sequence[Library] = LIBRARIES) -> Kernel | str:
 def _load_built() -> Kernel | str:
     if os.environ.get("SHARDSTORE_KERNEL", "").strip().lower() in _OFF:
         return "SHARDSTORE_KERNEL switches it off"
-    return load(Path(os.environ.get("SHARDSTORE_KERNEL_FILE") or Path(__file__).with_name("libkernel.so")))
+    return load(Path(os.environ.get("SHARDSTORE_KERNEL_FILE") or Path(__file__).with_name("libkernel.1.so")))
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Fuzz the kernel: ``SHARDSTORE_KERNEL_FILE=libkernel.so python -m tests.native.fuzz SECONDS SEED``.
+"""Fuzz the kernel: ``SHARDSTORE_KERNEL_FILE=libkernel.1.so python -m tests.native.fuzz SECONDS SEED``.
 
 Each round encodes chunks with numcodecs, damages some of them, and reads selections of them: from files that are cut or change while they
 are read, with descriptors that are closed, and with numbers that Python never passes. Checked are: nothing is written but the selected

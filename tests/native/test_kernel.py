@@ -631,7 +631,7 @@ def test_it_can_be_switched_off(looked_for: pytest.MonkeyPatch, kernel_file: Pat
 
 
 def test_a_kernel_that_is_missing_or_does_not_fit_is_not_used(kernel: Kernel, tmp_path: Path) -> None:
-    missing = load(tmp_path / "libkernel.so")
+    missing = load(tmp_path / "libkernel.1.so")
     assert isinstance(missing, str)
     assert "not built" in missing
     (tmp_path / "text.so").write_text("no library")

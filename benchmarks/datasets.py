@@ -16,11 +16,18 @@ import numpy.typing as npt
 import zarr
 from contenders import StorageName
 from shard_files import Coords, layout_of, shard_path
-from zarr.codecs import ZstdCodec
+from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.core.buffer import default_buffer_prototype
 
 Values = npt.NDArray[Any]
 ScaleName = Literal["tiny", "quick", "full"]
+CodecName = Literal["zstd", "blosc", "gzip", "raw"]
+_COMPRESSORS: dict[CodecName, Any] = {
+    "zstd": ZstdCodec(),
+    "blosc": BloscCodec(cname="lz4", clevel=5, shuffle="shuffle"),
+    "gzip": GzipCodec(),
+    "raw": None,
+}
 UNSHARDED = "-unsharded"
 """Ends the name of the copy of an array that has no shards."""
 
@@ -33,7 +40,7 @@ class Form:
     chunks: Coords
     shards: Coords
     dtype: str = "<u2"
-    zstd: bool = True
+    codec: CodecName = "zstd"
 
     @property
     def nbytes(self) -> int:
@@ -83,6 +90,15 @@ class Scale:
     """One large raw shard, of which single chunks are replaced."""
     grid: Form
     """A million chunks of one byte, to be listed."""
+    cube: Form
+    """Read and written beside one another in one process, with each codec."""
+    coarse_cube: Form
+    """The same of chunks that are eight times as large."""
+    distant: Form
+    """Its chunks are read one by one from S3."""
+    public: Form
+    """The array of the public ``zarrs/zarr_benchmarks``, in its chunks, which are shards where there are inner ones: with 1,024 elements
+    along each dimension as there in ``full``."""
     arrays: int
     """In the hierarchy that is opened."""
     updates: int
@@ -98,6 +114,9 @@ class Scale:
     rounds: dict[StorageName, int]
     update_rounds: int
     """Of those with the block, in which bytes matter more than seconds."""
+    turns: int
+    """Of contenders beside one another in one process; ``peer_turns`` of those that no bar is set for."""
+    peer_turns: int
 
 
 SCALES: dict[ScaleName, Scale] = {
@@ -107,11 +126,15 @@ SCALES: dict[ScaleName, Scale] = {
         slab=Form((32, 64, 64), (16, 16, 16), (32, 32, 32)),
         tiles=Form((32, 32, 64), (16, 16, 16), (16, 16, 32)),
         many_tiles=Form((32, 64, 64), (16, 16, 16), (16, 16, 32)),
-        pages=Form((64 * 1024,), (1024,), (16 * 1024,), "|u1", zstd=False),
+        pages=Form((64 * 1024,), (1024,), (16 * 1024,), "|u1", codec="raw"),
         stack=Form((32, 32, 32), (8, 16, 16), (32, 32, 32)),
         tall_stack=Form((64, 32, 32), (16, 16, 16), (64, 32, 32)),
-        block=Form((128 * 1024,), (1024,), (128 * 1024,), zstd=False),
-        grid=Form((40, 40), (1, 1), (20, 20), "|u1", zstd=False),
+        block=Form((128 * 1024,), (1024,), (128 * 1024,), codec="raw"),
+        grid=Form((40, 40), (1, 1), (20, 20), "|u1", codec="raw"),
+        cube=Form((64, 64, 64), (16, 16, 16), (32, 32, 32)),
+        coarse_cube=Form((64, 64, 64), (32, 32, 32), (64, 64, 64)),
+        distant=Form((64, 32, 32), (16, 16, 16), (32, 32, 32)),
+        public=Form((64, 64, 64), (16, 16, 16), (32, 32, 32)),
         arrays=6,
         updates=4,
         slow_updates=2,
@@ -120,8 +143,10 @@ SCALES: dict[ScaleName, Scale] = {
         batches=2,
         remote_batches=1,
         boxes=2,
-        rounds={"local": 1, "latency": 1, "s3": 1},
+        rounds={"local": 1, "latency": 1, "s3": 1, "far s3": 1},
         update_rounds=1,
+        turns=2,
+        peer_turns=1,
     ),
     "quick": Scale(
         "quick",
@@ -129,11 +154,15 @@ SCALES: dict[ScaleName, Scale] = {
         slab=Form((128, 256, 512), (32, 32, 32), (64, 128, 256)),
         tiles=Form((256, 256, 256), (16, 16, 32), (32, 32, 64)),
         many_tiles=Form((512, 512, 256), (16, 16, 32), (32, 32, 64)),
-        pages=Form((64 * 2**20,), (4096,), (16 * 2**20,), "|u1", zstd=False),
+        pages=Form((64 * 2**20,), (4096,), (16 * 2**20,), "|u1", codec="raw"),
         stack=Form((128, 128, 256), (16, 32, 32), (128, 128, 256)),
         tall_stack=Form((512, 256, 256), (64, 32, 64), (512, 256, 256)),
-        block=Form((128 * 2**20,), (32 * 1024,), (128 * 2**20,), zstd=False),
-        grid=Form((1000, 1000), (1, 1), (100, 100), "|u1", zstd=False),
+        block=Form((128 * 2**20,), (32 * 1024,), (128 * 2**20,), codec="raw"),
+        grid=Form((1000, 1000), (1, 1), (100, 100), "|u1", codec="raw"),
+        cube=Form((256, 256, 256), (32, 32, 32), (128, 128, 128)),
+        coarse_cube=Form((256, 256, 256), (64, 64, 64), (256, 256, 256)),
+        distant=Form((512, 256, 256), (32, 32, 32), (128, 128, 128)),
+        public=Form((512, 512, 512), (64, 64, 64), (256, 256, 256)),
         arrays=1000,
         updates=100,
         slow_updates=4,
@@ -142,8 +171,10 @@ SCALES: dict[ScaleName, Scale] = {
         batches=9,
         remote_batches=1,
         boxes=8,
-        rounds={"local": 3, "latency": 3, "s3": 1},
+        rounds={"local": 3, "latency": 3, "s3": 1, "far s3": 1},
         update_rounds=1,
+        turns=24,
+        peer_turns=6,
     ),
     "full": Scale(
         "full",
@@ -151,11 +182,15 @@ SCALES: dict[ScaleName, Scale] = {
         slab=Form((256, 512, 512), (32, 32, 32), (64, 128, 256)),
         tiles=Form((512, 512, 256), (16, 16, 32), (32, 32, 64)),
         many_tiles=Form((512, 512, 256), (16, 16, 32), (32, 32, 64)),
-        pages=Form((512 * 2**20,), (4096,), (16 * 2**20,), "|u1", zstd=False),
+        pages=Form((512 * 2**20,), (4096,), (16 * 2**20,), "|u1", codec="raw"),
         stack=Form((128, 128, 256), (16, 32, 32), (128, 128, 256)),
         tall_stack=Form((512, 256, 256), (64, 32, 64), (512, 256, 256)),
-        block=Form((128 * 2**20,), (32 * 1024,), (128 * 2**20,), zstd=False),
-        grid=Form((1000, 1000), (1, 1), (100, 100), "|u1", zstd=False),
+        block=Form((128 * 2**20,), (32 * 1024,), (128 * 2**20,), codec="raw"),
+        grid=Form((1000, 1000), (1, 1), (100, 100), "|u1", codec="raw"),
+        cube=Form((256, 256, 256), (32, 32, 32), (128, 128, 128)),
+        coarse_cube=Form((256, 256, 256), (64, 64, 64), (256, 256, 256)),
+        distant=Form((512, 256, 256), (32, 32, 32), (128, 128, 128)),
+        public=Form((1024, 1024, 1024), (64, 64, 64), (256, 256, 256)),
         arrays=1000,
         updates=100,
         slow_updates=100,
@@ -164,8 +199,10 @@ SCALES: dict[ScaleName, Scale] = {
         batches=20,
         remote_batches=5,
         boxes=32,
-        rounds={"local": 7, "latency": 5, "s3": 5},
+        rounds={"local": 7, "latency": 5, "s3": 5, "far s3": 5},
         update_rounds=3,
+        turns=60,
+        peer_turns=12,
     ),
 }
 
@@ -176,7 +213,7 @@ SCALES: dict[ScaleName, Scale] = {
 def contents(form: Form, seed: int = 0) -> Values:
     """A smooth field with noise, as instruments give it; of what is stored raw, noise."""
     rng = np.random.default_rng(seed)
-    if not form.zstd:
+    if form.codec == "raw":
         return rng.integers(0, 2 ** (8 * np.dtype(form.dtype).itemsize), form.shape, form.dtype)
     axes = np.ogrid[tuple(slice(0, 6, n * 1j) for n in form.shape)]
     smooth = sum(np.sin(axis + i) for i, axis in enumerate(axes)) * 300 + 1000
@@ -197,7 +234,7 @@ def create(root: Path | str, name: str, form: Form, *, sharded: bool = True, sto
         chunks=form.chunks,
         shards=form.shards if sharded else None,
         dtype=form.dtype,
-        compressors=ZstdCodec() if form.zstd else None,
+        compressors=_COMPRESSORS[form.codec],
         fill_value=0,
         zarr_format=3,
     )

@@ -17,6 +17,7 @@ from typing import Any
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
+from numcodecs.blosc import Blosc
 from numcodecs.zstd import Zstd
 
 Index = npt.NDArray[np.uint64]
@@ -29,24 +30,24 @@ _CHECKSUM_NBYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What ``zarr.json`` says of a sharded array: shapes in elements, ``zstd`` or no codec."""
+    """What ``zarr.json`` says of a sharded array: shapes in elements, and zstd, blosc or no codec."""
 
     shape: Coords
     chunk_shape: Coords
     shard_shape: Coords
     dtype: np.dtype[Any]
-    zstd: Zstd | None
+    codec: Any
+    """Of numcodecs; ``None``: chunks are raw."""
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> Layout:
         sharding = document["codecs"][0]["configuration"]
-        zstd = [codec["configuration"]["level"] for codec in sharding["codecs"] if codec["name"] == "zstd"]
         return cls(
             tuple(document["shape"]),
             tuple(sharding["chunk_shape"]),
             tuple(document["chunk_grid"]["configuration"]["chunk_shape"]),
             np.dtype(document["data_type"]).newbyteorder("<"),
-            Zstd(zstd[0]) if zstd else None,
+            next(filter(None, map(_codec_of, sharding["codecs"])), None),
         )
 
     @property
@@ -101,14 +102,14 @@ class Layout:
 
     def encode(self, values: npt.NDArray[Any]) -> bytes:
         data = np.ascontiguousarray(values)
-        return bytes(data.data.cast("B")) if self.zstd is None else self.zstd.encode(data)
+        return bytes(data.data.cast("B")) if self.codec is None else self.codec.encode(data)
 
     def place(self, piece: Piece, data: memoryview, scratch: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
         """Decode a chunk, by way of ``scratch`` of one chunk, and put the part that is wanted into ``out``."""
-        if self.zstd is None:
+        if self.codec is None:
             scratch = np.frombuffer(data, self.dtype).reshape(self.chunk_shape)
         else:
-            self.zstd.decode(data, scratch)
+            self.codec.decode(data, scratch)
         out[piece.out] = scratch[piece.within]
 
     def scratch(self) -> npt.NDArray[Any]:
@@ -124,6 +125,17 @@ class Piece:
     """Where it belongs."""
     within: Box
     """Where it is in the chunk."""
+
+
+def _codec_of(named: dict[str, Any]) -> Any:
+    """The codec of numcodecs; ``None`` of those that are none, such as ``bytes``."""
+    settings = named.get("configuration", {})
+    if named["name"] == "zstd":
+        return Zstd(settings["level"])
+    if named["name"] == "blosc":
+        shuffle = {"noshuffle": Blosc.NOSHUFFLE, "shuffle": Blosc.SHUFFLE, "bitshuffle": Blosc.BITSHUFFLE}[settings["shuffle"]]
+        return Blosc(settings["cname"], settings["clevel"], shuffle, typesize=settings["typesize"])
+    return None
 
 
 def _touched(box: Box, shape: Coords) -> list[range]:

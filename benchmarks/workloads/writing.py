@@ -50,7 +50,7 @@ class _Writes(Workload):
         if isinstance(arena.contender, TensorStore) and arena.storage == "latency":
             raise NotImplementedError("its HTTP driver only reads")
         # What is imported, connected and probed before the first write is not measured.
-        warm_up = Form(form.shards, form.chunks, form.shards, form.dtype, form.zstd)
+        warm_up = Form(form.shards, form.chunks, form.shards, form.dtype, form.codec)
         for name, of_name in ((f"{arena.run_name}-warm-up", warm_up), (arena.run_name, form)):
             create("", name, of_name, sharded=sharded, store=native_store(without_model(arena.place)))
         first = tuple(slice(0, n) for n in form.shards)

@@ -38,13 +38,14 @@ from datasets import SCALES, Scale, warm
 from latency_http import latency_http
 from machine import machine, versions
 from process_figures import load_average
-from worker import Figures, Turn, take
+from worker import Failed, Figures, Together, Turn, take, take_together
 from workloads import WORKLOADS
+from workloads.side_by_side import COMPARED
 from workloads.workload import Workload
 
 LATENCY_SECONDS = 0.020
-STORAGES: tuple[StorageName, ...] = ("local", "latency", "s3")
-_PACKAGES = ("shardstore", "zarr", "numcodecs", "tensorstore", "zarrs", "fsspec", "s3fs", "moto", "numpy")
+STORAGES: tuple[StorageName, ...] = ("local", "latency", "s3", "far s3")
+_PACKAGES = ("shardstore", "zarr", "numcodecs", "tensorstore", "zarrs", "icechunk", "fsspec", "s3fs", "obstore", "moto", "numpy")
 _TURN_SECONDS = 900.0  # nothing takes as long: it hangs
 
 
@@ -61,6 +62,12 @@ class Entry:
     error: str | None = None
     """What it failed with; its rounds are then not to be trusted."""
 
+    def fail(self, failed: Failed) -> None:
+        if failed.is_unsupported:
+            self.left_out = failed.reason
+        else:
+            self.error = failed.reason
+
 
 @dataclass(slots=True)
 class Cell:
@@ -70,6 +77,8 @@ class Cell:
     title: str
     storage: StorageName
     entries: dict[str, Entry] = field(default_factory=dict)
+    is_side_by_side: bool = False
+    """Its rounds were turns in one process."""
 
     def compare(self) -> None:
         """Call it an error of those who read or left other values than most did."""
@@ -86,19 +95,11 @@ class Cell:
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Failed:
-    reason: str
-    is_unsupported: bool
-
-
-def _serve(pipe: multiprocessing.connection.Connection[Figures | _Failed, Any], turn: Turn) -> None:
+def _serve(pipe: multiprocessing.connection.Connection[Any, Any], turn: Turn | Together) -> None:
     try:
-        pipe.send(take(turn))
-    except NotImplementedError as exc:
-        pipe.send(_Failed(str(exc) or "it has no such operation", True))
+        pipe.send(take(turn) if isinstance(turn, Turn) else take_together(turn))
     except Exception as exc:  # noqa: BLE001 - whatever a library raises is reported
-        pipe.send(_Failed(f"{type(exc).__name__}: {exc}"[:500], False))
+        pipe.send(Failed.by(exc))
     pipe.close()
 
 
@@ -112,19 +113,19 @@ class Stable:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["preloaded"])
 
-    def run(self, turn: Turn) -> Figures | _Failed:
-        """Take a turn in a new process."""
+    def run(self, turn: Turn | Together) -> Any:
+        """Take a turn, or several together, in a new process; the figures, or ``Failed``."""
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=_serve, args=(theirs, turn), daemon=True)
         process.start()
         theirs.close()
         try:
             if not ours.poll(_TURN_SECONDS):
-                return _Failed(f"it did not end within {_TURN_SECONDS:.0f} s", False)
-            return ours.recv()  # type: ignore[no-any-return]  # pipes do not know
+                return Failed(f"it did not end within {_TURN_SECONDS:.0f} s", False)
+            return ours.recv()
         except EOFError:
             process.join(10)
-            return _Failed(f"its process ended with exit code {process.exitcode}", False)
+            return Failed(f"its process ended with exit code {process.exitcode}", False)
         finally:
             process.join(5)  # the threads of a library may take their time
             if process.exitcode is None:
@@ -156,37 +157,38 @@ class Ground:
         if storage == "latency":
             url = self.stack.enter_context(latency_http(self.root, LATENCY_SECONDS))
             return Place(str(self.root), latency_seconds=LATENCY_SECONDS, http_url=url)
-        server = self.stack.enter_context(counting_s3(as_aws=True))
-        return Place(f"{server.bucket}/{uuid.uuid4().hex}", server.endpoint)
+        seconds = LATENCY_SECONDS if storage == "far s3" else 0.0
+        server = self.stack.enter_context(counting_s3(as_aws=True, seconds=seconds))
+        return Place(f"{server.bucket}/{uuid.uuid4().hex}", server.endpoint, server_seconds=seconds)
 
     def make(self, workload: Workload, storage: StorageName) -> None:
         """The data of a workload, where it is to be read."""
 
-        source = self.root if storage != "s3" else self.root / "s3"
+        source = self.root / storage.replace(" ", "-") if "s3" in storage else self.root
         source.mkdir(exist_ok=True)
         before = {path.name for path in source.iterdir()}
         workload.make(source, self.scale, storage)
         new = {path.name for path in source.iterdir()} - before
         for name in sorted(new):
             warm(source / name)
-            if storage == "s3":
-                self._upload(source / name)
+            if "s3" in storage:
+                self._upload(source / name, storage)
 
-    def _upload(self, directory: Path) -> None:
+    def _upload(self, directory: Path, storage: StorageName) -> None:
         import s3fs
 
-        place = self.place("s3")
+        place = self.place(storage)
         s3fs.S3FileSystem(**place.s3_options).put(str(directory), f"{place.path}/{directory.name}", recursive=True)
 
     def clean(self, storage: StorageName, run_name: str) -> None:
         """Remove what a turn has written."""
-        if storage != "s3":
+        if "s3" not in storage:
             for path in self.root.glob(f"{run_name}*"):
                 shutil.rmtree(path)
             return
         import s3fs
 
-        place = self.place("s3")
+        place = self.place(storage)
         fs = s3fs.S3FileSystem(**place.s3_options)
         fs.invalidate_cache()
         for name in (run_name, f"{run_name}-warm-up"):
@@ -212,26 +214,53 @@ def measure(workload: Workload, storage: StorageName, where: Ground, stable: Sta
     for contender in workload.entrants:
         if only is None or contender.name in only:
             cell.entries[contender.name] = Entry(left_out=contender.unavailable(storage))
+    turns = workload.turns(where.scale)
+    if turns is not None:
+        _measure_together(cell, Together(workload.name, _turns_of(cell, *turns), where.scale.name, place, _new_name()), where, stable)
+        return cell
     for number in range(workload.rounds(where.scale, storage)):
         for name, entry in cell.entries.items():
             if entry.left_out is not None or entry.error is not None:
                 continue
-            run_name = f"run-{uuid.uuid4().hex[:12]}"
+            run_name = _new_name()
             outcome = stable.run(Turn(workload.name, name, where.scale.name, place, run_name))
             where.clean(storage, run_name)
-            if not isinstance(outcome, _Failed):
-                entry.rounds.append(outcome)
-            elif outcome.is_unsupported:
-                entry.left_out = outcome.reason
+            if isinstance(outcome, Failed):
+                entry.fail(outcome)
             else:
-                entry.error = outcome.reason
+                entry.rounds.append(outcome)
             print(f"{storage}, {workload.name}, round {number + 1}: {name}: {_said(outcome)}", file=sys.stderr, flush=True)
     cell.compare()
     return cell
 
 
-def _said(outcome: Figures | _Failed) -> str:
-    if isinstance(outcome, _Failed):
+def _new_name() -> str:
+    return f"run-{uuid.uuid4().hex[:12]}"
+
+
+def _turns_of(cell: Cell, turns: int, peer_turns: int) -> dict[str, int]:
+    able = [name for name, entry in cell.entries.items() if entry.left_out is None]
+    return {name: turns if name in COMPARED or cell.storage != "local" else peer_turns for name in able}
+
+
+def _measure_together(cell: Cell, together: Together, where: Ground, stable: Stable) -> None:
+    cell.is_side_by_side = True
+    outcome = stable.run(together) if together.turns else {}
+    where.clean(cell.storage, together.run_name)
+    for name in together.turns:
+        found = outcome if isinstance(outcome, Failed) else outcome[name]
+        entry = cell.entries[name]
+        if isinstance(found, Failed):
+            entry.fail(found)
+        else:
+            entry.rounds = found
+        said = found if isinstance(found, Failed) else {"seconds": statistics.median(each["seconds"] for each in found)}
+        print(f"{cell.storage}, {cell.workload}, {together.turns[name]} turns: {name}: {_said(said)}", file=sys.stderr, flush=True)
+    cell.compare()
+
+
+def _said(outcome: Figures | Failed) -> str:
+    if isinstance(outcome, Failed):
         return outcome.reason
     units = {name: value for name, value in outcome.items() if name in ("requests", "bytes_read", "bytes_written")}
     return f"{outcome['seconds']:.4f} s, " + ", ".join(f"{name} {value:,}" for name, value in units.items())
@@ -254,6 +283,7 @@ def head_of(arguments: Sequence[str], scale: Scale, directory: str | None) -> di
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "versions": versions(_PACKAGES),
+        "kernel": _kernel_libraries(),
         "scale": scale.name,
         "sizes": asdict(scale),
         "latency_seconds": LATENCY_SECONDS,
@@ -261,6 +291,14 @@ def head_of(arguments: Sequence[str], scale: Scale, directory: str | None) -> di
         "command": shlex.join(["python", "benchmarks/bench.py", *arguments]),
         "load_before": load_average(),
     }
+
+
+def _kernel_libraries() -> dict[str, str] | None:
+    """The versions of the libraries whose functions the kernel calls, by codec; ``None`` where there is no kernel."""
+    from shardstore.native.kernel import kernel
+
+    found = kernel()
+    return None if found is None else {use: text.partition(" in ")[0] for use, text in found.libraries().items() if " in " in text}
 
 
 _NAMES = f"of {', '.join(WORKLOADS)}".replace("%", "%%")  # argparse fills such signs in

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,8 +29,8 @@ from zarr.storage import FsspecStore, LocalStore
 
 Values = npt.NDArray[Any]
 Selection = slice | tuple[slice, ...]
-StorageName = Literal["local", "latency", "s3"]
-"""A directory; a directory behind a model of latency; a server."""
+StorageName = Literal["local", "latency", "s3", "far s3"]
+"""A directory; a directory behind a model of latency; a server; a server whose answers take as long as over a network."""
 
 S3_REGION = "us-east-1"
 S3_ENVIRONMENT = {
@@ -52,13 +53,15 @@ class Place:
     endpoint: str | None = None
     latency_seconds: float = 0.0
     """That every request to the directory takes, inside the process."""
+    server_seconds: float = 0.0
+    """That the server at the endpoint waits before each answer."""
     http_url: str | None = None
     """Where a server with the same latency shows the directory, for those whose requests cannot be delayed inside the process."""
 
     @property
     def storage(self) -> StorageName:
         if self.endpoint is not None:
-            return "s3"
+            return "far s3" if self.server_seconds else "s3"
         return "latency" if self.latency_seconds else "local"
 
     @property
@@ -210,16 +213,15 @@ class ZarrPython(Contender):
     """Works on the copy of the array that has no shards."""
 
     def open(self, address: Address) -> OpenArray:
-        self.configure()
         store = native_store(address.place, obstore=self.obstore)
-        return _ZarrArray(zarr.open_array(store, path=address.name, mode="r+"), address)
+        with self._configured():  # an array keeps the pipeline that it was opened with
+            return _ZarrArray(zarr.open_array(store, path=address.name, mode="r+"), address)
 
-    def configure(self) -> None:
-        """Set the pipeline for this process."""
-        if self.pipeline is not None:
-            zarr.config.set({"codec_pipeline.path": self.pipeline})
-            if self.pipeline == ZARRS:
-                import zarrs  # noqa: F401 - registers the pipeline
+    def _configured(self) -> AbstractContextManager[Any]:
+        if self.pipeline == ZARRS:
+            import zarrs  # noqa: F401 - registers the pipeline
+        chosen: AbstractContextManager[Any] = zarr.config.set({} if self.pipeline is None else {"codec_pipeline.path": self.pipeline})
+        return chosen
 
     def unavailable(self, storage: StorageName) -> str | None:
         if self.pipeline == ZARRS:
@@ -293,11 +295,13 @@ class TensorStore(Contender):
     """``use_conditional_write`` of its S3 driver; ``None``: as it decides for the endpoint."""
     cache_nbytes: int = 0
     """Of its cache pool, which keeps shard indices and decoded chunks; 0, its default, keeps nothing."""
+    validates: bool = True
+    """Cached data at each read; else what is cached is believed."""
 
     def open(self, address: Address) -> OpenArray:
         import tensorstore
 
-        spec = {"driver": "zarr3", "recheck_cached_data": True, **self.below(address.place, address.name)}
+        spec = {"driver": "zarr3", "recheck_cached_data": self.validates, **self.below(address.place, address.name)}
         return _TensorStoreArray(tensorstore.open(spec).result(), self.own_transactions)
 
     def below(self, place: Place, path: str) -> dict[str, Any]:
@@ -325,7 +329,7 @@ class TensorStore(Contender):
     def unavailable(self, storage: StorageName) -> str | None:
         if importlib.util.find_spec("tensorstore") is None:
             return "tensorstore is not installed"
-        return "the setting is for S3" if storage != "s3" and self.conditional_writes is not None else None
+        return "the setting is for S3" if "s3" not in storage and self.conditional_writes is not None else None
 
 
 # -- shardstore --------------------------------------------------------------------------------------------------------
@@ -369,8 +373,13 @@ class ShardStore(Contender):
     strategy: str = "rewrite"
     fsync: bool = False
     """Flush to disk, as is the default without this."""
+    transport: str = "fsspec"
+    kernel: bool = True
+    """Without it Python decodes. Has to be the first one that its process opens."""
 
     def open(self, address: Address) -> OpenArray:
+        if not self.kernel:
+            os.environ["SHARDSTORE_KERNEL"] = "0"
         store = self.store(address.place)
         return _ShardStoreArray(store, zarr.open_array(store, path=address.name, mode="r+"))
 
@@ -391,7 +400,7 @@ class ShardStore(Contender):
     def _target(self, place: Place) -> tuple[Any, dict[str, Any]]:
         options: dict[str, Any] = {"strategy": self.strategy}
         if place.endpoint is not None:
-            return f"s3://{place.path}", {**options, "storage_options": place.s3_options}
+            return f"s3://{place.path}", {**options, "storage_options": place.s3_options, "transport": self.transport}
         if not place.latency_seconds:
             return place.path, {**options, "fsync": self.fsync}
         from aging_store import AgingStore
@@ -401,28 +410,52 @@ class ShardStore(Contender):
         return slow, {**options, "gap_bytes": REMOTE_GAP_NBYTES, "first_bytes": REMOTE_GAP_NBYTES}
 
     def unavailable(self, storage: StorageName) -> str | None:
+        if self.transport != "fsspec":
+            if "s3" not in storage:
+                return "it is for object stores"
+            if importlib.util.find_spec("obstore") is None:
+                return "obstore is not installed"
         return "only local files are flushed" if self.fsync and storage != "local" else None
 
 
-@dataclass(frozen=True, slots=True)
-class ZarrObjects(ShardStore):
-    """No library but a limit: what zarr-python does with a selection of the chunks that shardstore shows, before and after it is asked."""
+# -- icechunk ----------------------------------------------------------------------------------------------------------
 
-    name: str = "zarr-python's objects alone"
-    codecs: bool = False
+
+IN_ICECHUNK = "-icechunk"
+"""Ends the name of the repository with the copy of an array, which is at its root and has no shards: a chunk is an object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Icechunk(Contender):
+    """Arrays of zarr-python in a repository, as its main branch has them."""
+
+    name: str = "icechunk"
 
     def open(self, address: Address) -> OpenArray:
-        from no_pipeline import NoPipeline
+        import icechunk
 
-        zarr.config.set({"codec_pipeline.path": f"{NoPipeline.__module__}.{NoPipeline.__qualname__}"})
-        return super(ZarrObjects, self).open(address)  # named: a class with slots is not the one that ``super()`` knows
+        repository = icechunk.Repository.open(self.storage(address.place, address.name + IN_ICECHUNK))
+        return _ZarrArray(zarr.open_array(repository.readonly_session("main").store, mode="r"))
 
-    def _target(self, place: Place) -> tuple[Any, dict[str, Any]]:
-        target, options = super(ZarrObjects, self)._target(place)
-        return target, {**options, "pipeline": False}
+    def storage(self, place: Place, name: str) -> Any:
+        import icechunk
+
+        if place.endpoint is None:
+            return icechunk.local_filesystem_storage(f"{place.path}/{name}")
+        bucket, prefix = place.bucket_and_prefix
+        return icechunk.s3_storage(
+            bucket=bucket,
+            prefix=f"{prefix}/{name}",
+            region=S3_REGION,
+            endpoint_url=place.endpoint,
+            allow_http=True,
+            access_key_id="test",
+            secret_access_key="test",
+            force_path_style=True,
+        )
 
     def unavailable(self, storage: StorageName) -> str | None:
-        return None if storage == "local" else "it is a limit of other storages"
+        return None if importlib.util.find_spec("icechunk") else "icechunk is not installed"
 
 
 REMOTE_GAP_NBYTES = 512 * 2**10

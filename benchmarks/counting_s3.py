@@ -8,6 +8,7 @@ import logging
 import multiprocessing
 import multiprocessing.connection
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -37,8 +38,9 @@ class _CountingApp:
     the value while the other still reads it.
     """
 
-    def __init__(self, app: Callable[..., Iterable[bytes]]) -> None:
+    def __init__(self, app: Callable[..., Iterable[bytes]], seconds: float) -> None:
         self._app = app
+        self._seconds = seconds
         self._lock = threading.Lock()
         self._requests: Counter[str] = Counter()
         self._read = self._written = 0
@@ -47,6 +49,8 @@ class _CountingApp:
         nbytes = int(environ.get("CONTENT_LENGTH") or 0)
         sent = environ["wsgi.input"].read(nbytes)  # a slow client keeps nobody else waiting
         environ["wsgi.input"] = io.BytesIO(sent)
+        if environ["PATH_INFO"] != COUNTS_PATH:
+            time.sleep(self._seconds)
         with self._lock:
             if environ["PATH_INFO"] == COUNTS_PATH:
                 return self._take_counts(start_response)
@@ -70,7 +74,7 @@ class _CountingApp:
         return [json.dumps(counts).encode()]
 
 
-def _serve(pipe: multiprocessing.connection.Connection[Any, Any], as_aws: bool) -> None:
+def _serve(pipe: multiprocessing.connection.Connection[Any, Any], as_aws: bool, seconds: float) -> None:
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
     from werkzeug.serving import make_server
 
@@ -79,7 +83,7 @@ def _serve(pipe: multiprocessing.connection.Connection[Any, Any], as_aws: bool) 
 
         behave_as_aws()
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    app = _CountingApp(cast("Callable[..., Iterable[bytes]]", DomainDispatcherApplication(create_backend_app)))
+    app = _CountingApp(cast("Callable[..., Iterable[bytes]]", DomainDispatcherApplication(create_backend_app)), seconds)
     server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=MotoRequestHandler)
     pipe.send(server.server_address[1])
     server.serve_forever()
@@ -104,13 +108,16 @@ def take_counts(url: str) -> Counts:
 
 
 @contextmanager
-def counting_s3(*, as_aws: bool = False) -> Iterator[CountingS3]:
-    """Start the server, and end it with the block; with ``as_aws`` it honours the conditions that AWS honours and moto does not."""
+def counting_s3(*, as_aws: bool = False, seconds: float = 0.0) -> Iterator[CountingS3]:
+    """Start the server, and end it with the block; with ``as_aws`` it honours the conditions that AWS honours and moto does not.
+
+    Each answer takes ``seconds`` longer, while others are answered.
+    """
     import s3fs
 
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, as_aws), daemon=True)
+    process = context.Process(target=_serve, args=(theirs, as_aws, seconds), daemon=True)
     process.start()
     theirs.close()
     try:

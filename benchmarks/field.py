@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from contenders import FUSED, ZARRS, Contender, ShardStore, TensorStore, ZarrObjects, ZarrPython
+from contenders import FUSED, ZARRS, Contender, Icechunk, ShardStore, TensorStore, ZarrPython
 from leanest import LIMITS
 
 SHARDSTORE = ShardStore()
 APPEND = ShardStore("shardstore, append", strategy="append")
+OVER_OBSTORE = ShardStore("shardstore, obstore", transport="obstore")
+WITHOUT_KERNEL = ShardStore("shardstore, without its kernel", kernel=False)
 DURABLE = ShardStore("shardstore, durable", fsync=True)
 DURABLE_APPEND = ShardStore("shardstore, append, durable", strategy="append", fsync=True)
 
@@ -17,11 +19,13 @@ UNSHARDED = ZarrPython("zarr-python, unsharded", unsharded=True)
 
 TENSORSTORE = TensorStore()
 CACHED = TensorStore("tensorstore, cache pool", cache_nbytes=2**30)
+CREDULOUS = TensorStore("tensorstore, cache pool, nothing validated", cache_nbytes=2**30, validates=False)
 TRANSACTIONS = TensorStore("tensorstore, transactions", own_transactions=True)
+
+ICECHUNK = Icechunk()
 
 READERS: tuple[Contender, ...] = (
     *LIMITS,
-    ZarrObjects(),
     SHARDSTORE,
     ZARR,
     FUSED_PIPELINE,

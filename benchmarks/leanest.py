@@ -8,9 +8,12 @@ codecs`` decodes what they bring, with two threads. An index is read once and be
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
+import threading
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,7 +22,7 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 import numpy as np
-from contenders import REMOTE_GAP_NBYTES, Address, Contender, OpenArray, Selection, StorageName, Values
+from contenders import REMOTE_GAP_NBYTES, Address, Contender, OpenArray, Selection, StorageName, Values, native_store
 from counting_s3 import Counts
 from runs import Run, runs_of
 from shard_files import Coords, Index, Layout, Piece, layout_of, shard_path
@@ -318,6 +321,88 @@ class _OverHttp(_LeanRequests):
             return body
 
 
+# -- calls alone -------------------------------------------------------------------------------------------------------
+
+
+class _CodecsAlone(OpenArray):
+    """Decodes and encodes in memory, chunk by chunk into one buffer, in the thread that asks; of raw chunks, copies."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._layout = layout_of(root)
+        self._shards: dict[Coords, tuple[memoryview, list[list[int]]]] = {}
+        self._ready: deque[tuple[list[tuple[memoryview, Piece]], list[int]]] = deque()
+        self._chunks: list[Values] = []
+        self._own = threading.local()
+
+    def prepare_read(self, selections: Sequence[Selection]) -> None:
+        """Have the encoded chunks of the selections that are read next at hand."""
+        self._ready.clear()
+        for selection in selections:
+            box = self._layout.box(selection)
+            calls: list[tuple[memoryview, Piece]] = []
+            for coords, pieces in self._layout.pieces(box):
+                data, index = self._shard(coords)
+                calls += [(data[index[piece.slot][0] : sum(index[piece.slot])], piece) for piece in pieces]
+            self._ready.append((calls, [part.stop - part.start for part in box]))
+
+    def _shard(self, coords: Coords) -> tuple[memoryview, list[list[int]]]:
+        if coords not in self._shards:
+            data = shard_path(self._root, coords).read_bytes()
+            self._shards[coords] = memoryview(data), self._layout.decode_index(data).tolist()
+        return self._shards[coords]
+
+    def read(self, selection: Selection) -> Values:
+        calls, shape = self._ready.popleft()
+        codec = self._layout.codec
+        if codec is None:
+            out = np.empty(shape, self._layout.dtype)
+            for data, piece in calls:
+                out[piece.out] = np.frombuffer(data, self._layout.dtype).reshape(self._layout.chunk_shape)[piece.within]
+            return out
+        if not hasattr(self._own, "scratch"):
+            self._own.scratch = self._layout.scratch()
+        scratch: Values = self._own.scratch
+        for data, _ in calls:
+            codec.decode(data, scratch)
+        return scratch
+
+    def prepare_write(self, selection: Selection, values: Values) -> None:
+        """Have the chunks at hand, each by itself."""
+        pieces = [piece for _, found in self._layout.pieces(self._layout.box(selection)) for piece in found]
+        self._chunks = [np.ascontiguousarray(values[piece.out]) for piece in pieces]
+
+    def write(self, selection: Selection, values: Values) -> None:
+        for chunk in self._chunks:
+            self._layout.encode(chunk)
+
+
+class _GetsAlone(OpenArray):
+    """A GET for each selection, which is a chunk, by obstore in the thread that asks; nothing is decoded."""
+
+    def __init__(self, address: Address) -> None:
+        import obstore
+
+        store: Any = native_store(address.place, obstore=True)
+        self._get, self._client, self._prefix = obstore.get_range, store.store, f"{address.name}/"
+        self._layout = Layout.of(json.loads(bytes(obstore.get(self._client, f"{self._prefix}zarr.json").bytes())))
+        self._indices: dict[Coords, list[list[int]]] = {}
+
+    def read(self, selection: Selection) -> Values:
+        [(coords, [piece])] = self._layout.pieces(self._layout.box(selection))
+        path = "/".join([f"{self._prefix}c", *map(str, coords)])
+        if coords not in self._indices:
+            import obstore
+
+            self._indices[coords] = self._layout.decode_index(bytes(obstore.get(self._client, path).bytes())).tolist()
+        offset, nbytes = self._indices[coords][piece.slot]
+        body = self._get(self._client, path, start=offset, length=nbytes)
+        return np.frombuffer(bytes(body), "u1")
+
+    def write(self, selection: Selection, values: Values) -> None:
+        raise NotImplementedError("requests alone are read")
+
+
 # -- as contenders -----------------------------------------------------------------------------------------------------
 
 
@@ -342,6 +427,33 @@ class Leanest(Contender):
         return None if storage in self.over else "it is a limit of other storages"
 
 
+@dataclass(frozen=True, slots=True)
+class CodecsAlone(Contender):
+    """Whose reads are not values."""
+
+    name: str = "codecs alone"
+    codecs: bool = False
+
+    def open(self, address: Address) -> OpenArray:
+        return _CodecsAlone(Path(address.place.path, address.name))
+
+
+@dataclass(frozen=True, slots=True)
+class GetsAlone(Contender):
+    """Whose reads are not values."""
+
+    name: str = "a GET each"
+    codecs: bool = False
+
+    def open(self, address: Address) -> OpenArray:
+        return _GetsAlone(address)
+
+    def unavailable(self, storage: StorageName) -> str | None:
+        return None if importlib.util.find_spec("obstore") else "obstore is not installed"
+
+
+CODECS_ALONE = CodecsAlone()
+GETS_ALONE = GetsAlone()
 LIMITS: tuple[Contender, ...] = (
     Leanest("bytes alone", codecs=False, over=("local",)),
     Leanest("bytes and codecs", codecs=True, over=("local",)),

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bars import APPEND, FUSED, TENSORSTORE, ZARR, other_version, verdicts
+from bars import APPEND, FUSED, LOCK_CODECS, PROCESSOR, TENSORSTORE, TIME, WITHOUT_KERNEL, ZARR, ZARRS, Row, other_version, rows, verdicts
 from plots import draw
 from results import PER_OPERATION, SHARDSTORE, Missing, Run
 from words import count, duration, nbytes_text, ratio
@@ -25,24 +25,49 @@ _STORAGES = {
     "local": "A local disk",
     "latency": "Over 20 ms of latency",
     "s3": "A server of S3 on the same machine",
+    "far s3": "A server of S3 whose answers take 20 ms longer",
 }
-_IN_HEADS = {"local": "local", "latency": "latency", "s3": "S3"}
+_IN_HEADS = {"local": "local", "latency": "latency", "s3": "S3", "far s3": "far S3"}
 _MAIN_PEERS = (ZARR, FUSED, TENSORSTORE)
 _OPENING = f"""\
 # Benchmarks
 
-What reading and writing through shardstore takes, beside zarr-python, tensorstore and the limits of the machine. This page has the main
-numbers; [Benchmark tables]({TABLES_PAGE}) has all of them. Both pages are written by `benchmarks/page.py` from what runs of
+What reading and writing through shardstore takes, beside zarr-python, tensorstore, icechunk and the limits of the machine. This page has
+the main numbers; [Benchmark tables]({TABLES_PAGE}) has all of them. Both pages are written by `benchmarks/page.py` from what runs of
 `benchmarks/bench.py` measured. Nothing in them is edited by hand.
+"""
+_SCREEN = """\
+## On one screen
 
-What packing takes is measured in [Packing what exists](../howto/pack.md), and what s3fs, gcsfs and obstore cost is measured in
-[Where the shards lie](../howto/storages.md#transports). Whether chunks are lost is measured in
-[Beside zarr-python and tensorstore](safety.md).
-
+Each number is a time over that of tensorstore, or of the reference that its line names: 0.5 takes half as long, and above 1, in bold, it
+takes longer. The *limit* is what no program on this machine can save, as a part of what shardstore takes: the calls that decode or encode
+the same chunks with the libraries of numcodecs, the copies of raw chunks, the requests, or reading and parsing the documents.
+"""
+_SCREEN_METHOD = """\
+Arrays are read through zarr, from files in the page cache, with indices that shardstore knows: 32 MiB of uint16 in chunks of 64 KiB and
+shards of 4 MiB. Contenders take turns in one process, milliseconds apart, in an order that is reversed after each round. Numbers are
+medians of the ratios of a round. tensorstore has no cache pool here, as is its default; on S3 its best configuration counts, with indices
+known.
+"""
+_LOCK_METHOD = """\
+Share of a full read during which it holds Python's lock, so that no other thread of Python runs. A second thread counts in pure Python on
+another processor; what it lacks to its rate alone is the time that the lock was held. The read has one processor, and the share is that
+of its time without the counter.
+"""
+_PUBLIC_METHOD = """\
+The workloads of the public [zarrs/zarr_benchmarks](https://github.com/zarrs/zarr_benchmarks) in its shapes, by our own code: uint16 in
+chunks of 256³ elements, raw, with zstd, or as shards of chunks of 64³ with zstd. *By chunk* reads each of 256³ elements, one or eight at
+once, and a *round trip* writes each into a new array. Cells are the seconds with files in the page cache, and without (cold). A turn is a
+process of its own, with nothing known of the array. The scale `full` has arrays of 1,024³ elements as there, `quick` of 512³.
+"""
+_MEASURED = """\
 ## What was measured
 
-Every contender does the same work on the same data: it reads whole arrays, planes, boxes and single chunks, writes whole arrays and parts
-of shards, lists chunks and opens a hierarchy. It does so in three places:
+What packing takes is measured in [Packing what exists](../howto/pack.md), and what s3fs, gcsfs and obstore cost is measured in [Where the
+shards lie](../howto/storages.md#transports). Whether chunks are lost is measured in [Beside zarr-python and tensorstore](safety.md).
+
+In the tables below, every contender does the same work on the same data: it reads whole arrays, planes, boxes and single chunks, writes
+whole arrays and parts of shards, lists chunks and opens a hierarchy. It does so in three places:
 
 - *A local disk.* Files are in the page cache: each turn reads them before it begins.
 - *Over 20 ms of latency.* Every request of shardstore and zarr-python waits 20 ms inside the process, in a wrapper of the storage, and
@@ -68,8 +93,8 @@ _CLOSING = f"""\
 
 [Benchmark tables]({TABLES_PAGE}) lists every place where a peer is faster by more than 5 %. Profiles of the same work show these reasons:
 
-- tensorstore decodes and encodes in C++, without Python's lock and without objects for each chunk. Before shardstore is asked, zarr-python
-  builds some objects for each chunk.
+- tensorstore decodes and encodes in C++, without Python's lock and without objects for each chunk. zarr-python builds some objects for each
+  chunk before shardstore is asked to write, or to read from other places than local files.
 - In shardstore a read of a single chunk whose index is not known crosses from the caller's event loop to its own, and to a thread that
   reads.
 - The pipeline of zarrs reads, decodes and encodes in Rust, without Python's lock.
@@ -78,7 +103,8 @@ _CLOSING = f"""\
 ## How to run it again
 
 ```sh
-make bench                                # some minutes; make bench-full is larger and has more rounds
+make bench-check                          # the first table and its bars, in five minutes
+make bench                                # everything, half an hour; make bench-full is larger and has more rounds
 make bench PYTHON=python3.13              # the same beside a newer zarr-python
 make bench-page                           # these two pages, from the results in build/bench
 ```
@@ -107,15 +133,21 @@ Every bar and every table behind [Benchmarks]({RESULTS_PAGE}), which says how th
   may bring below 1, of writes the encoded chunks. *Memory* is what the peak adds to what the process had before.
 - *Bytes alone*, *bytes and codecs*, *requests alone* and *requests and codecs* are no libraries but limits: the same reads, writes and
   codec calls in the leanest plain Python (`benchmarks/leanest.py`), with two threads, without any check, lock or metadata.
-- *zarr-python's objects alone* is one more limit: the same selections with a codec pipeline that does nothing. What is left is what
-  zarr-python does for each chunk before shardstore, or any other store, is asked.
+- *codecs alone* and *a GET each* are limits as well: the calls of the codecs on chunks in memory, in one thread, and bare requests.
 - What could not take part is named below each table, and so is what failed.
 """
 
 
 def results_page(runs: Sequence[tuple[Run, dict[str, str]]]) -> str:
     """What a reader wants first, of runs with the links to their pictures by storage."""
-    lines = [_OPENING, "## Results", "", _MAIN_NUMBERS]
+    lines = [_OPENING, _SCREEN, *([] if runs else [_SCREEN_METHOD, _LOCK_METHOD])]
+    newest = max((run for run, _ in runs), key=lambda run: run.zarr_version, default=None)
+    if newest is not None:
+        lines += [*_screen(newest), "", _SCREEN_METHOD, *_head(newest), "", _LOCK_METHOD, *_locks(newest), ""]
+    lines += ["## The workloads of zarrs/zarr_benchmarks", "", _PUBLIC_METHOD]
+    if newest is not None:
+        lines += [*_public(newest), ""]
+    lines += [_MEASURED, "## Results", "", _MAIN_NUMBERS]
     for run, pictures in runs:
         lines += [f"### {run.name}", "", *_head(run), "", *_main_numbers(run), "", *_missed(run), ""]
         for storage, title in _STORAGES.items():
@@ -153,6 +185,74 @@ def _head(run: Run) -> list[str]:
     ]
 
 
+# -- one screen --------------------------------------------------------------------------------------------------------
+
+
+def _screen(run: Run) -> Iterator[str]:
+    """The ratios of the bars, what bounds them, and the same of other peers."""
+    others = (ZARRS, FUSED, ZARR)
+    yield f"| | shardstore | its processor time | bar | limit | {' | '.join(others)} |"
+    yield "|---" * (5 + len(others)) + "|"
+    for row in rows(run):
+        cells = [_over_reference(run, row, figure, row.face) for figure in (TIME, PROCESSOR)]
+        if set(cells) == {"–"}:
+            continue
+        bar = f"≤ {row.bound:.3g}{'' if TIME in row.figures else ', processor'}"
+        reference = "" if row.peers == (TENSORSTORE,) else f", × {_reference(row)}"
+        peers = [_over_reference(run, row, TIME, peer) if peer not in row.peers else "1" for peer in others]
+        yield f"| {' | '.join([row.title + reference, *cells, bar, _limit(run, row), *peers])} |"
+
+
+def _reference(row: Row) -> str:
+    return "zarr-python" if row.peers == (ZARR,) else "the best of the peers" if len(row.peers) > 2 else "tensorstore with its cache"
+
+
+def _over_reference(run: Run, row: Row, figure: str, contender: str) -> str:
+    try:
+        value = row.ratio(run, figure, contender)
+    except (Missing, ZeroDivisionError):
+        return "–"
+    return f"**{value:.2f}**" if value > 1 else f"{value:.2f}"
+
+
+def _limit(run: Run, row: Row) -> str:
+    try:
+        return f"{row.bounded_by}, {row.limit_share(run):.0%}"
+    except (Missing, ZeroDivisionError):
+        return row.bounded_by
+
+
+def _locks(run: Run) -> Iterator[str]:
+    names = (SHARDSTORE, WITHOUT_KERNEL, TENSORSTORE, FUSED, ZARR)
+    yield f"| | {' | '.join(names)} |"
+    yield "|---" * (1 + len(names)) + "|"
+    for codec in LOCK_CODECS:
+        cells = [_said(run, f"{codec}: lock", name, "lock_share", "{:.1%}".format) for name in names]
+        if set(cells) != {"–"}:
+            yield f"| {codec} | {' | '.join(cells)} |"
+
+
+def _said(run: Run, workload: str, contender: str, figure: str, words: Callable[[float], str]) -> str:
+    try:
+        return words(run.median(workload, "local", contender, figure))
+    except Missing:
+        return "–"
+
+
+def _public(run: Run) -> Iterator[str]:
+    names = (SHARDSTORE, TENSORSTORE, ZARRS, FUSED, ZARR)
+    yield f"| | {' | '.join(names)} |"
+    yield "|---" * (1 + len(names)) + "|"
+    for cell in run.cells:
+        workload, is_warm = cell["workload"].removesuffix(", warm"), cell["workload"].endswith(", warm")
+        if workload.startswith("public: ") and is_warm:
+            cells = [
+                f"{_said(run, f'{workload}, warm', name, TIME, duration)} (cold {_said(run, f'{workload}, cold', name, TIME, duration)})"
+                for name in names
+            ]
+            yield f"| {cell['title'].removesuffix(', warm')} | {' | '.join(cells)} |"
+
+
 # -- the main numbers --------------------------------------------------------------------------------------------------
 
 
@@ -160,7 +260,7 @@ def _main_numbers(run: Run) -> list[str]:
     """One line for each workload, and one for its updates in place."""
     columns = [(peer, storage) for peer in _MAIN_PEERS for storage in _STORAGES if _took_part(run, peer, storage)]
     lines = [f"| | {' | '.join(f'{peer}, {_IN_HEADS[storage]}' for peer, storage in columns)} |", "|---" * (len(columns) + 1) + "|"]
-    for workload, title in {cell["workload"]: cell["title"] for cell in run.cells}.items():
+    for workload, title in {cell["workload"]: cell["title"] for cell in run.plain_cells}.items():
         for face, addition in ((SHARDSTORE, ""), (APPEND, ', with `strategy="append"`')):
             cells = [_times_as_long(run, workload, storage, peer, face) for peer, storage in columns]
             if set(cells) - {"–"}:
@@ -169,7 +269,7 @@ def _main_numbers(run: Run) -> list[str]:
 
 
 def _took_part(run: Run, peer: str, storage: str) -> bool:
-    entries = [cell["entries"].get(peer) for cell in run.cells if cell["storage"] == storage]
+    entries = [cell["entries"].get(peer) for cell in run.plain_cells if cell["storage"] == storage]
     return any(entry is not None and entry["rounds"] and not entry["error"] for entry in entries)
 
 
@@ -273,8 +373,8 @@ def _memory(run: Run, workload: str, storage: str, name: str) -> str:
 # What profiles of shardstore show of the same work; no word where none was taken.
 _WHY = {
     ("tensorstore", "full read"): "it decodes in C++ into the array, without Python's lock and without objects for each chunk",
-    ("tensorstore", "planes"): "it decodes in C++; before shardstore is asked, zarr-python builds some objects for each chunk",
-    ("tensorstore", "boxes"): "it decodes in C++; before shardstore is asked, zarr-python builds some objects for each chunk",
+    ("tensorstore", "planes"): "it decodes in C++, without objects for each chunk",
+    ("tensorstore", "boxes"): "it decodes in C++, without objects for each chunk",
     ("tensorstore", "full write"): "it encodes in C++, without Python's lock and without objects for each chunk",
     ("tensorstore", "single chunks"): "a read of shardstore crosses from the caller's event loop to its own, and to a thread that reads",
     ("zarr-python, zarrs pipeline", ""): "it reads, decodes and encodes in Rust, without Python's lock",

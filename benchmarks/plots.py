@@ -16,7 +16,7 @@ _LIMITS = ("bytes alone", "bytes and codecs", "requests alone", "requests and co
 
 def draw(run: Run, storage: str, path: Path) -> bool:
     """Write the picture of a storage; ``False`` where nothing was measured on it."""
-    cells = [cell for cell in run.cells if cell["storage"] == storage]
+    cells = [cell for cell in run.plain_cells if cell["storage"] == storage]
     measured = [(cell, names) for cell in cells if (names := _measured(cell))]
     if not measured:
         return False

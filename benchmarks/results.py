@@ -41,6 +41,12 @@ class Run:
         """Of this run among others."""
         return f"zarr {self.head['versions']['zarr']}, Python {self.head['python']}"
 
+    @property
+    def plain_cells(self) -> list[dict[str, Any]]:
+        """Those with a process for each turn of a contender, but for the workloads that have a table of their own."""
+        apart = ("public: ", *(f"{codec}: " for codec in ("zstd", "blosc", "gzip", "raw")))
+        return [cell for cell in self.cells if not cell.get("is_side_by_side") and not cell["workload"].startswith(apart)]
+
     def rounds(self, workload: str, storage: str, contender: str) -> list[Figures]:
         """All that a contender measured.
 
@@ -67,16 +73,16 @@ class Run:
 
     def seconds(self, workload: str, storage: str, contender: str, *, per_operation: bool) -> float:
         """The median of all, or of one operation. Raises ``Missing``."""
-        return statistics.median(_seconds(figures, per_operation) for figures in self.rounds(workload, storage, contender))
+        return statistics.median(_each(figures, per_operation, "seconds") for figures in self.rounds(workload, storage, contender))
 
-    def ratio(self, workload: str, storage: str, above: str, below: str, *, per_operation: bool = False) -> float:
-        """The median over the rounds of the seconds of one contender over those of the other. Raises ``Missing``."""
+    def ratio(self, workload: str, storage: str, above: str, below: str, *, per_operation: bool = False, figure: str = "seconds") -> float:
+        """The median over the rounds of a figure of one contender over that of the other. Raises ``Missing``."""
         pairs = zip(self.rounds(workload, storage, above), self.rounds(workload, storage, below), strict=False)
-        return median_of_ratios([(_seconds(a, per_operation), _seconds(b, per_operation)) for a, b in pairs])
+        return median_of_ratios([(_each(a, per_operation, figure), _each(b, per_operation, figure)) for a, b in pairs])
 
 
-def _seconds(figures: Figures, per_operation: bool) -> float:
-    return float(figures["seconds"]) / (figures["operations"] if per_operation else 1)
+def _each(figures: Figures, per_operation: bool, figure: str) -> float:
+    return float(figures[figure]) / (figures["operations"] if per_operation else 1)
 
 
 def median_of_ratios(pairs: Sequence[tuple[float, float]]) -> float:

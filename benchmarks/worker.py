@@ -37,12 +37,76 @@ def take(turn: Turn) -> Figures:
     if scale.name != "tiny":
         touch_memory(_TOUCHED_NBYTES)
     task = workload.prepare(Arena(contender, turn.place, scale, turn.run_name))
+    task.before()
     gc.collect()
     gc.freeze()
     figures = _measured(task, turn.place)
     figures |= task.facts()
     figures["checksum"] = task.checksum()
     return figures
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """What several contenders do in turn, in one process."""
+
+    workload: str
+    turns: dict[str, int]
+    """Of each contender. Those that have fewer take them in the first rounds."""
+    scale: ScaleName
+    place: Place
+    run_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Why there are no figures."""
+
+    reason: str
+    is_unsupported: bool
+
+    @classmethod
+    def by(cls, exc: Exception) -> Failed:
+        if isinstance(exc, NotImplementedError):
+            return cls(str(exc) or "it has no such operation", True)
+        return cls(f"{type(exc).__name__}: {exc}"[:500], False)
+
+
+def take_together(together: Together) -> dict[str, list[Figures] | Failed]:
+    """The figures of all turns, by contender: seconds and seconds of the processor; with the first, what was read."""
+    workload = WORKLOADS[together.workload]
+    scale = SCALES[together.scale]
+    if scale.name != "tiny":
+        touch_memory(_TOUCHED_NBYTES)
+    tasks: dict[str, Task] = {}
+    found: dict[str, list[Figures] | Failed] = {}
+    for contender in workload.entrants:
+        if contender.name in together.turns:
+            try:
+                tasks[contender.name] = workload.prepare(Arena(contender, together.place, scale, together.run_name))
+                found[contender.name] = []
+            except Exception as exc:  # noqa: BLE001 - whatever a library raises is reported
+                found[contender.name] = Failed.by(exc)
+    gc.collect()
+    gc.freeze()
+    for number in range(max(together.turns.values())):
+        names = [name for name in tasks if together.turns[name] > number]
+        for name in names if number % 2 == 0 else reversed(names):
+            so_far = found[name]
+            if not isinstance(so_far, Failed):
+                try:
+                    so_far.append(_turn(tasks[name], is_first=number == 0))
+                except Exception as exc:  # noqa: BLE001 - whatever a library raises is reported
+                    found[name] = Failed.by(exc)
+    return found
+
+
+def _turn(task: Task, *, is_first: bool) -> Figures:
+    task.before()
+    cpu, began = time.process_time(), time.perf_counter()
+    task.run()
+    figures: Figures = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu}
+    return figures | ({"checksum": task.checksum()} if is_first else {})
 
 
 def _measured(task: Task, place: Place) -> Figures:

@@ -5,10 +5,21 @@ from __future__ import annotations
 from workloads.hierarchy import HIERARCHY
 from workloads.imports import IMPORT
 from workloads.listing import LISTING
+from workloads.locking import LOCKING
+from workloads.public import PUBLIC
 from workloads.reading import READING
+from workloads.side_by_side import SIDE_BY_SIDE
 from workloads.single_chunks import SINGLE_CHUNKS
 from workloads.updates import UPDATES
 from workloads.workload import Workload
 from workloads.writing import WRITING
 
-WORKLOADS: dict[str, Workload] = {each.name: each for each in (*READING, *SINGLE_CHUNKS, *WRITING, *UPDATES, *LISTING, *HIERARCHY, *IMPORT)}
+_ALL = (*SIDE_BY_SIDE, *LOCKING, *PUBLIC, *READING, *SINGLE_CHUNKS, *WRITING, *UPDATES, *LISTING, *HIERARCHY, *IMPORT)
+WORKLOADS: dict[str, Workload] = {each.name: each for each in _ALL}
+TABLE = tuple(each.name for each in (*SIDE_BY_SIDE, *LOCKING))
+"""The workloads of the table of ratios."""
+BARRED = (
+    *("shardstore", "shardstore, obstore", "shardstore, without its kernel", "codecs alone", "a GET each", "bytes and codecs"),
+    *("tensorstore", "tensorstore, cache pool", "tensorstore, cache pool, nothing validated", "icechunk", "zarr-python"),
+)
+"""The contenders that its bars compare."""

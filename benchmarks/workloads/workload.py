@@ -57,6 +57,8 @@ class Task:
     """Requests so far, where they are counted inside the process."""
     facts: Callable[[], Extra] = dict
     """What else is to be known of the work, such as the bytes it was about; called afterwards."""
+    before: Callable[[], None] = _nothing
+    """What each run needs and is not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,10 @@ class Workload(ABC):
 
     def rounds(self, scale: Scale, storage: StorageName) -> int:
         return scale.rounds[storage]
+
+    def turns(self, scale: Scale) -> tuple[int, int] | None:
+        """Of workloads whose contenders take turns in one process: of those with bars, and of the others; ``None`` of all else."""
+        return None
 
 
 def checksum(parts: Iterable[Values | bytes]) -> int:

@@ -7,6 +7,7 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,14 @@ import zarr
 ROOT = Path(__file__).parents[3]
 BENCHMARKS = ROOT / "benchmarks"
 # One of each kind, and whom the bars compare.
-WORKLOADS = ("planes", "single chunks, warm", "full write", "1 % update", "listing", "hierarchy", "import")
-CONTENDERS = ("bytes and codecs", "requests alone", "shardstore", "zarr-python", "import shardstore", "import fsspec, numpy")
+WORKLOADS = (
+    *("zstd: boxes", "blosc: full write", "arrays opened", "raw: lock", "public: round trip, zstd, sharded, 8 at once, warm"),
+    *("planes", "single chunks, warm", "full write", "1 % update", "listing", "hierarchy", "import"),
+)
+CONTENDERS = (
+    *("bytes and codecs", "requests alone", "codecs alone", "shardstore", "shardstore, without its kernel", "zarr-python", "tensorstore"),
+    *("import shardstore", "import fsspec, numpy"),
+)
 
 
 def program(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -81,6 +88,25 @@ def test_requests_and_bytes_are_those_of_the_work(run: Any) -> None:
         )
 
 
+def test_contenders_take_turns_in_one_process(run: Any) -> None:
+    for name in ("zstd: boxes", "blosc: full write"):
+        (cell,) = (cell for cell in run.cells if cell["workload"] == name)
+        assert cell["is_side_by_side"]
+        assert {contender: len(entry["rounds"]) for contender, entry in cell["entries"].items()} == {
+            "shardstore": 2,
+            "tensorstore": 2,
+            "codecs alone": 2,
+            "zarr-python": 1,
+        }
+        sums = {entry["rounds"][0]["checksum"] for entry in cell["entries"].values()}
+        assert len(sums - {None}) == 1
+
+
+def test_the_share_of_the_lock_is_one_of_the_read(run: Any) -> None:
+    shares = [run.median("raw: lock", "local", name, "lock_share") for name in ("shardstore", "shardstore, without its kernel")]
+    assert all(share >= 0 for share in shares)
+
+
 def test_bars_and_pages_are_made_of_it(results: Path, tmp_path: Path) -> None:
     done = program("check.py", results)
     assert done.returncode in (0, 1), done.stderr
@@ -93,6 +119,10 @@ def test_bars_and_pages_are_made_of_it(results: Path, tmp_path: Path) -> None:
     assert "#### Planes across shards, along each dimension" in tables
     assert "- zarr-python is left out: its interface has shards, not chunks" in tables
     page = (tmp_path / "benchmarks.md").read_text()
+    assert "\n| Boxes, zstd | " in page
+    assert "\n| 1,000 arrays opened, × zarr-python | " in page
+    assert "\n| raw | " in page
+    assert "\n| Round trip, zstd, sharded, 8 at once | " in page
     assert "| | zarr-python, local | zarr-python, latency |\n" in page
     assert "| Planes across shards, along each dimension | " in page
     assert "bars were held" in page
@@ -127,6 +157,46 @@ def test_a_bar_that_is_missed_says_so(run: Any, modules: Any) -> None:
     assert status(cells) == "NOT HELD"
     entries["import shardstore"]["error"] = "it failed"
     assert status(cells) == "not measured"
+
+
+def side_by_side(workload: str, storage: str, **seconds: float) -> dict[str, Any]:
+    entries = {
+        name.replace("_", " "): {"rounds": [{"seconds": each, "cpu_seconds": each}], "error": None, "left_out": None}
+        for name, each in seconds.items()
+    }
+    return {"workload": workload, "title": workload, "storage": storage, "entries": entries, "is_side_by_side": True}
+
+
+def test_a_ratio_of_the_table_is_over_the_best_of_its_peers(modules: Any) -> None:
+    bars, results = modules("bars"), modules("results")
+    head = {"versions": {"zarr": "3.4.2"}, "kernel": {"zstd, encoding": "1.5.6"}}
+    cell = side_by_side("random chunks, far", "far s3", tensorstore=4.0, icechunk=2.0)
+    cell["entries"]["shardstore, obstore"] = {"rounds": [{"seconds": 3.0, "cpu_seconds": 1.0}], "error": None, "left_out": None}
+    run = results.Run(head, [cell])
+    (row,) = (row for row in bars.rows(run) if row.workload == "random chunks, far")
+    assert row.ratio(run, bars.TIME) == 1.5
+    (verdict,) = (verdict for verdict in bars.table_verdicts(run) if verdict.bar.startswith(row.title))
+    assert verdict.status == "NOT HELD"
+    assert "the best of tensorstore and icechunk" in verdict.bar
+
+
+@pytest.mark.parametrize(("version", "bound"), [("1.5.6", 1.2), ("1.5.7", 1.05), (None, 1.2)])
+def test_the_bar_of_writes_is_that_of_the_zstd_that_encodes(modules: Any, version: str | None, bound: float) -> None:
+    head = {"versions": {"zarr": "3.4.2"}, "kernel": None if version is None else {"zstd, encoding": version}}
+    (row,) = (row for row in modules("bars").rows(modules("results").Run(head, [])) if row.workload == "zstd: full write")
+    assert row.bound == bound
+
+
+@pytest.mark.parametrize("codec", ["zstd", "blosc", "raw"])
+def test_the_codecs_alone_decode_every_chunk_of_a_selection(modules: Any, tmp_path: Path, codec: str) -> None:
+    datasets, contenders, leanest = modules("datasets"), modules("contenders"), modules("leanest")
+    form = replace(datasets.SCALES["tiny"].cube, codec=codec)
+    datasets.make(tmp_path, "a", form)
+    address = contenders.Address(contenders.Place(str(tmp_path)), "a")
+    array = leanest.CODECS_ALONE.open(address)
+    one = tuple(slice(16, 32) for _ in form.shape)
+    array.prepare_read([one])
+    assert (array.read(one) == datasets.contents(form)[one]).all()
 
 
 def test_wrong_values_are_an_error_of_the_one_who_read_them(modules: Any) -> None:

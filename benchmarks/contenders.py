@@ -434,6 +434,7 @@ class Icechunk(Contender):
     def open(self, address: Address) -> OpenArray:
         import icechunk
 
+        icechunk.set_logs_filter("error")
         repository = icechunk.Repository.open(self.storage(address.place, address.name + IN_ICECHUNK))
         return _ZarrArray(zarr.open_array(repository.readonly_session("main").store, mode="r"))
 

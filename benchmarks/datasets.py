@@ -92,7 +92,9 @@ class Scale:
     """A million chunks of one byte, to be listed."""
     cube: Form
     """Read and written beside one another in one process, with each codec."""
-    coarse_cube: Form
+    sheets: Form
+    """Larger, so that a plane has many chunks; its planes are read likewise."""
+    coarse_sheets: Form
     """The same of chunks that are eight times as large."""
     distant: Form
     """Its chunks are read one by one from S3."""
@@ -132,7 +134,8 @@ SCALES: dict[ScaleName, Scale] = {
         block=Form((128 * 1024,), (1024,), (128 * 1024,), codec="raw"),
         grid=Form((40, 40), (1, 1), (20, 20), "|u1", codec="raw"),
         cube=Form((64, 64, 64), (16, 16, 16), (32, 32, 32)),
-        coarse_cube=Form((64, 64, 64), (32, 32, 32), (64, 64, 64)),
+        sheets=Form((64, 64, 64), (16, 16, 16), (32, 32, 32)),
+        coarse_sheets=Form((64, 64, 64), (32, 32, 32), (64, 64, 64)),
         distant=Form((64, 32, 32), (16, 16, 16), (32, 32, 32)),
         public=Form((64, 64, 64), (16, 16, 16), (32, 32, 32)),
         arrays=6,
@@ -160,7 +163,8 @@ SCALES: dict[ScaleName, Scale] = {
         block=Form((128 * 2**20,), (32 * 1024,), (128 * 2**20,), codec="raw"),
         grid=Form((1000, 1000), (1, 1), (100, 100), "|u1", codec="raw"),
         cube=Form((256, 256, 256), (32, 32, 32), (128, 128, 128)),
-        coarse_cube=Form((256, 256, 256), (64, 64, 64), (256, 256, 256)),
+        sheets=Form((256, 512, 512), (32, 32, 32), (128, 128, 128)),
+        coarse_sheets=Form((256, 512, 512), (64, 64, 64), (256, 256, 256)),
         distant=Form((512, 256, 256), (32, 32, 32), (128, 128, 128)),
         public=Form((512, 512, 512), (64, 64, 64), (256, 256, 256)),
         arrays=1000,
@@ -188,7 +192,8 @@ SCALES: dict[ScaleName, Scale] = {
         block=Form((128 * 2**20,), (32 * 1024,), (128 * 2**20,), codec="raw"),
         grid=Form((1000, 1000), (1, 1), (100, 100), "|u1", codec="raw"),
         cube=Form((256, 256, 256), (32, 32, 32), (128, 128, 128)),
-        coarse_cube=Form((256, 256, 256), (64, 64, 64), (256, 256, 256)),
+        sheets=Form((256, 512, 512), (32, 32, 32), (128, 128, 128)),
+        coarse_sheets=Form((256, 512, 512), (64, 64, 64), (256, 256, 256)),
         distant=Form((512, 256, 256), (32, 32, 32), (128, 128, 128)),
         public=Form((1024, 1024, 1024), (64, 64, 64), (256, 256, 256)),
         arrays=1000,

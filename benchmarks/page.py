@@ -44,10 +44,10 @@ takes longer. The *limit* is what no program on this machine can save, as a part
 the same chunks with the libraries of numcodecs, the copies of raw chunks, the requests, or reading and parsing the documents.
 """
 _SCREEN_METHOD = """\
-Arrays are read through zarr, from files in the page cache, with indices that shardstore knows: 32 MiB of uint16 in chunks of 64 KiB and
-shards of 4 MiB. Contenders take turns in one process, milliseconds apart, in an order that is reversed after each round. Numbers are
-medians of the ratios of a round. tensorstore has no cache pool here, as is its default; on S3 its best configuration counts, with indices
-known.
+Arrays are read through zarr, from files in the page cache, with indices that shardstore knows: uint16 in chunks of 64 KiB and shards of 4
+MiB, 32 MiB of them, and 128 MiB where planes are read, which are one read each; boxes have 100³ elements. Contenders take turns in one
+process, milliseconds apart, in an order that is reversed after each round. Numbers are medians of the ratios of a round. tensorstore has
+no cache pool here, as is its default; on S3 its best configuration counts, with indices known.
 """
 _LOCK_METHOD = """\
 Share of a full read during which it holds Python's lock, so that no other thread of Python runs. A second thread counts in pure Python on

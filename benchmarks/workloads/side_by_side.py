@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import zarr
@@ -36,6 +37,8 @@ from workloads.hierarchy import Hierarchy
 from workloads.workload import Arena, Task, Workload, checksum, decodes, made, opened
 
 Choose = Callable[[np.random.Generator, Form], list[Selection]]
+_ArrayName = Literal["cube", "sheets", "coarse_sheets"]
+"""A form of the scale."""
 CODECS: tuple[CodecName, ...] = ("zstd", "blosc", "raw")
 
 
@@ -50,12 +53,12 @@ class SideBySide(Workload):
 # -- a local array -----------------------------------------------------------------------------------------------------
 
 
-def _plane(axis: int, count: int) -> Choose:
+def _plane(axis: int) -> Choose:
     def choose(rng: np.random.Generator, form: Form) -> list[Selection]:
         def plane(at: int) -> Selection:
             return tuple(slice(at, at + 1) if i == axis else slice(0, n) for i, n in enumerate(form.shape))
 
-        return [plane(at) for at in rng.integers(0, form.shape[axis], count).tolist()]
+        return [plane(at) for at in rng.integers(0, form.shape[axis], 1).tolist()]
 
     return choose
 
@@ -89,15 +92,16 @@ class Selections(SideBySide):
 
     codec: CodecName
     choose: Choose
-    is_coarse: bool = False
+    array: _ArrayName = "cube"
     threads: int = 1
 
     def form(self, scale: Scale) -> Form:
-        return replace(scale.coarse_cube if self.is_coarse else scale.cube, codec=self.codec)
+        form: Form = getattr(scale, self.array)
+        return replace(form, codec=self.codec)
 
     @property
     def array_name(self) -> str:
-        return f"{'coarse-' if self.is_coarse else ''}cube-{self.codec}"
+        return f"{self.array}-{self.codec}"
 
     def make(self, root: Path, scale: Scale, storage: StorageName) -> None:
         made(root, self.array_name, make_smooth, self.form(scale))
@@ -236,6 +240,7 @@ def make_icechunk(path: Path, form: Form) -> None:
     """The same values in a repository, without shards."""
     import icechunk
 
+    icechunk.set_logs_filter("error")
     repository = icechunk.Repository.create(icechunk.local_filesystem_storage(str(path)))
     session = repository.writable_session("main")
     create("", "", form, sharded=False, store=session.store)[...] = contents(form)
@@ -252,19 +257,25 @@ _FAR = (OVER_OBSTORE, SHARDSTORE, TENSORSTORE, CACHED, CREDULOUS, ICECHUNK, GETS
 
 
 def _reads(codec: CodecName) -> list[Workload]:
-    shapes = (
-        ("planes z", "Planes across the first dimension, 64 KiB chunks", _plane(0, 2), False, 1),
-        ("planes x", "Planes across the last dimension, 64 KiB chunks", _plane(2, 2), False, 1),
-        ("boxes", "Boxes, 64 KiB chunks", _boxes, False, 1),
-        ("full read", "An array of 32 MiB read whole, 64 KiB chunks", _everything, False, 1),
-        ("single chunks", "40 single chunks of 64 KiB", _singles(40), False, 1),
-        ("single chunks, 8 threads", "160 single chunks of 64 KiB, by 8 threads", _singles(160), False, 8),
-        ("planes z of 512 KiB chunks", "Planes across the first dimension, 512 KiB chunks", _plane(0, 1), True, 1),
-        ("planes x of 512 KiB chunks", "Planes across the last dimension, 512 KiB chunks", _plane(2, 1), True, 1),
+    shapes: tuple[tuple[str, str, Choose, _ArrayName, int], ...] = (
+        ("planes z", "A plane across the first dimension of 128 MiB, 256 chunks of 64 KiB", _plane(0), "sheets", 1),
+        ("planes x", "A plane across the last dimension of 128 MiB, 128 chunks of 64 KiB", _plane(2), "sheets", 1),
+        ("boxes", "Boxes of 100³ elements, 64 KiB chunks", _boxes, "cube", 1),
+        ("full read", "An array of 32 MiB read whole, 64 KiB chunks", _everything, "cube", 1),
+        ("single chunks", "40 single chunks of 64 KiB", _singles(40), "cube", 1),
+        ("single chunks, 8 threads", "160 single chunks of 64 KiB, by 8 threads", _singles(160), "cube", 8),
+        (
+            "planes z of 512 KiB chunks",
+            "A plane across the first dimension of 128 MiB, 64 chunks of 512 KiB",
+            _plane(0),
+            "coarse_sheets",
+            1,
+        ),
+        ("planes x of 512 KiB chunks", "A plane across the last dimension of 128 MiB, 32 chunks of 512 KiB", _plane(2), "coarse_sheets", 1),
     )
     return [
-        Selections(f"{codec}: {name}", f"{title}, {codec}", _HERE, _READERS, codec, choose, is_coarse, threads)
-        for name, title, choose, is_coarse, threads in shapes
+        Selections(f"{codec}: {name}", f"{title}, {codec}", _HERE, _READERS, codec, choose, array, threads)
+        for name, title, choose, array, threads in shapes
     ]
 
 

@@ -42,6 +42,7 @@ _SCREEN = """\
 Each number is a time over that of tensorstore, or of the reference that its line names: 0.5 takes half as long, and above 1, in bold, it
 takes longer. The *limit* is what no program on this machine can save, as a part of what shardstore takes: the calls that decode or encode
 the same chunks with the libraries of numcodecs, the copies of raw chunks, the requests, or reading and parsing the documents.
+It may be above 100 %: parts of blosc chunks are decoded where no more is wanted, and the kernel may call a newer library.
 """
 _SCREEN_METHOD = """\
 Arrays are read through zarr, from files in the page cache, with indices that shardstore knows: uint16 in chunks of 64 KiB and shards of 4

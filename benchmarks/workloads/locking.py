@@ -20,6 +20,7 @@ from field import FUSED_PIPELINE, SHARDSTORE, TENSORSTORE, WITHOUT_KERNEL, ZARR
 from workloads.side_by_side import CODECS, make_smooth
 from workloads.workload import Arena, Extra, Task, Workload, checksum, made, opened
 
+_ROUNDS = 2  # of several reads each
 _READS = 7
 _ALONE_SECONDS = 0.2
 _SWITCH_SECONDS = 1e-4
@@ -74,6 +75,9 @@ class LockShare(Workload):
     """
 
     codec: CodecName
+
+    def rounds(self, scale: Scale, storage: StorageName) -> int:
+        return min(_ROUNDS, scale.rounds[storage])
 
     def make(self, root: Path, scale: Scale, storage: StorageName) -> None:
         made(root, f"cube-{self.codec}", make_smooth, replace(scale.cube, codec=self.codec))

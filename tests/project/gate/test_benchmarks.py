@@ -92,12 +92,9 @@ def test_contenders_take_turns_in_one_process(run: Any) -> None:
     for name in ("zstd: boxes", "blosc: full write"):
         (cell,) = (cell for cell in run.cells if cell["workload"] == name)
         assert cell["is_side_by_side"]
-        assert {contender: len(entry["rounds"]) for contender, entry in cell["entries"].items()} == {
-            "shardstore": 2,
-            "tensorstore": 2,
-            "codecs alone": 2,
-            "zarr-python": 1,
-        }
+        turns = {contender: len(entry["rounds"]) for contender, entry in cell["entries"].items() if entry["left_out"] is None}
+        most = 2 if name == "zstd: boxes" else 1
+        assert turns == {"shardstore": most, "tensorstore": most, "codecs alone": most, "zarr-python": 1}
         sums = {entry["rounds"][0]["checksum"] for entry in cell["entries"].values()}
         assert len(sums - {None}) == 1
 

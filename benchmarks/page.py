@@ -52,8 +52,8 @@ no cache pool here, as is its default; on S3 its best configuration counts, with
 """
 _LOCK_METHOD = """\
 Share of a full read during which it holds Python's lock, so that no other thread of Python runs. A second thread counts in pure Python on
-another processor; what it lacks to its rate alone is the time that the lock was held. The read has one processor, and the share is that
-of its time without the counter.
+another processor; the time that it neither ran nor waited for a processor is the time that the lock was held. The read has one processor,
+and the share is that of its time without the counter.
 """
 _PUBLIC_METHOD = """\
 The workloads of the public [zarrs/zarr_benchmarks](https://github.com/zarrs/zarr_benchmarks) in its shapes, by our own code: uint16 in

@@ -269,4 +269,5 @@ def _short_getitem(self: Any, selection: Any) -> Any:
 
 def shorten_selections() -> None:
     """Let ``zarr.Array`` ask here first; arrays of other stores lose less than a microsecond."""
-    zarr.Array.__getitem__ = _short_getitem  # type: ignore[method-assign]
+    if zarr.Array.__getitem__ is not _short_getitem:  # setting it again would empty CPython's caches of the class's methods
+        zarr.Array.__getitem__ = _short_getitem  # type: ignore[method-assign]

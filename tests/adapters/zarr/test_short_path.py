@@ -382,3 +382,21 @@ def test_random_arrays_are_read_both_ways(tmp_path: Path, made: dict[str, Any], 
         array[...] = values_of(made["dtype"], (), 1)
     for _ in range(4):
         check_same(array, data.draw(selections(made["shape"])))
+
+
+def test_the_method_is_set_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked for by each read of a document, and setting it empties CPython's caches of the class."""
+    names: list[str] = []
+
+    class Counting(type):
+        def __setattr__(cls, name: str, value: object) -> None:
+            names.append(name)
+            super().__setattr__(name, value)
+
+    class Array(metaclass=Counting):
+        def __getitem__(self, selection: object) -> None: ...
+
+    monkeypatch.setattr(zarr, "Array", Array)
+    short_path.shorten_selections()
+    short_path.shorten_selections()
+    assert names == ["__getitem__"]

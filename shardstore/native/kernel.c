@@ -557,8 +557,9 @@ static int64_t encode(const Params *params, void *zstd, const uint8_t *from, uin
     }
     case BLOSC:
         if (params->chunk_nbytes > INT32_MAX - BLOSC_MAX_OVERHEAD || params->typesize < 1 || params->blocksize < 0) break;
-        encoded = functions->blosc_encode(params->level, params->shuffle, (size_t)params->typesize, nbytes, from, to, (size_t)room,
-                                          params->compressor, (size_t)params->blocksize, 1);
+        /* With more room than numcodecs gives, it would store chunks longer than they are instead of copying them. */
+        encoded = functions->blosc_encode(params->level, params->shuffle, (size_t)params->typesize, nbytes, from, to,
+                                          nbytes + BLOSC_MAX_OVERHEAD, params->compressor, (size_t)params->blocksize, 1);
         break;
     }
     if (encoded < 1) return NOT_ENCODED;

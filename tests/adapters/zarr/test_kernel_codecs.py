@@ -68,6 +68,13 @@ def test_chunks_are_the_same(tmp_path: Path, compressor: str, dtype: str, order:
     assert len(mine) == 13
 
 
+def test_a_small_chunk_that_does_not_compress_gets_no_longer(tmp_path: Path) -> None:
+    data = np.frombuffer(np.random.default_rng(0).bytes(6 * 9 * 16), "c16").reshape(6, 9)
+    codec = BloscCodec(cname="lz4", clevel=5, shuffle="noshuffle")
+    options: dict[str, Any] = {"compressors": codec, "fill_value": 0, "chunk": (3, 3), "config": {"write_empty_chunks": True}}
+    assert stored(tmp_path / "kernel", data, uses_kernel=True, **options) == stored(tmp_path / "python", data, uses_kernel=False, **options)
+
+
 @pytest.mark.parametrize(
     ("dtype", "fill", "written"),
     [("f4", 0.0, -0.0), ("f8", np.nan, np.nan), ("f8", -0.0, 0.0), ("c16", 0, complex(0, -0.0)), ("M8[s]", "NaT", "NaT"), ("S3", b"", b"")],

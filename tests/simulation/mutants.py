@@ -236,7 +236,7 @@ MUTANTS = (
     Mutant(
         "an array's document is believed for ever",
         "shardstore.engine.metadata.hierarchy",
-        "return node.path in self._pending or self._clock() - node.validated_at <= self._ttl",
+        "return node.path in self._pending or self.is_recent(node.validated_at)",
         "return True",
     ),
     Mutant(

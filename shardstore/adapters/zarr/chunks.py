@@ -190,7 +190,9 @@ def _encoded_by_kernel(kernel: Kernel, codec: ChunkCodec, infos: Sequence[Info],
     """Return the whole chunks that the kernel encodes where they lie in ``source``, by number."""
     spec = infos[0][1]
     writer = codec.kernel_writer(kernel, spec)
-    if writer is None or not isinstance(source, np.ndarray) or source.dtype != writer.dtype or min(source.strides, default=0) < 0:
+    if writer is None or not isinstance(source, np.ndarray) or source.dtype != writer.dtype or source.ndim != len(spec.shape):
+        return {}  # an integer selects chunks of length one
+    if min(source.strides, default=0) < 0:
         return {}
     fill = b"" if spec.config.write_empty_chunks else _fill_bits(spec, writer.dtype)
     if fill is None:

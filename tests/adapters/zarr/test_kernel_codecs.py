@@ -75,6 +75,14 @@ def test_a_small_chunk_that_does_not_compress_gets_no_longer(tmp_path: Path) -> 
     assert stored(tmp_path / "kernel", data, uses_kernel=True, **options) == stored(tmp_path / "python", data, uses_kernel=False, **options)
 
 
+def test_chunks_of_length_one_are_assigned_by_an_integer(tmp_path: Path) -> None:
+    array: Any = zarr.create_array(
+        shardstore.open(tmp_path, chunks_per_shard=(2, 2)), shape=(4, 16), chunks=(4, 1), dtype="i4", fill_value=0
+    )
+    array[:, 3] = np.arange(4, dtype="i4")
+    assert array[:, 3].tolist() == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("dtype", "fill", "written"),
     [("f4", 0.0, -0.0), ("f8", np.nan, np.nan), ("f8", -0.0, 0.0), ("c16", 0, complex(0, -0.0)), ("M8[s]", "NaT", "NaT"), ("S3", b"", b"")],

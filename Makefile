@@ -2,7 +2,7 @@
 #
 #   make demo              a real volume, written and read in three ways (URL=s3://bucket/prefix for another place)
 #   make test              the tests of every room, on all cores, three minutes on two (TESTARGS="-n0 -k index -x" passes arguments to pytest)
-#   make test-gate         what the gate (.ci/run) runs besides: every kind of server, faults at every fifth request, more examples; 23 minutes on two cores
+#   make test-gate         what the gate (.ci/run) runs besides: every kind of server, faults at every fifth request, more examples; 20 minutes on two cores
 #   make test-all          all of them, an hour or more
 #   make night             all of them at full size, hours: hundreds of seeds and examples, faults at every request, and torture
 #   make browser-test      a real Chromium draws through the server, and shows the report; needs Chromium and npm (apt install chromium npm)

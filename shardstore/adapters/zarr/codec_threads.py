@@ -73,17 +73,10 @@ async def run_in_threads(
         run()
         return
 
-    def run_or_stop() -> None:
-        try:
-            run()
-        except BaseException:
-            stop()
-            raise
-
     loop = asyncio.get_running_loop()
     with _threads.used() as pool:
         ended = asyncio.gather(
-            *(loop.run_in_executor(pool, run_or_stop) for _ in range(min(most, threads_at_once()))), return_exceptions=True
+            *(loop.run_in_executor(pool, _run_or_stop, run, stop) for _ in range(min(most, threads_at_once()))), return_exceptions=True
         )
         try:
             await asyncio.shield(ended)
@@ -99,26 +92,31 @@ async def run_in_threads(
 
 
 def work_in_threads(threads: int, run: Callable[[], None], stop: Callable[[], None]) -> None:
-    """Call ``run()`` here and in other threads, so many in all, as ``run_in_threads`` does."""
+    """Call ``run()`` in ``threads`` threads, one of which is the calling one; return when all have ended.
+
+    ``stop`` makes all of them end soon. If one fails, the rest are stopped, and its error is raised.
+    """
     if threads == 1:
         run()
         return
 
-    def run_or_stop() -> None:
-        try:
-            run()
-        except BaseException:
-            stop()
-            raise
-
     with _threads.used() as pool:
-        started = [pool.submit(run_or_stop) for _ in range(threads - 1)]
+        started = [pool.submit(_run_or_stop, run, stop) for _ in range(threads - 1)]
         try:
-            run_or_stop()
+            _run_or_stop(run, stop)
         finally:
             wait(started)
     for future in started:
         future.result()
+
+
+def _run_or_stop(run: Callable[[], None], stop: Callable[[], None]) -> None:
+    """Call ``run``; if it fails, let the other threads end too."""
+    try:
+        run()
+    except BaseException:
+        stop()
+        raise
 
 
 class _Threads:

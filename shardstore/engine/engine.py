@@ -20,7 +20,7 @@ from shardstore.engine.keyed_store import KeyedStore, weakly
 from shardstore.engine.metadata.documents import Documents, stale_consolidated
 from shardstore.engine.metadata.hierarchy import ChunkTarget, Hierarchy, LocatedChunks
 from shardstore.engine.metadata.levels import LevelledDraft, LevelledStorage
-from shardstore.engine.metadata.translation import OwnShards, WrittenV2Arrays
+from shardstore.engine.metadata.translation import OwnShards, StoredDocument, WrittenV2Arrays
 from shardstore.engine.moving import NodeAccess, copy_nodes, move_between
 from shardstore.engine.options import V3, EngineOptions
 from shardstore.engine.own_shards import ClientView, client_view
@@ -48,11 +48,11 @@ from shardstore.format.store_keys import (
     metadata_path,
 )
 from shardstore.model.chunks import RemovedChunks
-from shardstore.model.ranges import EVERYTHING, ByteRequest, BytesLike
+from shardstore.model.ranges import EVERYTHING, ByteRequest, BytesLike, cut
 from shardstore.plan.strategies import strategy_of
 from shardstore.storage.abilities import BlockingReads, DocumentsFirst
 from shardstore.storage.base import Read, ReadOutcome, Storage
-from shardstore.storage.wrappers import CheckedStorage, Counters
+from shardstore.storage.wrappers import CheckedStorage, Counters, SettledStorage
 from shardstore.stored.detect import DetectedStorage
 from shardstore.tasks import uninterrupted
 
@@ -137,6 +137,7 @@ class Engine(KeyedStore):
 
         contention = Contention(self.options.commit_attempts, self.counters, clock, sleep, rng)
         shown, deep_arrays = self._without_levels(below)
+        self._shown = shown
         self.hierarchy = Hierarchy(shown, self.options.metadata_ttl, clock, deep_arrays)
         self._indices = IndexCache(self.options.index_cache_bytes)
         limits = self.options.read_limits(storage.kind)
@@ -199,7 +200,21 @@ class Engine(KeyedStore):
         return None if (planner := self.planner) is None or not planner.is_of_use else planner.known(keys)
 
     def short_value(self, key: str, request: ByteRequest) -> memoryview | None:
-        return None if (planner := self.planner) is None else planner.short_value(key, request)
+        if (planner := self.planner) is None:
+            return None
+        if (path := metadata_path(key)) is None:
+            return planner.short_value(key, request)
+        check_key(key)
+        document = self._short_document(planner, path)
+        return None if document is None else cut(memoryview(document.presented()), request)
+
+    def _short_document(self, planner: Planner, path: str) -> StoredDocument | None:
+        """Return the document of a node as it is now, read in the calling thread; ``None`` if the loop has to be asked for it."""
+        shown = self._shown.found if isinstance(self._shown, SettledStorage) else self._shown
+        if not isinstance(shown, CheckedStorage) or (before := self.hierarchy.glance(path)) is None:
+            return None  # what is stored has to be found out first, or is not what is shown
+        found = planner.document(path)
+        return None if found is None else self._documents.seen(path, found, before)
 
     async def plan_read(self, keys: Sequence[str], located: LocatedChunks | None = None) -> ReadPlan | None:
         if not self.plans_reads:

@@ -57,8 +57,13 @@ def _with_transformers(document: JsonObject, transformers: list[Any]) -> JsonObj
     return rest | {_TRANSFORMERS: transformers} if transformers else rest
 
 
-def present_node(stored: JsonObject) -> JsonObject:
-    """Return the document that a client sees of any node; a group's consolidated metadata is translated document by document."""
+def present_node(stored: JsonObject, layout: ArrayLayout | None = None) -> JsonObject:
+    """Return the document that a client sees of any node; a group's consolidated metadata is translated document by document.
+
+    ``layout`` is that of the document, if it is known already.
+    """
+    if layout is not None:
+        return _as_presented(stored, layout)
     if is_array(stored):
         return present_array(stored)
     return map_consolidated(stored, lambda path, document: present_array(document))

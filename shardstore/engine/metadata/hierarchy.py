@@ -71,6 +71,13 @@ class Node:
         return None if array is None else array.key_encoding.decode(relative_key, array.ndim)
 
 
+class Glance(NamedTuple):
+    """What was known of a path before a thread read its document: the node, and how often this process had forgotten or doubted one."""
+
+    node: Node | None
+    doubts: int
+
+
 class ChunkTarget(NamedTuple):
     """A chunk of a sharded array: ``slot`` of the shard at ``shard_coords``."""
 
@@ -210,7 +217,7 @@ class HierarchyRegistry:
 
 
 class Hierarchy:
-    """The nodes of one store, as far as they have been asked for. Used on one event loop only."""
+    """The nodes of one store, as far as they have been asked for. Used on one event loop only, but for what says "from any thread"."""
 
     def __init__(
         self, storage: Storage, ttl: float, clock: Callable[[], float], deep_arrays: Mapping[str, object] = MappingProxyType({})
@@ -231,6 +238,8 @@ class Hierarchy:
         self._lost: Lru[str, bool] = Lru(_MOST_ABSENT)  # where another client deleted a node: asked for each time, as it may come back
         self._pending: dict[str, Node] = {}  # nodes whose documents a transaction writes after their chunks
         self._siblings = HierarchyRegistry()
+        self._doubts = 0
+        self._lock = threading.Lock()  # of _nodes and _doubts, for ``take``
 
     # -- what is known ---------------------------------------------------------------------------------------------
 
@@ -271,11 +280,40 @@ class Hierarchy:
             self._pending = {}
 
     def put(self, node: Node) -> None:
-        self._nodes[node.path] = node
+        with self._lock:
+            self._nodes[node.path] = node
         self._absent.pop(node.path)
         self._vanished.pop(node.path, None)
 
+    def glance(self, path: str) -> Glance | None:
+        """Return what is known of a path whose document any thread may read for ``take``; ``None`` if the loop has to: something else than
+        the node is remembered of it, or nothing has been read yet, which may mount the place. From any thread.
+        """
+        if not self._nodes or self._pending or path in self._absent or path in self._vanished or path in self._hidden:
+            return None
+        doubts = self._doubts
+        return Glance(self._nodes.get(path), doubts)
+
+    def take(self, node: Node, before: Glance) -> bool:
+        """Remember a node whose document was read after ``before``, unless it was changed, forgotten or doubted since. From any thread.
+
+        Returns ``False`` if the document is not to be believed before the loop has read it: another version of it is known.
+        """
+        with self._lock:
+            known = self._nodes.get(node.path)
+            if known is not None and known.generation != node.generation:
+                return False
+            if known is before.node and self._doubts == before.doubts:
+                self._nodes[node.path] = node
+        return True
+
+    def _doubt_reads(self) -> None:
+        """Let ``take`` remember no document that a thread is reading now."""
+        with self._lock:
+            self._doubts += 1
+
     def forget(self, path: str) -> None:
+        self._doubt_reads()
         self._nodes.pop(path, None)
         self._absent.pop(path)
         self._vanished.pop(path, None)
@@ -326,6 +364,7 @@ class Hierarchy:
 
     def distrust(self, path: str) -> None:
         """Read the document of ``path`` again before it is believed, because it may have changed."""
+        self._doubt_reads()
         if (node := self._nodes.get(path)) is not None:
             self._nodes[path] = replace(node, validated_at=NEVER)
 
@@ -442,6 +481,7 @@ class Hierarchy:
                 raise AssertionError(f"a whole-object read gave {outcome!r}")
 
     def _learn_absence(self, path: str) -> None:
+        self._doubt_reads()
         gone = self._nodes.pop(path, None)
         if gone is not None:
             self._lost.put(path, True)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from shardstore.engine.metadata.hierarchy import Hierarchy, Node, same_shards
+from shardstore.engine.metadata.hierarchy import Glance, Hierarchy, Node, same_shards
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import Corruption, InvalidInput
 from shardstore.format.json_text import JsonObject, dumps, loads_object, parse_object
@@ -82,7 +82,7 @@ class StoredDocument:
         """Return the bytes that a client sees: the stored ones, unchanged, if nothing has to be translated."""
         if self.document is None:
             return self.data
-        presented = present_node(self.document)
+        presented = present_node(self.document, self.node.layout)
         if self.hides_kept:
             presented = hide_kept(presented)
         return self.data if presented == self.document else dumps(presented)
@@ -115,6 +115,14 @@ class Translation:
         """Return the documents of ``paths``, read in one round. A damaged one has no JSON."""
         outcomes = await self._storage.read([document_read(metadata_key(path)) for path in paths])
         return {path: self.learn(path, outcome) for path, outcome in zip(paths, outcomes, strict=True)}
+
+    def seen(self, path: str, found: Found, before: Glance) -> StoredDocument | None:
+        """Return a document that a thread found after ``before``; ``None`` if the loop has to read it. From any thread."""
+        (data,) = found.buffers
+        node, document = self._hierarchy.describe(path, data, found.generation)
+        if node.kind == "other" or not self._hierarchy.take(node, before):
+            return None
+        return StoredDocument(bytes(data), found.generation, node, document, self._options.present.hides_kept)
 
     def learn(self, path: str, outcome: ReadOutcome) -> StoredDocument | None:
         """Return the document that a ``document_read`` for ``path`` found."""

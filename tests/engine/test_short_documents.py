@@ -81,7 +81,7 @@ def after_the_read(monkeypatch: pytest.MonkeyPatch, happen: Callable[[], object]
 
 def test_members_are_opened_without_the_loop(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = opened(place)
-    group = zarr.open_group(store, mode="r", use_consolidated=False)
+    group: Any = zarr.open_group(store, mode="r", use_consolidated=False)
     before = store.counters.requests
     with monkeypatch.context() as patch:
         patch.setattr(engine_module.Engine, "get", None)

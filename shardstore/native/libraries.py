@@ -46,8 +46,8 @@ class Library:
 
 LIBRARIES: tuple[Library, ...] = (
     Library(
-        # Newer versions are faster: 1.5.7 encodes in 0.75 to 0.8 of the time of 1.5.6. Python 3.14 brings one as well.
-        places=("numcodecs.zstd", "libzstd.so.1", "_zstd", "zstandard.backend_c"),
+        # Newer versions are faster: 1.5.7 encodes in 0.75 to 0.8 of the time of 1.5.6. ``_zstd`` is Python 3.14's, of ``compression.zstd``.
+        places=("numcodecs.zstd", "libzstd.so.1", "_zstd", "backports.zstd._zstd", "zstandard._cffi"),
         symbols={
             Use.DECODE_ZSTD: {
                 "zstd_create_decoder": "ZSTD_createDCtx",

@@ -14,7 +14,9 @@ import shardstore
 from shardstore.adapters.zarr import chunks
 from shardstore.native.kernel import kernel
 
-pytestmark = pytest.mark.skipif(kernel() is None, reason="there is no kernel")
+KERNEL = kernel()
+pytestmark = pytest.mark.skipif(KERNEL is None, reason="there is no kernel")
+USES_ZSTD_OF_NUMCODECS = KERNEL is not None and "numcodecs" in KERNEL.libraries()["zstd, encoding"]
 
 SHAPE, CHUNK = (24, 40), (8, 8)
 COMPRESSORS: dict[str, Any] = {
@@ -63,9 +65,12 @@ def test_chunks_are_the_same(tmp_path: Path, compressor: str, dtype: str, order:
     options: dict[str, Any] = {"compressors": COMPRESSORS[compressor], "fill_value": np.array(7).astype(dtype)[()], "filters": filters}
     mine = stored(tmp_path / "kernel", data, uses_kernel=True, **options)
     assert encoded == 15
-    assert mine == stored(tmp_path / "python", data, uses_kernel=False, **options)
+    by_python = stored(tmp_path / "python", data, uses_kernel=False, **options)
     assert encoded == 15
+    assert mine.keys() == by_python.keys()
     assert len(mine) == 13
+    if not compressor.startswith("zstd") or USES_ZSTD_OF_NUMCODECS:  # other versions of zstd choose other matches
+        assert mine == by_python
 
 
 def test_a_small_chunk_that_does_not_compress_gets_no_longer(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@
 #   make bench             time, requests, bytes and memory beside the peers and the physical limits, some minutes (docs/evidence/benchmarks.md);
 #                          make bench PYTHON=python3.13 has a newer zarr-python; the results of both go into one page
 #   make bench-full        the same, larger and with more rounds
-#   make bench-check       the table of ratios that the page begins with, and its bars, five minutes
+#   make bench-check       the tables that the page begins with, and their bars, a quarter of an hour
 #   make bench-page        docs/evidence/benchmarks.md and benchmark-tables.md of the results in build/bench
+#   make bench-screen      only the tables that the page begins with, of the last bench-check
 #   make bench-pack        packing 20,000 chunks, beside plain loops, zarr-python and tensorstore, five minutes (docs/howto/pack.md)
 #   make bench-references  references written and read beside fsspec and bare loops, ten minutes (docs/evidence/references.md)
 #   make bench-snapshots   versioned stores beside icechunk, half an hour (docs/evidence/snapshots.md)
@@ -53,7 +54,7 @@ CLIENTS    := build/clients
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-gate test-all night browser-test .browser .mount mount-test torture simulate zarr-suite safety bench bench-here bench-full bench-full-here bench-check bench-check-here bench-page bench-page-here bench-pack \
+.PHONY: help demo test test-gate test-all night browser-test .browser .mount mount-test torture simulate zarr-suite safety bench bench-here bench-full bench-full-here bench-check bench-check-here bench-page bench-page-here bench-screen bench-screen-here bench-pack \
 	bench-references bench-snapshots bench-upkeep bench-serving bench-mounting bench-in-place bench-transport readers check wheel-test clean
 
 help:
@@ -209,11 +210,14 @@ bench-check:
 bench-check-here: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/check.py
 
-bench-page:
-	$(MAKE) --no-print-directory bench-page-here VENV=.venv-bench-$(PYTHON_VERSION)
+bench-page bench-screen:
+	$(MAKE) --no-print-directory $@-here VENV=.venv-bench-$(PYTHON_VERSION)
 
 bench-page-here: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/page.py $(sort $(wildcard $(BENCH)/bench-3*.json))
+
+bench-screen-here: $(VENV)/.installed-bench
+	$(BIN)/python benchmarks/page.py --screen $(lastword $(sort $(wildcard $(BENCH)/check-3*.json)))
 
 bench-pack: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/pack.py $(BENCHARGS)

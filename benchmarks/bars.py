@@ -162,13 +162,20 @@ def _write_bound(run: Run) -> float:
     return 1.05 if _zstd_of(run)[0] >= (1, 5, 7) else 1.2
 
 
+def public_rows(run: Run) -> Iterator[Row]:
+    """Those of the workloads of zarrs/zarr_benchmarks: first, or nearly, of all that take part."""
+    for cell in run.cells:
+        if cell["workload"].startswith("public: "):
+            yield Row(cell["title"], cell["workload"], 1.05, (TIME,), peers=(TENSORSTORE, FUSED, ZARRS, ZARR))
+
+
 MOST_LOCK_SHARE = 0.1
 LOCK_CODECS = ("zstd", "blosc", "raw", "gzip")
 
 
 def table_verdicts(run: Run) -> Iterator[Verdict]:
-    """Of the bars of ``rows``, of both figures where only one is bounded, and of the share of Python's lock."""
-    for row in rows(run):
+    """Of the bars of all rows, of both figures where only one is bounded, and of the share of Python's lock."""
+    for row in (*rows(run), *public_rows(run)):
         figures = " and ".join(_FIGURES[figure] for figure in row.figures)
         bar = f"{row.title}: {figures} ≤ {row.bound:.3g} × {_peers_of(row)}"
         try:

@@ -1,6 +1,7 @@
 """The bars: ``python benchmarks/check.py [RESULTS.json …]``. Ends with 1 where one is not held.
 
-Without results it measures what the table of ratios needs, one turn of each contender after the other in one process, and prints its bars.
+Without results it measures what the tables that the page of results begins with need, and prints their bars. For the table of ratios
+contenders take turns in one process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The pages of results: ``python benchmarks/page.py RESULTS.json … [--output docs/evidence]`` writes two.
 
 ``benchmarks.md`` says what was measured, and the main numbers as ratios, with pictures in ``benchmarks/`` beside it;
-``benchmark-tables.md`` has every bar and every table.
+``benchmark-tables.md`` has every bar and every table. With ``--screen CHECK.json``, and no other results, only what the first page begins
+with is written again.
 """
 
 from __future__ import annotations
@@ -104,7 +105,8 @@ _CLOSING = f"""\
 ## How to run it again
 
 ```sh
-make bench-check                          # the first table and its bars, in five minutes
+make bench-check                          # the first tables and their bars, in a quarter of an hour
+make bench-screen                         # writes these tables again
 make bench                                # everything, half an hour; make bench-full is larger and has more rounds
 make bench PYTHON=python3.13              # the same beside a newer zarr-python
 make bench-page                           # these two pages, from the results in build/bench
@@ -141,20 +143,25 @@ Every bar and every table behind [Benchmarks]({RESULTS_PAGE}), which says how th
 
 def results_page(runs: Sequence[tuple[Run, dict[str, str]]]) -> str:
     """What a reader wants first, of runs with the links to their pictures by storage."""
-    lines = [_OPENING, _SCREEN, *([] if runs else [_SCREEN_METHOD, _LOCK_METHOD])]
     newest = max((run for run, _ in runs), key=lambda run: run.zarr_version, default=None)
-    if newest is not None:
-        lines += [*_screen(newest), "", _SCREEN_METHOD, *_head(newest), "", _LOCK_METHOD, *_locks(newest), ""]
-    lines += ["## The workloads of zarrs/zarr_benchmarks", "", _PUBLIC_METHOD]
-    if newest is not None:
-        lines += [*_public(newest), ""]
-    lines += [_MEASURED, "## Results", "", _MAIN_NUMBERS]
+    lines = [first_part(newest) + _MEASURED, "## Results", "", _MAIN_NUMBERS]
     for run, pictures in runs:
         lines += [f"### {run.name}", "", *_head(run), "", *_main_numbers(run), "", *_missed(run), ""]
         for storage, title in _STORAGES.items():
             if storage in pictures:
                 lines += [f"![{title}: seconds of each contender]({pictures[storage]})", ""]
     return "\n".join([*lines, _CLOSING]).rstrip() + "\n"
+
+
+def first_part(run: Run | None) -> str:
+    """The tables of ratios, which ``make bench-check`` measures as well, up to what says how the rest was measured."""
+    lines = [_OPENING, _SCREEN, *([_SCREEN_METHOD, _LOCK_METHOD] if run is None else [])]
+    if run is not None:
+        lines += [*_screen(run), "", _SCREEN_METHOD, *_head(run), "", _LOCK_METHOD, *_locks(run), ""]
+    lines += ["## The workloads of zarrs/zarr_benchmarks", "", _PUBLIC_METHOD]
+    if run is not None:
+        lines += [*_public(run), ""]
+    return "\n".join([*lines, ""])
 
 
 def tables_page(runs: Sequence[Run]) -> str:
@@ -412,9 +419,15 @@ def _why(name: str, workload: str) -> str:
 
 def main(given: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("results", nargs="+", type=Path, help="what runs of benchmarks/bench.py wrote, one for each Python")
+    parser.add_argument("results", nargs="*", type=Path, help="what runs of benchmarks/bench.py wrote, one for each Python")
+    parser.add_argument("--screen", type=Path, metavar="CHECK.json", help="what benchmarks/check.py wrote: only the first part is written")
     parser.add_argument("--output", type=Path, default=Path("docs/evidence"), help="the directory of both pages")
     arguments = parser.parse_args(given)
+    page = arguments.output / RESULTS_PAGE
+    if arguments.screen is not None:
+        _, marker, rest = page.read_text().partition(_MEASURED)
+        page.write_text(first_part(Run.load(arguments.screen)) + marker + rest)
+        return 0
     runs = []
     for path in arguments.results:
         run = Run.load(path)
@@ -424,7 +437,7 @@ def main(given: Sequence[str]) -> int:
             if draw(run, storage, arguments.output / picture):
                 pictures[storage] = picture.as_posix()
         runs.append((run, pictures))
-    (arguments.output / RESULTS_PAGE).write_text(results_page(runs))
+    page.write_text(results_page(runs))
     (arguments.output / TABLES_PAGE).write_text(tables_page([run for run, _ in runs]))
     return 0
 

@@ -16,10 +16,11 @@ from workloads.writing import WRITING
 
 _ALL = (*SIDE_BY_SIDE, *LOCKING, *PUBLIC, *READING, *SINGLE_CHUNKS, *WRITING, *UPDATES, *LISTING, *HIERARCHY, *IMPORT)
 WORKLOADS: dict[str, Workload] = {each.name: each for each in _ALL}
-TABLE = tuple(each.name for each in (*SIDE_BY_SIDE, *LOCKING))
-"""The workloads of the table of ratios."""
+TABLE = tuple(each.name for each in (*SIDE_BY_SIDE, *LOCKING, *PUBLIC))
+"""The workloads of the tables that the page of results begins with."""
 BARRED = (
     *("shardstore", "shardstore, obstore", "shardstore, without its kernel", "codecs alone", "a GET each", "bytes and codecs"),
-    *("tensorstore", "tensorstore, cache pool", "tensorstore, cache pool, nothing validated", "icechunk", "zarr-python"),
+    *("tensorstore", "tensorstore, cache pool", "tensorstore, cache pool, nothing validated", "icechunk"),
+    *("zarr-python", "zarr-python, fused pipeline", "zarr-python, zarrs pipeline"),
 )
-"""The contenders that its bars compare."""
+"""The contenders of these tables."""

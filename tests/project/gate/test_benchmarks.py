@@ -123,6 +123,9 @@ def test_bars_and_pages_are_made_of_it(results: Path, tmp_path: Path) -> None:
     assert "| | zarr-python, local | zarr-python, latency |\n" in page
     assert "| Planes across shards, along each dimension | " in page
     assert "bars were held" in page
+    (tmp_path / "benchmarks.md").write_text("An older page.\n" + page[page.index("## What was measured") :])
+    assert program("page.py", "--screen", results, "--output", tmp_path).returncode == 0
+    assert (tmp_path / "benchmarks.md").read_text() == page
     pictures = sorted(path.name for path in (tmp_path / "benchmarks").iterdir())
     assert [name.partition("-")[0] for name in pictures] == ["latency", "local"]
     assert all(f"](benchmarks/{name})" in page for name in pictures)

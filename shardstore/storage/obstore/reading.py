@@ -165,25 +165,27 @@ async def _all_of(body: obstore.BytesStream, nbytes: int) -> memoryview:
     return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
 
 
-def get_range_blocking(bucket: Bucket, full_key: str, wanted: ByteRange, if_match: str) -> ObstoreAnswer:
-    """Read as ``get_range`` does, in the calling thread."""
-    what = f"reading {full_key!r}"
-    with _errors(what):
-        result = obstore.get(bucket, full_key, options={"range": (wanted.start, wanted.end), "if_match": if_match})
-        start, end = result.range
-        pieces: list[memoryview] = []
-        held = 0
-        body = result.stream(min_chunk_size=max(1, end - start))
-        try:
-            for piece in body:
-                pieces.append(memoryview(piece))
-                held += len(piece)
-                if held > end - start:
-                    break
-        finally:
-            del body
-    if (start, end, held) != (wanted.start, wanted.end, wanted.end - wanted.start):
-        raise RequestFailed(f"{what}: the server sent {held} bytes, from {start} to {end}")
+def get_range_blocking(bucket: Bucket, full_key: str, wanted: ByteRange, if_match: str | None) -> ObstoreAnswer | None:
+    """Read as ``get_range`` does, in the calling thread, a range that is not empty; return ``None`` where that would raise."""
+    options: obstore.GetOptions = {"range": (wanted.start, wanted.end)}
+    if if_match is not None:
+        options["if_match"] = if_match
+    nbytes = wanted.end - wanted.start
+    pieces: list[memoryview] = []
+    held = 0
+    try:
+        result = obstore.get(bucket, full_key, options=options)
+        if result.range != (wanted.start, wanted.end):
+            return None
+        for piece in result.stream(min_chunk_size=nbytes):
+            pieces.append(memoryview(piece))
+            held += len(piece)
+            if held > nbytes:
+                return None
+    except (BaseError, OSError, ValueError):
+        return None
+    if held < nbytes:
+        return None
     return _answer(result, pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces)))
 
 
@@ -366,18 +368,16 @@ class ObstoreStorage(RangedReads, StorageWrapper, BlockingReads, ObstoreCarried,
         return [self._read_blocking(read) for read in reads]
 
     def _read_blocking(self, read: Read) -> ReadOutcome:
-        if_match = None if read.generation is None else self.condition_on(read.generation)
-        bucket = None if if_match is None or self.is_left_out() or not self._has_found else self._bucket
-        if bucket is None or if_match is None or len(read.ranges) != 1 or not isinstance(wanted := read.ranges[0], ByteRange):
+        bucket, version, ranges = self._bucket, read.generation, read.ranges
+        if bucket is None or version is None or self.is_left_out() or not self._has_found or len(ranges) != 1:
             return CHANGED
-        try:
-            answer = get_range_blocking(bucket, self.inner.client.full_key(read.key), wanted, if_match)
-        except RequestFailed:  # with retries, and with its words, by the other way
+        wanted = ranges[0]
+        if not isinstance(wanted, ByteRange) or wanted.start >= wanted.end:
             return CHANGED
-        found = self.version_of(answer)
-        if found is None or answer.is_encoded or found != read.generation:
-            return CHANGED
-        return Found(found, answer.nbytes, (answer.data,))
+        answer = get_range_blocking(bucket, self.inner.client.full_key(read.key), wanted, self.condition_on(version))
+        if answer is None or answer.is_encoded or self.version_of(answer) != version:
+            return CHANGED  # the other way has retries, and words
+        return Found(version, answer.nbytes, (answer.data,))
 
     async def _get_below(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None) -> RangeOutcome:
         self.asked_below += 1

@@ -17,7 +17,7 @@ import shardstore
 from shardstore.errors import ShardStoreError
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix, resolve
 from shardstore.opening.open import open_storage
-from shardstore.storage.base import Absent, Failed, Found, Read
+from shardstore.storage.base import CHANGED, Absent, Failed, Found, Read
 from shardstore.storage.http.client import forget_facts
 from shardstore.storage.obstore.reading import ObstoreStorage
 from shardstore.storage.requests.ranged_reads import UNASKED_NBYTES, TooMuch, cut, cut_unannounced, exactly
@@ -89,6 +89,17 @@ def failed(outcome: Any) -> ShardStoreError:
 def test_range_that_is_followed_by_more_is_refused(place: Flooded, request_: ByteRequest, announced: int | None) -> None:
     place.server.on(flood(announced=announced, most_nbytes=FLOOD), method="GET")
     failed(place.read(request_))
+
+
+@pytest.mark.parametrize("announced", [2**40, None], ids=["announced", "in chunks"])
+def test_range_that_is_followed_by_more_is_left_to_the_engine_in_the_calling_thread(place: Flooded, announced: int | None) -> None:
+    storage = place.s.storage
+    if not isinstance(storage, ObstoreStorage):
+        pytest.skip("only obstore reads servers in the calling thread")
+    whole = place.read(EVERYTHING)
+    place.server.on(flood(announced=announced, most_nbytes=FLOOD), method="GET")
+    assert storage.read_blocking([Read("a", (ByteRange(0, 132),), whole.generation)]) == [CHANGED]
+    assert place.server.flooded < MOST_IN_CONNECTIONS
 
 
 def test_range_of_which_more_is_announced_is_refused(place: Flooded) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import numpy as np
+import obstore
 import pytest
 import zarr
 
@@ -121,6 +122,76 @@ def test_a_forked_process_does_without(s3_url: Url, on_s3: ObstoreS3Storage) -> 
     done = subprocess.run([sys.executable, "-c", FORKED, json.dumps(s3_url)], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert "does not work in a forked process" in done.stderr
+
+
+# -- in the calling thread ---------------------------------------------------------------------------------------------
+
+
+def test_chunks_of_known_shards_are_read_in_the_calling_thread(
+    both: ObstoreS3Storage | ObstoreGCSStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = np.arange(64, dtype="i4")
+    array = zarr.create_array(
+        shardstore.ShardedStore(both, chunks_per_shard=(8,), metadata_ttl=3600), name="a", shape=(64,), chunks=(4,), dtype="i4"
+    )
+    array[:] = values
+    np.testing.assert_array_equal(array[:], values)
+    below = both.asked_below
+    asked: list[str] = []
+    get = obstore.get
+
+    def noted(store: Any, path: str, *, options: Any) -> Any:
+        asked.append(path)
+        return get(store, path, options=options)
+
+    monkeypatch.setattr(obstore, "get", noted)
+    with monkeypatch.context() as patched:
+        patched.setattr(zarr.AsyncArray, "_get_selection", None)
+        for chunk in range(16):
+            np.testing.assert_array_equal(array[4 * chunk : 4 * chunk + 4], values[4 * chunk : 4 * chunk + 4])
+    assert len(asked) == 16
+    other = zarr.open_array(shardstore.ShardedStore(both.inner), path="a", mode="r+")
+    other[:4] = 9
+    np.testing.assert_array_equal(array[:4], 9)  # by the engine, which finds another version
+    assert both.asked_below == below
+
+
+def blocking(storage: ObstoreS3Storage | ObstoreGCSStorage, key: str, *ranges: ByteRequest, generation: Generation | None) -> Any:
+    (outcome,) = storage.read_blocking([Read(key, ranges, generation)])
+    return outcome
+
+
+def test_one_range_of_one_version_is_read_in_the_calling_thread(both: ObstoreS3Storage | ObstoreGCSStorage) -> None:
+    s = SyncStorage(both)
+    old = s.put("a", b"0123456789")
+    assert blocking(both, "a", ByteRange(2, 5), generation=old) == Changed()  # before the server is known to find objects
+    assert s.get("a") == b"0123456789"
+    assert blocking(both, "a", ByteRange(2, 5), generation=old) == Found(old, 10, (memoryview(b"234"),))
+    for ranges in ((), (EVERYTHING,), (ByteSuffix(2),), (ByteRange(0, 2), ByteRange(4, 6)), (ByteRange(3, 3),), (ByteRange(8, 12),)):
+        assert blocking(both, "a", *ranges, generation=old) == Changed()
+    assert blocking(both, "a", ByteRange(2, 5), generation=None) == Changed()
+    assert blocking(both, "nothing", ByteRange(2, 5), generation=old) == Changed()
+    new = s.put("a", b"abcdefghij")
+    assert blocking(both, "a", ByteRange(2, 5), generation=old) == Changed()
+    assert blocking(both, "a", ByteRange(2, 5), generation=new) == Found(new, 10, (memoryview(b"cde"),))
+    assert both.asked_below == 0
+
+
+def test_what_is_no_plain_answer_is_left_to_the_engine(s3: Proxied) -> None:
+    generation = s3.s.put("a", b"0123456789")
+    assert s3.s.get("a") == b"0123456789"
+    for behaviour in (
+        *(mis.refuse(503), mis.refuse(403), mis.break_off(), mis.cut_body(), mis.cut_body(is_announced=False), mis.ignore_range()),
+        *(mis.change_header("ETag", lambda _: None), mis.change_header("ETag", lambda _: '"other"'), _adding("Content-Encoding", "gzip")),
+    ):
+        s3.sent()
+        s3.server.on(behaviour)
+        assert blocking(s3.storage, "a", ByteRange(2, 5), generation=generation) == Changed()
+        assert s3.sent() == [("GET", OURS)]
+    assert blocking(s3.storage, "a", ByteRange(2, 5), generation=generation) == Found(generation, 10, (memoryview(b"234"),))
+    s3.s.put("a", b"abcdefghij")
+    s3.server.on(mis.ignore_conditions(), method="GET")
+    assert blocking(s3.storage, "a", ByteRange(2, 5), generation=generation) == Changed()
 
 
 # -- on the wire -------------------------------------------------------------------------------------------------------

@@ -73,6 +73,8 @@ class PipelineLimits:
     """The stored bytes of local files that the system is asked to fetch before they are waited for: it has to hold them until then."""
     inline_bytes: int = INLINE_BYTES
     """A batch of at most this size is decoded in the thread in which it arrives."""
+    request_bytes: int = 2**20
+    """A selection of at most this size that is one request over a network is read and decoded in the thread that asks."""
     destination_bytes: int = DESTINATION_NBYTES
     """Chunks of at least this size are decompressed into memory that is there already."""
 

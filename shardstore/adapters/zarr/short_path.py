@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ from shardstore.adapters.zarr.codec_threads import threads_at_once, work_in_thre
 from shardstore.adapters.zarr.kernel_codecs import KernelReader
 from shardstore.engine.engine import Engine
 from shardstore.engine.metadata.hierarchy import LocatedChunks, Node
-from shardstore.engine.reading.read_plan import Planner
+from shardstore.engine.reading.read_plan import Planner, ReadPlan
 from shardstore.errors import ShardStoreError
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.storage.base import Absent
@@ -223,18 +224,19 @@ def _one(
 def _many(facts: ReadingFacts, planner: Planner, node: Node, layout: ArrayLayout, axes: Sequence[Along], full: AnyArray) -> bool:
     """Put the selected elements of several chunks into ``full``, which has all dimensions of the array."""
     projected = [Projected.of(along, side) for along, side in zip(axes, layout.chunk_shape, strict=True)]
+    nbytes, limits, is_local = prod([len(one.chunks) for one in projected]) * facts.chain.nbytes, facts.limits, planner.reads_in_threads()
+    if not is_local and nbytes > limits.request_bytes:
+        return False
     cells = np.indices([len(one.chunks) for one in projected]).reshape(len(axes), -1)
     coords, firsts, counts, begins = (
         np.stack([column[mine] for column, mine in zip(columns, cells, strict=True)], axis=-1) for columns in zip(*projected, strict=True)
     )
     located = LocatedChunks.at(node, layout, coords)
-    if not planner.reads_in_threads():
-        return False
-    plan = planner.known_chunks(located, may_wait=True) or run_sync(planner.find_chunks(located))
+    plan = _plan_of(planner, located)
     if plan is None or plan.rest:
         return False
     steps = np.array([along.step for along in axes])
-    if facts.kernel_reader is not None:
+    if facts.kernel_reader is not None and is_local:
         selections = np.stack([firsts, counts, np.broadcast_to(steps, counts.shape)], axis=1)
         if not facts.kernel_reader.read(planner.carrier.storage, plan, selections, begins, full):
             return False
@@ -254,12 +256,21 @@ def _many(facts: ReadingFacts, planner: Planner, node: Node, layout: ArrayLayout
         infos = [(getter, facts.spec, a, b) for a, b in zip(inside, outside, strict=True)]
         scatter_chunks(facts.codec, infos, values, out, ())
 
-    nbytes, limits = len(coords) * facts.chain.nbytes, facts.limits
-    threads = 1 if nbytes <= limits.inline_bytes else threads_at_once()
-    work = PlanWork(plan, plan.parts(threads), scatter, limits.announced_bytes)
+    threads = 1 if nbytes <= limits.inline_bytes or not is_local else threads_at_once()
+    parts = plan.parts(threads)
+    if not is_local and sum([len(part.read.ranges) for part in parts]) != 1:
+        return False  # the engine makes several requests at once
+    work = PlanWork(plan, parts, scatter, limits.announced_bytes)
     work_in_threads(threads, work.run, work.stop)
     plan.count_hits(len(work.failed))
     return not work.failed
+
+
+def _plan_of(planner: Planner, located: LocatedChunks) -> ReadPlan | None:
+    """Return the plan of a read in the calling thread, and in those that it starts; over a network, only of known chunks of one shard."""
+    if planner.reads_in_threads():
+        return planner.known_chunks(located, may_wait=True) or run_sync(planner.find_chunks(located))
+    return planner.known_chunks(located) if len(located.shard_keys) == 1 else None
 
 
 _getitem: Callable[[Any, Any], Any] = zarr.Array.__getitem__

@@ -305,7 +305,7 @@ class Planner:
         if len(keys) < MANY_KEYS:
             return self._of_few(keys)
         located = self._hierarchy.fresh_together(keys)
-        return located if located is None else self.known_chunks(located) or located
+        return located if located is None or not self.reads_in_threads() else self.known_chunks(located) or located
 
     def known_chunks(self, located: LocatedChunks, *, may_wait: bool = False) -> ReadPlan | None:
         """Return the plan as ``known`` does for chunks of a fresh array. With ``may_wait``, the calling thread may look for files: shards
@@ -343,7 +343,9 @@ class Planner:
             indices = await self._reader.verified_indices(group_located(located, [EVERYTHING] * len(located.slots)))
         except ShardStoreError:  # the reader meets it too, and says more
             return None
-        return None if indices is None else self._planned(located, indices, hits=0)  # the reader has counted them
+        if indices is None or not self.reads_in_threads():
+            return None
+        return self._planned(located, indices, hits=0)  # the reader has counted them
 
     def short_value(self, key: str, request: ByteRequest) -> memoryview | None:
         """Return the bytes that ``request`` asks for of a chunk, if they are few and in the page cache; ``None`` means: ask the engine."""
@@ -419,8 +421,6 @@ class Planner:
         return self.is_of_use
 
     def _planned(self, located: LocatedChunks, indices: Sequence[_Index], *, hits: int, may_wait: bool = False) -> ReadPlan | None:
-        if not self.reads_in_threads():
-            return None
         missing: list[int] = []
         rest: list[int] = []
         shards: list[_IndexedShard] = []

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from shardstore.adapters.mapping.mapping import ShardedMap
     from shardstore.adapters.tools.align import align
     from shardstore.adapters.tools.verification import census, verify
+    from shardstore.adapters.tools.versions import show_versions
     from shardstore.adapters.transformer import ShardingTransformer
     from shardstore.adapters.zarr.store import ShardedStore
     from shardstore.apps.mounting.mounts import mount, unmount
@@ -82,6 +83,7 @@ __all__ = [
     "report",
     "reshard",
     "serve",
+    "show_versions",
     "snapshots",
     "unmount",
     "unpack",
@@ -101,6 +103,7 @@ _LAZY = {
     "repair": "shardstore.maintenance.repair.run",
     "report": "shardstore.apps.reports.reporting",
     "census": "shardstore.adapters.tools.verification",
+    "show_versions": "shardstore.adapters.tools.versions",
     "verify": "shardstore.adapters.tools.verification",
     "serve": "shardstore.apps.server",
     "mount": "shardstore.apps.mounting.mounts",

@@ -40,7 +40,7 @@ def test_import_loads_only_a_few_modules_of_its_own(usual: set[str]) -> None:
 @pytest.mark.gate
 @pytest.mark.parametrize(
     "name",
-    ["ShardedFileSystem", "ShardedMap", "ShardingTransformer", "get_mapper", "align", "verify", "census"],
+    ["ShardedFileSystem", "ShardedMap", "ShardingTransformer", "get_mapper", "align", "verify", "census", "show_versions"],
 )
 def test_no_face_loads_a_client_or_an_array_library(usual: set[str], name: str) -> None:
     loaded = packages(modules_after(f"import fsspec, numpy, shardstore; shardstore.{name}") - usual)

@@ -1,4 +1,5 @@
-"""Functions of the package that need more than the engine: ``align`` for dask, ``verify`` and ``census`` with zarr's codecs, pictures.
+"""Functions of the package that need more than the engine: ``align`` for dask, ``verify`` and ``census`` with zarr's codecs, pictures, and
+versions of what is installed.
 
-The package and the command line import ``align`` and ``verification``. Begin with ``verification.py``.
+The package and the command line import ``align``, ``verification`` and ``versions``. Begin with ``verification.py``.
 """

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import platform
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +16,7 @@ from rich.text import Text
 
 from shardstore._sync import run_sync
 from shardstore.adapters.store_paths import StorePath, resolve
+from shardstore.adapters.tools.versions import rows_of, runtime_facts
 from shardstore.apps.cli.arguments import AsJson, OptionsJson, StorageOptions, Url, argument, storage_options
 from shardstore.apps.cli.execution import check_writable
 from shardstore.apps.cli.output import ExitCode, alike, end, print_json, progress_bar, show, show_more, wrapped
@@ -27,16 +24,9 @@ from shardstore.apps.reports.facts import MOST_ARRAYS, store_document
 from shardstore.apps.reports.reporting import Report, page_module, report_on, write_whole
 from shardstore.apps.reports.words import abilities, array_rows, no_v3, presented_as, stored_as, writers
 from shardstore.errors import InvalidInput, NotFound
-from shardstore.extras import has_zarr2
 from shardstore.maintenance.survey.run import ArraySurvey, StorageFacts, Stored, Survey, storage_facts, survey
 from shardstore.model.options import CommandOption, option
 from shardstore.model.words import plural, shape, size
-from shardstore.native.kernel import kernel, why_no_kernel
-
-_PACKAGES = (
-    *("shardstore", "zarr", "numpy", "fsspec", "s3fs", "gcsfs", "aiohttp", "google-crc32c"),
-    *("xarray", "dask", "typer", "rich"),
-)
 
 
 def info(
@@ -164,48 +154,7 @@ def _capabilities(storage: StorageFacts) -> list[Text]:
 def _show_runtime(facts: dict[str, Any], *, is_alone: bool) -> None:
     if not is_alone:
         show("")
-    versions = [(name, version or "not installed") for name, version in facts["versions"].items()]
-    native = facts["kernel"]
-    rows = [("pipeline", facts["pipeline"] or "none: zarr is not installed"), ("kernel", native["file"] or f"none: {native['why_not']}")]
-    libraries = [(f"  {codec}", where) for codec, where in native["libraries"].items()]
-    show(_rows([*versions, *rows, *libraries, ("python", facts["python"])]))
-
-
-# -- the installation ------------------------------------------------------------------------------------------------
-
-
-def runtime_facts() -> dict[str, Any]:
-    """Return versions by package (``None``: not installed), the codec pipeline that zarr uses for stores of ours, and the kernel: its
-    file, or why there is none, and the libraries whose functions it calls, by codec.
-    """
-    native = kernel()
-    return {
-        "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
-        "versions": {name: _version(name) for name in _PACKAGES},
-        "pipeline": _zarr_pipeline(),
-        "kernel": {
-            "file": None if native is None else native.file,
-            "why_not": why_no_kernel(),
-            "libraries": {} if native is None else native.libraries(),
-        },
-    }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _zarr_pipeline() -> str | None:
-    """Return the path of the pipeline that zarr is configured with once a store of ours is open; ``None`` without zarr-python 3."""
-    if find_spec("zarr") is None or has_zarr2():
-        return None
-    from shardstore.adapters.zarr.pipeline import install_pipeline
-
-    install_pipeline()
-    return str(import_module("zarr").config.get("codec_pipeline.path"))
+    show(_rows(rows_of(facts)))
 
 
 _STDOUT = "-"

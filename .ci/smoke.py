@@ -21,7 +21,7 @@ for template in ("page.html.j2", "page.css", "page.js", "cards.html.j2", "cards.
 
 from shardstore.native.kernel import kernel, why_no_kernel  # noqa: E402  (after the check above)
 
-has_kernel = importlib.resources.files("shardstore.native").joinpath("libkernel.1.so").is_file()
+has_kernel = importlib.resources.files("shardstore.native").joinpath("libkernel.2.so").is_file()
 for source in ("kernel.c", "build_hook.py"):
     assert not importlib.resources.files("shardstore.native").joinpath(source).is_file(), f"{source} is in the wheel"
 [tag] = [line for line in importlib.metadata.distribution("shardstore").read_text("WHEEL").splitlines() if line.startswith("Tag: ")]

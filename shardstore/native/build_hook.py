@@ -19,7 +19,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SOURCE = "shardstore/native/kernel.c"
-TARGET = "shardstore/native/libkernel.1.so"
+TARGET = "shardstore/native/libkernel.2.so"
 """Not ``kernel.so``, which Python would take for the module ``kernel``."""
 FLAGS = ("-std=gnu11", "-O3", "-Werror=implicit-function-declaration", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
 

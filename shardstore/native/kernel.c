@@ -19,9 +19,12 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #if UINTPTR_MAX != UINT64_MAX || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
@@ -32,15 +35,20 @@
 #endif
 #define EXPORT __attribute__((visibility("default")))
 
-enum { ABI = 1 }; /* to be raised with every change of a structure, a number or a function that Python sees: kernel.py has the same */
+enum { ABI = 2 }; /* to be raised with every change of a structure, a number or a function that Python sees: kernel.py has the same */
 enum { NONE = 0, ZSTD = 1, BLOSC = 2, GZIP = 3 };
-enum { OK = 0, NOT_READ = 1, BAD_CHECKSUM = 2, NOT_DECODED = 3, OTHER_SIZE = 4, NO_MEMORY = 5, LATE = 6, BAD_ARGUMENT = 7 };
+enum { OK = 0, NOT_READ = 1, BAD_CHECKSUM = 2, NOT_DECODED = 3, OTHER_SIZE = 4, NO_MEMORY = 5, LATE = 6, BAD_ARGUMENT = 7,
+       OTHER_VERSION = 8, DAMAGED_INDEX = 9 };
 enum { EQUALS_FILL = -1, NOT_ENCODED = -2 }; /* in place of the number of encoded bytes */
 enum { MAX_DIMENSIONS = 16, MAX_THREADS = 64, CRC_NBYTES = 4 };
 enum { BLOSC_HEADER_NBYTES = 16, BLOSC_MAX_OVERHEAD = 16, ZSTD_LEAST_NBYTES = 5 };
 enum { ZSTD_LEVEL = 100, ZSTD_CHECKSUM = 201 };             /* ZSTD_cParameter */
 enum { GZIP_ONLY = 31, ZLIB_OK = 0, ZLIB_STREAM_END = 1 };  /* windowBits: 15, and 16 for the header of gzip */
-enum { KEPT_NBYTES = 1 << 20 };                             /* of a buffer that a thread keeps between calls */
+enum { MAX_IDLE = 16, KEPT_NBYTES = 1 << 20 };              /* what is kept between calls: so many pairs of buffers of so many bytes */
+enum { MAX_CHUNKS = 1 << 16, MAX_FILES = 64, MAX_NBYTES = 1 << 27 }; /* of one call: until it returns, nothing can interrupt it */
+enum { MISSING = -1 };                                      /* in place of the number of a file: of a chunk that is not stored */
+enum { INLINE_NBYTES = 1 << 17 };                           /* decoded in the time in which another thread would only begin */
+enum { COPIED_SHARE = 8, READ_NBYTES = 1 << 10 };           /* bytes copied in the time of one decoded; decoded in the time of a read */
 static const int64_t ANNOUNCED_NBYTES = 1 << 26;            /* the most that the system is told to fetch before it is waited for */
 static const int64_t SPARE_NBYTES = 4096;                   /* an encoded chunk has at most twice its bytes, and these */
 
@@ -203,33 +211,32 @@ static void place(const Params *params, const Region *region, const uint8_t *chu
 
 /* ------------------------------------------------------------------------------------------------ threads, and what they keep */
 
-/* Memory of a thread. Python's threads keep it between calls, in part; those that are started here end with the call. */
-typedef struct {
+/* Memory of one thread at work. Between calls some are kept, since new memory has to be mapped and cleared first. */
+typedef struct Scratch {
+    struct Scratch *next;                                   /* of those that are kept */
     void *zstd;
     size_t (*free_zstd)(void *);                            /* of the library that made it */
     uint8_t *encoded, *decoded;
     int64_t encoded_nbytes, decoded_nbytes;
 } Scratch;
 
-static pthread_key_t scratch_key;
+static pthread_mutex_t idle_lock = PTHREAD_MUTEX_INITIALIZER;
+static Scratch *idle;                                       /* the one that was used last, whose memory is in the processor's cache */
+static int idle_count;
 static int is_ready;
 static atomic_int helpers;                                  /* threads that are started here and run, of all calls */
 
-static void free_scratch(void *value) {
-    Scratch *scratch = value;
-    if (scratch->zstd) scratch->free_zstd(scratch->zstd);
-    free(scratch->encoded);
-    free(scratch->decoded);
-    free(scratch);
+static void lock_idle(void) { (void)pthread_mutex_lock(&idle_lock); }
+
+static void unlock_idle(void) { (void)pthread_mutex_unlock(&idle_lock); }
+
+/* In a child process none of the threads runs that were counted. What they worked with is lost there; what is kept is whole. */
+static void set_up_child(void) {
+    unlock_idle();
+    atomic_store(&helpers, 0);
 }
 
-/* In a child process none of the threads runs that were counted. What they kept is lost there; what the forking thread kept is whole,
-   since that thread was not in a call. */
-static void forget_helpers(void) { atomic_store(&helpers, 0); }
-
-__attribute__((constructor)) static void set_up(void) {
-    is_ready = !pthread_key_create(&scratch_key, free_scratch) && !pthread_atfork(NULL, NULL, forget_helpers);
-}
+__attribute__((constructor)) static void set_up(void) { is_ready = !pthread_atfork(lock_idle, unlock_idle, set_up_child); }
 
 /* Make a decoder, unless there is one that the same library has made: those of two versions differ. */
 static int has_zstd_decoder(Scratch *scratch, const Functions *functions) {
@@ -244,17 +251,22 @@ static int has_zstd_decoder(Scratch *scratch, const Functions *functions) {
     return scratch->zstd != NULL;
 }
 
-/* Return this thread's memory, with a decoder if the codec needs one; NULL if there is not enough. */
-static Scratch *scratch_of_thread(const Params *params) {
-    Scratch *scratch = pthread_getspecific(scratch_key);
-    if (!scratch) {
-        scratch = calloc(1, sizeof *scratch);
-        if (scratch && pthread_setspecific(scratch_key, scratch)) {
-            free(scratch);
-            scratch = NULL;
-        }
+/* Return memory for a thread, with a decoder if the codec needs one; NULL if there is not enough. */
+static Scratch *take_scratch(const Params *params) {
+    lock_idle();
+    Scratch *scratch = idle;
+    if (scratch) {
+        idle = scratch->next;
+        idle_count--;
     }
-    if (scratch && params->codec == ZSTD && !has_zstd_decoder(scratch, params->functions)) return NULL;
+    unlock_idle();
+    if (!scratch) scratch = calloc(1, sizeof *scratch);
+    if (scratch && params->codec == ZSTD && !has_zstd_decoder(scratch, params->functions)) {
+        free(scratch->encoded);
+        free(scratch->decoded);
+        free(scratch);
+        return NULL;
+    }
     return scratch;
 }
 
@@ -266,11 +278,30 @@ static int reserve(uint8_t **buffer, int64_t *nbytes, int64_t needed) {
     return *buffer != NULL;
 }
 
-static void release_if_large(uint8_t **buffer, int64_t *nbytes) {
-    if (*nbytes <= KEPT_NBYTES) return;
+static void release(uint8_t **buffer, int64_t *nbytes, int64_t kept) {
+    if (*nbytes <= kept) return;
     free(*buffer);
     *buffer = NULL;
     *nbytes = 0;
+}
+
+/* Keep memory for later calls; buffers that are long, or more than are kept, are freed. */
+static void give_back(Scratch *scratch) {
+    release(&scratch->encoded, &scratch->encoded_nbytes, KEPT_NBYTES);
+    release(&scratch->decoded, &scratch->decoded_nbytes, KEPT_NBYTES);
+    lock_idle();
+    const int is_kept = idle_count < MAX_IDLE;
+    if (is_kept) {
+        scratch->next = idle;
+        idle = scratch;
+        idle_count++;
+    }
+    unlock_idle();
+    if (is_kept) return;
+    release(&scratch->encoded, &scratch->encoded_nbytes, 0);
+    release(&scratch->decoded, &scratch->decoded_nbytes, 0);
+    if (scratch->zstd) scratch->free_zstd(scratch->zstd);
+    free(scratch);
 }
 
 /* Run `work` in this thread and in more of them, as long as all calls together have started fewer than `threads`; return when all have
@@ -377,6 +408,7 @@ typedef struct {
     int64_t n;
     uint8_t *out;
     int64_t out_nbytes;
+    const uint8_t *fill;                                    /* an element of chunks that are not stored; NULL: there are none */
     int64_t at_once;                                        /* chunks that a thread takes each time: neighbours, most often */
     int is_second_pass;                                     /* over the chunks that were late in the first */
     atomic_llong next, late_nbytes;
@@ -442,12 +474,27 @@ static int read_encoded(const ReadJob *job, Scratch *scratch, const Chunk *chunk
     return status;
 }
 
+/* Put the fill value in place of a chunk that is not stored. */
+static int place_fill(const ReadJob *job, Scratch *scratch, const Chunk *chunk, const Region *region) {
+    const Params *params = job->params;
+    if (!reserve(&scratch->decoded, &scratch->decoded_nbytes, params->chunk_nbytes)) return NO_MEMORY;
+    uint8_t *from = scratch->decoded + region->begin;
+    const int64_t nbytes = region->end - region->begin;
+    memcpy(from, job->fill, (size_t)params->itemsize);
+    for (int64_t filled = params->itemsize; filled < nbytes; filled *= 2)
+        memcpy(from + filled, from, (size_t)(filled < nbytes - filled ? filled : nbytes - filled));
+    place(params, region, scratch->decoded, job->out + chunk->at);
+    return OK;
+}
+
 static int read_chunk(const ReadJob *job, Scratch *scratch, const Chunk *chunk, const int64_t *selection, int waits) {
     const Params *params = job->params;
     Region region;
-    if (chunk->file < 0 || chunk->file >= job->file_count) return BAD_ARGUMENT;
+    const int is_missing = chunk->file == MISSING && job->fill;
+    if (!is_missing && (chunk->file < 0 || chunk->file >= job->file_count)) return BAD_ARGUMENT;
     if (chunk->offset < 0 || chunk->nbytes < 0 || chunk->offset > INT64_MAX - chunk->nbytes) return BAD_ARGUMENT;
     if (!locate(params, chunk->at, selection, job->out_nbytes, &region)) return BAD_ARGUMENT;
+    if (is_missing) return place_fill(job, scratch, chunk, &region);
     const int is_plain = params->codec == NONE && !params->has_crc;
     return (is_plain ? read_plain : read_encoded)(job, scratch, chunk, &region, waits);
 }
@@ -461,7 +508,7 @@ static int announce(ReadJob *job, const Chunk *chunk) {
 
 static void *read_work(void *argument) {
     ReadJob *job = argument;
-    Scratch *scratch = scratch_of_thread(job->params);
+    Scratch *scratch = take_scratch(job->params);
     if (!scratch) return NULL;                              /* the statuses say so, where no other thread takes the chunks */
     for (;;) {
         int64_t start = atomic_fetch_add(&job->next, job->at_once), end = start + job->at_once;
@@ -475,30 +522,286 @@ static void *read_work(void *argument) {
             job->chunks[i].status = status;
         }
     }
-    release_if_large(&scratch->encoded, &scratch->encoded_nbytes);
-    release_if_large(&scratch->decoded, &scratch->decoded_nbytes);
+    give_back(scratch);
     return NULL;
+}
+
+/* Read the chunks of a job; return the number of those whose status is not OK. */
+static int64_t run_job(ReadJob *job, int64_t threads) {
+    int64_t bad = 0;
+    job->at_once = job->n / (threads * 16) + 1;
+    if (job->at_once > 8) job->at_once = 8;
+    run_in_threads(read_work, job, threads < job->n ? threads : job->n);
+    if (atomic_load(&job->late_nbytes)) {
+        job->is_second_pass = 1;
+        job->at_once = 1;
+        atomic_store(&job->next, 0);
+        run_in_threads(read_work, job, threads < job->n ? threads : job->n);
+    }
+    for (int64_t i = 0; i < job->n; i++) bad += job->chunks[i].status != OK;
+    return bad;
 }
 
 /* Read chunks; return the number of those whose status is not OK, whose elements in the caller's array may have any value then. */
 EXPORT int64_t shardstore_read(const Params *params, const int32_t *files, int64_t file_count, Chunk *chunks, const int64_t *selections,
                                int64_t n, uint8_t *out, int64_t out_nbytes, int32_t threads) {
-    int64_t bad = 0;
     for (int64_t i = 0; i < n; i++) chunks[i].status = NO_MEMORY;
     if (!are_valid(params) || threads < 1) return n;
     ReadJob job = {.params = params, .files = files, .file_count = file_count, .chunks = chunks, .selections = selections, .n = n,
                    .out = out, .out_nbytes = out_nbytes};
-    job.at_once = n / ((int64_t)threads * 16) + 1;
-    if (job.at_once > 8) job.at_once = 8;
-    run_in_threads(read_work, &job, threads < n ? threads : n);
-    if (atomic_load(&job.late_nbytes)) {
-        job.is_second_pass = 1;
-        job.at_once = 1;
-        atomic_store(&job.next, 0);
-        run_in_threads(read_work, &job, threads < n ? threads : n);
+    return run_job(&job, threads);
+}
+
+/* ------------------------------------------------------------------------------------------------ selections of arrays */
+
+/* The selected elements along a stored dimension of an array, and how its chunks are numbered. */
+typedef struct {
+    int64_t start, count, step;
+    int64_t chunks_per_shard;
+    int64_t slot_stride;                                    /* from a chunk's slot in its shard to that of the next one */
+    int64_t shard_stride;                                   /* from a shard's number among the selected ones to that of the next one */
+} Along;
+
+/* A version of a shard: its index, and what its file shows as long as it is this version. */
+typedef struct {
+    const uint64_t *entries;                                /* offset and length, by slot; NULL: there is no such shard */
+    int64_t slots;
+    int64_t nbytes;                                         /* of the version */
+    int64_t path;                                           /* where it begins among the paths */
+    uint64_t device, inode;
+    int64_t size, mtime_ns, ctime_ns;
+    int64_t has_mark;
+    uint64_t mark;
+} Shard;
+
+/* A call of shardstore_read_selection. */
+typedef struct {
+    const Params *params;
+    const Along *along;
+    const Shard *shards;
+    int64_t shard_count;
+    const char *paths;
+    int64_t paths_nbytes;
+    const char *inside;                                     /* the directory that the files have to lie in, with a slash; NULL: any */
+    const uint8_t *fill;
+    int64_t wide[MAX_DIMENSIONS];                           /* elements of a shard */
+    int32_t files[MAX_FILES];
+    struct stat before[MAX_FILES];
+    int file_count;
+    Chunk *chunks;
+    int64_t *selections;
+    int64_t n, most;
+    int64_t stored, stored_nbytes, spanned;
+    int has_more;
+} Call;
+
+/* Some neighbouring selected elements along each dimension: those of one shard, or of one chunk. */
+typedef struct {
+    int64_t begin[MAX_DIMENSIONS], count[MAX_DIMENSIONS];
+    int64_t number[MAX_DIMENSIONS];                         /* how many such pieces come before it */
+} Piece;
+
+/* Return how many elements from this one on, all before `end`, lie in one piece of `wide` elements of the array. */
+static int64_t run_length(const Along *along, int64_t begin, int64_t end, int64_t wide) {
+    const int64_t at = along->start + begin * along->step, length = (wide - 1 - at % wide) / along->step + 1;
+    return length < end - begin ? length : end - begin;
+}
+
+static void first_piece(const Params *params, const Along *along, const int64_t *wide, const int64_t *begin, const int64_t *count,
+                        Piece *piece) {
+    for (int d = 0; d < params->ndim; d++) {
+        piece->begin[d] = begin[d];
+        piece->count[d] = run_length(&along[d], begin[d], begin[d] + count[d], wide[d]);
+        piece->number[d] = 0;
     }
-    for (int64_t i = 0; i < n; i++) bad += chunks[i].status != OK;
-    return bad;
+}
+
+/* Go on to the next piece of these elements in C order; return 0 after the last one. */
+static int next_piece(const Params *params, const Along *along, const int64_t *wide, const int64_t *begin, const int64_t *count,
+                      Piece *piece) {
+    for (int d = params->ndim - 1; d >= 0; d--) {
+        const int64_t end = begin[d] + count[d];
+        piece->begin[d] += piece->count[d];
+        piece->number[d]++;
+        const int is_there = piece->begin[d] < end;
+        if (!is_there) piece->begin[d] = begin[d], piece->number[d] = 0;
+        piece->count[d] = run_length(&along[d], piece->begin[d], end, wide[d]);
+        if (is_there) return 1;
+    }
+    return 0;
+}
+
+/* Check the numbers of a selection; find out how many elements a shard has, and how many chunks one call reads at most. */
+static int are_valid_along(Call *call) {
+    const Params *params = call->params;
+    int64_t end, chunks = 1;
+    call->most = MAX_NBYTES / params->chunk_nbytes;
+    if (call->most > MAX_CHUNKS) call->most = MAX_CHUNKS;
+    if (call->most < 1) call->most = 1;
+    for (int d = 0; d < params->ndim; d++) {
+        const Along *along = &call->along[d];
+        const int64_t side = params->chunk_shape[d];
+        if (along->start < 0 || along->count < 1 || along->step < 1 || along->chunks_per_shard < 1) return 0;
+        if (__builtin_mul_overflow(along->count, along->step, &end) || __builtin_add_overflow(end, along->start, &end)) return 0;
+        if (__builtin_mul_overflow(side, along->chunks_per_shard, &call->wide[d])) return 0;
+        const int64_t last = along->start + (along->count - 1) * along->step;
+        const int64_t length = along->step < side ? last / side - along->start / side + 1 : along->count;
+        if (__builtin_mul_overflow(chunks, length, &chunks) || chunks > call->most) chunks = call->most;
+    }
+    call->most = chunks;
+    return 1;
+}
+
+static int64_t as_ns(struct timespec time) { return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec; }
+
+static int lies_inside(int file, const char *inside) {
+    char link[64], real[4096];
+    if (!inside) return 1;
+    (void)snprintf(link, sizeof link, "/proc/self/fd/%d", file);
+    const ssize_t nbytes = readlink(link, real, sizeof real);
+    const size_t needed = strlen(inside);
+    return nbytes > 0 && (size_t)nbytes < sizeof real && (size_t)nbytes > needed && !memcmp(real, inside, needed);
+}
+
+/* Return whether an open file shows a version, as versions.py finds out. A file that is being appended to is left to Python. */
+static int shows(int file, const struct stat *status, const Shard *shard) {
+    const int64_t mtime_ns = as_ns(status->st_mtim), ctime_ns = as_ns(status->st_ctim);
+    uint64_t mark = 0;
+    if (!S_ISREG(status->st_mode) || status->st_dev != shard->device || status->st_ino != shard->inode) return 0;
+    if (status->st_size != shard->size || mtime_ns != shard->mtime_ns || ctime_ns != shard->ctime_ns) return 0;
+    if (fgetxattr(file, "user.shardstore.append", NULL, 0) >= 0) return 0;
+    if (errno != ENODATA && errno != EPERM && errno != EOPNOTSUPP && errno != ENOSYS) return 0;
+    if (mtime_ns % 1000000 || ctime_ns % 1000) return !shard->has_mark;
+    const ssize_t nbytes = fgetxattr(file, "user.shardstore.version", &mark, sizeof mark);
+    if (nbytes >= 0) return nbytes == sizeof mark && shard->has_mark && mark == shard->mark;
+    return !shard->has_mark && (errno == ENODATA || errno == EPERM || errno == EACCES || errno == EOPNOTSUPP || errno == ENOSYS);
+}
+
+/* Return whether the bytes of an open file were left alone. Its ctime changes also with the number of its names. */
+static int is_unchanged(int file, const struct stat *before) {
+    struct stat after;
+    if (fstat(file, &after) || after.st_size != before->st_size || as_ns(after.st_mtim) != as_ns(before->st_mtim)) return 0;
+    return as_ns(after.st_ctim) == as_ns(before->st_ctim) || after.st_nlink != before->st_nlink;
+}
+
+static int open_shard(Call *call, const Shard *shard) {
+    struct stat *before = &call->before[call->file_count];
+    if (shard->path < 0 || shard->path >= call->paths_nbytes) return BAD_ARGUMENT;
+    const int file = open(call->paths + shard->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (file < 0) return OTHER_VERSION;
+    call->files[call->file_count++] = file;
+    return !fstat(file, before) && shows(file, before, shard) && lies_inside(file, call->inside) ? OK : OTHER_VERSION;
+}
+
+/* Add a chunk of a shard to those that are read. Numbers that wrap name another slot or place, which is checked as each is. */
+static int add_chunk(Call *call, const Shard *shard, const Piece *piece) {
+    const Params *params = call->params;
+    const int ndim = params->ndim;
+    Chunk *chunk = &call->chunks[call->n];
+    int64_t *selection = call->selections + call->n * 3 * ndim, span = 0, stride = 1;
+    uint64_t slot = 0, at = 0;
+    for (int d = ndim - 1; d >= 0; d--) {
+        const Along *along = &call->along[d];
+        const int64_t element = along->start + piece->begin[d] * along->step, side = params->chunk_shape[d];
+        slot += (uint64_t)(element / side % along->chunks_per_shard) * (uint64_t)along->slot_stride;
+        at += (uint64_t)piece->begin[d] * (uint64_t)params->strides[d];
+        selection[d] = element % side;
+        selection[ndim + d] = piece->count[d];
+        selection[2 * ndim + d] = along->step;
+        span += (piece->count[d] - 1) * along->step * stride;
+        stride *= side;
+    }
+    *chunk = (Chunk){.at = (int64_t)at, .file = MISSING, .status = NO_MEMORY};
+    call->n++;
+    if (!shard->entries) return OK;
+    if (slot >= (uint64_t)shard->slots) return BAD_ARGUMENT;
+    const uint64_t offset = shard->entries[2 * slot], nbytes = shard->entries[2 * slot + 1], end = (uint64_t)shard->nbytes;
+    if (offset == UINT64_MAX && nbytes == UINT64_MAX) return OK;
+    if (offset > end || nbytes > end - offset) return DAMAGED_INDEX;
+    chunk->offset = (int64_t)offset;
+    chunk->nbytes = (int64_t)nbytes;
+    chunk->file = call->file_count - 1;
+    call->stored++;
+    call->stored_nbytes += chunk->nbytes;
+    call->spanned += span * params->itemsize;
+    return OK;
+}
+
+/* Gather chunks shard by shard, but not the first `done` ones, until one call has enough. All their shards are open then. */
+static int gather_chunks(Call *call, int64_t done) {
+    const Params *params = call->params;
+    int64_t origin[MAX_DIMENSIONS] = {0}, count[MAX_DIMENSIONS], passed = 0;
+    Piece shard_piece, piece;
+    for (int d = 0; d < params->ndim; d++) count[d] = call->along[d].count;
+    first_piece(params, call->along, call->wide, origin, count, &shard_piece);
+    do {
+        uint64_t number = 0;
+        for (int d = 0; d < params->ndim; d++) number += (uint64_t)shard_piece.number[d] * (uint64_t)call->along[d].shard_stride;
+        if (number >= (uint64_t)call->shard_count) return BAD_ARGUMENT;
+        const Shard *shard = &call->shards[number];
+        int is_open = !shard->entries;
+        first_piece(params, call->along, params->chunk_shape, shard_piece.begin, shard_piece.count, &piece);
+        do {
+            if (passed++ < done) continue;
+            call->has_more = call->n == call->most || (!is_open && call->file_count == MAX_FILES);
+            if (call->has_more) return OK;
+            int status = is_open ? OK : open_shard(call, shard);
+            is_open = 1;
+            if (status == OK) status = add_chunk(call, shard, &piece);
+            if (status != OK) return status;
+        } while (next_piece(params, call->along, params->chunk_shape, shard_piece.begin, shard_piece.count, &piece));
+    } while (next_piece(params, call->along, call->wide, origin, count, &shard_piece));
+    return OK;
+}
+
+/* Return how many threads are worth starting: of plain and Blosc chunks only what lies around selected elements is decoded. */
+static int64_t threads_for(const Call *call, int64_t threads) {
+    const Params *params = call->params;
+    int64_t nbytes = call->stored * params->chunk_nbytes;
+    if ((params->codec == NONE || params->codec == BLOSC) && !params->has_crc) {
+        const int64_t least = call->spanned / (params->codec == NONE ? COPIED_SHARE : 1) + call->stored * READ_NBYTES;
+        if (least < nbytes) nbytes = least;
+    }
+    return nbytes <= INLINE_NBYTES ? 1 : threads;
+}
+
+static int read_gathered(Call *call, uint8_t *out, int64_t out_nbytes, int64_t threads) {
+    ReadJob job = {.params = call->params, .files = call->files, .file_count = call->file_count, .chunks = call->chunks,
+                   .selections = call->selections, .n = call->n, .out = out, .out_nbytes = out_nbytes, .fill = call->fill};
+    int64_t bad = run_job(&job, threads_for(call, threads));
+    for (int64_t i = 0; bad && i < call->n; i++)
+        if (call->chunks[i].status != OK) return call->chunks[i].status;
+    for (int i = 0; i < call->file_count; i++)
+        if (!is_unchanged(call->files[i], &call->before[i])) return OTHER_VERSION;
+    return OK;
+}
+
+/* Read selected elements of an array whose shards' indices and versions are known, but not its first `done` chunks, in the order in which
+   the calls for one selection read them. Return how many chunks were read, or a negative status: then elements in the caller's array may
+   have any value. What was read was of these versions. `strides`: of the caller's array, instead of those of params. `counted`: the chunks
+   that are stored, and their bytes, are added; and whether there are more chunks to be read. */
+EXPORT int64_t shardstore_read_selection(const Params *params, const int64_t *strides, const Along *along, const Shard *shards,
+                                         int64_t shard_count, const char *paths, int64_t paths_nbytes, const char *inside,
+                                         const uint8_t *fill, int64_t done, uint8_t *out, int64_t out_nbytes, int32_t threads,
+                                         int64_t *counted) {
+    Params own = *params;
+    if (own.ndim < 0 || own.ndim > MAX_DIMENSIONS) return -BAD_ARGUMENT;
+    memcpy(own.strides, strides, own.ndim * sizeof *strides);
+    Call call = {.params = &own, .along = along, .shards = shards, .shard_count = shard_count, .paths = paths,
+                 .paths_nbytes = paths_nbytes, .inside = inside, .fill = fill};
+    if (!are_valid(&own) || !are_valid_along(&call) || threads < 1 || paths_nbytes < 1 || paths[paths_nbytes - 1]) return -BAD_ARGUMENT;
+    call.chunks = malloc((size_t)call.most * sizeof *call.chunks);
+    call.selections = malloc((size_t)call.most * 3 * (own.ndim + 1) * sizeof *call.selections);
+    int status = call.chunks && call.selections ? gather_chunks(&call, done) : NO_MEMORY;
+    if (status == OK && call.n) status = read_gathered(&call, out, out_nbytes, threads);
+    for (int i = 0; i < call.file_count; i++) (void)close(call.files[i]);
+    free(call.chunks);
+    free(call.selections);
+    if (status != OK) return -status;
+    counted[0] += call.stored;
+    counted[1] += call.stored_nbytes;
+    counted[2] = call.has_more;
+    return call.n;
 }
 
 /* ------------------------------------------------------------------------------------------------ encoding */
@@ -638,4 +941,4 @@ EXPORT int64_t shardstore_encode(const Params *params, const uint8_t *source, in
 /* ------------------------------------------------------------------------------------------------ what Python compares */
 
 EXPORT int32_t shardstore_kernel_abi(void) { return is_ready ? ABI : -1; }
-EXPORT int64_t shardstore_params_nbytes(void) { return sizeof(Params); }
+EXPORT int64_t shardstore_params_nbytes(void) { return sizeof(Params) + sizeof(Along) + sizeof(Shard); }

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,18 +26,17 @@ import numpy.typing as npt
 from shardstore.errors import InvalidInput
 from shardstore.native.libraries import LIBRARIES, FoundFunctions, Functions, Library, Use, find_functions
 
-ABI = 1
+ABI = 2
 """The version of the binary interface, as in ``kernel.c``."""
 MAX_DIMENSIONS = 16
 
-CHUNK_DTYPE = np.dtype([("offset", "<i8"), ("nbytes", "<i8"), ("at", "<i8"), ("file", "<i4"), ("status", "<i4")])
-"""One chunk to be read: its range in a file, the place of its first selected element in the caller's memory in bytes, which of the
-descriptors it is in, and, after the call, its status: 0, or why it was not read.
-"""
-
+_ALONG = struct.Struct("6q")
+_SHARD = struct.Struct("Q3q2Q4qQ")
 _OFF = ("0", "false", "no", "off")
 _EQUALS_FILL = -1
-_POINTER, _INT32, _INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+_POINTER, _BYTES, _INT32, _INT64 = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32, ctypes.c_int64
+_Counted = _INT64 * 3
+_NO_SHARD = bytes(_SHARD.size)
 
 
 class Codec(IntEnum):
@@ -64,6 +64,30 @@ class _Params(ctypes.Structure):
         ("strides", _INT64 * MAX_DIMENSIONS),
         ("compressor", ctypes.c_char * 16),
     )
+
+
+class SelectedAlong(NamedTuple):
+    """The selected elements of an array along one dimension, and how its chunks are numbered."""
+
+    start: int
+    elements: int
+    step: int
+    chunks_per_shard: int
+    slot_stride: int
+    """From the slot of a chunk in its shard to that of the next chunk."""
+    shard_stride: int
+    """From the number of a shard among the selected ones to that of the next shard."""
+
+
+class ShardVersion(NamedTuple):
+    """One version of a shard: what its index says, and what its file shows as long as it is this version."""
+
+    entries: npt.NDArray[np.uint64]
+    """Offset and length of each slot, contiguous."""
+    nbytes: int
+    path: bytes
+    numbers: tuple[int, ...]
+    """Device, inode, size, mtime and ctime in nanoseconds, and a mark if there is one: as ``versions.py`` has them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,6 +146,10 @@ class Kernel:
         """
         return (codec is Codec.NONE or _ENCODING.get(codec) in self._found.origins) and self._has_crc32c(has_crc)
 
+    def _check_decodes(self, params: ChunkParams) -> None:
+        if not self.decodes(params.codec, params.has_crc) or params._found is not self._found:
+            raise InvalidInput(f"functions are missing for {params.codec.name}, or params are of another kernel")
+
     def _has_crc32c(self, is_needed: bool) -> bool:
         return not is_needed or Use.CRC32C in self._found.origins
 
@@ -177,45 +205,70 @@ class Kernel:
         structure.strides[: len(shape)] = [prod(shape[axis + 1 :]) * itemsize for axis in range(len(shape))]
         return ChunkParams(shape, itemsize, codec, has_crc, structure, self._found)
 
-    def read(
+    def read_selection(
         self,
         params: ChunkParams,
-        files: npt.NDArray[np.int32],
-        chunks: npt.NDArray[Any],
-        selections: npt.NDArray[np.int64],
+        along: Sequence[SelectedAlong],
+        shards: Sequence[ShardVersion | None],
+        inside: bytes | None,
+        fill: bytes,
+        strides: Sequence[int],
         out: npt.NDArray[Any],
         threads: int,
-    ) -> int:
-        """Read selected elements of chunks into ``out``; return the number of chunks whose status is not 0. Of those, the selected
-        elements may have any value: the caller reads them in another way.
+    ) -> tuple[int, int] | None:
+        """Read selected elements of an array into ``out``, all of these versions of its shards; return how many chunks are stored, and how
+        many bytes they have. ``None``: some could not be read so, and elements of ``out`` may have any value.
 
-        ``files``: descriptors. ``chunks``: of ``CHUNK_DTYPE``, ``at`` counted from the first element of ``out``. ``selections``: of shape
-        ``(len(chunks), 3, ndim)``, for each stored dimension of a chunk the first element, the count, and the step. The strides are those
-        of ``params``, and say where elements lie in the memory of ``out``, from its first element to the end of its last.
-        ``threads``: all calls together start fewer than so many threads, and work in those of their callers.
+        ``along`` and ``strides``, those of ``out`` in bytes: for each stored dimension. ``shards``: those that have selected elements,
+        ``None`` for one that is not there. ``inside``: the directory that the files have to lie in, with a slash at its end. ``fill``: an
+        element in place of chunks that are not stored. ``threads``: all calls together start fewer than so many threads, and work in
+        those of their callers; fewer, where that is not worth it.
 
         Raises:
-            InvalidInput: an argument has another type or shape, or is not contiguous, or the codec's functions are missing.
+            InvalidInput: an argument has another type or shape, or the codec's functions are missing.
         """
-        _check(files, np.dtype(np.int32), (len(files),), "files")
-        _check(chunks, CHUNK_DTYPE, (len(chunks),), "chunks", is_written=True)
-        _check(selections, np.dtype(np.int64), (len(chunks), 3, len(params.shape)), "selections")
-        if not out.flags.writeable or out.itemsize != params.itemsize or out.dtype.hasobject:
-            raise InvalidInput(f"out has to be writeable, with {params.itemsize} bytes an element; it has {out.dtype}")
-        if not self.decodes(params.codec, params.has_crc) or params._found is not self._found:
-            raise InvalidInput(f"functions are missing for {params.codec.name}, or params are of another kernel")
-        bad: int = self._library.shardstore_read(
-            ctypes.addressof(params._structure),
-            files.ctypes.data,
-            len(files),
-            chunks.ctypes.data,
-            selections.ctypes.data,
-            len(chunks),
-            out.ctypes.data,
-            _extent(out, "out"),
-            threads,
-        )
-        return bad
+        if not out.flags.writeable or out.itemsize != params.itemsize or out.dtype.hasobject or len(fill) != params.itemsize:
+            raise InvalidInput(f"out and fill have to have {params.itemsize} bytes an element; out has {out.dtype}")
+        if not len(along) == len(strides) == len(params.shape):
+            raise InvalidInput(f"{len(along)} dimensions and {len(strides)} strides do not fit chunks of shape {params.shape}")
+        self._check_decodes(params)
+        rows: list[bytes] = []
+        at = 0
+        for shard in shards:
+            if shard is None:
+                rows.append(_NO_SHARD)
+                continue
+            entries, nbytes, path, numbers = shard
+            mark = (1, numbers[5]) if len(numbers) > 5 else (0, 0)
+            rows.append(_SHARD.pack(entries.ctypes.data, entries.size // 2, nbytes, at, *numbers[:5], *mark))
+            at += len(path) + 1
+        paths = b"\0".join([shard.path for shard in shards if shard is not None])
+        packed_along, table = b"".join([_ALONG.pack(*each) for each in along]), b"".join(rows)
+        packed_strides = struct.pack(f"{len(strides)}q", *strides)
+        address, extent = out.ctypes.data, _extent(out, "out")
+        counted = _Counted(0, 0, 1)
+        done = 0
+        while counted[2]:
+            found: int = self._library.shardstore_read_selection(
+                ctypes.addressof(params._structure),
+                packed_strides,
+                packed_along,
+                table,
+                len(rows),
+                paths,
+                len(paths) + 1,
+                inside,
+                fill,
+                done,
+                address,
+                extent,
+                threads,
+                counted,
+            )
+            if found < 0:
+                return None
+            done += found
+        return counted[0], counted[1]
 
     def encode(
         self, params: ChunkParams, source: npt.NDArray[Any], at: npt.NDArray[np.int64], fill: bytes | None, threads: int
@@ -224,7 +277,7 @@ class Kernel:
         equals ``fill`` bit for bit. If a chunk cannot be encoded, ``None`` is returned in place of the list: the caller encodes in Python.
 
         ``at``: where the first element of each chunk lies in ``source``, in bytes from its first element; ``params`` has the strides.
-        ``fill``: an element as it is stored. ``threads`` as in ``read``.
+        ``fill``: an element as it is stored. ``threads`` as in ``read_selection``.
 
         Raises:
             InvalidInput: an argument has another type or shape, or is not contiguous, or the codec's functions are missing.
@@ -261,12 +314,11 @@ class Kernel:
         ]
 
 
-def _check(array: npt.NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...], name: str, *, is_written: bool = False) -> None:
+def _check(array: npt.NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...], name: str) -> None:
     """Check an array that is handed over as a pointer. Raises ``InvalidInput``."""
     flags = array.flags
-    if array.dtype != dtype or array.shape != shape or not flags.c_contiguous or not flags.aligned or (is_written and not flags.writeable):
-        wanted = f"{'writeable, ' if is_written else ''}contiguous, of {dtype} and shape {shape}"
-        raise InvalidInput(f"{name} has to be {wanted}; it has {array.dtype} and {array.shape}")
+    if array.dtype != dtype or array.shape != shape or not flags.c_contiguous or not flags.aligned:
+        raise InvalidInput(f"{name} has to be contiguous, of {dtype} and shape {shape}; it has {array.dtype} and {array.shape}")
 
 
 def _extent(array: npt.NDArray[Any], name: str) -> int:
@@ -286,14 +338,17 @@ def load(file: Path, libraries: Sequence[Library] = LIBRARIES) -> Kernel | str:
     try:
         library = ctypes.CDLL(str(file))
         abi, params_nbytes = library.shardstore_kernel_abi, library.shardstore_params_nbytes
-        read, encode, bound = library.shardstore_read, library.shardstore_encode, library.shardstore_encoded_bound
+        read, encode, bound = library.shardstore_read_selection, library.shardstore_encode, library.shardstore_encoded_bound
     except (OSError, AttributeError) as exc:
         return f"it cannot be loaded: {exc}"
     params_nbytes.restype = _INT64
-    if abi() != ABI or params_nbytes() != ctypes.sizeof(_Params):
+    if abi() != ABI or params_nbytes() != ctypes.sizeof(_Params) + _ALONG.size + _SHARD.size:
         return f"{file} is of another version: install the package again"
     read.restype = encode.restype = bound.restype = _INT64
-    read.argtypes = [_POINTER, _POINTER, _INT64, _POINTER, _POINTER, _INT64, _POINTER, _INT64, _INT32]
+    read.argtypes = [
+        *(_POINTER, _BYTES, _BYTES, _BYTES, _INT64, _BYTES, _INT64, _BYTES, _BYTES, _INT64),
+        *(_POINTER, _INT64, _INT32, _Counted),
+    ]
     encode.argtypes = [_POINTER, _POINTER, _INT64, _POINTER, _INT64, ctypes.c_char_p, _POINTER, _INT64, _POINTER, _INT32]
     bound.argtypes = [_POINTER]
     return Kernel(str(file), library, find_functions(libraries))
@@ -302,7 +357,7 @@ def load(file: Path, libraries: Sequence[Library] = LIBRARIES) -> Kernel | str:
 def _load_built() -> Kernel | str:
     if os.environ.get("SHARDSTORE_KERNEL", "").strip().lower() in _OFF:
         return "SHARDSTORE_KERNEL switches it off"
-    return load(Path(os.environ.get("SHARDSTORE_KERNEL_FILE") or Path(__file__).with_name("libkernel.1.so")))
+    return load(Path(os.environ.get("SHARDSTORE_KERNEL_FILE") or Path(__file__).with_name("libkernel.2.so")))
 
 
 @cache

@@ -5,11 +5,10 @@ A kind of storage has an ability if it derives from the class. A wrapper has tho
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRequest, BytesLike
@@ -43,24 +42,18 @@ class BlockingReads(DirectAccess, ABC):
         """Read as ``Storage.read`` does."""
 
     @abstractmethod
-    def open_version(self, key: str, version: Generation | None) -> OpenVersion | None:
-        """Open an object, to be read by its descriptor; ``None`` if it is not there, of another version, or to be read in another way.
-
-        The caller closes it.
-        """
+    def file_of(self, key: str, version: Generation) -> VersionedFile | None:
+        """Return the file of one version of an object, without a look at it; ``None`` if the object is to be read in another way."""
 
 
-class OpenVersion(ABC):
-    """One version of an object, open."""
+class VersionedFile(NamedTuple):
+    """A file that is one version of an object as long as its status shows these numbers."""
 
-    fd: int
-
-    @abstractmethod
-    def is_unchanged(self) -> bool:
-        """Return whether what was read until now is of this version."""
-
-    def close(self) -> None:
-        os.close(self.fd)
+    path: bytes
+    numbers: tuple[int, ...]
+    """Device, inode, size, mtime and ctime in nanoseconds, and the mark of a file that has one."""
+    inside: bytes | None
+    """The real path, with a slash at its end, of the directory that the file has to lie in; ``None``: it may lie anywhere."""
 
 
 class CopiesFrom(DirectAccess, ABC):

@@ -15,7 +15,7 @@ def kernel_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The kernel of this source tree, compiled."""
     if (reason := why_no_compiler()) is not None:
         pytest.skip(reason)
-    return compile_kernel(tmp_path_factory.mktemp("kernel") / "libkernel.1.so", "-O1")
+    return compile_kernel(tmp_path_factory.mktemp("kernel") / "libkernel.2.so", "-O1")
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Fuzz the kernel: ``SHARDSTORE_KERNEL_FILE=libkernel.1.so python -m tests.native.fuzz SECONDS SEED``.
+"""Fuzz the kernel: ``SHARDSTORE_KERNEL_FILE=libkernel.2.so python -m tests.native.fuzz SECONDS SEED``.
 
 Each round encodes chunks with numcodecs, damages some of them, and reads selections of them: from files that are cut or change while they
 are read, with descriptors that are closed, and with numbers that Python never passes. Checked are: nothing is written but the selected
@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -28,7 +29,8 @@ import numpy as np
 import numpy.typing as npt
 from numcodecs import GZip, blosc, zstd
 
-from shardstore.native.kernel import CHUNK_DTYPE, ChunkParams, Codec, Kernel, kernel
+from shardstore.native.kernel import ChunkParams, Codec, Kernel, SelectedAlong, ShardVersion, kernel
+from tests.native.reading import CHUNK_DTYPE, read_chunks
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -36,6 +38,7 @@ UNTOUCHED = 0x55
 LARGEST_CHUNK_NBYTES = 1_500_000
 LARGEST_ROUND_NBYTES = 4_000_000
 HUGE = 2**62
+EMPTY = 2**64 - 1
 
 
 @dataclass
@@ -73,6 +76,34 @@ class Round:
         return chunk[tuple(slices)].tobytes()
 
 
+@dataclass
+class StoredArray:
+    """A selection of an array of chunks in files, and what it gives."""
+
+    chunk: tuple[int, ...]
+    itemsize: int
+    codec: Codec
+    has_crc: bool
+    fill: bytes
+    along: list[SelectedAlong]
+    shards: list[ShardVersion | None]
+    inside: bytes | None
+    counts: list[int]
+    strides: list[int]
+    out_nbytes: int
+    expected: bytes
+    stored: tuple[int, int]
+    is_damaged: bool
+
+
+def version_of(entries: npt.NDArray[np.uint64], path: bytes) -> ShardVersion:
+    """Return a shard as it is now. It seems to be old, so that each change of it gives it another time."""
+    os.utime(path, ns=(1, 10**18 + 123_456_789))
+    status = os.stat(path)
+    numbers = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    return ShardVersion(entries, status.st_size, path, numbers)
+
+
 def decoded_by_numcodecs(codec: Codec, data: bytes) -> bytes | None:
     """Return what else decodes the bytes of a chunk, in the same way; ``None`` if it refuses them."""
     try:
@@ -100,6 +131,7 @@ class Fuzzer:
         """What happened, and how often."""
         self._disk = tempfile.TemporaryFile()  # noqa: SIM115  (kept)
         self._files = [os.memfd_create("fuzz"), self._disk.fileno()]
+        self._directory = tempfile.TemporaryDirectory()
 
     # -- what is stored --
 
@@ -259,7 +291,7 @@ class Fuzzer:
         ).with_strides(made.strides)
         files = np.array([file], np.int32)
         is_usual, behind = self.trick(params, files, chunks, selections, end, out.nbytes)
-        bad = self.kernel.read(params, files, chunks, selections, out, pick.choice([1, 1, 2, 3]))
+        bad = read_chunks(self.kernel, params, files, chunks, selections, out, pick.choice([1, 1, 2, 3]))
         if behind is not None:
             behind()
         assert bad == np.count_nonzero(chunks["status"])
@@ -397,6 +429,152 @@ class Fuzzer:
 
         return wait
 
+    # -- selections of arrays --
+
+    def select(self) -> None:
+        pick = self.random
+        made = self.array()
+        memory = np.full(made.out_nbytes + pick.choice([0, 13]), UNTOUCHED, "u1")
+        out = np.ndarray(made.counts, f"V{made.itemsize}", memory, 0, made.strides)
+        params = self.kernel.chunk_params(made.chunk, made.itemsize, made.codec, has_crc=made.has_crc, partial=pick.random() < 0.7)
+        along, shards = list(made.along), list(made.shards)
+        what, behind = self.disturbed_selection(along, shards)
+        arguments = (params, along, shards, made.inside, made.fill, made.strides, out, pick.choice([1, 1, 2, 3]))
+        found = self.kernel.read_selection(*arguments)
+        got = out.tobytes()
+        behind()
+        self.seen[f"a selection, {what}{', not read' if found is None else ''}"] += 1
+        assert what != "whole" or (found is None) == made.is_damaged, made
+        if found is not None and what != "wrong":
+            assert found == made.stored, (found, made.stored)
+            assert got == made.expected, made
+        touched = np.zeros(len(memory), bool)
+        np.ndarray((*made.counts, made.itemsize), bool, touched, 0, (*made.strides, 1))[...] = True
+        assert (memory[~touched] == UNTOUCHED).all(), "written outside of the selected elements"
+
+    def array(self) -> StoredArray:
+        """Store an array in files of shards: chunks are missing, shards are missing, and now and then an index is damaged."""
+        pick = self.random
+        ndim, itemsize, codec = pick.choice([0, 1, 1, 2, 2, 3, 4]), pick.choice([1, 2, 3, 4, 8, 16]), pick.choice(list(Codec))
+        has_crc, fill = pick.random() < 0.2, pick.randbytes(itemsize)
+        chunk, per_shard, grid = ([pick.randint(1, most) for _ in range(ndim)] for most in (pick.choice([3, 9]), 3, 3))
+        wide = [c * n for c, n in zip(chunk, per_shard, strict=True)]
+        whole = (
+            np.frombuffer(fill * prod(wide) * prod(grid), f"V{itemsize}").copy().reshape([w * n for w, n in zip(wide, grid, strict=True)])
+        )
+        files: dict[tuple[int, ...], ShardVersion] = {}
+        for at in np.ndindex(*grid):
+            if pick.random() < 0.9:
+                box = tuple(slice(a * w, a * w + w) for a, w in zip(at, wide, strict=True))
+                files[at] = self.shard(len(files), whole[(..., *box)], chunk, per_shard, codec, has_crc)
+        chosen = [self.along(n) for n in whole.shape]
+        stored, is_damaged = self.damaged_indices(files, chosen, chunk, per_shard)
+        touched = [list(dict.fromkeys(i // w for i in each)) for each, w in zip(chosen, wide, strict=True)]
+        along: list[SelectedAlong] = []
+        slot_stride = shard_stride = 1
+        for each, n, numbers in zip(reversed(chosen), reversed(per_shard), reversed(touched), strict=True):
+            along.insert(0, SelectedAlong(each.start, len(each), each.step, n, slot_stride, shard_stride))
+            slot_stride, shard_stride = slot_stride * n, shard_stride * len(numbers)
+        counts = [len(each) for each in chosen]
+        strides, out_nbytes = self.strides(counts, itemsize)
+        expected = whole[np.ix_(*map(list, chosen))].tobytes() if ndim else whole.tobytes()
+        inside = pick.choice([b"", os.fsencode(os.path.realpath(self._directory.name) + "/")]) or None
+        shards = [files.get(at) for at in product(*touched)]
+        return StoredArray(
+            tuple(chunk), itemsize, codec, has_crc, fill, along, shards, inside, counts, strides, out_nbytes, expected, stored, is_damaged
+        )
+
+    def shard(
+        self, number: int, values: npt.NDArray[Any], chunk: list[int], per_shard: list[int], codec: Codec, has_crc: bool
+    ) -> ShardVersion:
+        """Store a shard with values of which some are replaced by random ones."""
+        pick = self.random
+        entries, body = np.full((prod(per_shard), 2), EMPTY, np.uint64), bytearray(pick.randbytes(pick.randrange(9)))
+        for slot, inside in enumerate(np.ndindex(*per_shard)):
+            if pick.random() < 0.2:
+                continue
+            elements = self.values(prod(chunk) * values.itemsize)
+            box = tuple(slice(i * c, i * c + c) for i, c in zip(inside, chunk, strict=True))
+            values[box] = np.frombuffer(elements, values.dtype).reshape(chunk)
+            data = bytes(zstd.compress(elements, 1)) if codec is Codec.ZSTD else self.encoded(codec, elements, values.itemsize)
+            data += crc_of(data) if has_crc else b""
+            entries[slot] = len(body), len(data)
+            body += data
+        path = os.fsencode(os.path.join(self._directory.name, str(number)))
+        with open(path, "wb") as file:
+            file.write(body)
+        return version_of(entries, path)
+
+    def damaged_indices(
+        self, files: dict[tuple[int, ...], ShardVersion], chosen: list[range], chunk: list[int], per_shard: list[int]
+    ) -> tuple[tuple[int, int], bool]:
+        """Damage some entries of selected chunks; return the number of those that are stored, their bytes, and whether one is damaged."""
+        pick = self.random
+        count = nbytes = 0
+        is_damaged = False
+        for at in product(*[list(dict.fromkeys(i // c for i in each)) for each, c in zip(chosen, chunk, strict=True)]):
+            shard = files.get(tuple(i // n for i, n in zip(at, per_shard, strict=True)))
+            slot = 0
+            for i, n in zip(at, per_shard, strict=True):
+                slot = slot * n + i % n
+            if shard is None or shard.entries[slot, 0] == EMPTY:
+                continue
+            count, nbytes = count + 1, nbytes + int(shard.entries[slot, 1])
+            if pick.random() < 0.02:
+                shard.entries[slot, pick.randrange(2)] = pick.choice([EMPTY, 2**63, 10**6, 2**62])  # no file is so long
+                is_damaged = True
+        return (count, nbytes), is_damaged
+
+    def along(self, length: int) -> range:
+        pick = self.random
+        if pick.random() < 0.3:
+            return range(length)
+        start = pick.randrange(length)
+        return range(start, pick.randint(start + 1, length), pick.choice([1, 1, 1, 2, 5, 40]))
+
+    def disturbed_selection(self, along: list[SelectedAlong], shards: list[ShardVersion | None]) -> tuple[str, Callable[[], None]]:
+        """Now and then, pass a wrong number or change a file while it is read; return which, and what to do afterwards."""
+        pick = self.random
+        chosen = pick.random()
+        there = [number for number, shard in enumerate(shards) if shard is not None]
+        if chosen < 0.1 and along:
+            axis, name = pick.randrange(len(along)), pick.choice(SelectedAlong._fields)
+            along[axis] = along[axis]._replace(**{name: pick.choice([0, -1, 7, 10**6, 2**31, HUGE, 2**63 - 1, -(2**63)])})
+            self.seen[f"bad {name} of a selection"] += 1
+        elif chosen < 0.15:
+            del shards[pick.randrange(len(shards)) :]
+        elif chosen < 0.25 and there:
+            number = pick.choice(there)
+            shard = shards[number]
+            assert shard is not None
+            kind = pick.choice(["nbytes", "path", "entries", "numbers"])
+            if kind == "nbytes":
+                shards[number] = shard._replace(nbytes=pick.choice([0, -1, HUGE, 2**63 - 1]))
+            elif kind == "path":
+                shards[number] = shard._replace(path=pick.choice([b"", b"/dev/zero", shard.path + b"x", shard.path + b"\0x"]))
+            elif kind == "entries":
+                shards[number] = shard._replace(entries=shard.entries[: pick.randrange(len(shard.entries) + 1)].copy())
+            else:
+                numbers = list(shard.numbers)
+                numbers[pick.randrange(5)] += 1
+                shards[number] = shard._replace(numbers=tuple(numbers))
+        elif chosen < 0.3 and there:
+            shard = shards[pick.choice(there)]
+            assert shard is not None
+            path, noise = shard.path, pick.randbytes(20)
+
+            def disturb() -> None:
+                file = os.open(path, os.O_WRONLY)
+                os.pwrite(file, noise, 0) if noise[0] % 2 else os.ftruncate(file, 3)
+                os.close(file)
+
+            thread = threading.Thread(target=disturb)
+            thread.start()
+            return "changed", thread.join
+        else:
+            return "whole", lambda: None
+        return "wrong", lambda: None
+
     # -- encoding --
 
     def encode(self) -> None:
@@ -438,8 +616,11 @@ class Fuzzer:
         end, rounds = time.monotonic() + seconds, 0
         while time.monotonic() < end:
             rounds += 1
-            if self.random.random() < 0.1:
+            kind = self.random.random()
+            if kind < 0.1:
                 self.encode()
+            elif kind < 0.4:
+                self.select()
             else:
                 self.read()
         return rounds

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
+from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
@@ -25,10 +26,11 @@ from shardstore.adapters.zarr.codec_chains import AnyArray, DirectChain
 from shardstore.adapters.zarr.codec_threads import threads_at_once, work_in_threads
 from shardstore.adapters.zarr.kernel_codecs import KernelReader
 from shardstore.engine.engine import Engine
-from shardstore.engine.metadata.hierarchy import LocatedChunks, Node
+from shardstore.engine.metadata.hierarchy import LocatedChunks, Node, shard_key
 from shardstore.engine.reading.read_plan import Planner, ReadPlan
 from shardstore.errors import ShardStoreError
 from shardstore.format.metadata_v3 import ArrayLayout
+from shardstore.native.kernel import SelectedAlong
 from shardstore.storage.base import Absent
 
 Ints = npt.NDArray[np.int64]
@@ -68,6 +70,13 @@ class Along(NamedTuple):
     step: int
     is_integer: bool
     """True if the dimension is not one of the result's."""
+
+    def pieces(self, side: int) -> Sequence[int]:
+        """Return the numbers of the pieces of ``side`` elements that have selected ones."""
+        if self.step > side:
+            return [at // side for at in range(self.start, self.stop, self.step)]
+        last = self.start + (self.stop - 1 - self.start) // self.step * self.step
+        return range(self.start // side, last // side + 1)
 
 
 class Projected(NamedTuple):
@@ -122,10 +131,9 @@ def _find_facts(array: Any, pipeline: ChunkPipeline) -> ReadingFacts | None:
         return None
     buffers = (_settings["buffer"], _settings["ndbuffer"])
     path = place.key(array.store_path.path).rstrip("/")
-    reader = KernelReader.of(place.kernel, chain)
-    return ReadingFacts(
-        metadata, config, buffers, place, place.engine, path, pipeline.limits, codec, spec, chain, dtype, fill_value(spec), reader
-    )
+    fill = fill_value(spec)
+    reader = KernelReader.of(place.kernel, chain, fill)
+    return ReadingFacts(metadata, config, buffers, place, place.engine, path, pipeline.limits, codec, spec, chain, dtype, fill, reader)
 
 
 def selected(selection: Any, shape: tuple[int, ...]) -> tuple[list[Along], bool] | None:
@@ -176,10 +184,11 @@ def read_selection(array: Any, selection: Any) -> Any:
     shape = tuple([-((along.start - along.stop) // along.step) for along in axes if not along.is_integer])
     out = np.empty(shape, facts.chain.dtype, facts.config.order)
     full = out if len(shape) == len(axes) else out[tuple([None if along.is_integer else slice(None) for along in axes])]
-    coords = tuple([along.start // side for along, side in zip(axes, layout.chunk_shape, strict=True)])
-    is_one = all((along.stop - 1) // side == at for along, side, at in zip(axes, layout.chunk_shape, coords, strict=True))
     try:
-        is_read = _one(facts, planner, node, layout, coords, axes, full) if is_one else _many(facts, planner, node, layout, axes, full)
+        if facts.kernel_reader is not None and planner.reads_in_threads():
+            is_read = _by_kernel(facts.kernel_reader, planner, node, layout, axes, full)
+        else:
+            is_read = _by_python(facts, planner, node, layout, axes, full)
     except ShardStoreError:
         return None
     if not is_read:
@@ -187,6 +196,43 @@ def read_selection(array: Any, selection: Any) -> Any:
     if out.dtype != facts.dtype:
         out = out.byteswap(inplace=True).view(facts.dtype)
     return out[()] if gives_scalar and not shape else out
+
+
+def _by_kernel(reader: KernelReader, planner: Planner, node: Node, layout: ArrayLayout, axes: Sequence[Along], full: AnyArray) -> bool:
+    """Put the selected elements into ``full``, which has all dimensions of the array, by the kernel."""
+    per_shard = layout.grid.chunks_per_shard
+    shards = [along.pieces(side * n) for along, side, n in zip(axes, layout.chunk_shape, per_shard, strict=True)]
+    coords = list(product(*shards))
+    keys = [shard_key(node.path, layout, at) for at in coords]
+    hits = 0
+    indices = planner.known_indices(node, layout, keys, may_wait=True)
+    if indices is not None:
+        hits = len(indices) - indices.count(None)
+    else:
+        located = LocatedChunks(node, layout, coords, keys, np.arange(len(keys)), np.zeros(len(keys), np.int64))
+        found = run_sync(planner.find_indices(located))
+        if found is None or any(isinstance(index, ShardStoreError) for index, _ in found):
+            return False
+        indices = [index for index, _ in found if not isinstance(index, ShardStoreError)]
+    selected_along: list[SelectedAlong] = []
+    slot_stride = shard_stride = 1
+    for along, n, count, numbers in zip(reversed(axes), reversed(per_shard), reversed(full.shape), reversed(shards), strict=True):
+        selected_along.append(SelectedAlong(along.start, count, along.step, n, slot_stride, shard_stride))
+        slot_stride *= n
+        shard_stride *= len(numbers)
+    read = reader.read(planner.carrier, keys, indices, selected_along[::-1], full)
+    if read is None:
+        return False
+    planner.carrier.counters.add(requests=read[0], bytes_read=read[1], chunks_read=read[0], index_hits=hits)
+    return True
+
+
+def _by_python(facts: ReadingFacts, planner: Planner, node: Node, layout: ArrayLayout, axes: Sequence[Along], full: AnyArray) -> bool:
+    """Put the selected elements into ``full``, which has all dimensions of the array, by the codecs of Python."""
+    coords = tuple([along.start // side for along, side in zip(axes, layout.chunk_shape, strict=True)])
+    if all((along.stop - 1) // side == at for along, side, at in zip(axes, layout.chunk_shape, coords, strict=True)):
+        return _one(facts, planner, node, layout, coords, axes, full)
+    return _many(facts, planner, node, layout, axes, full)
 
 
 def _one(
@@ -200,12 +246,6 @@ def _one(
         full[...] = facts.fill
         return True
     firsts = [along.start - at * side for along, at, side in zip(axes, coords, layout.chunk_shape, strict=True)]
-    if facts.kernel_reader is not None and planner.reads_in_threads():
-        selection = np.array([[firsts, full.shape, [along.step for along in axes]]], dtype=np.int64)
-        if not facts.kernel_reader.read_one(planner.carrier.storage, place, selection, full):
-            return False
-        planner.count_chunk(place.nbytes)
-        return True
     if (data := planner.read_chunk(place)) is None:
         return False
     inside = tuple([slice(first, first + along.stop - along.start, along.step) for first, along in zip(firsts, axes, strict=True)])
@@ -236,14 +276,6 @@ def _many(facts: ReadingFacts, planner: Planner, node: Node, layout: ArrayLayout
     if plan is None or plan.rest:
         return False
     steps = np.array([along.step for along in axes])
-    if facts.kernel_reader is not None and is_local:
-        selections = np.stack([firsts, counts, np.broadcast_to(steps, counts.shape)], axis=1)
-        if not facts.kernel_reader.read(planner.carrier.storage, plan, selections, begins, full):
-            return False
-        for at, n in zip(begins[plan.missing].tolist(), counts[plan.missing].tolist(), strict=True):
-            full[tuple([slice(a, a + k) for a, k in zip(at, n, strict=True)])] = facts.fill
-        plan.count_hits(0)
-        return True
     getter, out = MemoryGetter(node.path, None), cpu.NDBuffer.from_numpy_array(full)
     ends = firsts + (counts - 1) * steps + 1
 

@@ -311,15 +311,25 @@ class Planner:
         """Return the plan as ``known`` does for chunks of a fresh array. With ``may_wait``, the calling thread may look for files: shards
         that are not there need no index, and those of which no chunk is read are confirmed.
         """
-        indices: list[_Index] = []
-        for key in located.shard_keys:
-            index = self._index(key, located.layout)
+        indices = self.known_indices(located.node, located.layout, located.shard_keys, may_wait=may_wait)
+        if indices is None:
+            return None
+        hits = sum(index is not None for index in indices)
+        return self._planned(located, [(index, False) for index in indices], hits=hits, may_wait=may_wait)
+
+    def known_indices(
+        self, node: Node, layout: ArrayLayout, shard_keys: Sequence[str], *, may_wait: bool = False
+    ) -> list[CachedIndex | None] | None:
+        """Return the indices of shards of a fresh array, if all are known; a read of their versions confirms them. With ``may_wait``, the
+        calling thread may look for files: ``None`` in place of the index of a shard that is not there.
+        """
+        indices: list[CachedIndex | None] = []
+        for key in shard_keys:
+            index = self._index(key, layout)
             if index is None and not (may_wait and self._is_absent(key)):
                 return None
-            indices.append((index, False))
-        if any(index is None for index, _ in indices) and not self._is_document_of(located.node):
-            return None
-        return self._planned(located, indices, hits=sum(index is not None for index, _ in indices), may_wait=may_wait)
+            indices.append(index)
+        return None if None in indices and not self._is_document_of(node) else indices
 
     def _is_document_of(self, node: Node) -> bool:
         """Look whether the document of an array is unchanged. What is absent proves no layout: the document is looked at after it."""
@@ -339,13 +349,17 @@ class Planner:
 
     async def find_chunks(self, located: LocatedChunks) -> ReadPlan | None:
         """Return the plan as ``find`` does for chunks of one array."""
-        try:
-            indices = await self._reader.verified_indices(group_located(located, [EVERYTHING] * len(located.slots)))
-        except ShardStoreError:  # the reader meets it too, and says more
-            return None
+        indices = await self.find_indices(located)
         if indices is None or not self.reads_in_threads():
             return None
         return self._planned(located, indices, hits=0)  # the reader has counted them
+
+    async def find_indices(self, located: LocatedChunks) -> list[_Index] | None:
+        """Return the indices of the shards of some chunks of one array; ``None`` if the engine has to be asked for all."""
+        try:
+            return await self._reader.verified_indices(group_located(located, [EVERYTHING] * len(located.slots)))
+        except ShardStoreError:  # the reader meets it too, and says more
+            return None
 
     def short_value(self, key: str, request: ByteRequest) -> memoryview | None:
         """Return the bytes that ``request`` asks for of a chunk, if they are few and in the page cache; ``None`` means: ask the engine."""

@@ -9,17 +9,14 @@ import errno
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 import numpy as np
 
 from shardstore.errors import StorageError
-from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRange, resolve
-from shardstore.storage.abilities import OpenVersion
 from shardstore.storage.base import ABSENT, CHANGED, DIRECTORY, Failed, Found, Read, ReadOutcome
 from shardstore.storage.local.files import READ_FLAGS, is_object, missing, pread, stat_file, translated
-from shardstore.storage.local.versions import FileVersion, still_shows, version_of, wait_to_settle
+from shardstore.storage.local.versions import still_shows, version_of, wait_to_settle
 from shardstore.storage.local.walk import Inside, outside
 from shardstore.storage.requests.ranged_reads import too_long
 
@@ -63,44 +60,6 @@ def _read_once(path: str, read: Read, look: Pread, inside: Inside | None) -> Rea
         return Found(version.generation, version.nbytes, tuple(buffers))
     finally:
         os.close(fd)
-
-
-@dataclass(frozen=True, slots=True)
-class OpenFile(OpenVersion):
-    """A file that was opened at one version."""
-
-    fd: int
-    _version: FileVersion
-    _status: os.stat_result
-
-    def is_unchanged(self) -> bool:
-        try:
-            return still_shows(self.fd, self._version, self._status)
-        except OSError:  # another machine replaced it
-            return False
-
-
-def open_version(path: str, key: str, generation: Generation | None, inside: Inside | None) -> OpenFile | None:
-    """Open the file at ``path`` as ``BlockingReads.open_version`` does."""
-    try:
-        fd = os.open(path, READ_FLAGS)
-    except OSError:  # a read has the words for it
-        return None
-    try:
-        status = os.fstat(fd)
-        if inside is not None:
-            inside.check_open(fd, path, key)
-        version = version_of(fd, status) if is_object(path, status, key) else None
-        if version is not None and generation in (None, version.generation):
-            opened = OpenFile(fd, version, status)
-            fd = -1
-            return opened
-    except (OSError, StorageError):
-        pass
-    finally:
-        if fd >= 0:
-            os.close(fd)
-    return None
 
 
 def read_cached(path: str, read: Read, inside: Inside | None = None) -> Found | None:

@@ -21,7 +21,7 @@ from shardstore.model.capabilities import Capabilities
 from shardstore.model.containers import batched
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import ByteRange, BytesLike, Padding, Segment
-from shardstore.storage.abilities import BlockingReads, CopiesFrom, FileTree, HasIdentity, Leftover, ListsLeftovers, OpenVersion
+from shardstore.storage.abilities import BlockingReads, CopiesFrom, FileTree, HasIdentity, Leftover, ListsLeftovers, VersionedFile
 from shardstore.storage.base import (
     ABSENT,
     GUARD_CHANGED,
@@ -41,10 +41,10 @@ from shardstore.storage.local import walk as local_walk
 from shardstore.storage.local.append import APPENDS_IN_PLACE, append_to, cut_tails, find_tails
 from shardstore.storage.local.files import is_reserved, make_like, missing, stat_file, translating
 from shardstore.storage.local.mounts import Mounts, mount_of
-from shardstore.storage.local.reading import READS_CACHED, fetch_soon, open_version, read_cached, read_file
+from shardstore.storage.local.reading import READS_CACHED, fetch_soon, read_cached, read_file
 from shardstore.storage.local.rules import Locks, WriteRules, check_follow_links, check_locks, find_left, sweep_tree
 from shardstore.storage.local.temporary import TemporaryFile, compose_file, copy_file
-from shardstore.storage.local.versions import generation_of, listed_generation, names_versions, wait_to_settle
+from shardstore.storage.local.versions import FileGeneration, generation_of, listed_generation, names_versions, wait_to_settle
 from shardstore.storage.local.walk import Inside
 from shardstore.storage.requests.writes import byte_view, check_deletion, checked_views, groups, wrong_length
 from shardstore.tasks import gather_all, leave_to_main_thread
@@ -323,9 +323,11 @@ class LocalStorage(LocalFiles, BlockingReads, CopiesFrom, HasIdentity, Abilities
             outcomes.append(outcome)
         return outcomes
 
-    def open_version(self, key: str, version: Generation | None) -> OpenVersion | None:
+    def file_of(self, key: str, version: Generation) -> VersionedFile | None:
         path = self._path(key)
-        return None if path is None else open_version(path, key, version, self._inside)
+        if path is None or type(version) is not FileGeneration:  # an unsettled version is equal to none
+            return None
+        return VersionedFile(os.fsencode(path), version.numbers, None if self._inside is None else os.fsencode(self._inside.start))
 
     def _is_there(self, other: Guard) -> bool:
         path = self._path(other.key)

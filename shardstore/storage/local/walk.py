@@ -36,6 +36,11 @@ class Inside:
     def _real_start(self) -> str:
         return os.path.join(os.path.realpath(self._root), "")
 
+    @property
+    def start(self) -> str:
+        """The real path as it was last seen, with a slash at its end."""
+        return self._start
+
     def has(self, path: str) -> bool:
         """Return whether a path leads to a place in the directory, or to the directory itself, whether anything is there or not."""
         return self._has_real(os.path.realpath(path))

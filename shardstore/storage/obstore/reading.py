@@ -360,7 +360,7 @@ class ObstoreStorage(RangedReads, StorageWrapper, BlockingReads, ObstoreCarried,
     def read_in_memory(self, read: Read) -> None:
         return None
 
-    def open_version(self, key: str, version: Generation | None) -> None:
+    def file_of(self, key: str, version: Generation) -> None:
         return None
 
     def read_blocking(self, reads: Sequence[Read]) -> list[ReadOutcome]:

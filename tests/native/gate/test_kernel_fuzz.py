@@ -23,7 +23,7 @@ def test_no_chunk_makes_the_kernel_write_where_it_may_not(tmp_path: Path) -> Non
         pytest.skip(reason)
     if (settings := sanitizer_environment()) is None:
         pytest.skip("the compiler has no address sanitizer: libasan and libubsan are missing")
-    built = compile_kernel(tmp_path / "libkernel.1.so", *SANITIZERS)
+    built = compile_kernel(tmp_path / "libkernel.2.so", *SANITIZERS)
     seed = random.randrange(2**32)
     environment = {**os.environ, **settings, "SHARDSTORE_KERNEL": "1", "SHARDSTORE_KERNEL_FILE": str(built)}
     command = [sys.executable, "-m", "tests.native.fuzz", str(SECONDS), str(seed)]

@@ -308,31 +308,84 @@ static void give_back(Scratch *scratch) {
     free(scratch);
 }
 
-/* Run `work` in this thread and in more of them, as long as all calls together have started fewer than `threads`; return when all have
-   ended. Signals go to Python's threads. */
-static void run_in_threads(void *(*work)(void *), void *job, int64_t threads) {
-    pthread_t started[MAX_THREADS];
+/* Threads at work on one job. On a busy machine some begin when the others have done it all: those are not waited for, and do nothing. */
+typedef struct {
+    void *(*work)(void *);
+    void *job;
+    pthread_mutex_t lock;
+    pthread_cond_t has_ended;
+    int running;                                            /* of the threads that were started */
+    int holders;                                            /* threads that may still look here; the last one frees it */
+    int is_closed;
+} Crew;
+
+static void leave(Crew *crew) {
+    (void)pthread_mutex_lock(&crew->lock);
+    const int is_last = --crew->holders == 0;
+    (void)pthread_mutex_unlock(&crew->lock);
+    if (!is_last) return;
+    (void)pthread_mutex_destroy(&crew->lock);
+    (void)pthread_cond_destroy(&crew->has_ended);
+    free(crew);
+}
+
+static void *help(void *argument) {
+    Crew *crew = argument;
+    (void)pthread_mutex_lock(&crew->lock);
+    const int is_needed = !crew->is_closed;
+    crew->running += is_needed;
+    (void)pthread_mutex_unlock(&crew->lock);
+    if (is_needed) {
+        crew->work(crew->job);
+        (void)pthread_mutex_lock(&crew->lock);
+        crew->running--;
+        (void)pthread_cond_signal(&crew->has_ended);
+        (void)pthread_mutex_unlock(&crew->lock);
+    }
+    atomic_fetch_sub(&helpers, 1);
+    leave(crew);
+    return NULL;
+}
+
+/* Start threads, as long as all calls together have started fewer than `threads`. Signals go to Python's threads. */
+static void start_helpers(Crew *crew, int64_t threads) {
+    pthread_attr_t detached;
+    pthread_t started;
     sigset_t all, before;
-    int n = 0;
-    if (threads > MAX_THREADS) threads = MAX_THREADS;
-    if (threads > 1) {
-        sigfillset(&all);
-        (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-        while (n < threads - 1) {
-            int is_one_too_many = atomic_fetch_add(&helpers, 1) >= threads - 1;
-            if (is_one_too_many || pthread_create(&started[n], NULL, work, job)) {
-                atomic_fetch_sub(&helpers, 1);
-                break;
-            }
-            n++;
-        }
-        (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    }
-    work(job);
-    while (n--) {
-        (void)pthread_join(started[n], NULL);
+    if (pthread_attr_init(&detached)) return;
+    (void)pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+    sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    for (int64_t n = 1; n < threads; n++) {
+        (void)pthread_mutex_lock(&crew->lock);
+        crew->holders++;
+        (void)pthread_mutex_unlock(&crew->lock);
+        if (atomic_fetch_add(&helpers, 1) < threads - 1 && !pthread_create(&started, &detached, help, crew)) continue;
         atomic_fetch_sub(&helpers, 1);
+        leave(crew);
+        break;
     }
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    (void)pthread_attr_destroy(&detached);
+}
+
+/* Run `work` in this thread and in more of them; return when all have ended that have begun. */
+static void run_in_threads(void *(*work)(void *), void *job, int64_t threads) {
+    Crew *crew = threads > 1 ? malloc(sizeof *crew) : NULL;
+    if (!crew) {
+        work(job);
+        return;
+    }
+    *crew = (Crew){.work = work, .job = job, .holders = 1};
+    (void)pthread_mutex_init(&crew->lock, NULL);
+    (void)pthread_cond_init(&crew->has_ended, NULL);
+    start_helpers(crew, threads < MAX_THREADS ? threads : MAX_THREADS);
+    work(job);
+    (void)pthread_mutex_lock(&crew->lock);
+    crew->is_closed = 1;
+    while (crew->running) (void)pthread_cond_wait(&crew->has_ended, &crew->lock);
+    (void)pthread_mutex_unlock(&crew->lock);
+    leave(crew);
 }
 
 /* ------------------------------------------------------------------------------------------------ decoding */

@@ -18,6 +18,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,6 +43,7 @@ enum { OK = 0, NOT_READ = 1, BAD_CHECKSUM = 2, NOT_DECODED = 3, OTHER_SIZE = 4, 
 enum { EQUALS_FILL = -1, NOT_ENCODED = -2 }; /* in place of the number of encoded bytes */
 enum { MAX_DIMENSIONS = 16, MAX_THREADS = 64, CRC_NBYTES = 4 };
 enum { BLOSC_HEADER_NBYTES = 16, BLOSC_MAX_OVERHEAD = 16, ZSTD_LEAST_NBYTES = 5 };
+enum { BLOSC_IS_COPIED = 2, BLOSC_HEAD_NBYTES = 1 << 9, BLOSC_LONG_NBYTES = 1 << 16 }; /* a flag; what is read first of a long chunk */
 enum { ZSTD_BLOCK_NBYTES = 1 << 17, ZSTD_HAS_CHECKSUM = 4 }; /* the most that a block decodes to; a flag of the fifth byte of a frame */
 enum { ZSTD_LEVEL = 100, ZSTD_CHECKSUM = 201 };             /* ZSTD_cParameter */
 enum { GZIP_ONLY = 31, ZLIB_OK = 0, ZLIB_STREAM_END = 1 };  /* windowBits: 15, and 16 for the header of gzip */
@@ -421,18 +423,27 @@ static int decode_zstd(const Params *params, const Region *region, void *decoder
     return params->functions->zstd_decode(decoder, to, expected, data, nbytes) == expected ? OK : NOT_DECODED;
 }
 
+/* The first bytes of a Blosc chunk; the place of each block follows. */
+typedef struct {
+    uint8_t version, compressor_version, flags, typesize;
+    int32_t decoded, block, encoded;
+} BloscHeader;
+
+static int is_decoded_by_items(const Params *params, const Region *region, const BloscHeader *header) {
+    const int64_t typesize = header->typesize, nbytes = params->chunk_nbytes;
+    const int is_needed_whole = region->begin == 0 && region->end == nbytes;
+    return params->is_partial && !is_needed_whole && typesize && !(region->begin % typesize || region->end % typesize || nbytes % typesize);
+}
+
 /* The header, as in chunk_coding.py, is compared first: without it the library would believe what it says. */
 static int decode_blosc(const Params *params, const Region *region, const uint8_t *data, size_t nbytes, uint8_t *to) {
-    struct { int32_t decoded, block, encoded; } header;
+    BloscHeader header;
     const int64_t expected = params->chunk_nbytes;
     if (nbytes < BLOSC_HEADER_NBYTES || nbytes > INT32_MAX || expected > INT32_MAX) return OTHER_SIZE;
-    const int typesize = data[3];
-    memcpy(&header, data + 4, sizeof header);
+    memcpy(&header, data, sizeof header);
     if (header.decoded != expected || header.encoded != (int64_t)nbytes || header.block < 1) return OTHER_SIZE;
-    const int is_needed_whole = region->begin == 0 && region->end == expected;
-    const int are_items = typesize && region->begin % typesize == 0 && region->end % typesize == 0 && expected % typesize == 0;
-    if (params->is_partial && !is_needed_whole && are_items) {
-        const int needed = (int)(region->end - region->begin);
+    if (is_decoded_by_items(params, region, &header)) {
+        const int typesize = header.typesize, needed = (int)(region->end - region->begin);
         int decoded = params->functions->blosc_decode_items(data, (int)region->begin / typesize, needed / typesize, to + region->begin);
         return decoded == needed ? OK : NOT_DECODED;
     }
@@ -523,13 +534,55 @@ static int read_plain(const ReadJob *job, Scratch *scratch, const Chunk *chunk, 
     return status;
 }
 
+/* Find the bytes of the Blosc chunk, of which the head was read, that the library needs to decode a region; return 0 if it needs all. */
+static int find_blosc_blocks(const Params *params, const Region *region, const uint8_t *head, int64_t nbytes, int64_t *from, int64_t *until) {
+    BloscHeader header;
+    int32_t start;
+    memcpy(&header, head, sizeof header);
+    if (header.decoded != params->chunk_nbytes || header.encoded != nbytes || header.block < 1) return 0;
+    const int64_t blocks = (header.decoded - 1) / header.block + 1, blocks_end = BLOSC_HEADER_NBYTES + blocks * (int64_t)sizeof start;
+    if (header.flags & BLOSC_IS_COPIED || blocks_end > BLOSC_HEAD_NBYTES || !is_decoded_by_items(params, region, &header)) return 0;
+    int64_t last = 0;
+    *from = *until = nbytes;
+    for (int64_t i = region->begin / header.block; i <= (region->end - 1) / header.block; i++) {
+        memcpy(&start, head + BLOSC_HEADER_NBYTES + i * (int64_t)sizeof start, sizeof start);
+        if (start < *from) *from = start;
+        if (start > last) last = start;
+    }
+    for (int64_t i = 0; i < blocks; i++) {
+        memcpy(&start, head + BLOSC_HEADER_NBYTES + i * (int64_t)sizeof start, sizeof start);
+        if (start > last && start < *until) *until = start;
+    }
+    return *from >= blocks_end && last < *until && *until <= nbytes;
+}
+
+/* Read an encoded chunk; of a long one of Blosc only the blocks that are needed. To the library it then ends behind them: it reads none of
+   what is left in the buffer from another chunk. `nbytes`: of the chunk, and then where it ends. */
+static int read_needed(const ReadJob *job, uint8_t *to, const Chunk *chunk, const Region *region, int waits, int64_t *nbytes) {
+    const Params *params = job->params;
+    const int file = job->files[chunk->file];
+    int64_t from, until;
+    const int is_long = *nbytes >= BLOSC_LONG_NBYTES && *nbytes <= INT32_MAX && region->end - region->begin <= params->chunk_nbytes / 2;
+    if (params->codec != BLOSC || params->has_crc || !params->is_partial || !is_long) return read_fully(file, to, *nbytes, chunk->offset, waits);
+    int status = read_fully(file, to, BLOSC_HEAD_NBYTES, chunk->offset, waits);
+    if (status != OK) return status;
+    if (!find_blosc_blocks(params, region, to, *nbytes, &from, &until))
+        return read_fully(file, to + BLOSC_HEAD_NBYTES, *nbytes - BLOSC_HEAD_NBYTES, chunk->offset + BLOSC_HEAD_NBYTES, waits);
+    if (from < BLOSC_HEAD_NBYTES) from = BLOSC_HEAD_NBYTES;
+    if (from < until) status = read_fully(file, to + from, until - from, chunk->offset + from, waits);
+    const int32_t end = (int32_t)until;
+    memcpy(to + offsetof(BloscHeader, encoded), &end, sizeof end);
+    *nbytes = until;
+    return status;
+}
+
 static int read_encoded(const ReadJob *job, Scratch *scratch, const Chunk *chunk, const Region *region, int waits) {
     const Params *params = job->params;
     uint8_t *to = job->out + chunk->at;
     int64_t nbytes = chunk->nbytes;
     if (nbytes > 2 * params->chunk_nbytes + SPARE_NBYTES) return OTHER_SIZE;
     if (!reserve(&scratch->encoded, &scratch->encoded_nbytes, nbytes)) return NO_MEMORY;
-    int status = read_fully(job->files[chunk->file], scratch->encoded, nbytes, chunk->offset, waits);
+    int status = read_needed(job, scratch->encoded, chunk, region, waits, &nbytes);
     if (status != OK) return status;
     if (params->has_crc) {
         uint32_t stored;

@@ -466,7 +466,7 @@ class Fuzzer:
         for at in np.ndindex(*grid):
             if pick.random() < 0.9:
                 box = tuple(slice(a * w, a * w + w) for a, w in zip(at, wide, strict=True))
-                files[at] = self.shard(len(files), whole[(..., *box)], chunk, per_shard, codec, has_crc)
+                files[at] = self.shard(len(files), whole[box] if box else whole, chunk, per_shard, codec, has_crc)
         chosen = [self.along(n) for n in whole.shape]
         stored, is_damaged = self.damaged_indices(files, chosen, chunk, per_shard)
         touched = [list(dict.fromkeys(i // w for i in each)) for each, w in zip(chosen, wide, strict=True)]

@@ -218,6 +218,40 @@ def test_damage_in_bytes_of_blosc_that_are_not_needed_is_seen_only_if_all_are_de
         assert status == expected
 
 
+def test_only_the_needed_blocks_of_long_blosc_chunks_are_read(kernel: Kernel, files: list[File]) -> None:
+    values = np.random.default_rng(0).integers(0, 40, (64, 8192)).astype("<u2")
+    encoded = numcodecs.blosc.compress(values, b"lz4", 5, 1, 2**16)
+    count = 8  # of 8 rows each
+    head = struct.unpack_from(f"<BBBBiii{count}i", encoded)
+    starts, head_nbytes = head[7:], 16 + 4 * count
+    assert head[5] == values.nbytes // count
+    blocks = [encoded[start:end] for start, end in zip(starts, [*starts[1:], len(encoded)], strict=True)]
+    params = kernel.chunk_params(values.shape, 2, Codec.BLOSC)
+    for order in (range(count), reversed(range(count))):  # threads of Blosc write blocks in any order
+        body, places = b"", [0] * count
+        for which in order:
+            places[which] = head_nbytes + len(body)
+            body += blocks[which]
+        whole = encoded[:16] + struct.pack(f"<{count}i", *places) + body
+        for selection, needed in [(((8, 1, 1), (5, 3, 2)), [1]), (((23, 2, 1), (0, 8192, 1)), [2, 3]), (((63, 1, 1), (8191, 1, 1)), [7])]:
+            noise = bytearray(np.random.default_rng(1).bytes(len(whole)))
+            noise[:head_nbytes] = whole[:head_nbytes]
+            for which in needed:
+                noise[places[which] : places[which] + len(blocks[which])] = blocks[which]
+            status, got = read_one(kernel, files, params, bytes(noise), selection)
+            assert (status, got.tobytes()) == (0, values[as_slices(selection)].tobytes())
+            file = File([whole])
+            files.append(file)
+            end = max(places[which] + len(blocks[which]) for which in needed)
+            os.ftruncate(file.descriptor, int(file.table["offset"][0]) + end)
+            out = np.zeros([n for _, n, _ in selection], "<u2")
+            chosen = selections_of(1, selection)
+            assert read_chunks(kernel, params.with_strides(out.strides), file.descriptors, file.table, chosen, out, 1) == 0
+            at = places[needed[-1]]
+            noise[at : at + 4] = len(whole).to_bytes(4, "little")  # the length of its first part, in other blocks
+            assert read_one(kernel, files, params, bytes(noise), selection)[0] == 3
+
+
 def test_blocks_of_zstd_behind_the_selected_elements_are_left_out_unless_there_is_a_checksum(kernel: Kernel, files: list[File]) -> None:
     values = np.random.default_rng(0).integers(0, 40, (64, 8192)).astype("<u2")
     for checksum in (False, True):

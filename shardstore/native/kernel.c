@@ -50,8 +50,9 @@ enum { GZIP_ONLY = 31, ZLIB_OK = 0, ZLIB_STREAM_END = 1 };  /* windowBits: 15, a
 enum { MAX_IDLE = 16, KEPT_NBYTES = 1 << 20 };              /* what is kept between calls: so many pairs of buffers of so many bytes */
 enum { MAX_CHUNKS = 1 << 16, MAX_FILES = 64, MAX_NBYTES = 1 << 27 }; /* of one call: until it returns, nothing can interrupt it */
 enum { MISSING = -1 };                                      /* in place of the number of a file: of a chunk that is not stored */
-enum { INLINE_NBYTES = 1 << 17 };                           /* decoded in the time in which another thread would only begin */
-enum { COPIED_SHARE = 8, READ_NBYTES = 1 << 10 };           /* bytes copied in the time of one decoded; decoded in the time of a read */
+enum { INLINE_NBYTES = 1 << 17 };                           /* zstd decodes them in the time in which another thread would begin */
+/* In the time in which zstd decodes one byte, so many are copied, or decoded by Blosc; and so many it decodes in the time of a read. */
+enum { COPIED_NBYTES = 8, BLOSC_NBYTES = 4, READ_NBYTES = 1 << 10 };
 static const int64_t ANNOUNCED_NBYTES = 1 << 26;            /* the most that the system is told to fetch before it is waited for */
 static const int64_t SPARE_NBYTES = 4096;                   /* an encoded chunk has at most twice its bytes, and these */
 
@@ -888,7 +889,7 @@ static int64_t threads_for(const Call *call, int64_t threads) {
     const Params *params = call->params;
     int64_t nbytes = call->stored * params->chunk_nbytes;
     if ((params->codec == NONE || params->codec == BLOSC) && !params->has_crc) {
-        const int64_t least = call->spanned / (params->codec == NONE ? COPIED_SHARE : 1) + call->stored * READ_NBYTES;
+        const int64_t least = call->spanned / (params->codec == NONE ? COPIED_NBYTES : BLOSC_NBYTES) + call->stored * READ_NBYTES;
         if (least < nbytes) nbytes = least;
     }
     return nbytes <= INLINE_NBYTES ? 1 : threads;

@@ -239,6 +239,8 @@ class Kernel:
                 rows.append(_NO_SHARD)
                 continue
             entries, nbytes, path, numbers = shard
+            if not entries.flags.c_contiguous or entries.itemsize != 8:
+                raise InvalidInput(f"entries of an index have to be contiguous, of uint64; they are {entries.dtype}")
             mark = (1, numbers[5]) if len(numbers) > 5 else (0, 0)
             rows.append(_SHARD.pack(entries.ctypes.data, entries.size // 2, nbytes, at, *numbers[:5], *mark))
             at += len(path) + 1

@@ -406,6 +406,9 @@ def test_a_damaged_index_and_numbers_that_do_not_fit_read_nothing(kernel: Kernel
         (along, b"1", (1,), np.zeros(4, "u1")[::-1]),
         (along, b"1", (1,), fixed),
     ]
+    for entries in (shard.entries[::-1], shard.entries.astype("<u4")):
+        with pytest.raises(InvalidInput):
+            kernel.read_selection(params, along, [shard._replace(entries=entries)], None, b"1", (1,), out, 1)
     for chosen, fill, strides, memory in refused:
         with pytest.raises(InvalidInput):
             kernel.read_selection(params, chosen, [shard], None, fill, strides, memory, 1)

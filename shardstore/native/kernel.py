@@ -108,11 +108,6 @@ class ChunkParams:
         """The bytes of a decoded chunk."""
         return prod(self.shape) * self.itemsize
 
-    @property
-    def chunk_strides(self) -> npt.NDArray[np.int64]:
-        """The strides of a decoded chunk in bytes, ``(ndim,)``."""
-        return np.array([prod(self.shape[axis + 1 :]) * self.itemsize for axis in range(len(self.shape))], dtype=np.int64)
-
     def with_strides(self, strides: Sequence[int]) -> ChunkParams:
         """Return a copy for memory with these strides, in bytes, one for each stored dimension in the stored order.
 

@@ -5,6 +5,7 @@ Each call takes time, and other processes run meanwhile. A process that has died
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import os
@@ -61,6 +62,8 @@ class Calls:
     calls: int = 0
     is_full: bool = False
     """While this is true nothing can be added."""
+    awaited_sync: asyncio.Future[None] | None = None
+    """Gets its result when one of the next syncs begins of a file that is changed in place; that sync waits then."""
     _files: dict[int, OpenFile] = field(default_factory=dict)
     _next: int = _FIRST_DESCRIPTOR
 
@@ -109,14 +112,17 @@ class Calls:
 
         return call
 
-    def _enter(self, *, adds: bool = False, may_fail: bool = True) -> None:
+    def _enter(self, *, adds: bool = False, synced: Inode | None = None, may_fail: bool = True) -> None:
         """Let a call begin: others may run first, and it may fail."""
         process = current_process()
         if process is not None and not process.is_alive:
             raise GreenletExit
         self.calls += 1
         habits = self.habits
-        if self.rng.random() < habits.switches:
+        awaited = None if synced is None or not self.disk.is_changed_in_place(synced) else self.awaited_sync
+        if awaited is not None and not awaited.done() and self.rng.random() < 0.4:
+            awaited.set_result(None)
+        if awaited is not None or self.rng.random() < habits.switches:
             self.loop.sleep_here(self.rng.expovariate(1 / habits.mean_seconds), or_not=True)
         if may_fail and habits.fails and self.rng.random() < habits.fails:
             self.faults["fails"] += 1
@@ -223,11 +229,11 @@ class Calls:
         self.disk.truncate(self._inode(fd), nbytes)
 
     def _fsync(self, fd: int) -> None:
-        self._enter()
+        self._enter(synced=self._inode(fd))
         self.disk.sync(self._inode(fd))
 
     def _fdatasync(self, fd: int) -> None:
-        self._enter()
+        self._enter(synced=self._inode(fd))
         self.disk.sync(self._inode(fd), only_data=True)
 
     def _posix_fadvise(self, fd: int, *_: int) -> None:

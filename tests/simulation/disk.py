@@ -311,6 +311,11 @@ class Disk:
         for resume in waiting:
             resume()
 
+    def is_changed_in_place(self, inode: Inode) -> bool:
+        """Return whether a file has unsynced changes that a loss of power would not leave without a name."""
+        is_new = any(named is inode for renaming in self._unsynced for _, _, named in renaming.changes)
+        return bool(inode.changes) and not inode.is_directory and not is_new
+
     # -- what survives -------------------------------------------------------------------------------------------------
 
     def sync(self, inode: Inode, *, only_data: bool = False) -> None:

@@ -313,6 +313,9 @@ class Run:
             if lives.done():
                 return
             if self.rng.choice(happen) == "power":
+                if self.rng.random() < 0.25:  # when it costs most: while a file that was changed in place is being synced
+                    calls.awaited_sync = asyncio.get_running_loop().create_future()
+                    await asyncio.wait([lives, calls.awaited_sync], return_when=asyncio.FIRST_COMPLETED)
                 self.recorder.history.forget_unacknowledged()
                 self.world.lose_power()
             else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from shardstore.engine.metadata.hierarchy import ChunkTarget
@@ -17,6 +17,7 @@ from shardstore.errors import InvalidInput
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import BytesLike
 from shardstore.storage.requests.writes import holds
+from shardstore.threads import in_threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +68,12 @@ class Revise:
     """The value becomes what ``compute`` makes of it; ``None`` stands for a value that does not exist.
 
     Called again with a newer value after a lost race, so it must not do anything else. What it raises, if it is a
-    ``ShardStoreError``, is the error of the update.
+    ``ShardStoreError``, is the error of the update. Of a chunk it is called in any thread.
     """
 
     compute: Callable[[bytes | None], bytes | None]
+    nbytes: int = 0
+    """The bytes that it decodes and encodes: many are worked on by threads."""
 
 
 @dataclass(slots=True)
@@ -175,6 +178,17 @@ def _apply(action: SetValue | SetIfMissing | Patch | EraseValue | Revise, value:
                     + (" because it does not exist" if value is None else "")
                 )
             return before[:start] + bytes(data) + before[start + len(data) :]
+
+
+async def applied(actions: Sequence[Action], old: BytesLike | None, key: str) -> BytesLike | None:
+    """Return what ``apply_actions`` does, which a thread finds out where there is much to do."""
+    (value,) = await in_threads(1, work_nbytes(actions), lambda start, end: apply_actions(actions, old, key))
+    return value
+
+
+def work_nbytes(actions: Iterable[Action]) -> int:
+    """Return how many bytes actions decode and encode."""
+    return sum(action.nbytes for action in actions if isinstance(action, Revise))
 
 
 def needs_old_value(actions: Sequence[Action]) -> bool:

@@ -14,7 +14,7 @@ from shardstore.engine.actions import (
     SetIfMissing,
     SetValue,
     Swap,
-    apply_actions,
+    applied,
     reports_outcome,
     revising,
     with_whole,
@@ -495,10 +495,10 @@ class Values:
             outcome = await read_one(self._storage, Read(key, (EVERYTHING,)))
             found = outcome if isinstance(outcome, Found) else None
             old = None if found is None else found.buffers[0]
-            new = apply_actions(actions, old, key)
-            if new is old:
+            new = await applied(actions, old, key)
+            if new is old and new is not None:
                 return
-            if new is None:
+            if new is None:  # also where there is nothing: that there is nothing has to last, and sessions note it
                 await self._storage.delete(key, UNCONDITIONAL)
             else:
                 await self._storage.write(key, [new], len(new), capabilities.condition_on(None if found is None else found.generation))

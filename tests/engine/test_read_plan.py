@@ -20,10 +20,11 @@ from zarr.codecs import ZstdCodec
 from zarr.core.sync import sync
 
 import shardstore
+from shardstore import threads as codec_threads
 from shardstore._sync import run_sync
 from shardstore.adapters.zarr import chunk_pipeline as zarr_pipeline
 from shardstore.adapters.zarr import chunks as zarr_chunks
-from shardstore.adapters.zarr import codec_threads, short_path
+from shardstore.adapters.zarr import short_path
 from shardstore.engine.engine import Engine
 from shardstore.engine.reading.read_plan import PartLimits, PlannedObject, ReadPart, ReadPlan, read_parts
 from shardstore.errors import Corruption

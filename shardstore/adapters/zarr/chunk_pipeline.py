@@ -28,14 +28,14 @@ from shardstore._sync import run_async
 from shardstore.adapters.handle import Face, FilesystemFace, raise_first, values_of
 from shardstore.adapters.zarr.chunks import ChunkCodec, Info, MemoryGetter, MemorySetter, gather_chunks, scatter_chunks, status, wave_bytes
 from shardstore.adapters.zarr.codec_chains import DESTINATION_NBYTES
-from shardstore.adapters.zarr.codec_threads import INLINE_BYTES, in_threads, pieces, run_in_threads, threads_at_once
-from shardstore.engine.actions import ERASE, Action, SetValue
+from shardstore.engine.actions import ERASE, Action, Revise, SetValue
 from shardstore.engine.metadata.hierarchy import MANY_KEYS, LocatedChunks
 from shardstore.engine.reading.read_plan import ReadPart, ReadPlan
 from shardstore.model.containers import batched
 from shardstore.model.ranges import EVERYTHING
 from shardstore.native.kernel import Kernel, kernel
 from shardstore.tasks import gather_all
+from shardstore.threads import INLINE_BYTES, in_threads, pieces, run_in_threads, threads_at_once
 
 if TYPE_CHECKING:
     from typing import Self
@@ -257,7 +257,8 @@ class ChunkPipeline(CodecPipeline):
     async def write(self, batch_info: Iterable[Any], value: NDBuffer, drop_axes: tuple[int, ...] = ()) -> None:
         """Write the whole assignment in one batch: one commit a shard, deletes of chunks that equal the fill value included.
 
-        Chunks that are only partly assigned are read first, in one batch too.
+        A chunk that is only partly assigned is read, decoded and encoded within the commit, and again if another client has changed it
+        meanwhile: writers of different elements of one chunk lose nothing.
         """
         infos = list(batch_info)
         if not infos:
@@ -272,25 +273,39 @@ class ChunkPipeline(CodecPipeline):
         keys = [info[0].path for info in infos]
         sizes = _sizes(infos)
 
-        async def wave(numbers: Sequence[int]) -> None:
-            partial = [i for i in numbers if not infos[i][4]]
-            was = dict(zip(partial, await _fetch(place, [keys[i] for i in partial]), strict=True))
-            old = [was.get(i) for i in numbers]
-            mine = [infos[i] for i in numbers]
+        loop = asyncio.get_running_loop()
+
+        def revised(number: int, old: bytes | None) -> bytes | None:
+            mine, was = [infos[number]], [None if old is None else memoryview(old)]
             if is_sync:
-                nbytes = sum(sizes[i] for i in numbers)
+                (new,) = gather_chunks(codec, mine, was, value, drop_axes)
+            else:
+                (new,) = asyncio.run_coroutine_threadsafe(_encoded_elsewhere(codec, mine, was, value, drop_axes), loop).result()
+            return None if new is None else bytes(new)
+
+        def revision(number: int) -> Revise:
+            # A thread may wait for this loop, while the engine's cannot.
+            return Revise(partial(revised, number), sizes[number] if is_sync else max(sizes[number], INLINE_BYTES + 1))
+
+        async def wave(numbers: Sequence[int]) -> None:
+            whole = [i for i in numbers if infos[i][4]]
+            mine = _at(infos, whole)
+            if is_sync:
                 parts = await in_threads(
                     len(mine),
-                    nbytes,
-                    lambda a, b: gather_chunks(codec, mine[a:b], old[a:b], value, drop_axes, place.kernel),
+                    sum(_at(sizes, whole)),
+                    lambda a, b: gather_chunks(codec, mine[a:b], [None] * (b - a), value, drop_axes, place.kernel),
                     limits.inline_bytes,
                 )
-                new = list(chain.from_iterable(parts))
+                encoded = dict(zip(whole, chain.from_iterable(parts), strict=True))
             else:
-                new = await _encoded_elsewhere(codec, mine, old, value, drop_axes)
-            updates: list[tuple[str, Action]] = [
-                (place.key(keys[i]), ERASE if data is None else SetValue(data)) for i, data in zip(numbers, new, strict=True)
-            ]
+                encoded = dict(zip(whole, await _encoded_elsewhere(codec, mine, [None] * len(mine), value, drop_axes), strict=True))
+            updates: list[tuple[str, Action]] = []
+            for i in numbers:
+                data = encoded.get(i)
+                action = revision(i) if i not in encoded else ERASE if data is None else SetValue(data)
+                updates.append((place.key(keys[i]), action))
+            await place.ensure_open()
             raise_first(await run_async(place.engine.update_many(updates)))
 
         waves, _ = await _waves(place, keys, sizes, limits, split_shards=False)

@@ -159,7 +159,7 @@ def gather_chunks(
     is_scalar = value.shape == ()
     chains = _Chains(codec)
     scratch: AnyArray | None = None
-    encoded = {} if is_scalar or drop_axes or kernel is None else _encoded_by_kernel(kernel, codec, infos, source)
+    encoded = {} if not infos or is_scalar or drop_axes or kernel is None else _encoded_by_kernel(kernel, codec, infos, source)
     new: list[memoryview | None] = []
     for number, (info, was) in enumerate(zip(infos, old, strict=True)):
         if number in encoded:

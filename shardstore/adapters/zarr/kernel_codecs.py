@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore.adapters.zarr.codec_chains import AnyArray, DirectChain
-from shardstore.adapters.zarr.codec_threads import threads_at_once
 from shardstore.engine.index_cache import CachedIndex
 from shardstore.engine.reading.read_plan import Carrier
 from shardstore.native.kernel import MAX_DIMENSIONS, ChunkParams, Codec, Kernel, SelectedAlong, ShardVersion
+from shardstore.threads import threads_at_once
 
 Ints = npt.NDArray[np.int64]
 

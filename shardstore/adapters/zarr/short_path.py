@@ -23,7 +23,6 @@ from shardstore._sync import run_sync
 from shardstore.adapters.zarr.chunk_pipeline import ChunkPipeline, EnginePlace, PipelineLimits, PlanWork, place_of
 from shardstore.adapters.zarr.chunks import ChunkCodec, MemoryGetter, fill_value, scatter_chunks
 from shardstore.adapters.zarr.codec_chains import AnyArray, DirectChain
-from shardstore.adapters.zarr.codec_threads import threads_at_once, work_in_threads
 from shardstore.adapters.zarr.kernel_codecs import KernelReader
 from shardstore.engine.engine import Engine
 from shardstore.engine.metadata.hierarchy import LocatedChunks, Node, shard_key
@@ -32,6 +31,7 @@ from shardstore.errors import ShardStoreError
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.native.kernel import SelectedAlong
 from shardstore.storage.base import Absent
+from shardstore.threads import threads_at_once, work_in_threads
 
 Ints = npt.NDArray[np.int64]
 

@@ -112,7 +112,7 @@ class Reader:
     _hierarchy: Hierarchy
     _indices: IndexCache
     _proof: LayoutProof
-    _limits: ReadLimits
+    limits: ReadLimits
     _counters: Counters
     first_bytes_per_batch: int = 2**24
     """The most bytes that are read along with the indices of one batch."""
@@ -369,7 +369,7 @@ class Reader:
         if not wanted.numbers:
             return []
         if (wanted.ends > wanted.starts).any():
-            coalesced = coalesce_all(wanted.starts, wanted.ends, self._limits)
+            coalesced = coalesce_all(wanted.starts, wanted.ends, self.limits)
         else:  # versions are asked for, and no bytes: neither are those between the chunks
             start = int(wanted.starts[0])
             coalesced = CoalescedReads.in_one(ByteRange(start, start), wanted.starts, wanted.ends)
@@ -412,7 +412,7 @@ class Reader:
         It saves no round if the document has to be read after it in any case. It is given up for arrays where the bytes never held the
         wanted chunks. Large batches (more than ``most``) do not gain by saving a round.
         """
-        limit = self._limits.first_bytes
+        limit = self.limits.first_bytes
         if not limit:
             return 0
         decoded = shard.layout.decoded_shard_nbytes

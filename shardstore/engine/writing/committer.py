@@ -15,7 +15,17 @@ from uuid import uuid4
 
 import numpy as np
 
-from shardstore.engine.actions import Action, Swap, apply_actions, changes_nothing, has_swaps, needs_old_value, needs_old_version, refusal
+from shardstore.engine.actions import (
+    Action,
+    Swap,
+    apply_actions,
+    changes_nothing,
+    has_swaps,
+    needs_old_value,
+    needs_old_version,
+    refusal,
+    work_nbytes,
+)
 from shardstore.engine.contention import Contention, Outdated, Turn
 from shardstore.engine.index_cache import CachedIndex, IndexCache, IndexVersions, LayoutProof, StaleLayout
 from shardstore.engine.metadata.hierarchy import Hierarchy, Node, shard_key
@@ -23,9 +33,10 @@ from shardstore.engine.options import EngineOptions
 from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import ShardRead
 from shardstore.engine.writing.plan_writer import PlanWriter
-from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError, Unsupported, WriteOutcomeUnknown
+from shardstore.errors import Conflict, Corruption, NotFound, ShardStoreError, Unsupported, WriteOutcomeUnknown
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.model.chunks import ChunkCoords
+from shardstore.model.coalescing import coalesce
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfGeneration
 from shardstore.model.ranges import ByteRange, BytesLike, CopiedRange, NewBytes
 from shardstore.plan.commits import Commit, CommitPlan, DeleteShard, NothingToDo, WriteShard, plan_empty, with_nonce
@@ -33,14 +44,16 @@ from shardstore.plan.strategies import strategy_of
 from shardstore.storage.abilities import FileTree
 from shardstore.storage.base import ConditionFailed, Storage
 from shardstore.storage.wrappers import Counters
+from shardstore.threads import in_threads
 
 _DAMAGED = Generation("damaged")
 
 T = TypeVar("T")
 
 SlotActions = dict[int, list[Action]]
-Refused = dict[int, InvalidInput]
-"""The slots whose actions could not be applied, such as a patch behind the end of the chunk; they stay unchanged."""
+Refused = dict[int, ShardStoreError]
+"""The slots whose actions could not be applied, such as a patch behind the end of the chunk, or of one that cannot be decoded; they stay
+unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,8 +356,9 @@ class Committer:
             places = {slot: cached.index.location(slot, cached.object_nbytes) for slot in wanted}
             ranges = {slot: ByteRange(p.offset, p.offset + p.nbytes) for slot, p in places.items() if p is not None}
             if ranges:
-                found = await self._plans.read_pinned(shard.key, list(ranges.values()), cached.generation)
-                old.update(zip(ranges, found, strict=True))
+                reads = coalesce(list(ranges.values()), self._reader.limits)
+                found = await self._plans.read_pinned(shard.key, list(reads.requests), cached.generation)
+                old.update(zip(ranges, reads.cut(found), strict=True))
         versions: dict[int, Generation] = {}
         for slot, chain in swaps.items():
             if cached is not None and needs_old_version(chain):
@@ -355,7 +369,13 @@ class Committer:
                     continue
                 if where is not None:
                     versions[slot] = cached.version(slot, where)
-        updates = _apply(shard, actions, old, versions, refused)
+        slots = list(actions)
+        parts = await in_threads(
+            len(slots),
+            sum(map(work_nbytes, actions.values())),
+            lambda start, end: _apply(shard, {slot: actions[slot] for slot in slots[start:end]}, old, versions, refused),
+        )
+        updates = {slot: value for part in parts for slot, value in part.items()}
         for slot in [slot for slot, chain in swaps.items() if changes_nothing(chain)]:
             updates.pop(slot, None)
         return updates
@@ -509,7 +529,7 @@ def _apply(
             if value is not None and (error := refusal(key, value, nbytes)) is not None:
                 raise error
             updates[slot] = value
-        except InvalidInput as exc:
+        except ShardStoreError as exc:
             refused[slot] = exc
     return updates
 

@@ -14,9 +14,9 @@ import pytest
 import zarr
 
 import shardstore
+from shardstore import threads as codec_threads
 from shardstore.adapters.zarr import chunk_pipeline as zarr_pipeline
 from shardstore.adapters.zarr import chunks as zarr_chunks
-from shardstore.adapters.zarr import codec_threads
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.trace import TraceStorage
 from tests.limits import limit_pipeline

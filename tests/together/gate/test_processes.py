@@ -265,6 +265,22 @@ def spawned(monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessPoolExecutor]:
         yield pool
 
 
+@pytest.mark.parametrize(
+    ("in_store", "in_array"),
+    [({"chunks_per_shard": (1, 4)}, {}), ({"chunks_per_shard": None}, {}), ({"chunks_per_shard": None}, {"shards": (64, 64)})],
+    ids=["sharded", "not sharded", "shards of its own"],
+)
+def test_spawned_processes_share_a_chunk(
+    tmp_path: Path, spawned: ProcessPoolExecutor, in_store: dict[str, Any], in_array: dict[str, Any]
+) -> None:
+    store = shardstore.open(tmp_path, fsync=False, **in_store)
+    zarr.create_array(store, name="x", shape=(64, 64), chunks=(64, 16), dtype="u1", fill_value=0, **in_array)
+    for share in [spawned.submit(workers.write_rows, store, "x", i, WORKERS) for i in range(WORKERS)]:
+        share.result()
+    expected = np.broadcast_to(np.arange(1, 65, dtype="u1")[:, None], (64, 64))
+    np.testing.assert_array_equal(zarr.open_array(str(tmp_path), path="x", mode="r")[...], expected)
+
+
 def test_spawned_processes_share_a_shard(tmp_path: Path, spawned: ProcessPoolExecutor) -> None:
     """zarr-python's own sharding loses up to half of the chunks here."""
     store = shardstore.open(str(tmp_path), chunks_per_shard=(workers.CHUNKS,))

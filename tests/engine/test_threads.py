@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from shardstore.adapters.zarr import codec_threads
-from shardstore.adapters.zarr.codec_threads import INLINE_BYTES, in_threads, run_in_threads
+from shardstore import threads as codec_threads
+from shardstore.threads import INLINE_BYTES, in_threads, run_in_threads
 
 LARGE = INLINE_BYTES + 1
 

@@ -1,6 +1,6 @@
-"""The threads that decode and encode: as many as there are processors, for all selections together, as long as there are any.
+"""The threads that decode and encode: as many as there are processors, for all that is read and assigned, as long as there are any.
 
-They are started for the first of the selections that overlap, and end with the last. Linux starts a new thread on an idle processor, but
+They are started for the first of those that overlap, and end with the last. Linux starts a new thread on an idle processor, but
 wakes a sleeping one on the processor of its waker; on virtual machines all threads then often share one processor for tens of
 milliseconds. To start one takes 10 to 60 µs more than to wake one.
 """

@@ -1,4 +1,6 @@
-"""Permission to store arrays that are themselves sharded: for clients of this process that expand shards to chunks.
+"""What is known of a client that stores an array's document: whether it expands shards to chunks, and the shape that it has seen.
+
+Permission to store arrays that are themselves sharded is for clients of this process that expand shards to chunks.
 
 An array's document arrives as the bytes of a key, from any client. Before zarr stores the document, our pipeline notes here that it
 handles the array. So zarr will never take a shard for a chunk.
@@ -9,6 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import Protocol
 from weakref import WeakSet
 
@@ -68,19 +71,23 @@ def _views_at(engine: Presented, path: str) -> list[ShardView]:
     return [view for view in noted if view.is_at(engine, path)]
 
 
-async def set_value(engine: Presented, key: str, data: BytesLike) -> None:
+seen_shape: ContextVar[tuple[int, ...] | None] = ContextVar("seen_shape", default=None)
+"""While zarr stores a document that it made of one which it has: the shape in that. Another one is a conflict."""
+
+
+async def set_value(engine: Presented, key: str, data: BytesLike, seen: tuple[int, ...] | None = None) -> None:
     """Store a value, as ``engine.update`` does; the document of a sharded array too, if a view of it is noted.
 
-    Runs on the IO loop. Raises as ``engine.update`` does.
+    Runs on the IO loop. Raises as ``engine.update`` does, and ``Conflict`` if the array has not the shape that the client has ``seen``.
     """
     path = metadata_path(key)
     if path is None or b"sharding_indexed" not in (data := bytes(data)) or not (views := _views_at(engine, path)):
-        await engine.update((key, SetValue(data)))
+        await engine.update((key, SetValue(data, seen_shape=seen)))
         return
     document = _array(data)
     layout = parse_layout(document)
     views = [view for view in views if mentions_sharding(document.get("codecs")) and _is_of(document, layout, view)]
-    await engine.update((key, SetValue(data, _permission(views, layout))))
+    await engine.update((key, SetValue(data, _permission(views, layout), seen)))
     node = None if not views or engine.in_transaction else engine.hierarchy.known(path)
     for view in views:
         view.is_new = False

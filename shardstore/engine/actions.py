@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from shardstore.engine.metadata.hierarchy import ChunkTarget
 from shardstore.engine.metadata.translation import OwnShards
-from shardstore.errors import InvalidInput
+from shardstore.errors import Conflict, InvalidInput
+from shardstore.format.json_text import parse_object
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import BytesLike
 from shardstore.storage.requests.writes import holds
@@ -27,6 +28,23 @@ class SetValue:
     data: BytesLike
     own_shards: OwnShards = OwnShards.REFUSED
     """The shards that an array's document asks for."""
+    seen_shape: tuple[int, ...] | None = None
+    """Of an array's document: the shape that the client has seen, on which what it writes is built; ``None``: it may be any."""
+
+    def check_seen(self, key: str, shown: BytesLike | None) -> None:
+        """Check that a document still has the shape that the client has seen.
+
+        Raises:
+            Conflict: it has another one.
+        """
+        if self.seen_shape is None or shown is None:
+            return
+        shape = (parse_object(shown) or {}).get("shape")
+        if isinstance(shape, list) and tuple(shape) != self.seen_shape:
+            raise Conflict(
+                f"{key!r} is not written: another client has made the array's shape {tuple(shape)} since it was opened here with "
+                f"{self.seen_shape}, so this would cut off, or write over, what that client has added. Open the array again, and repeat it"
+            )
 
 
 @dataclass(slots=True)

@@ -288,6 +288,9 @@ class TransactionView(KeyedStore):
 
     async def _check(self, key: str, action: Action) -> None:
         """Raise the error of an update that a transaction cannot hold back, or that the commit would refuse."""
+        if isinstance(action, SetValue) and action.seen_shape is not None:
+            (shown,) = await self.get_many([(key, EVERYTHING)])
+            action.check_seen(key, shown if isinstance(shown, memoryview) else None)
         if isinstance(action, SetValue | SetIfMissing):
             check_node_path(metadata_path(key) or "")
             await self._below.v2_arrays.check(key, action.data, nothing_there=self.overlay.erased_below(key))

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from shardstore.engine.actions import (
     Action,
@@ -404,7 +405,8 @@ class Values:
         try:
             match action:
                 case SetValue(data, own_shards):
-                    await self._documents.write(path, data, own_shards=own_shards)
+                    check = partial(action.check_seen, key) if action.seen_shape is not None else None
+                    await self._documents.write(path, data, own_shards=own_shards, check=check)
                 case SetIfMissing(data, creation):
                     created = await self._documents.write(path, data, only_if_absent=True)
                     if creation is not None:

@@ -310,6 +310,7 @@ class View(KeyedStore):
 
             match action:
                 case SetValue(data):
+                    action.check_seen(metadata_key(part.path), self.flavour.shown(part, document))
                     return self.flavour.revised(part, bytes(data), document)
                 case SetIfMissing(data, creation):
                     is_missing = self.flavour.shown(part, document) is None

@@ -19,7 +19,7 @@ from shardstore.adapters.fsspec.lookups import FileLookups
 from shardstore.adapters.fsspec.root import Root, check_options, link_below, without_protocol
 from shardstore.adapters.fsspec.transfers import FileTransfers
 from shardstore.adapters.handle import FilesystemFace, Handle, given_bytes, raise_failed, raise_first
-from shardstore.adapters.own_shards import set_value
+from shardstore.adapters.own_shards import seen_shape, set_value
 from shardstore.engine.actions import ERASE, Action, SetValue
 from shardstore.errors import InvalidInput, NotFound, ReadOnly, SnapshotExpired
 from shardstore.extras import imported_zarr
@@ -359,7 +359,7 @@ class ShardedFileSystem(FilesystemFace, FileLookups, FileTransfers, ChainedFileS
             if not await run_async(self.engine.create(key, given_bytes(value, key))):
                 raise FileExistsError(f"{key!r} exists in {self.handle.url} already")
         elif mode == "overwrite":
-            await run_async(set_value(self.engine, key, given_bytes(value, key)))
+            await run_async(set_value(self.engine, key, given_bytes(value, key), seen_shape.get()))
         else:
             raise InvalidInput(f"mode {mode!r} is neither 'overwrite' nor 'create'")
 

@@ -6,6 +6,9 @@ whether the chunks are there or not; of an array that is seen by its shards thes
 of ``zarr.AsyncArray`` are replaced by ones that do the same for arrays in other stores. Without them no array with shards of its own is
 accepted.
 
+What changes the shape or the attributes of an array stores the whole document, as it was when the array was opened, with the change. If
+another client has changed the shape since, that would take rows away. So the store gets to know the shape that the document began with.
+
 What creates a node deletes what is there (``overwrite=True``), stores the parents, and only then the node's document, which the store may
 refuse. So it is replaced by a function that first asks the store whether it will.
 
@@ -42,6 +45,7 @@ from zarr.storage import MemoryStore, StorePath
 from zarr.storage._common import make_store_path
 
 from shardstore._sync import run_async, run_sync
+from shardstore.adapters.own_shards import seen_shape
 from shardstore.adapters.zarr.chunk_pipeline import (
     ChunkPipeline,
     EnginePlace,
@@ -53,6 +57,7 @@ from shardstore.adapters.zarr.chunk_pipeline import (
 )
 from shardstore.adapters.zarr.chunks import item_bytes
 from shardstore.adapters.zarr_storage import storage_of
+from shardstore.engine.actions import SetValue
 from shardstore.engine.metadata.translation import OwnShards, refusal_of_shards
 from shardstore.errors import InvalidInput
 from shardstore.format.json_text import JsonObject, loads_object
@@ -96,6 +101,8 @@ _COPYING_PARAMETERS = frozenset({"store", "name", "data", "write_data", "storage
 _is_replaced = False
 _initialised = AsyncArray.__init__
 _resized = AsyncArray.resize
+_STORING = ("_resize", "_update_attributes")
+"""The functions of zarr that store an array's document again, which its methods call; the array is their first argument."""
 _shards_initialized = getattr(zarr.core.array, "_shards_initialized", None)
 
 
@@ -116,6 +123,9 @@ def replace_methods() -> None:
         return
     _is_replaced = True
     _replace_creation()
+    for name in _STORING:
+        if (known := getattr(zarr.core.array, name, None)) is not None and "array" in inspect.signature(known).parameters:
+            setattr(zarr.core.array, name, _storing_what_was_seen(known))
     if "delete_outside_chunks" not in inspect.signature(_resized).parameters:
         return
     array_class: Any = AsyncArray
@@ -250,6 +260,23 @@ async def _refuse_creation(store_path: StorePath, metadata: Any) -> None:
             await run_async(place.engine.check_new(join(path, name), documents[name].to_bytes(), own_shards))
 
 
+# -- documents that are stored again -----------------------------------------------------------------------------------
+
+
+def _storing_what_was_seen(store: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that does the same, and lets the store compare the shape that the array had when it was opened."""
+
+    @wraps(store)
+    async def storing(array: Any, *args: Any, **kwargs: Any) -> Any:
+        token = seen_shape.set(array.metadata.shape)
+        try:
+            return await store(array, *args, **kwargs)
+        finally:
+            seen_shape.reset(token)
+
+    return storing
+
+
 # -- smaller arrays, and what there is of them -------------------------------------------------------------------------
 
 
@@ -259,8 +286,24 @@ async def _resize(self: Any, new_shape: Any, delete_outside_chunks: bool = True)
         shape = parse_shapelike(new_shape)
         if len(shape) == len(self.metadata.shape):  # zarr has the words for it where it is not
             self.metadata.update_shape(shape).to_buffer_dict(default_buffer_prototype())  # what zarr refuses is refused first
+            if any(new < old for new, old in zip(shape, self.metadata.shape, strict=True)):
+                await _refuse_unseen(self)
             delete_outside_chunks = not await _erase_outside(self, shape)
     await _resized(self, new_shape, delete_outside_chunks)
+
+
+async def _refuse_unseen(array: Any) -> None:
+    """Refuse to make an array smaller that has not the shape any more that it had when it was opened, before anything is erased.
+
+    Raises:
+        Conflict: another client has changed it.
+    """
+    if (place := place_of(array.store_path.store)) is None:
+        return
+    await place.ensure_open()
+    name = METADATA_NAME if array.metadata.zarr_format == 3 else ARRAY_NAME
+    key = place.key(join(array.store_path.path, name))
+    SetValue(b"", seen_shape=array.metadata.shape).check_seen(key, await run_async(place.engine.get((key, EVERYTHING))))
 
 
 async def _erase_outside(array: Any, new_shape: tuple[int, ...]) -> bool:

@@ -10,7 +10,7 @@ from zarr.core.buffer import Buffer, BufferPrototype
 
 from shardstore._sync import iterate, run_async, run_sync
 from shardstore.adapters.handle import Handle, StoreFace, StoreOptions, ZarrStoreOptions, raise_first
-from shardstore.adapters.own_shards import set_value
+from shardstore.adapters.own_shards import seen_shape, set_value
 from shardstore.adapters.zarr.arrays import replace_methods
 from shardstore.adapters.zarr.chunk_pipeline import handles_keys_as
 from shardstore.adapters.zarr.pipeline import install_pipeline
@@ -212,7 +212,7 @@ class ShardedStore(StoreFace, Store):
             Corruption: a chunk of the shard that would be kept is damaged; nothing was stored.
         """
         await self._ensure_writable()
-        await run_async(set_value(self.engine, key, self._bytes(value)))
+        await run_async(set_value(self.engine, key, self._bytes(value), seen_shape.get()))
 
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
         """Store a value if the key has none: by a conditional put, if the storage has one."""

@@ -51,8 +51,18 @@ class Documents(Translation):
     """Drops the remembered indices of the objects whose keys start with a prefix."""
     _contention: Contention
 
-    async def write(self, path: str, data: BytesLike, *, only_if_absent: bool = False, own_shards: OwnShards = OwnShards.REFUSED) -> bool:
+    async def write(
+        self,
+        path: str,
+        data: BytesLike,
+        *,
+        only_if_absent: bool = False,
+        own_shards: OwnShards = OwnShards.REFUSED,
+        check: Callable[[bytes], None] | None = None,
+    ) -> bool:
         """Store what a client wrote as the document of ``path``; with ``only_if_absent``, return ``False`` if there was one.
+
+        ``check`` raises if the document, as clients see it, is not what the client has seen.
 
         Raises:
             InvalidInput: the client asks for shards itself and may not, changes what the bytes of existing chunks mean, or would
@@ -62,6 +72,8 @@ class Documents(Translation):
         data = bytes(data)
 
         def written(old: StoredDocument | None) -> bytes | _DocumentChange:
+            if check is not None and old is not None:
+                check(old.presented())
             return _DocumentChange.KEPT if only_if_absent and old is not None else data
 
         return await self._replace(path, written, own_shards)

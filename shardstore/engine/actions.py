@@ -148,10 +148,12 @@ def revising(swap: Swap) -> Callable[[bytes | None], bytes | None]:
     return compute
 
 
-def apply_actions(actions: Sequence[Action], old: BytesLike | None, key: str, version: Generation | None = None) -> BytesLike | None:
+def apply_actions(
+    actions: Sequence[Action], old: BytesLike | None, key: Callable[[], str], version: Generation | None = None
+) -> BytesLike | None:
     """Return what a value becomes by ``actions`` in their order; ``None``: it does not exist.
 
-    ``version`` is that of ``old``, and of a value whose bytes were not needed.
+    ``version`` is that of ``old``, and of a value whose bytes were not needed. ``key`` is called for the text of an error only.
 
     Raises:
         InvalidInput: a patch starts behind the end of the value.
@@ -174,7 +176,9 @@ def apply_actions(actions: Sequence[Action], old: BytesLike | None, key: str, ve
     return value
 
 
-def _apply(action: SetValue | SetIfMissing | Patch | EraseValue | Revise, value: BytesLike | None, key: str) -> BytesLike | None:
+def _apply(
+    action: SetValue | SetIfMissing | Patch | EraseValue | Revise, value: BytesLike | None, key: Callable[[], str]
+) -> BytesLike | None:
     match action:
         case SetValue(data):
             return data
@@ -189,10 +193,10 @@ def _apply(action: SetValue | SetIfMissing | Patch | EraseValue | Revise, value:
         case Patch(start, data, at_end):
             before = b"" if value is None else bytes(value)
             if at_end and start != len(before):
-                raise InvalidInput(f"{key!r} had {start} bytes when it was opened to append to it, and has {len(before)} now")
+                raise InvalidInput(f"{key()!r} had {start} bytes when it was opened to append to it, and has {len(before)} now")
             if not 0 <= start <= len(before):
                 raise InvalidInput(
-                    f"bytes of {key!r} cannot be set from {start}: it has {len(before)} bytes"
+                    f"bytes of {key()!r} cannot be set from {start}: it has {len(before)} bytes"
                     + (" because it does not exist" if value is None else "")
                 )
             return before[:start] + bytes(data) + before[start + len(data) :]
@@ -200,7 +204,7 @@ def _apply(action: SetValue | SetIfMissing | Patch | EraseValue | Revise, value:
 
 async def applied(actions: Sequence[Action], old: BytesLike | None, key: str) -> BytesLike | None:
     """Return what ``apply_actions`` does, which a thread finds out where there is much to do."""
-    (value,) = await in_threads(1, work_nbytes(actions), lambda start, end: apply_actions(actions, old, key))
+    (value,) = await in_threads(1, work_nbytes(actions), lambda start, end: apply_actions(actions, old, lambda: key))
     return value
 
 
@@ -254,7 +258,7 @@ def refusal_of_update(target: ChunkTarget, action: Action) -> InvalidInput | Non
         return None
     match action:
         case SetValue(data) | SetIfMissing(data) | Swap(data):
-            return None if data is None else refusal(target.key, data, nbytes)
+            return None if data is None or len(data) == nbytes else refusal(target.key, data, nbytes)
         case Patch(start, data) if start + len(data) > nbytes:
             return InvalidInput(
                 f"bytes [{start}, {start + len(data)}) of chunk {target.key!r} are not written: the array's codecs make {nbytes} bytes of "
@@ -264,10 +268,8 @@ def refusal_of_update(target: ChunkTarget, action: Action) -> InvalidInput | Non
             return None
 
 
-def refusal(key: str, data: BytesLike, nbytes: int | None) -> InvalidInput | None:
-    """Return the error if these are not all the bytes of a chunk; ``nbytes`` is the length of every chunk, if all have the same."""
-    if nbytes is None or len(data) == nbytes:
-        return None
+def refusal(key: str, data: BytesLike, nbytes: int) -> InvalidInput:
+    """Return the error of bytes that are not all of a chunk; ``nbytes`` is the length of every chunk."""
     return InvalidInput(
         f"chunk {key!r} is not written: it would have {len(data)} bytes, and the array's codecs make {nbytes} of each chunk. Write all of "
         "them at once"

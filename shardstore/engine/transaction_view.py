@@ -307,7 +307,7 @@ class TransactionView(KeyedStore):
             if old is None:
                 # Erased by the transaction itself, nothing of other clients is in the way at the commit.
                 self.overlay.set(key, action.data, only_if_missing=not self.overlay.decides(key))
-        elif (new := apply_actions([action], old, key)) is not None:
+        elif (new := apply_actions([action], old, lambda: key)) is not None:
             self._hold(key, new)
         elif old is not None:
             self.overlay.erase(key)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 from uuid import uuid4
 
@@ -523,11 +524,10 @@ def _apply(
     updates: dict[int, BytesLike | None] = {}
     nbytes = shard.layout.encoded_chunk_nbytes
     for slot, chain in actions.items():
-        key = shard.chunk_key(slot)
         try:
-            value = apply_actions(chain, old.get(slot), key, versions.get(slot))
-            if value is not None and (error := refusal(key, value, nbytes)) is not None:
-                raise error
+            value = apply_actions(chain, old.get(slot), partial(shard.chunk_key, slot), versions.get(slot))
+            if value is not None and nbytes is not None and len(value) != nbytes:
+                raise refusal(shard.chunk_key(slot), value, nbytes)
             updates[slot] = value
         except ShardStoreError as exc:
             refused[slot] = exc

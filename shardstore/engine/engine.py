@@ -18,7 +18,7 @@ from shardstore.engine.contention import Contention, Sleep
 from shardstore.engine.index_cache import IndexCache, LayoutProof
 from shardstore.engine.keyed_store import KeyedStore, weakly
 from shardstore.engine.metadata.documents import Documents, stale_consolidated
-from shardstore.engine.metadata.hierarchy import ChunkTarget, Hierarchy, LocatedChunks
+from shardstore.engine.metadata.hierarchy import ChunkTarget, Hierarchy, LocatedChunks, same_shards
 from shardstore.engine.metadata.levels import LevelledDraft, LevelledStorage
 from shardstore.engine.metadata.translation import OwnShards, StoredDocument, WrittenV2Arrays
 from shardstore.engine.moving import NodeAccess, copy_nodes, move_between
@@ -32,10 +32,11 @@ from shardstore.engine.reading.shard_chunks import Value
 from shardstore.engine.transaction_view import Overlay, OverlayCommit, StoredState, TransactionView
 from shardstore.engine.values import KeyRequest, KeyUpdate, Values
 from shardstore.engine.version_reader import VersionReader
-from shardstore.engine.writing.committer import Committer
+from shardstore.engine.writing.committer import Committer, Shard
+from shardstore.engine.writing.contents import NotMade, ShardContents
 from shardstore.engine.writing.erasing import Erasing
 from shardstore.engine.writing.writer import Writer
-from shardstore.errors import InvalidInput, Unsupported
+from shardstore.errors import InvalidInput, ShardStoreError, Unsupported
 from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.format.store_keys import (
@@ -47,10 +48,10 @@ from shardstore.format.store_keys import (
     metadata_key,
     metadata_path,
 )
-from shardstore.model.chunks import RemovedChunks
+from shardstore.model.chunks import ChunkCoords, RemovedChunks
 from shardstore.model.ranges import EVERYTHING, ByteRequest, BytesLike, cut
 from shardstore.plan.strategies import strategy_of
-from shardstore.storage.abilities import BlockingReads, DocumentsFirst
+from shardstore.storage.abilities import BlockingReads, DocumentsFirst, WritesAsMade
 from shardstore.storage.base import Read, ReadOutcome, Storage
 from shardstore.storage.wrappers import CheckedStorage, Counters, SettledStorage
 from shardstore.stored.detect import DetectedStorage
@@ -83,6 +84,12 @@ def _lacking(storage: Storage, options: EngineOptions) -> str | None:
         return None
     needs = f"cannot {' or '.join(lacking)}, which strategy={strategy.name!r} needs"
     return f"{storage.url} ({storage.kind}) {needs}: use strategy='rewrite' there"
+
+
+def _error(outcome: BaseException | None) -> Exception | None:
+    if outcome is None or isinstance(outcome, Exception):
+        return outcome
+    raise outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +151,10 @@ class Engine(KeyedStore):
         self._documents = Documents(shown, self.hierarchy, self.options, self._indices.drop_prefix, contention)
         proof = LayoutProof(shown, self.hierarchy, self._indices)
         self._reader = Reader(shown, self.hierarchy, self._indices, proof, limits, self.counters)
-        self._committer = Committer(shown, self.hierarchy, self._indices, proof, self._reader, self.options, self.counters, contention)
+        made = storage.ability(WritesAsMade)
+        self._committer = Committer(
+            shown, self.hierarchy, self._indices, proof, self._reader, self.options, self.counters, contention, made
+        )
         self._writer = Writer(self._committer, self.options.commit_concurrency)
         self._v2_arrays = WrittenV2Arrays(self.storage, self.options)
         self._values = Values(shown, self.hierarchy, self._documents, proof, self._reader, self._writer, contention, self._v2_arrays)
@@ -264,6 +274,30 @@ class Engine(KeyedStore):
     async def _update_many(self, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
         await self._commit_ended.wait()
         return await (self._transaction or self._values).update_many(updates)
+
+    async def replace_shards(
+        self, path: str, layout: ArrayLayout, contents: Mapping[ChunkCoords, ShardContents]
+    ) -> dict[ChunkCoords, Exception | None]:
+        return await uninterrupted(self._replace_shards(path, layout, contents))
+
+    async def _replace_shards(
+        self, path: str, layout: ArrayLayout, contents: Mapping[ChunkCoords, ShardContents]
+    ) -> dict[ChunkCoords, Exception | None]:
+        await self._commit_ended.wait()
+        if self.planner is None:
+            return {}
+        try:
+            node = self.hierarchy.known(path)
+            if node is None or not self.hierarchy.is_fresh(node):
+                node = (await self.hierarchy.load([path]))[path]
+        except ShardStoreError:
+            return {}  # the usual way meets it too
+        now = self.hierarchy.stored_layout(node)
+        if node is None or now is None or not same_shards(now, layout):
+            return {}
+        commits = [self._writer.replace(Shard(node, now, coords), mine) for coords, mine in contents.items()]
+        outcomes = zip(contents, await asyncio.gather(*commits, return_exceptions=True), strict=True)
+        return {coords: _error(outcome) for coords, outcome in outcomes if not isinstance(outcome, NotMade)}
 
     async def pin(self, key: str) -> OpenValue | None:
         check_key(key)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from shardstore.engine.actions import ERASE, Creation, SetIfMissing
@@ -17,7 +17,10 @@ from shardstore.engine.reading.listing import ListedBatch, ListedDir, ListedValu
 from shardstore.engine.reading.read_plan import ReadPlan
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.engine.values import KeyRequest, KeyUpdate
+from shardstore.engine.writing.contents import ShardContents
+from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.format.store_keys import check_key
+from shardstore.model.chunks import ChunkCoords
 from shardstore.model.ranges import ByteRequest, BytesLike
 from shardstore.storage.base import Read, ReadOutcome
 from shardstore.tasks import TickBatch, uninterrupted
@@ -120,6 +123,17 @@ class KeyedStore(ABC):
             ShardStoreError: an array's document cannot be read.
         """
         return None
+
+    async def replace_shards(
+        self, path: str, layout: ArrayLayout, contents: Mapping[ChunkCoords, ShardContents]
+    ) -> dict[ChunkCoords, Exception | None]:
+        """Write whole shards of the array at ``path``, one commit each, durable on return, even when the call is cancelled.
+
+        Returns the error, or ``None``, of each shard that was written, or failed. The chunks of the rest have to be given to
+        ``update_many``: the array is not laid out so any more, or its shards cannot be made while they are stored. Nothing of these was
+        stored.
+        """
+        return {}
 
     # -- what follows --------------------------------------------------------------------------------------------------
 

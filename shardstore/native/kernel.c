@@ -11,7 +11,8 @@
    - numbers of the caller are checked chunk by chunk, on copies (locate);
    - a decoder is given memory for exactly one chunk: the chunk's place in the caller's array, where that is one piece, else a buffer.
 
-   Memory and time of a call are bounded: by three chunks a thread, and by the chunks that it is given. */
+   Memory and time of a call are bounded: by three chunks a thread, by 1 MiB or a chunk a thread of what it writes to a file, and by the
+   chunks that it is given. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -53,6 +54,7 @@ enum { MISSING = -1 };                                      /* in place of the n
 enum { INLINE_NBYTES = 1 << 17 };                           /* zstd decodes them in the time in which another thread would begin */
 /* In the time in which zstd decodes one byte, so many are copied, or decoded by Blosc; and so many it decodes in the time of a read. */
 enum { COPIED_NBYTES = 8, BLOSC_NBYTES = 4, READ_NBYTES = 1 << 10 };
+enum { MOST_PIECES = 64 };                                  /* that are written by one call of the system */
 static const int64_t ANNOUNCED_NBYTES = 1 << 26;            /* the most that the system is told to fetch before it is waited for */
 static const int64_t SPARE_NBYTES = 4096;                   /* an encoded chunk has at most twice its bytes, and these */
 
@@ -230,8 +232,8 @@ static void place(const Params *params, const Region *region, const uint8_t *chu
 /* Memory of one thread at work. Between calls some are kept, since new memory has to be mapped and cleared first. */
 typedef struct Scratch {
     struct Scratch *next;                                   /* of those that are kept */
-    void *zstd;
-    size_t (*free_zstd)(void *);                            /* of the library that made it */
+    void *zstd, *zstd_encoder;
+    size_t (*free_zstd)(void *), (*free_zstd_encoder)(void *); /* of the library that made it */
     uint8_t *encoded, *decoded;
     int64_t encoded_nbytes, decoded_nbytes;
 } Scratch;
@@ -241,6 +243,11 @@ static Scratch *idle;                                       /* the one that was 
 static int idle_count;
 static int is_ready;
 static atomic_int helpers;                                  /* threads that are started here and run, of all calls */
+
+static void release_zstd_encoder(Scratch *scratch) {
+    if (scratch->zstd_encoder) scratch->free_zstd_encoder(scratch->zstd_encoder);
+    scratch->zstd_encoder = NULL;
+}
 
 static void lock_idle(void) { (void)pthread_mutex_lock(&idle_lock); }
 
@@ -267,8 +274,24 @@ static int has_zstd_decoder(Scratch *scratch, const Functions *functions) {
     return scratch->zstd != NULL;
 }
 
-/* Return memory for a thread, with a decoder if the codec needs one; NULL if there is not enough. */
-static Scratch *take_scratch(const Params *params) {
+/* Make an encoder that writes the content size into each frame, and the checksum if asked for; as above. */
+static int has_zstd_encoder(Scratch *scratch, const Params *params) {
+    const Functions *functions = params->functions;
+    if (scratch->free_zstd_encoder != functions->zstd_free_encoder) release_zstd_encoder(scratch);
+    if (!scratch->zstd_encoder) {
+        scratch->zstd_encoder = functions->zstd_create_encoder();
+        scratch->free_zstd_encoder = functions->zstd_free_encoder;
+    }
+    void *encoder = scratch->zstd_encoder;
+    if (!encoder) return 0;
+    const int is_set = !functions->zstd_is_error(functions->zstd_set(encoder, ZSTD_LEVEL, params->level)) &&
+                       !functions->zstd_is_error(functions->zstd_set(encoder, ZSTD_CHECKSUM, params->has_checksum != 0));
+    if (!is_set) release_zstd_encoder(scratch);             /* it may have stopped in the middle of a frame */
+    return is_set;
+}
+
+/* Return memory for a thread; NULL if there is none. */
+static Scratch *take_scratch(void) {
     lock_idle();
     Scratch *scratch = idle;
     if (scratch) {
@@ -276,14 +299,7 @@ static Scratch *take_scratch(const Params *params) {
         idle_count--;
     }
     unlock_idle();
-    if (!scratch) scratch = calloc(1, sizeof *scratch);
-    if (scratch && params->codec == ZSTD && !has_zstd_decoder(scratch, params->functions)) {
-        free(scratch->encoded);
-        free(scratch->decoded);
-        free(scratch);
-        return NULL;
-    }
-    return scratch;
+    return scratch ? scratch : calloc(1, sizeof *scratch);
 }
 
 static int reserve(uint8_t **buffer, int64_t *nbytes, int64_t needed) {
@@ -317,6 +333,7 @@ static void give_back(Scratch *scratch) {
     release(&scratch->encoded, &scratch->encoded_nbytes, 0);
     release(&scratch->decoded, &scratch->decoded_nbytes, 0);
     if (scratch->zstd) scratch->free_zstd(scratch->zstd);
+    release_zstd_encoder(scratch);
     free(scratch);
 }
 
@@ -647,9 +664,10 @@ static int announce(ReadJob *job, const Chunk *chunk) {
 
 static void *read_work(void *argument) {
     ReadJob *job = argument;
-    Scratch *scratch = take_scratch(job->params);
-    if (!scratch) return NULL;                              /* the statuses say so, where no other thread takes the chunks */
-    for (;;) {
+    Scratch *scratch = take_scratch();
+    /* Without one the statuses say so, where no other thread takes the chunks. */
+    const int is_able = scratch && (job->params->codec != ZSTD || has_zstd_decoder(scratch, job->params->functions));
+    while (is_able) {
         int64_t start = atomic_fetch_add(&job->next, job->at_once), end = start + job->at_once;
         if (start >= job->n) break;
         for (int64_t i = start; i < end && i < job->n; i++) {
@@ -661,7 +679,7 @@ static void *read_work(void *argument) {
             job->chunks[i].status = status;
         }
     }
-    give_back(scratch);
+    if (scratch) give_back(scratch);
     return NULL;
 }
 
@@ -982,16 +1000,13 @@ static int is_one_piece(const Params *params) {
     return 1;
 }
 
-/* Return the number of encoded bytes, or NOT_ENCODED. */
+/* Return the number of encoded bytes, or NOT_ENCODED. What is not compressed lies in its place already. */
 static int64_t encode(const Params *params, void *zstd, const uint8_t *from, uint8_t *to, int64_t room) {
     const Functions *functions = params->functions;
     const size_t nbytes = (size_t)params->chunk_nbytes;
     int64_t encoded = 0;
     switch (params->codec) {
-    case NONE:
-        memcpy(to, from, nbytes);
-        encoded = params->chunk_nbytes;
-        break;
+    case NONE: encoded = params->chunk_nbytes; break;
     case ZSTD: {
         size_t result = functions->zstd_encode(zstd, to, (size_t)room, from, nbytes);
         if (!functions->zstd_is_error(result)) encoded = (int64_t)result;
@@ -1013,40 +1028,28 @@ static int64_t encode(const Params *params, void *zstd, const uint8_t *from, uin
     return encoded;
 }
 
-/* Return an encoder that writes the content size into each frame, and the checksum if asked for; NULL if there is none. */
-static void *create_zstd_encoder(const Params *params) {
-    const Functions *functions = params->functions;
-    void *encoder = functions->zstd_create_encoder();
-    if (!encoder) return NULL;
-    if (functions->zstd_is_error(functions->zstd_set(encoder, ZSTD_LEVEL, params->level)) ||
-        functions->zstd_is_error(functions->zstd_set(encoder, ZSTD_CHECKSUM, params->has_checksum != 0))) {
-        functions->zstd_free_encoder(encoder);
-        return NULL;
-    }
-    return encoder;
-}
-
 static void *encode_work(void *argument) {
     EncodeJob *job = argument;
     const Params *params = job->params;
-    const int has_to_gather = !is_one_piece(params);
-    uint8_t *gathered = has_to_gather ? malloc((size_t)params->chunk_nbytes) : NULL;
-    void *zstd = params->codec == ZSTD ? create_zstd_encoder(params) : NULL;
-    const int is_able = (gathered || !has_to_gather) && (zstd || params->codec != ZSTD);
+    const int is_plain = params->codec == NONE, has_to_gather = is_plain || !is_one_piece(params);
+    Scratch *scratch = take_scratch();
+    int is_able = scratch && (params->codec != ZSTD || has_zstd_encoder(scratch, params));
+    if (is_able && has_to_gather && !is_plain) is_able = reserve(&scratch->decoded, &scratch->decoded_nbytes, params->chunk_nbytes);
     for (int64_t i; is_able && (i = atomic_fetch_add(&job->next, 1)) < job->n;) {
         const int64_t at = job->at[i];
         if (!lie_within(params, at, params->chunk_shape, job->source_nbytes)) continue;
         const uint8_t *chunk = job->source + at;
+        uint8_t *slot = job->arena + i * job->slot_nbytes;
         if (has_to_gather) {
+            uint8_t *gathered = is_plain ? slot : scratch->decoded;
             gather(params, chunk, gathered);
             chunk = gathered;
         }
-        uint8_t *slot = job->arena + i * job->slot_nbytes;
         const int is_fill = equals_fill(params, chunk, job->fill);
-        job->sizes[i] = is_fill ? EQUALS_FILL : encode(params, zstd, chunk, slot, job->slot_nbytes - CRC_NBYTES);
+        job->sizes[i] = is_fill ? EQUALS_FILL : encode(params, scratch->zstd_encoder, chunk, slot, job->slot_nbytes - CRC_NBYTES);
     }
-    if (zstd) params->functions->zstd_free_encoder(zstd);
-    free(gathered);
+    if (scratch && params->chunk_nbytes > KEPT_NBYTES) release_zstd_encoder(scratch); /* it has as much memory */
+    if (scratch) give_back(scratch);
     return NULL;
 }
 
@@ -1074,6 +1077,53 @@ EXPORT int64_t shardstore_encode(const Params *params, const uint8_t *source, in
                      .arena = arena, .slot_nbytes = slot_nbytes, .sizes = sizes};
     run_in_threads(encode_work, &job, threads < n ? threads : n);
     for (int64_t i = 0; i < n; i++) bad += sizes[i] == NOT_ENCODED;
+    return bad;
+}
+
+/* Write `n` pieces, `sizes` bytes of each, one behind the other where the file is; those of no bytes are passed over. Return 0, or the
+   system's error. */
+static int write_pieces(int file, uint8_t *pieces, int64_t stride, const int64_t *sizes, int64_t n) {
+    for (int64_t i = 0; i < n;) {
+        struct iovec some[MOST_PIECES];
+        int count = 0, first = 0;
+        for (; i < n && count < MOST_PIECES; i++) {
+            if (sizes[i] > 0) some[count++] = (struct iovec){pieces + i * stride, (size_t)sizes[i]};
+        }
+        while (first < count) {
+            ssize_t done = writev(file, some + first, count - first);
+            if (done < 0 && errno != EINTR) return errno;
+            for (; done > 0 && first < count && (size_t)done >= some[first].iov_len; first++) done -= (ssize_t)some[first].iov_len;
+            if (done > 0) {
+                some[first].iov_base = (uint8_t *)some[first].iov_base + done;
+                some[first].iov_len -= (size_t)done;
+            }
+        }
+    }
+    return 0;
+}
+
+/* Encode whole chunks, and write each behind the one before, where the file is. `sizes` as of shardstore_encode. Return 0; how many are
+   not encoded, where that ended it; or the system's error, negative. A few chunks are encoded and written at a time, so they are still in
+   the processor's cache when the system copies them. */
+EXPORT int64_t shardstore_encode_to_file(const Params *params, const uint8_t *source, int64_t source_nbytes, const int64_t *at, int64_t n,
+                                         const uint8_t *fill, int32_t file, int64_t *sizes, int32_t threads) {
+    for (int64_t i = 0; i < n; i++) sizes[i] = NOT_ENCODED;
+    const int64_t slot_nbytes = shardstore_encoded_bound(params);
+    if (n < 1 || slot_nbytes < 0 || threads < 1) return n;
+    if (threads > MAX_THREADS) threads = MAX_THREADS;
+    int64_t at_once = KEPT_NBYTES / slot_nbytes, bad = 0;
+    if (at_once < threads) at_once = threads;
+    if (at_once > n) at_once = n;
+    Scratch *scratch = at_once > INT64_MAX / slot_nbytes ? NULL : take_scratch();
+    if (!scratch) return n;
+    if (!reserve(&scratch->encoded, &scratch->encoded_nbytes, at_once * slot_nbytes)) bad = n;
+    for (int64_t start = 0; start < n && !bad; start += at_once) {
+        const int64_t count = n - start < at_once ? n - start : at_once;
+        bad = shardstore_encode(params, source, source_nbytes, at + start, count, fill, scratch->encoded, at_once * slot_nbytes,
+                                sizes + start, threads);
+        if (!bad) bad = -write_pieces(file, scratch->encoded, slot_nbytes, sizes + start, count);
+    }
+    give_back(scratch);
     return bad;
 }
 

@@ -279,13 +279,7 @@ class Kernel:
         Raises:
             InvalidInput: an argument has another type or shape, or is not contiguous, or the codec's functions are missing.
         """
-        _check(at, np.dtype(np.int64), (len(at),), "at")
-        if source.itemsize != params.itemsize or source.dtype.hasobject:
-            raise InvalidInput(f"source has to have {params.itemsize} bytes an element; it has {source.dtype}")
-        if fill is not None and len(fill) != params.itemsize:
-            raise InvalidInput(f"fill has {len(fill)} bytes, an element {params.itemsize}")
-        if not self.encodes(params.codec, params.has_crc) or params._found is not self._found:
-            raise InvalidInput(f"functions are missing for {params.codec.name}, or params are of another kernel")
+        self._check_to_encode(params, source, at, fill)
         n = len(at)
         slot_nbytes: int = self._library.shardstore_encoded_bound(ctypes.addressof(params._structure))
         if slot_nbytes < 0:
@@ -309,6 +303,45 @@ class Kernel:
         return [
             None if size == _EQUALS_FILL else arena.data[start : start + size] for start, size in zip(starts, sizes.tolist(), strict=True)
         ]
+
+    def encode_to_file(
+        self, params: ChunkParams, source: npt.NDArray[Any], at: npt.NDArray[np.int64], fill: bytes | None, file: int, threads: int
+    ) -> npt.NDArray[np.int64] | None:
+        """Encode whole chunks as ``encode`` does, and write each behind the one before, from where the descriptor ``file`` is.
+
+        Returns how many bytes each has, -1 for one that equals ``fill`` and is not written. ``None`` if a chunk cannot be encoded; some
+        may be written then.
+
+        Raises:
+            InvalidInput: as ``encode``.
+            OSError: they cannot be written.
+        """
+        self._check_to_encode(params, source, at, fill)
+        sizes = np.empty(len(at), np.int64)
+        bad: int = self._library.shardstore_encode_to_file(
+            ctypes.addressof(params._structure),
+            source.ctypes.data,
+            _extent(source, "source"),
+            at.ctypes.data,
+            len(at),
+            fill,
+            file,
+            sizes.ctypes.data,
+            threads,
+        )
+        if bad < 0:
+            raise OSError(-bad, os.strerror(-bad))
+        return None if bad else sizes
+
+    def _check_to_encode(self, params: ChunkParams, source: npt.NDArray[Any], at: npt.NDArray[np.int64], fill: bytes | None) -> None:
+        """Check what is handed over as pointers. Raises ``InvalidInput``."""
+        _check(at, np.dtype(np.int64), (len(at),), "at")
+        if source.itemsize != params.itemsize or source.dtype.hasobject:
+            raise InvalidInput(f"source has to have {params.itemsize} bytes an element; it has {source.dtype}")
+        if fill is not None and len(fill) != params.itemsize:
+            raise InvalidInput(f"fill has {len(fill)} bytes, an element {params.itemsize}")
+        if not self.encodes(params.codec, params.has_crc) or params._found is not self._found:
+            raise InvalidInput(f"functions are missing for {params.codec.name}, or params are of another kernel")
 
 
 def _check(array: npt.NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...], name: str) -> None:
@@ -336,17 +369,19 @@ def load(file: Path, libraries: Sequence[Library] = LIBRARIES) -> Kernel | str:
         library = ctypes.CDLL(str(file))
         abi, params_nbytes = library.shardstore_kernel_abi, library.shardstore_params_nbytes
         read, encode, bound = library.shardstore_read_selection, library.shardstore_encode, library.shardstore_encoded_bound
+        encode_to_file = library.shardstore_encode_to_file
     except (OSError, AttributeError) as exc:
         return f"it cannot be loaded: {exc}"
     params_nbytes.restype = _INT64
     if abi() != ABI or params_nbytes() != ctypes.sizeof(_Params) + _ALONG.size + _SHARD.size:
         return f"{file} is of another version: install the package again"
-    read.restype = encode.restype = bound.restype = _INT64
+    read.restype = encode.restype = encode_to_file.restype = bound.restype = _INT64
     read.argtypes = [
         *(_POINTER, _BYTES, _BYTES, _BYTES, _INT64, _BYTES, _INT64, _BYTES, _BYTES, _INT64),
         *(_POINTER, _INT64, _INT32, _Counted),
     ]
     encode.argtypes = [_POINTER, _POINTER, _INT64, _POINTER, _INT64, ctypes.c_char_p, _POINTER, _INT64, _POINTER, _INT32]
+    encode_to_file.argtypes = [_POINTER, _POINTER, _INT64, _POINTER, _INT64, ctypes.c_char_p, _INT32, _POINTER, _INT32]
     bound.argtypes = [_POINTER]
     return Kernel(str(file), library, find_functions(libraries))
 

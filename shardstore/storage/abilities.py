@@ -6,11 +6,11 @@ A kind of storage has an ability if it derives from the class. A wrapper has tho
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from shardstore.model.generation import Generation
+from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import ByteRequest, BytesLike
 from shardstore.storage.base import Found, Read, ReadOutcome, Storage
 
@@ -44,6 +44,16 @@ class BlockingReads(DirectAccess, ABC):
     @abstractmethod
     def file_of(self, key: str, version: Generation) -> VersionedFile | None:
         """Return the file of one version of an object, without a look at it; ``None`` if the object is to be read in another way."""
+
+
+class WritesAsMade(DirectAccess, ABC):
+    """A storage that writes in threads of its own, in which the body of an object can be made."""
+
+    @abstractmethod
+    async def write_made(self, key: str, make: Callable[[int], BytesLike], condition: Condition) -> Generation:
+        """Write as ``Storage.write`` does. ``make`` is called in a thread of the storage's with the descriptor of a new file: it writes the
+        body from there on, and returns what comes behind. What it raises is raised, with nothing stored.
+        """
 
 
 class VersionedFile(NamedTuple):

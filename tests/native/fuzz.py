@@ -598,6 +598,12 @@ class Fuzzer:
         encoded = self.kernel.encode(params, source, at, fill, pick.choice([1, 2, 3]))
         self.seen[f"encoded as {codec.name}" if is_usual else "encoded from nowhere"] += 1
         assert (encoded is not None) == is_usual
+        with tempfile.TemporaryFile() as file:
+            sizes = self.kernel.encode_to_file(params, source, at, fill, file.fileno(), pick.choice([1, 2, 3]))
+            assert (sizes is not None) == is_usual
+            file.seek(0)
+            assert encoded is None or file.read() == b"".join(data for data in encoded if data is not None)
+        assert encoded is None or sizes is None or sizes.tolist() == [-1 if data is None else len(data) for data in encoded]
         for i, data in enumerate(encoded or []):
             chunk = np.ndarray(shape, f"V{itemsize}", memory, extent * i, tuple(strides)).tobytes()
             if data is None:

@@ -640,6 +640,62 @@ def test_a_single_element_may_be_the_fill_value(kernel: Kernel) -> None:
     assert [None if data is None else bytes(data) for data in encoded or []] == [None, b"\4\0"]
 
 
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD, Codec.BLOSC], ids=lambda codec: codec.name.lower())
+@BOTH
+@pytest.mark.parametrize(("shape", "n", "threads"), [((6, 4), 1000, 1), ((6, 4), 1000, 3), ((300, 1000), 9, 2)], ids=str)
+def test_chunks_are_written_one_behind_the_other(
+    kernel: Kernel, tmp_path: Path, codec: Codec, has_crc: bool, shape: tuple[int, int], n: int, threads: int
+) -> None:
+    """More than are encoded at once, written at once, or kept as memory of a thread; some that are not written."""
+    source = elements((n * shape[0], shape[1]), "<u2")
+    source[shape[0] : 3 * shape[0]] = 3
+    at = np.arange(n)[::-1] * (shape[0] * source.strides[0])
+    params = encoding_params(kernel, shape, 2, codec, has_crc).with_strides(source.strides)
+    encoded = kernel.encode(params, source, at, b"\3\0", 1)
+    assert encoded is not None
+    with (tmp_path / "file").open("w+b") as file:
+        file.write(b"before")
+        file.flush()
+        sizes = kernel.encode_to_file(params, source, at, b"\3\0", file.fileno(), threads)
+        assert sizes is not None
+        assert sizes.tolist() == [-1 if data is None else len(data) for data in encoded]
+        assert encoded.count(None) == 2
+        file.seek(0)
+        assert file.read() == b"before" + b"".join(data for data in encoded if data is not None)
+
+
+def test_what_the_system_writes_of_it_is_not_written_again(tmp_path: Path) -> None:
+    source = SOURCE.read_text()
+    call = "writev(file, some + first, count - first)"
+    assert call in source
+    short = call.replace(call, "write(file, some[first].iov_base, some[first].iov_len > 999 ? 999 : some[first].iov_len)")
+    kernel = load(compile_kernel(tmp_path / "libshort.so", "-O1", source=source.replace(call, short)))
+    assert isinstance(kernel, Kernel)
+    values = elements((90, 1000), "<u2")
+    params = kernel.chunk_params((1, 1000), 2, Codec.NONE)
+    with (tmp_path / "file").open("w+b") as file:
+        sizes = kernel.encode_to_file(params, values, np.arange(90) * 2000, None, file.fileno(), 1)
+        assert sizes is not None
+        assert (sizes == 2000).all()
+        file.seek(0)
+        assert file.read() == values.tobytes()
+
+
+def test_an_error_of_the_system_is_raised(kernel: Kernel, tmp_path: Path) -> None:
+    source, at = elements(SHAPE), np.zeros(1, np.int64)
+    params = kernel.chunk_params(SHAPE, 2, Codec.NONE)
+    path = tmp_path / "file"
+    path.touch()
+    with path.open("rb") as file, pytest.raises(OSError, match="Bad file descriptor"):
+        kernel.encode_to_file(params, source, at, None, file.fileno(), 1)
+    with Path("/dev/full").open("wb") as full, pytest.raises(OSError, match="No space left"):
+        kernel.encode_to_file(params, source, at, None, full.fileno(), 1)
+    with pytest.raises(InvalidInput):
+        kernel.encode_to_file(params, source, at, b"1", 1, 1)
+    with path.open("wb") as file:
+        assert kernel.encode_to_file(params, source, np.array([0, HUGE]), None, file.fileno(), 1) is None
+
+
 def test_what_cannot_be_encoded_is_left_to_python(kernel: Kernel) -> None:
     source, at = elements(SHAPE), np.zeros(1, np.int64)
     assert (

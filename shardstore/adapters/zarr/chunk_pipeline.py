@@ -17,6 +17,7 @@ from importlib import import_module
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 from zarr.abc.codec import CodecPipeline
 from zarr.abc.store import Store
 from zarr.core.array import create_codec_pipeline
@@ -26,11 +27,24 @@ from zarr.storage import FsspecStore, StorePath, WrapperStore
 
 from shardstore._sync import run_async
 from shardstore.adapters.handle import Face, FilesystemFace, raise_first, values_of
-from shardstore.adapters.zarr.chunks import ChunkCodec, Info, MemoryGetter, MemorySetter, gather_chunks, scatter_chunks, status, wave_bytes
+from shardstore.adapters.zarr.chunks import (
+    ChunkCodec,
+    Info,
+    MemoryGetter,
+    MemorySetter,
+    elements_of,
+    gather_chunks,
+    scatter_chunks,
+    status,
+    wave_bytes,
+    whole_chunks,
+)
 from shardstore.adapters.zarr.codec_chains import DESTINATION_NBYTES
 from shardstore.engine.actions import ERASE, Action, Revise, SetValue
 from shardstore.engine.metadata.hierarchy import MANY_KEYS, LocatedChunks
 from shardstore.engine.reading.read_plan import ReadPart, ReadPlan
+from shardstore.engine.writing.contents import ShardContents
+from shardstore.model.chunks import ChunkCoords
 from shardstore.model.containers import batched
 from shardstore.model.ranges import EVERYTHING
 from shardstore.native.kernel import Kernel, kernel
@@ -308,8 +322,12 @@ class ChunkPipeline(CodecPipeline):
             await place.ensure_open()
             raise_first(await run_async(place.engine.update_many(updates)))
 
-        waves, _ = await _waves(place, keys, sizes, limits, split_shards=False)
-        await in_waves(waves, sizes, limits.write_bytes, wave)
+        rest: Sequence[int] = range(len(infos))
+        if is_sync and not drop_axes and value.shape != () and all(info[4] for info in infos):
+            rest = await _write_shards(place, codec, infos, keys, value)
+        if rest:
+            waves, _ = await _waves(place, _at(keys, rest), _at(sizes, rest), limits, split_shards=False)
+            await in_waves([_at(rest, numbers) for numbers in waves], sizes, limits.write_bytes, wave)
 
     def chunk_codec(self, spec: ArraySpec) -> ChunkCodec:
         """Return the codecs fitted to the array's chunks."""
@@ -411,6 +429,33 @@ async def _plan(place: EnginePlace, keys: Sequence[str], sizes: Sequence[int], l
     if len(keys) < MANY_KEYS and not place.engine.keeps_chunks:
         return None  # the engine locates and reads few in one call
     return await run_async(place.engine.plan_read(mine, known))
+
+
+async def _write_shards(
+    place: EnginePlace, codec: ChunkCodec, infos: Sequence[Info], keys: Sequence[str], value: NDBuffer
+) -> Sequence[int]:
+    """Write the shards whose chunks the kernel encodes in the threads that store them; return the numbers of the chunks that are left."""
+    numbers: Sequence[int] = range(len(infos))
+    if (kernel := place.kernel) is None:
+        return numbers
+    whole = whole_chunks(kernel, codec, infos, elements_of(value))
+    if whole is None or len(whole.numbers) < len(infos):
+        return numbers
+    mine = [place.key(key) for key in keys]
+    if (located := await run_async(place.engine.locate_chunks(mine))) is None:
+        return numbers
+    of_shards = dict(zip(located.shard_coords, located.numbers(), strict=True))
+    contents: dict[ChunkCoords, ShardContents] = {}
+    for coords, shard in of_shards.items():
+        at = np.full(located.layout.grid.nslots, -1, dtype=np.int64)
+        at[located.slots[shard]] = whole.at[shard]
+        if (at >= 0).all():
+            contents[coords] = whole.writer.shard(whole.source, at, whole.fill, -(-threads_at_once() // len(of_shards)))
+    if not contents:
+        return numbers
+    outcomes = await run_async(place.engine.replace_shards(located.node.path, located.layout, contents))
+    raise_first(list(outcomes.values()))
+    return [number for coords, shard in of_shards.items() if coords not in outcomes for number in shard.tolist()]
 
 
 async def _encoded_elsewhere(

@@ -7,10 +7,12 @@ that all share are looked up once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 from zarr.core.buffer import cpu
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 
@@ -153,9 +155,7 @@ def gather_chunks(
     Raises:
         Undecodable: a chunk that is only partly assigned cannot be decoded.
     """
-    source: Any = value.as_ndarray_like()
-    if isinstance(source, np.ndarray):
-        source = source.view(np.ndarray)  # of a masked array the elements, whether they are masked or not
+    source = elements_of(value)
     is_scalar = value.shape == ()
     chains = _Chains(codec)
     scratch: AnyArray | None = None
@@ -186,33 +186,61 @@ def gather_chunks(
     return new
 
 
-def _encoded_by_kernel(kernel: Kernel, codec: ChunkCodec, infos: Sequence[Info], source: Any) -> dict[int, memoryview | None]:
-    """Return the whole chunks that the kernel encodes where they lie in ``source``, by number."""
+def elements_of(value: NDBuffer) -> Any:
+    """Return the array of the value of an assignment; of a masked array the elements, whether they are masked or not."""
+    source: Any = value.as_ndarray_like()
+    return source.view(np.ndarray) if isinstance(source, np.ndarray) else source
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WholeChunks:
+    """The whole chunks of an assignment that the kernel encodes where they lie in the assigned value."""
+
+    writer: KernelWriter
+    source: AnyArray
+    numbers: list[int]
+    at: npt.NDArray[np.int64]
+    """Where the first element of each lies, in bytes from the first one of ``source``."""
+    fill: bytes | None
+    """An element of chunks that are not stored."""
+
+
+def whole_chunks(kernel: Kernel, codec: ChunkCodec, infos: Sequence[Info], source: Any) -> WholeChunks | None:
+    """Return the whole chunks that the kernel encodes; ``None`` if there is none."""
     spec = infos[0][1]
     writer = codec.kernel_writer(kernel, spec)
     if writer is None or not isinstance(source, np.ndarray) or source.dtype != writer.dtype or source.ndim != len(spec.shape):
-        return {}  # an integer selects chunks of length one
+        return None  # an integer selects chunks of length one
     if min(source.strides, default=0) < 0:
-        return {}
+        return None
     fill = b"" if spec.config.write_empty_chunks else _fill_bits(spec, writer.dtype)
     if fill is None:
-        return {}
+        return None
     numbers: list[int] = []
     at: list[int] = []
+    shape = spec.shape
+    axes = list(zip(source.strides, shape, source.shape, strict=True))
     for number, (_, mine, _, out_selection, is_complete) in enumerate(infos):
-        if not is_complete or mine.shape != spec.shape or type(out_selection) is not tuple or len(out_selection) != source.ndim:
+        if not is_complete or mine.shape != shape or type(out_selection) is not tuple or len(out_selection) != len(shape):
             continue
-        bounds = [along.indices(n) if type(along) is slice else None for along, n in zip(out_selection, source.shape, strict=True)]
         offset = 0
-        for bound, stride, n in zip(bounds, source.strides, spec.shape, strict=True):
-            if bound is None or bound[2] != 1 or bound[1] - bound[0] != n:
+        for along, (stride, n, end) in zip(out_selection, axes, strict=True):
+            if type(along) is not slice or along.step not in (None, 1) or type(first := along.start) is not int:
                 break
-            offset += bound[0] * stride
+            if not 0 <= first <= end - n or along.stop != first + n:
+                break
+            offset += first * stride
         else:
             numbers.append(number)
             at.append(offset)
-    found = writer.encode(source, np.array(at, dtype=np.int64), fill or None) if at else None
-    return {} if found is None else dict(zip(numbers, found, strict=True))
+    return WholeChunks(writer, source, numbers, np.array(at, dtype=np.int64), fill or None) if at else None
+
+
+def _encoded_by_kernel(kernel: Kernel, codec: ChunkCodec, infos: Sequence[Info], source: Any) -> dict[int, memoryview | None]:
+    """Return the whole chunks that the kernel encodes, by number."""
+    whole = whole_chunks(kernel, codec, infos, source)
+    found = None if whole is None else whole.writer.encode(whole.source, whole.at, whole.fill)
+    return {} if whole is None or found is None else dict(zip(whole.numbers, found, strict=True))
 
 
 def _fill_bits(spec: ArraySpec, dtype: np.dtype[Any]) -> bytes | None:

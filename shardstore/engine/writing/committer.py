@@ -33,6 +33,7 @@ from shardstore.engine.metadata.hierarchy import Hierarchy, Node, shard_key
 from shardstore.engine.options import EngineOptions
 from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import ShardRead
+from shardstore.engine.writing.contents import NothingStored, NotMade, ShardBody, ShardContents
 from shardstore.engine.writing.plan_writer import PlanWriter
 from shardstore.errors import Conflict, Corruption, NotFound, ShardStoreError, Unsupported, WriteOutcomeUnknown
 from shardstore.format.metadata_v3 import ArrayLayout
@@ -40,9 +41,9 @@ from shardstore.model.chunks import ChunkCoords
 from shardstore.model.coalescing import coalesce
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfGeneration
 from shardstore.model.ranges import ByteRange, BytesLike, CopiedRange, NewBytes
-from shardstore.plan.commits import Commit, CommitPlan, DeleteShard, NothingToDo, WriteShard, plan_empty, with_nonce
-from shardstore.plan.strategies import strategy_of
-from shardstore.storage.abilities import FileTree
+from shardstore.plan.commits import Commit, CommitPlan, DeleteShard, NothingToDo, Rewrite, WriteShard, plan_empty, with_nonce
+from shardstore.plan.strategies import Append, strategy_of
+from shardstore.storage.abilities import FileTree, WritesAsMade
 from shardstore.storage.base import ConditionFailed, Storage
 from shardstore.storage.wrappers import Counters
 from shardstore.threads import in_threads
@@ -85,6 +86,8 @@ class Committer:
     _options: EngineOptions
     _counters: Counters
     _contention: Contention
+    _made: WritesAsMade | None = None
+    """What writes the objects of whole shards while they are made, if that is the storage of the shards themselves."""
     keeps_versions: bool = field(default=False, init=False)
     """True if chunks keep their versions in commits of this process that do not change them."""
     _created: dict[str, tuple[Shard, Generation]] = field(default_factory=dict, init=False)
@@ -127,6 +130,30 @@ class Committer:
         turn.won()
         self._counters.add(commits=1, chunks_written=len(actions) - len(refused))
         return refused
+
+    async def make(self, shard: Shard, contents: ShardContents) -> None:
+        """Write a shard of which every chunk is given, whatever is there; durable on return.
+
+        Raises:
+            NotMade: it has to be written by ``commit``; nothing was stored.
+        """
+        await self._check_capabilities()
+        index_format, storage = shard.layout.index_format, self._made
+        is_usual = type(self._strategy) in (Rewrite, Append) and self._strategy.unsuited(index_format) is None
+        if storage is None or not is_usual or index_format.location != "end" or not self._storage.capabilities.exactly_once:
+            raise NotMade
+        turn = self._contention.turn(shard.key)
+        await turn.start()
+        body = ShardBody(index_format, self._options.chunk_order, contents)
+        try:
+            generation = await storage.write_made(shard.key, body.write, UNCONDITIONAL)
+        except NothingStored:
+            await self._empty(shard, UNCONDITIONAL)
+        else:
+            self._counters.add(requests=1, bytes_written=body.nbytes)
+            self._remember(shard, generation, WriteShard((), body.nbytes, body.index), {})
+        turn.won()
+        self._counters.add(commits=1, chunks_written=shard.layout.grid.nslots)
 
     async def rewrite(self, shard: Shard, decide: Callable[[CachedIndex], WriteShard | DeleteShard | None]) -> bool:
         """Store the same chunks in another form, as ``decide`` plans it from the shard's index; return whether anything was stored.

@@ -14,6 +14,7 @@ from shardstore.engine.actions import Action, refusal_of_update, simplified
 from shardstore.engine.index_cache import StaleLayout
 from shardstore.engine.metadata.hierarchy import ChunkTarget
 from shardstore.engine.writing.committer import Committer, Refused, Shard, SlotActions
+from shardstore.engine.writing.contents import ShardContents
 from shardstore.errors import ShardStoreError
 from shardstore.format.shard_index import IndexFormat
 
@@ -30,6 +31,8 @@ class _Submission:
 
     done: asyncio.Future[Refused]
     actions: SlotActions = field(default_factory=dict)
+    contents: ShardContents | None = None
+    """In place of actions: what becomes of the whole shard."""
 
 
 @dataclass(slots=True)
@@ -69,7 +72,7 @@ class Writer:
             submission = submissions.get(name)
             if submission is None:
                 submission = submissions[name] = _Submission(loop.create_future())
-                self._queue(name, target).waiting.append(submission)
+                self._queue(name, Shard(target.node, target.layout, target.shard_coords)).waiting.append(submission)
             slot = target.slot
             submission.actions.setdefault(slot, []).append(action)
             of_update.append((submission, slot))
@@ -77,10 +80,19 @@ class Writer:
         of_submission = {id(s): r for s, r in zip(submissions.values(), results, strict=True)}
         return [one if isinstance(one, ShardStoreError) else _outcome(of_submission[id(one[0])], one[1]) for one in of_update]
 
-    def _queue(self, name: _QueueName, target: ChunkTarget) -> _ShardQueue:
+    async def replace(self, shard: Shard, contents: ShardContents) -> None:
+        """Write a whole shard, durable on return, in its turn.
+
+        Raises:
+            NotMade: the shard has to be written by updates of its chunks; nothing was stored.
+        """
+        submission = _Submission(asyncio.get_running_loop().create_future(), contents=contents)
+        self._queue((shard.key, shard.layout.index_format), shard).waiting.append(submission)
+        await submission.done
+
+    def _queue(self, name: _QueueName, shard: Shard) -> _ShardQueue:
         queue = self._queues.get(name)
         if queue is None:
-            shard = Shard(target.node, target.layout, target.shard_coords)
             queue = self._queues[name] = _ShardQueue(shard)
             queue.runner = asyncio.create_task(self._run(name, queue))
         return queue
@@ -94,7 +106,7 @@ class Writer:
         try:
             while queue.waiting:
                 async with self._bound:
-                    together, queue.waiting = queue.waiting, []
+                    together, queue.waiting = _next_commit(queue.waiting)
                     began = clock()
                     await self._commit_together(queue.shard, together)
                 if queue.waiting:
@@ -124,7 +136,11 @@ class Writer:
                 merged.setdefault(slot, []).extend(actions)
         result: Refused | BaseException
         try:
-            result = await self._committer.commit(shard, {slot: simplified(actions) for slot, actions in merged.items()})
+            if (contents := submissions[0].contents) is not None:
+                await self._committer.make(shard, contents)
+                result = {}
+            else:
+                result = await self._committer.commit(shard, {slot: simplified(actions) for slot, actions in merged.items()})
         except (Exception, asyncio.CancelledError) as exc:  # noqa: BLE001  # handed to everyone who waits
             result = exc
         for submission in submissions:
@@ -136,6 +152,12 @@ class Writer:
                 submission.done.set_result(result)
         if isinstance(result, asyncio.CancelledError):
             raise result
+
+
+def _next_commit(waiting: list[_Submission]) -> tuple[list[_Submission], list[_Submission]]:
+    """Return the submissions that are one commit, and the rest: new contents of a whole shard are one by themselves."""
+    count = next((i for i, submission in enumerate(waiting) if submission.contents is not None), len(waiting)) or 1
+    return waiting[:count], waiting[count:]
 
 
 async def _all(futures: Sequence[asyncio.Future[Refused]]) -> list[Refused | BaseException]:

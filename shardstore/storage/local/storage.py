@@ -21,7 +21,16 @@ from shardstore.model.capabilities import Capabilities
 from shardstore.model.containers import batched
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import ByteRange, BytesLike, Padding, Segment
-from shardstore.storage.abilities import BlockingReads, CopiesFrom, FileTree, HasIdentity, Leftover, ListsLeftovers, VersionedFile
+from shardstore.storage.abilities import (
+    BlockingReads,
+    CopiesFrom,
+    FileTree,
+    HasIdentity,
+    Leftover,
+    ListsLeftovers,
+    VersionedFile,
+    WritesAsMade,
+)
 from shardstore.storage.base import (
     ABSENT,
     GUARD_CHANGED,
@@ -248,7 +257,7 @@ class LocalFiles(FileTree, ListsLeftovers):
         return await self._read_hop(prefix, "looking for leftovers", look)
 
 
-class LocalStorage(LocalFiles, BlockingReads, CopiesFrom, HasIdentity, Abilities):
+class LocalStorage(LocalFiles, BlockingReads, WritesAsMade, CopiesFrom, HasIdentity, Abilities):
     """Files below ``root``, a path; safe between the threads and processes of one machine.
 
     With ``fsync`` (the default), acknowledged writes survive the loss of power. ``locks="cluster"`` says that the locks of the file
@@ -387,7 +396,7 @@ class LocalStorage(LocalFiles, BlockingReads, CopiesFrom, HasIdentity, Abilities
         path = self._path_to_write(key)
         if isinstance(body, Sequence):
             views = checked_views(body, nbytes, key)
-            return await self._write_hop(key, "writing", lambda: self._write_whole(path, key, views, condition))
+            return await self._write_hop(key, "writing", lambda: self._write_whole(path, key, lambda file: file.append(views), condition))
         # What survives at every await below: the old object, until the thread of the last hop has replaced it.
         file = await self._write_hop(key, "writing", lambda: TemporaryFile(path, key, self._rules))
         try:
@@ -397,9 +406,13 @@ class LocalStorage(LocalFiles, BlockingReads, CopiesFrom, HasIdentity, Abilities
         finally:
             await self._write_hop(key, "writing", file.close)
 
-    def _write_whole(self, path: str, key: str, views: list[memoryview], condition: Condition) -> Generation:
+    async def write_made(self, key: str, make: Callable[[int], BytesLike], condition: Condition) -> Generation:
+        path = self._path_to_write(key)
+        return await self._write_hop(key, "writing", lambda: self._write_whole(path, key, lambda file: file.append_made(make), condition))
+
+    def _write_whole(self, path: str, key: str, append: Callable[[TemporaryFile], None], condition: Condition) -> Generation:
         with closing(TemporaryFile(path, key, self._rules)) as file:
-            file.append(views)
+            append(file)
             return file.publish(condition)
 
     # -- for callers that have a thread of their own -------------------------------------------------------------------

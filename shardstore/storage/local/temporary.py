@@ -8,13 +8,13 @@ import errno
 import os
 import secrets
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 
 from shardstore.errors import InvalidInput, StorageError
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfAbsent
-from shardstore.model.ranges import CopiedRange, NewBytes, Segment
+from shardstore.model.ranges import BytesLike, CopiedRange, NewBytes, Segment
 from shardstore.storage.base import ConditionFailed
 from shardstore.storage.local.files import (
     READ_FLAGS,
@@ -153,6 +153,10 @@ class TemporaryFile:
         for view in waiting:
             while view:
                 view = view[os.write(self._fd, view) :]
+
+    def append_made(self, make: Callable[[int], BytesLike]) -> None:
+        """Append what ``make`` writes to the descriptor that it is given, and what it returns behind that."""
+        self.append([byte_view(make(self._fd))])
 
     def copy(self, source: Extents, offset: int, nbytes: int) -> None:
         """Append bytes of an open file, holes as holes; the kernel copies them if it can. Raises ``EOFError`` if the file ends before."""

@@ -12,6 +12,7 @@ from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, TransposeCodec, Zstd
 
 import shardstore
 from shardstore.adapters.zarr import chunks
+from shardstore.adapters.zarr.kernel_codecs import EncodedShard
 from shardstore.native.kernel import kernel
 
 KERNEL = kernel()
@@ -50,8 +51,8 @@ def stored(root: Path, data: Any, *, uses_kernel: bool, chunk: tuple[int, ...] =
 @pytest.mark.parametrize("dtype", ["u1", "<i4", "f8"])
 @pytest.mark.parametrize("compressor", COMPRESSORS)
 def test_chunks_are_the_same(tmp_path: Path, compressor: str, dtype: str, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoded = 0
-    by_kernel = chunks._encoded_by_kernel
+    encoded = in_their_file = 0
+    by_kernel, into_file = chunks._encoded_by_kernel, EncodedShard.write
 
     def counted(*args: Any) -> Any:
         nonlocal encoded
@@ -59,14 +60,20 @@ def test_chunks_are_the_same(tmp_path: Path, compressor: str, dtype: str, order:
         encoded += len(found)
         return found
 
+    def written(self: EncodedShard, file: int, slots: Any) -> Any:
+        nonlocal in_their_file
+        in_their_file += len(slots)
+        return into_file(self, file, slots)
+
     monkeypatch.setattr(chunks, "_encoded_by_kernel", counted)
+    monkeypatch.setattr(EncodedShard, "write", written)
     data = np.asarray(values(dtype, 7), order=order)
     filters = [TransposeCodec(order=(1, 0))] if order == "F" else None
     options: dict[str, Any] = {"compressors": COMPRESSORS[compressor], "fill_value": np.array(7).astype(dtype)[()], "filters": filters}
     mine = stored(tmp_path / "kernel", data, uses_kernel=True, **options)
-    assert encoded == 15
+    assert (encoded, in_their_file) == (7, 8)  # two shards are whole
     by_python = stored(tmp_path / "python", data, uses_kernel=False, **options)
-    assert encoded == 15
+    assert (encoded, in_their_file) == (7, 8)
     assert mine.keys() == by_python.keys()
     assert len(mine) == 13
     if not compressor.startswith("zstd") or USES_ZSTD_OF_NUMCODECS:  # other versions of zstd choose other matches

@@ -34,6 +34,39 @@ class TestLocalStorage(StorageSuite):
     pass
 
 
+# -- bodies that are made while they are stored -------------------------------------------------------------------------
+
+
+def test_a_body_is_made_in_its_file(storage: LocalStorage, s: SyncStorage) -> None:
+    def make(file: int) -> bytes:
+        os.write(file, b"first, ")
+        return b"then this"
+
+    generation = on_io_loop(storage.write_made("c/a", make, UNCONDITIONAL))
+    assert s.get("c/a") == b"first, then this"
+    found = on_io_loop(storage.read([Read("c/a", (EVERYTHING,), generation)]))
+    assert isinstance(found[0], Found)
+    with pytest.raises(ConditionFailed):
+        on_io_loop(storage.write_made("c/a", make, IF_ABSENT))
+    assert files_below(Path(storage.root)) == ["c", "c/a"]
+
+
+@pytest.mark.parametrize(("raised", "expected"), [(KeyError("own"), KeyError), (OSError(errno.ENOSPC, "full"), StorageError)], ids=str)
+def test_a_body_that_cannot_be_made_leaves_what_was_there(
+    storage: LocalStorage, s: SyncStorage, raised: Exception, expected: type[Exception]
+) -> None:
+    s.put("a", b"before")
+
+    def make(file: int) -> bytes:
+        os.write(file, b"half of ")
+        raise raised
+
+    with pytest.raises(expected):
+        on_io_loop(storage.write_made("a", make, UNCONDITIONAL))
+    assert s.get("a") == b"before"
+    assert files_below(Path(storage.root)) == ["a"]
+
+
 # -- what is read ------------------------------------------------------------------------------------------------------
 
 

@@ -450,7 +450,7 @@ async def _write_shards(
         at = np.full(located.layout.grid.nslots, -1, dtype=np.int64)
         at[located.slots[shard]] = whole.at[shard]
         if (at >= 0).all():
-            contents[coords] = whole.writer.shard(whole.source, at, whole.fill, -(-threads_at_once() // len(of_shards)))
+            contents[coords] = whole.writer.shard(whole.source, 0, at, whole.fill, -(-threads_at_once() // len(of_shards)))
     if not contents:
         return numbers
     outcomes = await run_async(place.engine.replace_shards(located.node.path, located.layout, contents))

@@ -205,17 +205,26 @@ class WholeChunks:
     """An element of chunks that are not stored."""
 
 
-def whole_chunks(kernel: Kernel, codec: ChunkCodec, infos: Sequence[Info], source: Any) -> WholeChunks | None:
-    """Return the whole chunks that the kernel encodes; ``None`` if there is none."""
-    spec = infos[0][1]
+def writer_from(kernel: Kernel, codec: ChunkCodec, spec: ArraySpec, source: Any) -> tuple[KernelWriter, bytes | None] | None:
+    """Return what encodes whole chunks where they lie in ``source``, and an element of those that are not stored; ``None`` if the kernel
+    does not encode them.
+    """
     writer = codec.kernel_writer(kernel, spec)
     if writer is None or not isinstance(source, np.ndarray) or source.dtype != writer.dtype or source.ndim != len(spec.shape):
         return None  # an integer selects chunks of length one
     if min(source.strides, default=0) < 0:
         return None
     fill = b"" if spec.config.write_empty_chunks else _fill_bits(spec, writer.dtype)
-    if fill is None:
+    return None if fill is None else (writer, fill or None)
+
+
+def whole_chunks(kernel: Kernel, codec: ChunkCodec, infos: Sequence[Info], source: Any) -> WholeChunks | None:
+    """Return the whole chunks that the kernel encodes; ``None`` if there is none."""
+    spec = infos[0][1]
+    found = writer_from(kernel, codec, spec, source)
+    if found is None:
         return None
+    writer, fill = found
     numbers: list[int] = []
     at: list[int] = []
     shape = spec.shape
@@ -233,7 +242,7 @@ def whole_chunks(kernel: Kernel, codec: ChunkCodec, infos: Sequence[Info], sourc
         else:
             numbers.append(number)
             at.append(offset)
-    return WholeChunks(writer, source, numbers, np.array(at, dtype=np.int64), fill or None) if at else None
+    return WholeChunks(writer, source, numbers, np.array(at, dtype=np.int64), fill) if at else None
 
 
 def _encoded_by_kernel(kernel: Kernel, codec: ChunkCodec, infos: Sequence[Info], source: Any) -> dict[int, memoryview | None]:

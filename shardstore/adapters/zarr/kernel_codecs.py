@@ -16,10 +16,11 @@ from shardstore.engine.index_cache import CachedIndex
 from shardstore.engine.reading.read_plan import Carrier
 from shardstore.engine.writing.contents import NotMade, ShardContents
 from shardstore.native.kernel import MAX_DIMENSIONS, ChunkParams, Codec, Kernel, SelectedAlong, ShardVersion
-from shardstore.threads import INLINE_BYTES, threads_at_once
+from shardstore.threads import threads_at_once
 
 Ints = npt.NDArray[np.int64]
 
+_MOST_NBYTES = 2**27  # of chunks that one call encodes: until it returns, nobody can interrupt it
 _CODECS = {"zstd": Codec.ZSTD, "blosc": Codec.BLOSC, "gzip": Codec.GZIP}
 
 
@@ -91,10 +92,12 @@ class KernelWriter:
         params = kernel.chunk_params(chain.stored_shape, chain.dtype.itemsize, found[0], has_crc=found[1], **settings)
         return cls(kernel, params, _order_of(chain), chain.dtype)
 
-    def shard(self, source: AnyArray, at: Ints, fill: bytes | None, threads: int) -> EncodedShard:
-        """Return the contents of a shard whose chunks begin so many bytes behind the first element of ``source``, by slot."""
+    def shard(self, source: AnyArray, begin: int, at: Ints, fill: bytes | None, threads: int) -> EncodedShard:
+        """Return the contents of a shard that begins so many bytes behind the first element of ``source``, and its chunks, by slot, so many
+        behind that.
+        """
         params = self.params.with_strides([source.strides[axis] for axis in self.order])
-        return EncodedShard(self.kernel, params, source, at, fill, threads if params.codec is not Codec.NONE else 1)
+        return EncodedShard(self.kernel, params, source, begin, at, fill, threads if params.codec is not Codec.NONE else 1)
 
     def encode(self, source: AnyArray, at: Ints, fill: bytes | None) -> list[memoryview | None] | None:
         """Return the chunks that begin so many bytes behind the first element of ``source``, as ``Kernel.encode`` does, in this thread."""
@@ -109,12 +112,13 @@ class EncodedShard(ShardContents):
     kernel: Kernel
     params: ChunkParams
     source: AnyArray
+    begin: int
     at: Ints
     fill: bytes | None
     threads: int
 
     def write(self, file: int, slots: npt.NDArray[np.intp]) -> Ints:
-        at, sizes = self.at[slots], np.empty(len(slots), dtype=np.int64)
+        at, sizes = self.begin + self.at[slots], np.empty(len(slots), dtype=np.int64)
         at_once = max(1, _MOST_NBYTES // self.params.nbytes)
         for start in range(0, len(at), at_once):
             some = self.kernel.encode_to_file(self.params, self.source, at[start : start + at_once], self.fill, file, self.threads)

@@ -8,9 +8,9 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from zarr.storage import LoggingStore
 import shardstore
 from shardstore.adapters.zarr import short_path
 from shardstore.engine.engine import Engine
+from shardstore.native.kernel import kernel
 from shardstore.storage.local.storage import LocalStorage
 from tests.harness.scale import EXAMPLES
 
@@ -384,6 +385,140 @@ def test_random_arrays_are_read_both_ways(tmp_path: Path, made: dict[str, Any], 
         check_same(array, data.draw(selections(made["shape"])))
 
 
+# -- whole shards that are assigned ------------------------------------------------------------------------------------
+
+
+def stored(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def check_same_stored(array: zarr.Array[Any], other: zarr.Array[Any], roots: Sequence[Path], selection: Any, value: Any) -> bool:
+    """Assign both ways, to arrays that are the same; check that the same is stored, or raised; return whether the short one was gone."""
+    was_short = False
+    write = short_path.write_selection
+
+    def noted(array: Any, selection: Any, value: Any) -> bool:
+        nonlocal was_short
+        was_short = write(array, selection, value)
+        return was_short
+
+    def assign(array: zarr.Array[Any]) -> None:
+        array[selection] = value
+
+    short_path.write_selection = noted
+    try:
+        found = outcome(lambda: assign(array))
+    finally:
+        short_path.write_selection = write
+    with zarrs_own_way():
+        assert found == outcome(lambda: assign(other))
+    assert stored(roots[0]) == stored(roots[1])
+    return was_short
+
+
+@pytest.mark.parametrize(
+    ("selection", "value"),
+    [
+        (..., VALUES),
+        (np.s_[:], VALUES),
+        (np.s_[32:, -24:], VALUES[::2, ::2]),
+        (np.s_[..., 0:24], VALUES.copy(order="F")[:, 3:27]),
+        (..., np.where(VALUES % 97 < 90, 7, VALUES).astype("i4")),
+        (np.s_[:32], np.full((32, 48), 7, "i4")),
+        (..., np.broadcast_to(np.arange(48, dtype="i4"), SHAPE)),
+    ],
+    ids=str,
+)
+def test_whole_shards_are_written_the_short_way(tmp_path: Path, selection: Any, value: Any) -> None:
+    roots = [tmp_path / "short", tmp_path / "own"]
+    assert check_same_stored(created(roots[0]), created(roots[1]), roots, selection, value) == (uses_kernel and kernel() is not None)
+
+
+@pytest.mark.parametrize(
+    ("selection", "value"),
+    [
+        (..., 5),
+        (..., VALUES.tolist()),
+        (..., VALUES.astype("i8")),
+        (..., VALUES.astype(">i4")),
+        (..., VALUES[0]),
+        (..., VALUES[::-1]),
+        (..., VALUES.view(np.ma.MaskedArray)),
+        (..., VALUES[1:]),
+        (np.s_[:31], VALUES[:31]),
+        (np.s_[1:33], VALUES[:32]),
+        (np.s_[::2], VALUES[::2]),
+        (5, VALUES[5]),
+        (np.s_[0:32, 5], VALUES[0:32, 5]),
+        (np.arange(32), VALUES[:32]),
+        (VALUES > 5, VALUES[VALUES > 5]),
+        (np.s_[0:0], VALUES[:0]),
+    ],
+    ids=str,
+)
+def test_what_else_is_assigned_is_left_to_zarr(tmp_path: Path, selection: Any, value: Any) -> None:
+    roots = [tmp_path / "short", tmp_path / "own"]
+    assert not check_same_stored(created(roots[0]), created(roots[1]), roots, selection, value)
+
+
+def test_a_store_that_may_not_be_written_refuses_in_both_ways(tmp_path: Path) -> None:
+    created(tmp_path)
+    array = zarr.open_array(opened(tmp_path), mode="r")
+    assert not check_same_stored(array, array, [tmp_path, tmp_path], ..., VALUES + 1)
+    assert np.array_equal(array[...], VALUES)
+
+
+def test_a_transaction_holds_whole_shards_back(tmp_path: Path) -> None:
+    array = created(tmp_path)
+    store: Any = array.store
+    before = stored(tmp_path)
+    with store.transaction():
+        array[...] = VALUES + 1
+        assert stored(tmp_path) == before
+    assert np.array_equal(array[...], VALUES + 1)
+
+
+def test_whole_shards_are_not_written_over_another_layout(tmp_path: Path) -> None:
+    """Another process has replaced the array by one with other shards: an array as old as this one writes chunks of that."""
+    array = created(tmp_path, ttl=0)
+    shutil.rmtree(tmp_path)
+    new: Any = zarr.create_array(elsewhere(tmp_path, per_shard=(2, 2)), shape=SHAPE, chunks=CHUNK, dtype="i4", fill_value=7)
+    array[...] = VALUES
+    assert np.array_equal(new[...], VALUES)
+    assert np.array_equal(zarr.open_array(str(tmp_path), mode="r")[...], VALUES)
+
+
+def test_one_commit_and_one_request_a_shard(tmp_path: Path) -> None:
+    array = created(tmp_path)
+    counters = array.store.counters  # type: ignore[attr-defined]
+    found = []
+    for way in (nullcontext(), zarrs_own_way()):
+        counters.reset()
+        with way:
+            array[...] = VALUES + 1
+        found.append((counters.requests, counters.bytes_written, counters.commits, counters.chunks_written))
+    assert found[0] == found[1]
+    assert found[0][2:] == (4, 48)
+
+
+@given(arrays(), st.data())
+@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_random_arrays_are_written_both_ways(tmp_path: Path, made: dict[str, Any], data: st.DataObject) -> None:
+    name = os.urandom(8).hex()
+    roots = [tmp_path / name / "short", tmp_path / name / "own"]
+    per_shard = made.pop("per_shard")
+    if made["shape"] and data.draw(st.booleans()):
+        made["shape"] = tuple(data.draw(st.integers(1, 2)) * c * p for c, p in zip(made["chunks"], per_shard, strict=True))
+    written: list[Any] = []
+    with suppress(TypeError, ValueError, NotImplementedError):  # not every codec takes every type
+        written = [zarr.create_array(opened(root, per_shard=per_shard), **made) for root in roots]
+    if len(written) == 2:
+        value = values_of(made["dtype"], made["shape"], 1)
+        if made["shape"] and made["fill_value"] is not None and data.draw(st.booleans()):
+            value[: data.draw(st.integers(0, len(value)))] = made["fill_value"]
+        check_same_stored(written[0], written[1], roots, ..., value)
+
+
 def test_the_method_is_set_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked for by each read of a document, and setting it empties CPython's caches of the class."""
     names: list[str] = []
@@ -399,4 +534,4 @@ def test_the_method_is_set_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zarr, "Array", Array)
     short_path.shorten_selections()
     short_path.shorten_selections()
-    assert names == ["__getitem__"]
+    assert names == ["__getitem__", "__setitem__"]

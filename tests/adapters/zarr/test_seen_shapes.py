@@ -19,7 +19,8 @@ ROWS = np.arange(8, dtype="i4").reshape(2, 4)
 def store_of(kind: str, root: Path) -> Any:
     if kind == "zarr's store":
         return FsspecStore(shardstore.ShardedFileSystem(fo=str(root), chunks_per_shard=(2, 1), asynchronous=True), path="")
-    options: dict[str, Any] = {"as Zarr v2": {"present": "v2"}, "not sharded": {"chunks_per_shard": None}}.get(kind, {})
+    of_kind: dict[str, dict[str, Any]] = {"as Zarr v2": {"present": "v2"}, "not sharded": {"chunks_per_shard": None}}
+    options = of_kind.get(kind, {})
     return shardstore.open(root, **{"chunks_per_shard": (2, 1), "fsync": False, **options})
 
 

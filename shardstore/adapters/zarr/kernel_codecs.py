@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -100,8 +101,15 @@ class KernelWriter:
         return EncodedShard(self.kernel, params, source, begin, at, fill, threads if params.codec is not Codec.NONE else 1)
 
     def encode(self, source: AnyArray, at: Ints, fill: bytes | None) -> list[memoryview | None] | None:
-        """Return the chunks that begin so many bytes behind the first element of ``source``, as ``Kernel.encode`` does, in this thread."""
-        params = self.params.with_strides([source.strides[axis] for axis in self.order])
+        """Return the chunks that begin so many bytes behind the first element of ``source``, as ``Kernel.encode`` does, in this thread.
+        Chunks that lie in ``source`` as they are stored are left to Python, which makes no copy of them.
+        """
+        strides = [source.strides[axis] for axis in self.order]
+        shape, nbytes = self.params.shape, self.params.itemsize
+        are_as_stored = strides == [prod(shape[axis + 1 :]) * nbytes for axis in range(len(shape))]
+        if are_as_stored and self.params.codec is Codec.NONE and not self.params.has_crc:
+            return None
+        params = self.params.with_strides(strides)
         return self.kernel.encode(params, source, at, fill, 1)
 
 

@@ -11,7 +11,7 @@ import zarr
 from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, TransposeCodec, ZstdCodec
 
 import shardstore
-from shardstore.adapters.zarr import chunks
+from shardstore.adapters.zarr import chunk_pipeline, chunks
 from shardstore.adapters.zarr.kernel_codecs import EncodedShard
 from shardstore.native.kernel import kernel
 
@@ -124,3 +124,23 @@ def test_what_is_left_to_python(tmp_path: Path) -> None:
     assert np.array_equal(array[3:11, 5:13], np.full((8, 8), 9))
     array[...] = 3
     assert np.array_equal(array[...], np.full((20, 37), 3))
+
+
+def test_plain_chunks_that_lie_as_they_are_stored_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[memoryview | None] = []
+    gather = chunks.gather_chunks
+
+    def gathered(*args: Any) -> Any:
+        found = gather(*args)
+        given.extend(found)
+        return found
+
+    monkeypatch.setattr(chunk_pipeline, "gather_chunks", gathered)
+    data = np.arange(1, 129, dtype="i4").reshape(16, 8)
+    array = zarr.create_array(
+        shardstore.open(tmp_path, chunks_per_shard=None, fsync=False), shape=(16, 8), chunks=(8, 8), dtype="i4", compressors=None
+    )
+    array[...] = data
+    assert len(given) == 2
+    assert all(chunk is not None and np.shares_memory(np.frombuffer(chunk, "i4"), data) for chunk in given)
+    np.testing.assert_array_equal(zarr.open_array(str(tmp_path), mode="r")[...], data)

@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -117,19 +117,22 @@ def _found(target: Target, acknowledged: set[int]) -> Figures:
 
 @dataclass(frozen=True, slots=True)
 class Loss(Experiment):
-    """Processes write disjoint chunks of one shard, one assignment a chunk; the shard does not exist before.
+    """Processes write disjoint chunks of one shard, one assignment a chunk; the shard does not exist before. Or, in place of chunks,
+    equal parts of the only chunk of the shard.
 
-    Lost is a chunk whose write was acknowledged and that does not hold what was written. A write that raised is an error,
+    Lost is a chunk, or a part, whose write was acknowledged and that does not hold what was written. A write that raised is an error,
     and counted as such.
     """
 
     writers: int
     chunks: int
     chunk_nbytes: int
+    are_parts: bool = False
 
     def measure(self, arena: Arena) -> Figures:
         target = Target(arena.place, arena.name, self.chunks, self.chunk_nbytes)
-        create(target, "u1", fill_value=0, compressed=False)
+        stored = replace(target, chunks=1, items=self.chunks * self.chunk_nbytes) if self.are_parts else target
+        create(stored, "u1", fill_value=0, compressed=False)
         shares = [_WriteShare(arena.contender, target, range(i, self.chunks, self.writers)) for i in range(self.writers)]
         failures = Failures()
         acknowledged: set[int] = set()

@@ -120,7 +120,8 @@ def lines_of(experiment: Experiment, rounds: list[Figures]) -> list[tuple[str, s
 
 def _loss_line(experiment: Loss, rounds: list[Figures]) -> tuple[str, str]:
     share = experiment.chunks // experiment.writers
-    label = f"{experiment.writers} processes × {share} writes of disjoint chunks of one shard: chunks lost, by trial"
+    what, where = ("parts", "chunk") if experiment.are_parts else ("chunks", "shard")
+    label = f"{experiment.writers} processes × {share} writes of disjoint {what} of one {where}: {what} lost, by trial"
     damaged = sum(each["shard_damaged"] is not None for each in rounds)
     cell = ", ".join(str(each["lost"]) for each in rounds) + _errors(rounds, "write_errors")
     return label, cell + (f"; shard damaged in {damaged}" if damaged else "")

@@ -54,6 +54,7 @@ def plans_of(storage: StorageName, trials: int, seconds: float) -> list[Plan]:
     return [
         Plan(Loss(writers=4, chunks=64, chunk_nbytes=5000), trials),
         Plan(Loss(writers=8, chunks=400, chunk_nbytes=500), 1),
+        Plan(Loss(writers=4, chunks=64, chunk_nbytes=500, are_parts=True), trials),
         Plan(TornReads(writers=2, readers=4, seconds=seconds / 2, pause_seconds=_PAUSE_SECONDS[storage]), 2),
         Plan(Amplification("one by one", 64, 5000), 1),
         Plan(Amplification("together", 64, 5000), 1),
@@ -65,6 +66,7 @@ def plans_of(storage: StorageName, trials: int, seconds: float) -> list[Plan]:
 def quick_plans() -> list[Plan]:
     return [
         Plan(Loss(writers=2, chunks=48, chunk_nbytes=500), 2),
+        Plan(Loss(writers=2, chunks=48, chunk_nbytes=500, are_parts=True), 2),
         Plan(TornReads(writers=1, readers=1, seconds=0.5, chunks=16, chunk_items=200), 1),
         Plan(Amplification("one by one", 8, 5000), 1),
         Plan(Amplification("in one assignment", 8, 5000), 1),

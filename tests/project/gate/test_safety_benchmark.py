@@ -49,7 +49,7 @@ def amplification(run: dict[str, Any], contender: str, way: str) -> dict[str, An
 
 
 def check_shardstore_is_safe(run: dict[str, Any]) -> None:
-    for loss in rounds(run, "shardstore", "Loss"):
+    for loss in [*rounds(run, "shardstore", "Loss", are_parts=False), *rounds(run, "shardstore", "Loss", are_parts=True)]:
         assert (loss["lost"], loss["write_errors"], loss["shard_damaged"]) == (0, 0, None), loss["errors"]
     (torn,) = rounds(run, "shardstore", "TornReads")
     assert torn["single"] > 0
@@ -73,7 +73,7 @@ def test_on_a_local_disk(tmp_path: Path) -> None:
             assert SHARD_NBYTES <= at_once["bytes_written"] < 1.1 * SHARD_NBYTES
         assert all(each["rewrites"] > 0 for each in rounds(run, name, "TornReads"))
     check_shardstore_is_safe(run)
-    assert [each["lost"] for each in rounds(run, "tensorstore", "Loss")] == [0, 0]
+    assert [each["lost"] for each in rounds(run, "tensorstore", "Loss", are_parts=False)] == [0, 0]
     lines = table.read_text().splitlines()
     assert f"| local | {' | '.join(names)} |" in lines
     assert sum(line.startswith("| ") for line in lines) == 1 + len(run["table"])

@@ -809,7 +809,8 @@ static int are_valid_along(Call *call) {
     return 1;
 }
 
-static int64_t as_ns(struct timespec time) { return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec; }
+/* Times that have more than 64 bits wrap: Python names no version by them. */
+static int64_t as_ns(struct timespec time) { return (int64_t)((uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec); }
 
 static int lies_inside(int file, const char *inside) {
     char link[64], real[4096];

@@ -227,20 +227,11 @@ class Kernel:
         if not len(along) == len(strides) == len(params.shape):
             raise InvalidInput(f"{len(along)} dimensions and {len(strides)} strides do not fit chunks of shape {params.shape}")
         self._check_decodes(params)
-        rows: list[bytes] = []
-        at = 0
-        for shard in shards:
-            if shard is None:
-                rows.append(_NO_SHARD)
-                continue
-            entries, nbytes, path, numbers = shard
-            if not entries.flags.c_contiguous or entries.itemsize != 8:
-                raise InvalidInput(f"entries of an index have to be contiguous, of uint64; they are {entries.dtype}")
-            mark = (1, numbers[5]) if len(numbers) > 5 else (0, 0)
-            rows.append(_SHARD.pack(entries.ctypes.data, entries.size // 2, nbytes, at, *numbers[:5], *mark))
-            at += len(path) + 1
-        paths = b"\0".join([shard.path for shard in shards if shard is not None])
-        packed_along, table = b"".join([_ALONG.pack(*each) for each in along]), b"".join(rows)
+        try:
+            table, paths = _packed_shards(shards)
+            packed_along = b"".join([_ALONG.pack(*each) for each in along])
+        except struct.error:  # more than 64 bits: a place in a huge array, or the time of a file after the year 2262, in nanoseconds
+            return None
         packed_strides = struct.pack(f"{len(strides)}q", *strides)
         address, extent = out.ctypes.data, _extent(out, "out")
         counted = _Counted(0, 0, 1)
@@ -251,7 +242,7 @@ class Kernel:
                 packed_strides,
                 packed_along,
                 table,
-                len(rows),
+                len(shards),
                 paths,
                 len(paths) + 1,
                 inside,
@@ -342,6 +333,23 @@ class Kernel:
             raise InvalidInput(f"fill has {len(fill)} bytes, an element {params.itemsize}")
         if not self.encodes(params.codec, params.has_crc) or params._found is not self._found:
             raise InvalidInput(f"functions are missing for {params.codec.name}, or params are of another kernel")
+
+
+def _packed_shards(shards: Sequence[ShardVersion | None]) -> tuple[bytes, bytes]:
+    """Return the table of shards for the kernel, and the paths that it has places of. Raises ``InvalidInput`` and ``struct.error``."""
+    rows: list[bytes] = []
+    at = 0
+    for shard in shards:
+        if shard is None:
+            rows.append(_NO_SHARD)
+            continue
+        entries, nbytes, path, numbers = shard
+        if not entries.flags.c_contiguous or entries.itemsize != 8:
+            raise InvalidInput(f"entries of an index have to be contiguous, of uint64; they are {entries.dtype}")
+        mark = (1, numbers[5]) if len(numbers) > 5 else (0, 0)
+        rows.append(_SHARD.pack(entries.ctypes.data, entries.size // 2, nbytes, at, *numbers[:5], *mark))
+        at += len(path) + 1
+    return b"".join(rows), b"\0".join([shard.path for shard in shards if shard is not None])
 
 
 def _check(array: npt.NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...], name: str) -> None:

@@ -162,10 +162,10 @@ def selected(selection: Any, shape: tuple[int, ...]) -> tuple[list[Along], bool]
             found.append(Along(start, start + 1, 1, True))
         elif type(part) is slice:
             try:
-                along = Along(*part.indices(shape[at]), False)
+                start, stop, step = part.indices(shape[at])
             except (TypeError, ValueError):
                 return None
-            found.append(along)
+            found.append(Along(start, stop, min(step, max(1, stop - start)), False))  # a longer step, of any size, selects as much
         else:
             return None
     found += [Along(0, n, 1, False) for n in shape[len(found) :]]

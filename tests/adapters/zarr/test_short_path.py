@@ -113,6 +113,26 @@ class Index:
         return "Index()"
 
 
+@pytest.mark.parametrize("step", [2**62, 2**63, 10**30])
+def test_steps_longer_than_any_array(tmp_path: Path, step: int) -> None:
+    """They are given to the kernel, and to numpy, as numbers of 64 bits."""
+    array = created(tmp_path)
+    assert check_same(array, np.s_[3:50:step, ::step])
+
+
+@pytest.mark.parametrize("seconds", [10**10 + 1, 2**33, -(2**31)], ids=["in 2286", "in 2242", "in 1901"])
+def test_shards_with_times_far_away(tmp_path: Path, seconds: int) -> None:
+    """Some file systems keep times whose nanoseconds have more than 64 bits."""
+    array = created(tmp_path)
+    shard = tmp_path / "c" / "0" / "0"
+    os.utime(shard, ns=(0, seconds * 10**9 + 123_457))
+    if shard.stat().st_mtime_ns // 10**9 != seconds:
+        pytest.skip("this file system does not keep such times")
+    array[...]  # the index of this version
+    check_same(array, np.s_[0:20, 0:9])
+    assert np.array_equal(array[...], VALUES)
+
+
 @pytest.mark.parametrize(
     "selection",
     [np.s_[1, 2], np.s_[..., 1, 2], np.s_[-1, -48], ..., (), 5, np.s_[3:50:7, 5], np.s_[:, 8:16], np.s_[Index() : 9], np.s_[0:8, 0:8]],

@@ -45,7 +45,6 @@ enum { EQUALS_FILL = -1, NOT_ENCODED = -2 }; /* in place of the number of encode
 enum { MAX_DIMENSIONS = 16, MAX_THREADS = 64, CRC_NBYTES = 4 };
 enum { BLOSC_HEADER_NBYTES = 16, BLOSC_MAX_OVERHEAD = 16, ZSTD_LEAST_NBYTES = 5 };
 enum { BLOSC_IS_COPIED = 2, BLOSC_HEAD_NBYTES = 1 << 9, BLOSC_LONG_NBYTES = 1 << 16 }; /* a flag; what is read first of a long chunk */
-enum { ZSTD_BLOCK_NBYTES = 1 << 17, ZSTD_HAS_CHECKSUM = 4 }; /* the most that a block decodes to; a flag of the fifth byte of a frame */
 enum { ZSTD_LEVEL = 100, ZSTD_CHECKSUM = 201 };             /* ZSTD_cParameter */
 enum { GZIP_ONLY = 31, ZLIB_OK = 0, ZLIB_STREAM_END = 1 };  /* windowBits: 15, and 16 for the header of gzip */
 enum { MAX_IDLE = 16, KEPT_NBYTES = 1 << 20 };              /* what is kept between calls: so many pairs of buffers of so many bytes */
@@ -95,9 +94,6 @@ typedef struct {
     int (*inflate)(ZlibStream *, int);
     int (*inflate_end)(ZlibStream *);
     uint32_t (*crc32c)(uint32_t, const uint8_t *, size_t);
-    size_t (*zstd_begin)(void *);                           /* these three, to decode block by block, may be missing */
-    size_t (*zstd_next_nbytes)(void *);
-    size_t (*zstd_continue)(void *, void *, size_t, const void *, size_t);
 } Functions;
 
 /* Facts that all chunks of a call share. */
@@ -419,33 +415,14 @@ static void run_in_threads(void *(*work)(void *), void *job, int64_t threads) {
 
 /* ------------------------------------------------------------------------------------------------ decoding */
 
-/* Decode the first blocks of a frame, until there are `needed` bytes. */
-static int decode_zstd_blocks(const Params *params, size_t needed, void *decoder, const uint8_t *data, size_t nbytes, uint8_t *to) {
-    const Functions *functions = params->functions;
-    const size_t expected = (size_t)params->chunk_nbytes;
-    (void)functions->zstd_begin(decoder);
-    for (size_t done = 0, at = 0; done < needed;) {
-        const size_t next = functions->zstd_next_nbytes(decoder);
-        if (next == 0 || next > nbytes - at) return NOT_DECODED;
-        const size_t decoded = functions->zstd_continue(decoder, to + done, expected - done, data + at, next);
-        if (decoded > expected - done) return NOT_DECODED;  /* an error is a number close to SIZE_MAX */
-        done += decoded;
-        at += next;
-    }
-    return OK;
-}
-
 /* One frame with its content size, or several of which all but the first are empty; everything else goes the usual way, also frames of
    the formats before 0.8, whose decoders some builds still have. A checksum at the end of a frame is compared by the library.
    RFC 8878, 3.1.1. */
-static int decode_zstd(const Params *params, const Region *region, void *decoder, const uint8_t *data, size_t nbytes, uint8_t *to) {
+static int decode_zstd(const Params *params, void *decoder, const uint8_t *data, size_t nbytes, uint8_t *to) {
     static const uint8_t magic[4] = {0x28, 0xb5, 0x2f, 0xfd};
     const size_t expected = (size_t)params->chunk_nbytes;
     if (nbytes < ZSTD_LEAST_NBYTES || memcmp(data, magic, sizeof magic)) return NOT_DECODED;
     if (params->functions->zstd_content_size(data, nbytes) != expected) return OTHER_SIZE;
-    const int ends_early = (region->end - 1) / ZSTD_BLOCK_NBYTES < (params->chunk_nbytes - 1) / ZSTD_BLOCK_NBYTES;
-    if (params->is_partial && ends_early && params->functions->zstd_continue && !(data[4] & ZSTD_HAS_CHECKSUM))
-        return decode_zstd_blocks(params, (size_t)region->end, decoder, data, nbytes, to);
     /* An error is a number close to SIZE_MAX, which no chunk has bytes of. */
     return params->functions->zstd_decode(decoder, to, expected, data, nbytes) == expected ? OK : NOT_DECODED;
 }
@@ -504,7 +481,7 @@ static int decode_gzip(const Params *params, const uint8_t *data, size_t nbytes,
 /* Decode a chunk into memory of its size; bytes outside of the region may stay as they are. */
 static int decode(const Params *params, const Region *region, void *zstd, const uint8_t *data, size_t nbytes, uint8_t *to) {
     switch (params->codec) {
-    case ZSTD: return decode_zstd(params, region, zstd, data, nbytes, to);
+    case ZSTD: return decode_zstd(params, zstd, data, nbytes, to);
     case BLOSC: return decode_blosc(params, region, data, nbytes, to);
     case GZIP: return decode_gzip(params, data, nbytes, to);
     }

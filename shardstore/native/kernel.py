@@ -169,8 +169,8 @@ class Kernel:
     ) -> ChunkParams:
         """Return what chunks have in common, with the strides of one chunk in C order.
 
-        ``partial``: of plain and Blosc chunks, and of those of zstd without a checksum, bytes that no selected element needs may be left
-        out, so damage there is not seen; those of gzip are always decoded whole. The other options are for encoding:
+        ``partial``: of plain and Blosc chunks, bytes that no selected element needs are neither read nor decoded, so damage there is not
+        seen; chunks with ``crc32c``, and those of the other codecs, are always decoded whole. The other options are for encoding:
         ``level`` and ``checksum`` as of ``numcodecs.zstd.compress``, and those of ``numcodecs.blosc.compress``, where ``shuffle`` is 0, 1
         or 2.
 

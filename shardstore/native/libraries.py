@@ -11,7 +11,7 @@ import ctypes
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
@@ -40,8 +40,6 @@ class Library:
     """By field of ``Functions``."""
     version_symbol: str | None = None
     """A function without arguments that returns the version as text."""
-    optional: Mapping[Use, Mapping[str, str]] = field(default_factory=dict)
-    """Symbols of functions that a use can do without, all or none, in the file of those that it needs."""
     takes_newest: bool = False
     """True: the newest version is taken, and among equals the first place; False: the first place that has the functions."""
 
@@ -65,13 +63,6 @@ LIBRARIES: tuple[Library, ...] = (
                 "zstd_bound": "ZSTD_compressBound",
                 "zstd_is_error": "ZSTD_isError",
             },
-        },
-        optional={
-            Use.DECODE_ZSTD: {
-                "zstd_begin": "ZSTD_decompressBegin",
-                "zstd_next_nbytes": "ZSTD_nextSrcSizeToDecompress",
-                "zstd_continue": "ZSTD_decompressContinue",
-            }
         },
         version_symbol="ZSTD_versionString",
         takes_newest=True,
@@ -111,7 +102,6 @@ class Functions(ctypes.Structure):
             *("blosc_decode", "blosc_decode_items", "blosc_encode"),
             *("zlib_version", "inflate_init", "inflate", "inflate_end"),
             "crc32c",
-            *("zstd_begin", "zstd_next_nbytes", "zstd_continue"),
         )
     )
 
@@ -157,12 +147,8 @@ def find_functions(libraries: Sequence[Library] = LIBRARIES) -> FoundFunctions:
                 continue
             origin, addresses = max(usable, key=lambda found: _numbers(found[0].version)) if library.takes_newest else usable[0]
             origins[use] = origin
-            more = library.optional.get(use, {})
-            found = _addresses(loaded[origin.place], more.values()) or []
-            if any(_file_of(address) != origin.file for address in found):
-                found = []
-            for name, address in [*zip(symbols, addresses, strict=True), *zip(more, found, strict=False)]:
-                setattr(functions, name, address)
+            for field, address in zip(symbols, addresses, strict=True):
+                setattr(functions, field, address)
     return FoundFunctions(functions, MappingProxyType(origins))
 
 

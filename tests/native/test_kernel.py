@@ -252,20 +252,6 @@ def test_only_the_needed_blocks_of_long_blosc_chunks_are_read(kernel: Kernel, fi
             assert read_one(kernel, files, params, bytes(noise), selection)[0] == 3
 
 
-def test_blocks_of_zstd_behind_the_selected_elements_are_left_out_unless_there_is_a_checksum(kernel: Kernel, files: list[File]) -> None:
-    values = np.random.default_rng(0).integers(0, 40, (64, 8192)).astype("<u2")
-    for checksum in (False, True):
-        encoded = bytearray(numcodecs.zstd.compress(values, 1, checksum))
-        encoded[-1000:-8] = bytes(992)
-        for partial in (True, False):
-            params = kernel.chunk_params(values.shape, 2, Codec.ZSTD, partial=partial)
-            for selection, needs_all in [(((0, 4, 1), (0, 8192, 1)), False), (((0, 2, 63), (0, 1, 1)), True)]:
-                status, got = read_one(kernel, files, params, bytes(encoded), selection)
-                assert (status == 0) == (partial and not checksum and not needs_all)
-                if status == 0:
-                    assert got.tobytes() == values[as_slices(selection)].tobytes()
-
-
 def test_elements_of_another_size_than_those_of_blosc_are_read(kernel: Kernel, files: list[File]) -> None:
     values = elements((4096,))
     data = numcodecs.blosc.compress(values.view("<u8"), b"lz4", 5, 1)

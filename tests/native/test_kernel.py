@@ -650,7 +650,8 @@ def test_chunks_are_written_one_behind_the_other(
         assert file.read() == b"before" + b"".join(data for data in encoded if data is not None)
 
 
-def test_what_the_system_writes_of_it_is_not_written_again(tmp_path: Path) -> None:
+def test_what_the_system_writes_of_it_is_not_written_again(kernel_file: Path, tmp_path: Path) -> None:
+    assert kernel_file.exists()  # so there is a compiler
     source = SOURCE.read_text()
     call = "writev(file, some + first, count - first)"
     assert call in source

@@ -29,11 +29,12 @@ from shardstore.adapters.zarr.chunks import ChunkCodec, MemoryGetter, fill_value
 from shardstore.adapters.zarr.codec_chains import AnyArray, DirectChain
 from shardstore.adapters.zarr.kernel_codecs import KernelReader, KernelWriter
 from shardstore.engine.engine import Engine
+from shardstore.engine.index_cache import CachedIndex
 from shardstore.engine.metadata.hierarchy import LocatedChunks, Node, shard_key
 from shardstore.engine.reading.read_plan import Planner, ReadPlan
 from shardstore.engine.writing.contents import ShardContents
 from shardstore.errors import ShardStoreError
-from shardstore.format.metadata_v3 import ArrayLayout
+from shardstore.format.metadata_v3 import ArrayLayout, PlainArray
 from shardstore.model.chunks import ChunkCoords
 from shardstore.native.kernel import SelectedAlong
 from shardstore.storage.base import Absent
@@ -180,10 +181,10 @@ def read_selection(array: Any, selection: Any) -> Any:
     if facts is None or not facts.place.store._is_open or (planner := facts.engine.planner) is None:
         return None
     node = planner.array(facts.path)
-    layout = None if node is None else node.layout
-    if node is None or layout is None or (layout.shape, layout.chunk_shape) != (facts.metadata.shape, facts.spec.shape):
+    stored = None if node is None else node.array
+    if node is None or stored is None or (stored.shape, stored.chunk_shape) != (facts.metadata.shape, facts.spec.shape):
         return None
-    chosen = selected(selection, layout.shape)
+    chosen = selected(selection, stored.shape)
     if chosen is None:
         return None
     axes, gives_scalar = chosen
@@ -192,9 +193,9 @@ def read_selection(array: Any, selection: Any) -> Any:
     full = out if len(shape) == len(axes) else out[tuple([None if along.is_integer else slice(None) for along in axes])]
     try:
         if facts.kernel_reader is not None and planner.reads_in_threads():
-            is_read = _by_kernel(facts.kernel_reader, planner, node, layout, axes, full)
+            is_read = _by_kernel(facts.kernel_reader, planner, node, stored, axes, full)
         else:
-            is_read = _by_python(facts, planner, node, layout, axes, full)
+            is_read = isinstance(stored, ArrayLayout) and _by_python(facts, planner, node, stored, axes, full)
     except ShardStoreError:
         return None
     if not is_read:
@@ -204,22 +205,18 @@ def read_selection(array: Any, selection: Any) -> Any:
     return out[()] if gives_scalar and not shape else out
 
 
-def _by_kernel(reader: KernelReader, planner: Planner, node: Node, layout: ArrayLayout, axes: Sequence[Along], full: AnyArray) -> bool:
-    """Put the selected elements into ``full``, which has all dimensions of the array, by the kernel."""
-    per_shard = layout.grid.chunks_per_shard
-    shards = [along.pieces(side * n) for along, side, n in zip(axes, layout.chunk_shape, per_shard, strict=True)]
+def _by_kernel(reader: KernelReader, planner: Planner, node: Node, stored: PlainArray, axes: Sequence[Along], full: AnyArray) -> bool:
+    """Put the selected elements into ``full``, which has all dimensions of the array, by the kernel. Without shards, each chunk is one."""
+    per_shard = stored.grid.chunks_per_shard if isinstance(stored, ArrayLayout) else (1,) * stored.ndim
+    shards = [along.pieces(side * n) for along, side, n in zip(axes, stored.chunk_shape, per_shard, strict=True)]
     coords = list(product(*shards))
-    keys = [shard_key(node.path, layout, at) for at in coords]
-    hits = 0
-    indices = planner.known_indices(node, layout, keys, may_wait=True)
-    if indices is not None:
-        hits = len(indices) - indices.count(None)
+    keys = [shard_key(node.path, stored, at) for at in coords]
+    if isinstance(stored, ArrayLayout):
+        indices, hits = _indices(planner, node, stored, coords, keys)
     else:
-        located = LocatedChunks(node, layout, coords, keys, np.arange(len(keys)), np.zeros(len(keys), np.int64))
-        found = run_sync(planner.find_indices(located))
-        if found is None or any(isinstance(index, ShardStoreError) for index, _ in found):
-            return False
-        indices = [index for index, _ in found if not isinstance(index, ShardStoreError)]
+        indices, hits = planner.whole_objects(node, stored, keys), 0
+    if indices is None:
+        return False
     selected_along: list[SelectedAlong] = []
     slot_stride = shard_stride = 1
     for along, n, count, numbers in zip(reversed(axes), reversed(per_shard), reversed(full.shape), reversed(shards), strict=True):
@@ -231,6 +228,19 @@ def _by_kernel(reader: KernelReader, planner: Planner, node: Node, layout: Array
         return False
     planner.carrier.counters.add(requests=read[0], bytes_read=read[1], chunks_read=read[0], index_hits=hits)
     return True
+
+
+def _indices(
+    planner: Planner, node: Node, layout: ArrayLayout, coords: list[ChunkCoords], keys: list[str]
+) -> tuple[list[CachedIndex | None] | None, int]:
+    """Return the indices of shards, ``None`` if zarr has to read them, and how many of them were known."""
+    if (known := planner.known_indices(node, layout, keys, may_wait=True)) is not None:
+        return known, len(known) - known.count(None)
+    located = LocatedChunks(node, layout, coords, keys, np.arange(len(keys)), np.zeros(len(keys), np.int64))
+    found = run_sync(planner.find_indices(located))
+    if found is None or any(isinstance(index, ShardStoreError) for index, _ in found):
+        return None, 0
+    return [index for index, _ in found if not isinstance(index, ShardStoreError)], 0
 
 
 def _by_python(facts: ReadingFacts, planner: Planner, node: Node, layout: ArrayLayout, axes: Sequence[Along], full: AnyArray) -> bool:

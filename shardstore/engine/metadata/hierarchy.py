@@ -163,8 +163,9 @@ class GoneTarget:
 Target = ChunkTarget | MetadataTarget | PlainTarget | GoneTarget
 
 
-def shard_key(path: str, layout: ArrayLayout, shard_coords: ChunkCoords) -> str:
-    return join(path, layout.key_encoding.encode(shard_coords))
+def shard_key(path: str, array: PlainArray, shard_coords: ChunkCoords) -> str:
+    """Return the key of a shard, or of a chunk of an array without shards."""
+    return join(path, array.key_encoding.encode(shard_coords))
 
 
 def same_shards(now: ArrayLayout | None, before: ArrayLayout | None) -> bool:
@@ -562,9 +563,11 @@ class Hierarchy:
 
     def stored_layout(self, node: Node | None) -> ArrayLayout | None:
         """Return the layout of a sharded array whose shards are stored objects, and which no transaction changes; from any thread."""
-        if node is None or self._pending or node.is_uncommitted or node.path in self.deep_arrays:
-            return None
-        return node.layout
+        return None if node is None or self.stored_array(node) is None else node.layout
+
+    def stored_array(self, node: Node) -> PlainArray | None:
+        """Return an array, sharded or not, whose shards or chunks are stored objects, and which no transaction changes; from any thread."""
+        return None if self._pending or node.is_uncommitted or node.path in self.deep_arrays else node.array
 
     async def locate_together(self, keys: Sequence[str], *, for_write: bool) -> LocatedChunks | None:
         """Locate many keys, if all are chunks of the sharded array of the first one; otherwise return ``None``.

@@ -26,8 +26,8 @@ from shardstore.engine.metadata.hierarchy import MANY_KEYS, ChunkTarget, Hierarc
 from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import group_located
 from shardstore.errors import Corruption, ShardStoreError
-from shardstore.format.metadata_v3 import ArrayLayout
-from shardstore.format.shard_index import places_in
+from shardstore.format.metadata_v3 import ArrayLayout, PlainArray
+from shardstore.format.shard_index import IndexFormat, ShardIndex, places_in
 from shardstore.format.store_keys import metadata_key
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.coalescing import ReadLimits, coalesce_all
@@ -244,9 +244,9 @@ class Planner:
         """False once it was found out that the storage is better read in another way."""
 
     def array(self, path: str) -> Node | None:
-        """Return a sharded array whose document is fresh, of a local file if only after a look at its version. From any thread."""
+        """Return an array whose document is fresh, of a local file if only after a look at its version. From any thread."""
         node = self._hierarchy.known(path)
-        if node is None or self._hierarchy.stored_layout(node) is None:
+        if node is None or self._hierarchy.stored_array(node) is None:
             return None
         if self._hierarchy.is_fresh(node):
             return node
@@ -330,6 +330,22 @@ class Planner:
                 return None
             indices.append(index)
         return None if None in indices and not self._is_document_of(node) else indices
+
+    def whole_objects(self, node: Node, array: PlainArray, keys: Sequence[str]) -> list[CachedIndex | None] | None:
+        """Return the chunks of a fresh array without shards as they are now, each as a shard of one chunk that has no index; ``None`` in
+        place of one that is not there. In the calling thread, which looks for the files; ``None``: ask the engine.
+        """
+        one = IndexFormat((1,) * array.ndim)
+        found: list[CachedIndex | None] = []
+        for outcome in self.carrier.storage.read_blocking([Read(key, ()) for key in keys]):
+            if isinstance(outcome, Found):
+                entries = np.array([(0, outcome.nbytes)], dtype=np.uint64)
+                found.append(CachedIndex(one, outcome.generation, outcome.nbytes, ShardIndex(entries)))
+            elif isinstance(outcome, Absent) and not outcome.is_directory:
+                found.append(None)
+            else:
+                return None
+        return None if None in found and not self._is_document_of(node) else found
 
     def _is_document_of(self, node: Node) -> bool:
         """Look whether the document of an array is unchanged. What is absent proves no layout: the document is looked at after it."""

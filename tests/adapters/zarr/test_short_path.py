@@ -56,11 +56,15 @@ def elsewhere(root: Path, *, per_shard: Any = PER_SHARD) -> shardstore.ShardedSt
     return shardstore.open(LocalStorage(root, fsync=False), chunks_per_shard=per_shard)
 
 
-def created(root: Path, *, ttl: float = 60, **options: Any) -> zarr.Array[Any]:
-    array = zarr.create_array(opened(root, ttl=ttl), shape=SHAPE, chunks=CHUNK, dtype="i4", fill_value=7, **options)
+def created(root: Path, *, per_shard: Any = PER_SHARD, ttl: float = 60, **options: Any) -> zarr.Array[Any]:
+    array = zarr.create_array(opened(root, per_shard=per_shard, ttl=ttl), shape=SHAPE, chunks=CHUNK, dtype="i4", fill_value=7, **options)
     array[...] = VALUES
     array[...]
     return array
+
+
+def reads_by_kernel() -> bool:
+    return uses_kernel and kernel() is not None
 
 
 @contextmanager
@@ -220,6 +224,38 @@ def test_what_another_process_does(tmp_path: Path, ttl: float, change: Callable[
         check_same(array, selection)
 
 
+@pytest.mark.parametrize("ttl", [0, 60])
+@pytest.mark.parametrize("change", [written, resized, replaced, shutil.rmtree])
+def test_what_another_process_does_to_an_array_without_shards(tmp_path: Path, ttl: float, change: Callable[[Path], None]) -> None:
+    root = tmp_path / "a"
+    array = created(root, per_shard=None, ttl=ttl)
+    assert check_same(array, np.s_[:9, :9]) == reads_by_kernel()
+    change(root)
+    for selection in (np.s_[0, 0], np.s_[:9, :22], np.s_[10:30, :22], ...):
+        check_same(array, selection)
+
+
+def test_chunks_without_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel reads them as shards of one chunk that have no index; Python's codecs leave them to zarr."""
+    array: Any = created(tmp_path, per_shard=None)
+    store: Any = array.store
+    for selection in (np.s_[0, 0], np.s_[3:30:2, 4:9], np.s_[-1], ...):
+        assert check_same(array, selection) == reads_by_kernel()
+    array[8:16, 8:16] = 7
+    assert not (tmp_path / "c/1/1").exists()
+    assert check_same(array, np.s_[9, 9]) == reads_by_kernel()
+    assert check_same(array, np.s_[:24, :24]) == reads_by_kernel()
+    before = store.counters.requests, store.counters.chunks_read
+    array[:24, :24]
+    if reads_by_kernel():
+        assert (store.counters.requests, store.counters.chunks_read) == (before[0] + 8, before[1] + 8)
+    (tmp_path / "c/0/0").write_bytes(b"no frame")
+    assert not check_same(array, np.s_[0, 0])
+    (tmp_path / "c/0/0").unlink()
+    (tmp_path / "c/0/0").mkdir()
+    assert not check_same(array, np.s_[0, 0])
+
+
 def test_an_absent_shard_proves_no_layout(tmp_path: Path) -> None:
     """However fresh the document is said to be: another process may have stored the chunks in larger shards since."""
     array = created(tmp_path)
@@ -359,7 +395,7 @@ def arrays(draw: st.DrawFn) -> dict[str, Any]:
         "shape": shape,
         "chunks": chunks,
         "dtype": dtype,
-        "per_shard": per_shard if ndim else "auto",
+        "per_shard": None if draw(st.integers(0, 3)) == 0 else per_shard if ndim else "auto",
         "filters": [TransposeCodec(order=draw(st.permutations(range(ndim))))] if ndim > 1 and draw(st.booleans()) else None,
         "compressors": [c for c in (compressor, draw(st.sampled_from([None, Crc32cCodec()]))) if c is not None] or None,
         "config": {"order": draw(st.sampled_from("CF")), "write_empty_chunks": draw(st.booleans())},

@@ -564,7 +564,8 @@ def test_random_arrays_are_written_both_ways(tmp_path: Path, made: dict[str, Any
     roots = [tmp_path / name / "short", tmp_path / name / "own"]
     per_shard = made.pop("per_shard")
     if made["shape"] and data.draw(st.booleans()):
-        made["shape"] = tuple(data.draw(st.integers(1, 2)) * c * p for c, p in zip(made["chunks"], per_shard, strict=True))
+        sides = zip(made["chunks"], per_shard or made["chunks"], strict=True)
+        made["shape"] = tuple(data.draw(st.integers(1, 2)) * c * p for c, p in sides)
     written: list[Any] = []
     with suppress(TypeError, ValueError, NotImplementedError):  # not every codec takes every type
         written = [zarr.create_array(opened(root, per_shard=per_shard), **made) for root in roots]

@@ -138,7 +138,7 @@ def test_registers(operations: list[tuple[str, str | None, float, float]], is_ex
         "a commit without a condition",
         "chunks are read of whatever version",
         "GCS: a shard is replaced whatever it is",
-        "local: no object is locked",
+        "local: a removal is not synced",
     ],
 )
 def test_mutants_are_found(name: str) -> None:

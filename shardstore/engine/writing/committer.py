@@ -29,10 +29,10 @@ from shardstore.engine.actions import (
 )
 from shardstore.engine.contention import Contention, Outdated, Turn
 from shardstore.engine.index_cache import CachedIndex, IndexCache, IndexVersions, LayoutProof, StaleLayout
-from shardstore.engine.metadata.hierarchy import Hierarchy, Node, shard_key
+from shardstore.engine.metadata.hierarchy import Hierarchy, LocatedChunks, Node, shard_key
 from shardstore.engine.options import EngineOptions
 from shardstore.engine.reading.reader import Reader
-from shardstore.engine.reading.shard_chunks import ShardRead
+from shardstore.engine.reading.shard_chunks import ShardRead, group_located
 from shardstore.engine.writing.contents import NothingStored, NotMade, ShardBody, ShardContents
 from shardstore.engine.writing.plan_writer import PlanWriter
 from shardstore.errors import Conflict, Corruption, NotFound, ShardStoreError, Unsupported, WriteOutcomeUnknown
@@ -40,7 +40,7 @@ from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.coalescing import coalesce
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfGeneration
-from shardstore.model.ranges import ByteRange, BytesLike, CopiedRange, NewBytes
+from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike, CopiedRange, NewBytes
 from shardstore.plan.commits import Commit, CommitPlan, DeleteShard, NothingToDo, Rewrite, WriteShard, plan_empty, with_nonce
 from shardstore.plan.strategies import Append, strategy_of
 from shardstore.storage.abilities import FileTree, WritesAsMade
@@ -268,12 +268,13 @@ class Committer:
             nonlocal remembered
             cached, remembered = remembered, None
             from_cache = cached is not None
+            early = await self._early_values(shard, actions)
             if not from_cache:
                 cached = await self._load(shard, has_lost=turn.has_lost)
             if cached is not None and shard.node.is_uncommitted and cached.index.present().any():
                 raise _not_alone(shard)
             try:
-                return await self._update_from(shard, cached, actions, swaps, from_cache=from_cache)
+                return await self._update_from(shard, cached, actions, swaps, early, from_cache=from_cache)
             except Corruption as exc:
                 self._indices.drop(shard.key)
                 if from_cache:
@@ -293,7 +294,14 @@ class Committer:
         return cached if cached is not None and self._proof.is_sure(cached) else None  # else it is read, and the document after it
 
     async def _update_from(
-        self, shard: Shard, cached: CachedIndex | None, actions: SlotActions, swaps: SlotActions, *, from_cache: bool
+        self,
+        shard: Shard,
+        cached: CachedIndex | None,
+        actions: SlotActions,
+        swaps: SlotActions,
+        early: Mapping[int, BytesLike | None] | None,
+        *,
+        from_cache: bool,
     ) -> Refused:
         """Write the shard on condition that ``cached`` is its index.
 
@@ -301,7 +309,7 @@ class Committer:
             Outdated: nothing is to be done, which can only be believed of an index that was read now.
         """
         refused: Refused = {}
-        updates = await self._resolve(shard, cached, actions, swaps, refused)
+        updates = await self._resolve(shard, cached, actions, swaps, refused, early)
         plan = self._plan(shard, cached, updates) if updates else NothingToDo()
         if isinstance(plan, NothingToDo):
             if from_cache:
@@ -375,12 +383,22 @@ class Committer:
             raise
 
     async def _resolve(
-        self, shard: Shard, cached: CachedIndex | None, actions: SlotActions, swaps: SlotActions, refused: Refused
+        self,
+        shard: Shard,
+        cached: CachedIndex | None,
+        actions: SlotActions,
+        swaps: SlotActions,
+        refused: Refused,
+        early: Mapping[int, BytesLike | None] | None,
     ) -> dict[int, BytesLike | None]:
-        """Return the new bytes of each slot. Old bytes, of the version of ``cached``, are read if the outcome depends on them."""
-        wanted = [slot for slot, chain in actions.items() if needs_old_value(chain)]
+        """Return the new bytes of each slot. Old bytes, of the version of ``cached``, are read if the outcome depends on them, unless they
+        were read ``early``.
+        """
+        wanted = _slots_of_old_values(actions)
         old: dict[int, BytesLike | None] = dict.fromkeys(wanted)
-        if wanted and cached is not None:
+        if early is not None:
+            old.update(early)
+        elif wanted and cached is not None:
             places = {slot: cached.index.location(slot, cached.object_nbytes) for slot in wanted}
             ranges = {slot: ByteRange(p.offset, p.offset + p.nbytes) for slot, p in places.items() if p is not None}
             if ranges:
@@ -407,6 +425,21 @@ class Committer:
         for slot in [slot for slot, chain in swaps.items() if changes_nothing(chain)]:
             updates.pop(slot, None)
         return updates
+
+    async def _early_values(self, shard: Shard, actions: SlotActions) -> dict[int, BytesLike | None] | None:
+        """Return the chunks that the outcome depends on as a client reads them, before the index is, where a version may have no name
+        that can be asked for: one writer at a time is the rule there. ``None``: they are read of the version that is to be replaced.
+        """
+        slots = _slots_of_old_values(actions)
+        if not slots or self._storage.capabilities.atomic_commits or shard.node.is_uncommitted:
+            return None
+        numbers = np.zeros(len(slots), np.intp)
+        located = LocatedChunks(shard.node, shard.layout, [shard.coords], [shard.key], numbers, np.array(slots, np.int64))
+        values = await self._reader.read(group_located(located, [EVERYTHING] * len(slots)), len(slots))
+        for value in values:
+            if isinstance(value, ShardStoreError):
+                raise value
+        return {slot: value for slot, value in zip(slots, values, strict=True) if not isinstance(value, ShardStoreError)}
 
     async def _execute(
         self,
@@ -542,6 +575,11 @@ def _not_alone(shard: Shard) -> Conflict:
         f"another client wrote shard {shard.key!r} of array {shard.node.path!r} while a transaction was creating that array. The "
         "shards that the transaction wrote for it were removed again: try again"
     )
+
+
+def _slots_of_old_values(actions: SlotActions) -> list[int]:
+    """Return the slots whose new bytes depend on the old ones."""
+    return [slot for slot, chain in actions.items() if needs_old_value(chain)]
 
 
 def _apply(

@@ -43,7 +43,7 @@ from shardstore.format.json_text import loads_object
 from shardstore.format.metadata_v3 import METADATA_NAME
 from shardstore.format.store_keys import ancestors, check_keys, join, metadata_key, metadata_path, possible_owners
 from shardstore.format.v2.keys import ARRAY_NAME, GROUP_NAME, is_document
-from shardstore.model.generation import UNCONDITIONAL
+from shardstore.model.generation import UNCONDITIONAL, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteRequest, cut
 from shardstore.storage.base import (
     Absent,
@@ -60,6 +60,7 @@ from shardstore.storage.base import (
 )
 
 _PLAIN_AT_ONCE = 64
+_NOT_THERE = Generation("not there")  # no object has it: a deletion on this condition fails where one was created meanwhile
 
 KeyRequest = tuple[str, ByteRequest]
 KeyUpdate = tuple[str, Action]
@@ -501,7 +502,8 @@ class Values:
             if new is old and new is not None:
                 return
             if new is None:  # also where there is nothing: that there is nothing has to last, and sessions note it
-                await self._storage.delete(key, UNCONDITIONAL)
+                generation = _NOT_THERE if found is None else found.generation
+                await self._storage.delete(key, IfGeneration(generation) if capabilities.atomic_commits else UNCONDITIONAL)
             else:
                 await self._storage.write(key, [new], len(new), capabilities.condition_on(None if found is None else found.generation))
 

@@ -75,11 +75,17 @@ def test_what_another_client_erased_meanwhile_is_not_brought_back() -> None:
     np.testing.assert_array_equal(second[...], expected)
 
 
-def test_a_part_that_makes_a_chunk_the_fill_value_does_not_erase_what_another_client_wrote() -> None:
-    first, second, mine = two_clients("sharded")
-    first[0, :8] = 5
+@pytest.mark.parametrize("is_there", [True, False])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_part_that_makes_a_chunk_the_fill_value_does_not_erase_what_another_client_wrote(layout: str, is_there: bool) -> None:
+    first, second, mine = two_clients(layout)
+    if is_there:
+        first[0, :8] = 5
     between(mine, lambda: second.__setitem__((1, slice(0, 8)), 6))
     first[0, :8] = 0
+    if mine.before is not None:  # where nothing is stored, nothing is erased
+        assert not is_there
+        second[1, :8] = 6
     assert second[1, 0] == 6
     assert not second[0].any()
 

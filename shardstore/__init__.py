@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from shardstore.adapters.tools.verification import census, verify
     from shardstore.adapters.tools.versions import show_versions
     from shardstore.adapters.transformer import ShardingTransformer
+    from shardstore.adapters.zarr.append import append
     from shardstore.adapters.zarr.store import ShardedStore
     from shardstore.apps.mounting.mounts import mount, unmount
     from shardstore.apps.reports.reporting import report
@@ -71,6 +72,7 @@ __all__ = [
     "Unsupported",
     "WriteOutcomeUnknown",
     "align",
+    "append",
     "census",
     "compact",
     "errors",
@@ -96,6 +98,7 @@ _LAZY = {
     "ShardedStore": "shardstore.adapters.zarr.store",
     "ShardingTransformer": "shardstore.adapters.transformer",
     "align": "shardstore.adapters.tools.align",
+    "append": "shardstore.adapters.zarr.append",
     "pack": "shardstore.maintenance.packing.pack",
     "reshard": "shardstore.maintenance.packing.pack",
     "unpack": "shardstore.maintenance.packing.pack",
@@ -109,6 +112,9 @@ _LAZY = {
     "mount": "shardstore.apps.mounting.mounts",
     "unmount": "shardstore.apps.mounting.mounts",
 }
+
+_NEED_ZARR = {"ShardedStore": ("zarr", "; get_mapper works without"), "append": ("zarr",)}
+"""The names that need an extra, each with it and what the error says behind it."""
 
 
 def __dir__() -> list[str]:
@@ -124,7 +130,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'shardstore' has no attribute {name!r}")
     from shardstore.extras import load
 
-    return load(f"shardstore.{name}", _LAZY[name], *(("zarr", "; get_mapper works without") if name == "ShardedStore" else ()))
+    return load(f"shardstore.{name}", _LAZY[name], *_NEED_ZARR.get(name, ()))
 
 
 def open(

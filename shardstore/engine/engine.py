@@ -14,6 +14,8 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from shardstore.engine.appending.documents import GrowingDocuments
+from shardstore.engine.appending.line import Line
 from shardstore.engine.contention import Contention, Sleep
 from shardstore.engine.index_cache import IndexCache, LayoutProof
 from shardstore.engine.keyed_store import KeyedStore, weakly
@@ -148,6 +150,7 @@ class Engine(KeyedStore):
         self.hierarchy = Hierarchy(shown, self.options.metadata_ttl, clock, deep_arrays)
         self._indices = IndexCache(self.options.index_cache_bytes)
         limits = self.options.read_limits(storage.kind)
+        self._contention = contention
         self._documents = Documents(shown, self.hierarchy, self.options, self._indices.drop_prefix, contention)
         proof = LayoutProof(shown, self.hierarchy, self._indices)
         self._reader = Reader(shown, self.hierarchy, self._indices, proof, limits, self.counters)
@@ -402,6 +405,10 @@ class Engine(KeyedStore):
     async def stale_consolidated(self, path: str) -> Sequence[str]:
         """Return the groups above ``path`` whose consolidated metadata became stale when ``path`` was copied or moved."""
         return await stale_consolidated(self.storage, path)
+
+    def append_line(self, path: str, dim: str, lease_seconds: float) -> Line:
+        """Return the line of those who append along a dimension of the arrays at or below ``path``."""
+        return Line(self.storage, self._contention, GrowingDocuments(self.storage, self._contention, path, dim), lease_seconds)
 
     # -- transactions ----------------------------------------------------------------------------------------------
 

@@ -89,9 +89,10 @@ def _append(handle: Handle, line: Line, rows: Rows) -> slice:
 
 def _stored(handle: Handle, one: Append, rows: Rows, place: Place) -> Place | None:
     """Store the rows at a place; return the next place, if they have to be stored elsewhere."""
-    view = GrownView(one.line.storage, one.line.documents.grown(place.stop), one.line.key, place)
+    storage = one.line.storage
+    view = GrownView(storage, one.line.documents.grown(place.stop), one.line.key, place)
     try:
-        rows.store(ShardedStore(view, **_options(handle.recipe.options)), place.start)
+        rows.store(ShardedStore(view, **_options(handle.recipe.options)), place.start, is_far=not storage.capabilities.exactly_once)
     except Exception:
         elsewhere = run_sync(one.failed())
         if elsewhere is None:
@@ -120,8 +121,10 @@ def _handle(target: Any, storage_options: dict[str, Any] | None) -> Handle:
         handle = target._handle
     else:
         handle = Handle.find(target, storage_options, {})
-    if handle.snapshot is not None or handle.engine.storage.ability(RestrictsKeys) is not None:
-        raise Unsupported(
-            f"{handle.url} is part of a versioned store, whose snapshots change by commits only: append to it by session.append"
-        )
+    storage = handle.engine.storage
+    if storage.kind == "snapshot":
+        raise Unsupported(f"{handle.url} is part of a versioned store, which commits change: append to it by session.append")
+    restricted = storage.ability(RestrictsKeys)
+    if restricted is not None and not restricted.keeps_records:
+        raise Unsupported(f"{handle.url} holds nothing but Zarr documents and chunks, so there is no place for the record of appends")
     return handle

@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, cast
 
 import numpy as np
@@ -14,6 +16,8 @@ import zarr
 from shardstore.adapters.zarr.store import ShardedStore
 from shardstore.errors import InvalidInput
 from shardstore.format.json_text import JsonObject
+
+_ARRAYS_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -25,8 +29,11 @@ class Rows(ABC):
     count: int
 
     @abstractmethod
-    def store(self, store: ShardedStore, start: int) -> None:
-        """Store them from row ``start`` on, in arrays that are long enough; chunks of nothing but fill values too."""
+    def store(self, store: ShardedStore, start: int, *, is_far: bool) -> None:
+        """Store them from row ``start`` on, in arrays that are long enough; chunks of nothing but fill values too.
+
+        ``is_far``: requests take long, so arrays are stored at the same time.
+        """
 
 
 @dataclass(frozen=True)
@@ -36,7 +43,7 @@ class ArrayRows(Rows):
     data: Any
     axis: int
 
-    def store(self, store: ShardedStore, start: int) -> None:
+    def store(self, store: ShardedStore, start: int, *, is_far: bool) -> None:
         region = (*[slice(None)] * self.axis, slice(start, start + self.count))
         with zarr.config.set({"array.write_empty_chunks": True}):
             array = zarr.open_array(store, path=self.path, mode="r+")
@@ -54,16 +61,28 @@ class DatasetRows(Rows):
 
     data: Any
 
-    def store(self, store: ShardedStore, start: int) -> None:
-        self.data.to_zarr(
-            store,
-            group=self.path or None,
-            region={self.dim: slice(start, start + self.count)},
-            mode="r+",
-            consolidated=False,
-            safe_chunks=False,  # parts of chunks are merged when they are stored
-            write_empty_chunks=True,
-        )
+    def store(self, store: ShardedStore, start: int, *, is_far: bool) -> None:
+        data, scheduler = self._as_tasks() if is_far else (self.data, nullcontext())
+        with scheduler:
+            data.to_zarr(
+                store,
+                group=self.path or None,
+                region={self.dim: slice(start, start + self.count)},
+                mode="r+",
+                consolidated=False,
+                safe_chunks=False,  # parts of chunks are merged when they are stored
+                write_empty_chunks=True,
+            )
+
+    def _as_tasks(self) -> tuple[Any, AbstractContextManager[object]]:
+        """Return the data as tasks of dask, with threads to run them, if there is dask, and nothing of the data is dask's: xarray stores
+        arrays that are in memory one after the other.
+        """
+        if any(_is_dask(variable.data) for variable in self.data.variables.values()) or find_spec("dask") is None:
+            return self.data, nullcontext()
+        import dask
+
+        return self.data.chunk(), dask.config.set(scheduler="threads", num_workers=_ARRAYS_AT_ONCE)
 
 
 def rows_to_append(data: Any, dim: str, path: str, arrays: Mapping[str, JsonObject]) -> Rows:

@@ -63,7 +63,9 @@ class GrowingDocuments:
         if self.path not in found:
             raise NotFound(f"there is no array or group of Zarr v3 at {self.path!r} in {self._storage.url} to append to")
         node = found[self.path].content
-        arrays = {self.path: node} if is_array(node) else await self._arrays_below(found)
+        arrays = {self.path: node} if is_array(node) else await self._arrays_below(self.path, found)
+        if is_array(node) and self.path:
+            await self._check_alone(found)
         self.axes = {path: axis for path, document in sorted(arrays.items()) if (axis := self._axis(path, document)) is not None}
         if not self.axes:
             names = {name for document in arrays.values() for name in document.get("dimension_names") or () if name}
@@ -73,13 +75,24 @@ class GrowingDocuments:
         self._groups = [path for path in paths if path in found and self._shows_arrays(path, found[path].content)]
         self._read_last = {path: found[path] for path in self._groups}
 
-    async def _arrays_below(self, found: Mapping[str, _Document]) -> dict[str, JsonObject]:
-        """Return the documents of the arrays directly below the group, as consolidated metadata has them or as they are."""
+    async def _check_alone(self, found: Mapping[str, _Document]) -> None:
+        """Check that no other array of the group has the dimension: alone, this one would become longer than they are."""
+        group = self.path.rpartition("/")[0]
+        arrays = await self._arrays_below(group, found)
+        more = [path for path, document in arrays.items() if path != self.path and self.dim in (document.get("dimension_names") or ())]
+        if more:
+            raise InvalidInput(
+                f"array {self.path!r} is not the only one of its group along {self.dim!r}: {', '.join(map(repr, sorted(more)))} would "
+                f"become shorter. Append to all of them at once, with path={group!r}"
+            )
+
+    async def _arrays_below(self, group: str, found: Mapping[str, _Document]) -> dict[str, JsonObject]:
+        """Return the documents of the arrays directly below a group, as consolidated metadata has them or as they are."""
         for path, document in found.items():
             if documents_inside(document.content) is not None:
                 arrays = {join(path, name): each for name, each in consolidated_arrays(document.content).items()}
-                return {name: each for name, each in arrays.items() if name.rpartition("/")[0] == self.path}
-        prefix = join(self.path, "")
+                return {name: each for name, each in arrays.items() if name.rpartition("/")[0] == group}
+        prefix = join(group, "")
         listed = await self._storage.list_dir(prefix)
         below = await self._read(name.rstrip("/") for name in listed.prefixes)
         return {path: document.content for path, document in below.items() if is_array(document.content)}

@@ -33,13 +33,14 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS = 0.005
 _LONGEST_PAUSE_SECONDS = 0.25
+_LONGEST_LOOK_SECONDS = 10.0
 _SILENT_PUBLISHER_SECONDS = 1.0
 _SIGNS_PER_LEASE = 3
 _MOST_EVICTIONS = 20
 
 
 class ReservationMoved(Conflict):
-    """The rows of a reservation are others now: those of a dead writer before it, or its own, were taken back."""
+    """A reservation has not the rows any more that it had: those of a dead writer before it, or its own, were taken back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ class Line:
         self._known: tuple[AppendRecord, Generation] | None = None
         self._signs: dict[str, tuple[int, float]] = {}
         """The last beat of each reservation that was seen, and when it was seen first."""
+        self._looked = 0.0
 
     @property
     def key(self) -> str:
@@ -121,7 +123,8 @@ class Line:
                     raise Outdated  # the documents are newer than the record for this reason
                 self._check_changed(record, lengths)
                 record = record.take_over(length)
-            return await self._store(record.reserve(id_, rows, self.lease_seconds), generation)
+            reserved = record.reserve(id_, rows, self.lease_seconds)
+            return record if reserved is record else await self._store(reserved, generation)
 
         record = await self._swap(attempt)
         start = record.start_of(id_)
@@ -160,9 +163,10 @@ class Line:
 
         return await self._change(change)
 
-    async def give_back(self, place: Place) -> None:
-        """Take a reservation back, by its own writer."""
-        await self._change(lambda record: record.evict(place.id))
+    async def give_back(self, place: Place) -> bool:
+        """Take a reservation back, by its own writer; return whether that was in time: its rows are not committed."""
+        record = await self._change(lambda record: record.evict(place.id))
+        return place.id in record.evicted
 
     async def give_sign(self, place: Place) -> None:
         await self._change(lambda record: record.give_sign(place.id))
@@ -238,6 +242,9 @@ class Line:
     async def _evict_dead(self, record: AppendRecord, place: Place) -> None:
         """Evict the first reservation before a place whose writer gave no sign of life for its lease."""
         now = self.contention.clock()
+        is_late, self._looked = now - self._looked > _LONGEST_LOOK_SECONDS, now
+        if is_late:  # this program was stopped: perhaps all were
+            self._signs.clear()
         for one in record.open:
             if one.id == place.id:
                 return
@@ -333,7 +340,22 @@ class Append:
             await self.line.wait_until_shown(self.place, record)
         except ReservationMoved:
             return await self._elsewhere(self.place)
+        except ShardStoreError as exc:
+            if isinstance(exc, Conflict) or await self._is_given_back():
+                raise
+            raise WriteOutcomeUnknown(
+                f"rows {self.place.start} to {self.place.stop} of {self.line.documents.dim!r} are stored, and readers see them after the "
+                f"next append at the latest, unless they are taken back before: {self.line.key!r} could not be changed ({exc}). Look "
+                "whether they are there before they are appended again"
+            ) from exc
         return None
+
+    async def _is_given_back(self) -> bool:
+        assert self.place is not None
+        try:
+            return await self.line.give_back(self.place)
+        except ShardStoreError:
+            return False
 
     async def failed(self) -> Place | None:
         """Go on after the rows could not be stored at ``place``: return where they have to be stored, if it was for that. If not, the

@@ -93,6 +93,10 @@ def test_an_array(tmp_path: Path) -> None:
     assert shardstore.append(store, [[2, 2, 2], [3, 3, 3], [4, 4, 4]], "time", path="a") == slice(2, 5)
     assert shardstore.append(store, xr.DataArray(np.full((1, 3), 5), dims=("time", "x")).rename(None).data, "time", path="a") == slice(5, 6)
     np.testing.assert_array_equal(zarr.open_array(store, path="a")[:, 0], [1, 1, 2, 3, 4, 5])
+    with pytest.raises(InvalidInput, match="is an array"):
+        shardstore.append(store, rows(4, 2), "time", path="a")
+    with pytest.raises(InvalidInput, match="what is appended to 'a'"):
+        shardstore.append(store, np.zeros((2, 5)), "time", path="a")
 
 
 def test_arrays_of_dask() -> None:
@@ -160,9 +164,8 @@ def test_groups_below_a_consolidated_root_grow_alone() -> None:
         (lambda: rows(4, 2), {"lease": 0}, "is not a number of seconds"),
         (lambda: rows(4, 2), {"path": "../x"}, "cannot be the path"),
         (lambda: np.zeros(3), {}, "is a group"),
-        (lambda: rows(4, 2), {"path": "a"}, "is an array"),
+        (lambda: np.zeros((2, 6)), {"path": "a"}, "'b', 'plain', 'time' would become shorter"),
         (lambda: rows(4, 2).a.rename(None), {}, "has no name"),
-        (lambda: np.zeros((2, 5)), {"path": "a"}, "what is appended to 'a'"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_reserved(data: Callable[[], Any], arguments: dict[str, Any], message: str) -> None:
@@ -219,6 +222,33 @@ def test_what_fails_gives_its_rows_back() -> None:
     check(place, rows(1, 3))
     assert shardstore.append(again(place), rows(4, 2), "time") == slice(3, 5)
     check(place, rows(1, 5))
+
+
+@pytest.mark.parametrize("fails", ["record", "document"])
+def test_the_outcome_is_unknown_if_stored_rows_cannot_be_shown(fails: str) -> None:
+    place = fresh_memory()
+    made(place)
+    broken = HookedStorage(again(place))
+    changes: list[str] = []
+
+    async def before(operation: str, key: str) -> None:
+        if operation != "write":
+            return
+        changes.append(key)
+        is_record = key.endswith(".append.json") and sum(each == key for each in changes) > 1
+        if is_record if fails == "record" else key == "a/zarr.json":
+            raise shardstore.StorageError("the disk is on fire")
+
+    broken.before = before
+    with pytest.raises(shardstore.WriteOutcomeUnknown, match=r"rows 3 to 5 .* on fire"):
+        shardstore.append(broken, rows(4, 2), "time", lease=0.1)
+    check(place, rows(1, 3))
+    where = shardstore.append(again(place), rows(6, 2), "time", lease=0.1)
+    if fails == "document":  # the rows were committed, and are shown now
+        assert where == slice(5, 7)
+        check(place, rows(1, 7))
+    else:
+        assert where == slice(3, 5)
 
 
 def foreign(length: int) -> Callable[[MemoryStorage], None]:

@@ -160,7 +160,8 @@ def open(
         present: what clients see. ``"v3"``: Zarr v3; ``"v2"``: the documents and keys of Zarr v2; ``"draft"``: those of a stored hierarchy
             of the 2022 draft; or a ``shardstore.presented.view.PresentedFlavour``.
         strategy: how a shard is updated. ``"rewrite"``: a new object without dead bytes; ``"append"``: new chunks and a new index go
-            behind what is there; or a ``shardstore.plan.commits.Strategy``.
+            behind what is there; ``"keep"``: a new object in which old chunks lie where they lay, so that readers of other libraries who
+            have read an index find these chunks after a commit; or a ``shardstore.plan.commits.Strategy``.
         storage_options: for the filesystem: credentials, endpoint, retries.
         options: further ones, described in ``docs/reference/options.md``:
 

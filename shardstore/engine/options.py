@@ -25,7 +25,7 @@ storage transformer; final Zarr v3 sharded by that transformer. ``"auto"``: what
 Present = Literal["v3", "v2", "draft"]
 """The flavours that clients can see: final Zarr v3, Zarr v2, or the 2022 draft."""
 
-StrategyName = Literal["rewrite", "append"]
+StrategyName = Literal["rewrite", "append", "keep"]
 """The names of the strategies that update shards."""
 
 _STORED: tuple[Stored, ...] = get_args(Stored)
@@ -94,9 +94,11 @@ class EngineOptions:
     """The order of the chunks inside the shards that are written."""
     strategy: StrategyName | Strategy = "rewrite"
     """The way to update shards: ``"rewrite"`` makes a new object without dead bytes; ``"append"`` puts new chunks and a new index behind
-    what is there, which is copied by the storage, or stays in place; or a strategy of one's own."""
+    what is there, which is copied by the storage, or stays in place; ``"keep"`` makes a new object in which the chunks of the replaced
+    version lie where they lay; or a strategy of one's own."""
     max_dead_fraction: float = 0.5
-    """With ``"append"``: the fraction of a shard's bytes that may be dead, referred to by nothing; past that the shard is rewritten."""
+    """The fraction of a shard's bytes that may be dead, referred to by nothing. Past that ``"append"`` rewrites the shard, and ``"keep"``
+    uses dead bytes again."""
     metadata_ttl: float = 1.0
     """Before a write, array metadata older than this is read again."""
     require_atomic: bool = False

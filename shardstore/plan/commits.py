@@ -1,7 +1,7 @@
 """Commit plans: the contents of a shard after a commit, as segments of the old version and new bytes, and the new index.
 
 Strategies plan commits. ``rewrite`` is here, and compaction with it: a new object that holds the chunks in one of ``CHUNK_ORDERS``, and
-nothing else. ``strategies`` has the other one, and the table of them.
+nothing else. ``strategies`` has the other ones, and the table of them.
 
 Entries of an index may overlap, and may name the same bytes: that is valid. Bytes that several chunks share are copied once, as one piece,
 and shared again: a shard without updates is never longer than the shard it was made from, unless a chunk lay on the index.
@@ -77,6 +77,9 @@ class Strategy(ABC):
 
     needs: ClassVar[Mapping[str, str]] = {}
     """The ``Capabilities`` that it needs, by name, each with the end of the sentence "the storage cannot ..."."""
+
+    plans_from_old: ClassVar[bool] = False
+    """True if the old index matters, too, for a commit that brings all chunks of a shard."""
 
     def unsuited(self, index_format: IndexFormat) -> str | None:
         """Return the end of the sentence "the strategy needs ..." if it cannot update shards with this index format, else ``None``."""

@@ -12,6 +12,16 @@ place, the old index. Past a bound the shard is rewritten instead.
 
 While bytes are appended in place, other processes may see the file with any length that is a whole number of pages. A chunk that is itself
 a shard has an index at its end; so no chunk may end at such a length.
+
+Strategy ``keep``: a new object each time, in which every chunk of the version that it replaces lies where it lay, those too that the
+commit replaces or erases. So the index of that version finds in the new object what it found in the old one.
+
+::
+
+    at first:         | old shard to its index                       | new chunks | index |
+    past the bound:   | chunk | new chunk, over dead bytes | chunk | dead bytes | index |
+
+With the index at the start, which has the same length in every version, it is replaced there.
 """
 
 from __future__ import annotations
@@ -31,6 +41,7 @@ from shardstore.plan.commits import (
     Commit,
     CommitPlan,
     DeleteShard,
+    Ints,
     NothingToDo,
     Rewrite,
     Strategy,
@@ -129,7 +140,105 @@ def _end_of_chunks(index_format: IndexFormat, kept: npt.NDArray[np.uint64], old_
     return max(old_nbytes - index_format.nbytes, int((kept[:, 0] + kept[:, 1]).max()))
 
 
-STRATEGIES: dict[str, Strategy] = {strategy.name: strategy for strategy in (Rewrite(), Append())}
+@dataclass(frozen=True)
+class KeepOffsets(Strategy):
+    """Chunks of the version that is replaced keep their places in the new object, those too that are replaced or erased."""
+
+    name: str = "keep"
+    dead_bytes_kept: int = DEAD_BYTES_KEPT
+    plans_from_old: ClassVar[bool] = True
+
+    def plan(self, commit: Commit) -> CommitPlan:
+        if commit.old is None:
+            return plan_rewrite(commit.index_format, None, 0, commit.updates, commit.order)
+        return plan_keep(commit, commit.old, self.dead_bytes_kept)
+
+
+def plan_keep(commit: Commit, old: ShardIndex, dead_bytes_kept: int = DEAD_BYTES_KEPT) -> CommitPlan:
+    """Plan a commit that moves no chunk of ``old``, not even one that it replaces or erases.
+
+    New chunks go behind everything. If more bytes would be dead then than the bound allows, they go where bytes are dead, and only those
+    that fit nowhere go behind; dead bytes behind the last chunk are cut off as far as they are too many.
+
+    Raises:
+        Corruption: an entry that would have to be kept cannot be right; a write of that chunk itself goes through.
+    """
+    index_format, old_nbytes = commit.index_format, commit.old_nbytes
+    kept = kept_slots(index_format, old, old_nbytes, commit.updates)
+    if isinstance(kept, DeleteShard | NothingToDo):
+        return kept
+    is_first = index_format.location == "start"
+    readable = old.present() & ~old.invalid(old_nbytes)
+    if not readable.any() or (is_first and (readable & index_format.on_index(old, old_nbytes)).any()):
+        return write_anew(index_format, old, kept, commit.updates, commit.order)  # nothing has a place that can be kept
+    start, tail_nbytes = (index_format.nbytes, 0) if is_first else (0, index_format.nbytes)
+    held = old.flat[readable].astype(np.int64)
+    held_end = int(held.sum(axis=1).max())
+    end = max(index_format.chunks_end(old_nbytes), held_end)
+    new = {slot: value for slot, value in sorted(commit.updates.items()) if value is not None}
+    sizes = np.fromiter(map(len, new.values()), dtype=np.int64, count=len(new))
+    stay = old.flat[kept].astype(np.int64)
+    live_nbytes = covered_nbytes(stay[:, 0], stay[:, 1]) + int(sizes.sum()) + index_format.nbytes
+    most_nbytes = max(live_nbytes + dead_bytes_kept, int(live_nbytes / (1 - commit.max_dead_fraction)))
+    if end + int(sizes.sum()) + tail_nbytes <= most_nbytes:
+        offsets = end + np.cumsum(sizes) - sizes
+    else:
+        replaced_end = int(held[~kept[readable]].sum(axis=1).max(initial=start))
+        offsets = _placed(sizes, _dead(held, start, end, replaced_end), end)
+        end = max(held_end, min(end, most_nbytes - tail_nbytes))
+    entries = old.flat.copy()
+    entries[list(commit.updates)] = EMPTY
+    entries[list(new), 0], entries[list(new), 1] = offsets, sizes
+    segments = _between(sorted(zip(offsets.tolist(), new.values(), strict=True), key=lambda one: one[0]), start, end)
+    index = index_format.index(entries)
+    encoded = NewBytes(index_format.encode(index))
+    nbytes = encoded.nbytes + sum(segment.nbytes for segment in segments)
+    return WriteShard((encoded, *segments) if is_first else (*segments, encoded), nbytes, index)
+
+
+def _dead(held: Ints, start: int, end: int, after: int) -> list[list[int]]:
+    """Return the ranges of ``[start, end)``, as starts and ends, in which no chunk of ``held`` lies, ``(n, 2)`` offsets and lengths.
+
+    They begin behind ``after``, where the chunks lie that are replaced, and go around: so what died first is taken first, and indices that
+    are some versions old go on finding most of their chunks.
+    """
+    by_offset = held[np.argsort(held[:, 0], kind="stable")]
+    reached = np.maximum.accumulate(np.append(start, by_offset.sum(axis=1)))
+    begins = np.append(by_offset[:, 0], end)
+    is_dead = begins > reached
+    ranges = np.column_stack([reached[is_dead], begins[is_dead]])
+    return np.roll(ranges, -int(np.searchsorted(ranges[:, 0], after)), axis=0).tolist()  # type: ignore[no-any-return]
+
+
+def _placed(sizes: Ints, ranges: list[list[int]], behind: int) -> Ints:
+    """Return an offset for each of so many bytes: in ``ranges``, which are tried one after the other, or else from ``behind`` on.
+
+    What is left of a range, and one that is too short, is not tried again. So nothing goes behind unless each range is shorter than the
+    longest of them, and an object has at most so many dead bytes for each chunk.
+    """
+    offsets = np.empty_like(sizes)
+    left = iter([*ranges, [behind, 2**63 - 1]])
+    at, until = next(left)
+    for i, nbytes in enumerate(sizes.tolist()):
+        while until - at < nbytes:
+            at, until = next(left)
+        offsets[i] = at
+        at += nbytes
+    return offsets
+
+
+def _between(new: list[tuple[int, BytesLike]], start: int, end: int) -> list[Segment]:
+    """Return what lies from ``start`` on: bytes at their new offsets, ascending, and what lay there before between them and to ``end``."""
+    segments: list[Segment] = []
+    for offset, value in new:
+        if offset > start:
+            segments.append(CopiedRange(start, offset - start))
+        segments.append(NewBytes(value))
+        start = offset + len(value)
+    return [*segments, CopiedRange(start, end - start)] if end > start else segments
+
+
+STRATEGIES: dict[str, Strategy] = {strategy.name: strategy for strategy in (Rewrite(), Append(), KeepOffsets())}
 
 
 def strategy_of(named: object) -> Strategy:

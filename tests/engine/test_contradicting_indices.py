@@ -190,7 +190,7 @@ def test_a_tebibyte_of_holes_is_an_error_that_names_the_range_elsewhere(tmp_path
 
 
 @pytest.mark.parametrize("entry", WRONG.values(), ids=WRONG)
-@pytest.mark.parametrize("strategy", ["rewrite", "append"])
+@pytest.mark.parametrize("strategy", ["rewrite", "append", "keep"])
 def test_an_entry_of_another_length_is_not_carried_over(entry: tuple[int, int], strategy: Any) -> None:
     shard = Shard(BODY, [sound(0), entry, *map(sound, range(2, 8))])
     before = shard.stored()
@@ -210,7 +210,7 @@ def test_an_entry_of_another_length_is_not_carried_over(entry: tuple[int, int], 
 
 
 @pytest.mark.parametrize("codecs", [RAW, ANY_LENGTH], ids=["one length", "any length"])
-@pytest.mark.parametrize("strategy", ["rewrite", "append"])
+@pytest.mark.parametrize("strategy", ["rewrite", "append", "keep"])
 @pytest.mark.parametrize("index_location", ["start", "end"])
 def test_chunks_that_share_bytes_go_on_sharing_them(codecs: Any, strategy: Any, index_location: str) -> None:
     nbytes = 8 if codecs is RAW else 2**16

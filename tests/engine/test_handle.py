@@ -73,7 +73,7 @@ def test_a_relative_path_is_meant_where_it_was_written(tmp_path: Path, monkeypat
         ({"stored": "draft"}, InvalidInput, "'auto', 'codec', 'transformer', 'transformer-v3'"),
         ({"lost_transformers": {"a": 2}}, InvalidInput, "tuples of positive whole numbers"),
         ({"present": "v4"}, InvalidInput, "'v3', 'v2'"),
-        ({"strategy": "in_place"}, InvalidInput, "strategy 'in_place' is not known: there are 'rewrite', 'append'"),
+        ({"strategy": "in_place"}, InvalidInput, "strategy 'in_place' is not known: there are 'rewrite', 'append', 'keep'"),
         ({"strategy": "append", "index_location": "start"}, InvalidInput, "a checksum at the end of the shard"),
         ({"strategy": "append", "index_checksum": False}, InvalidInput, "a checksum at the end of the shard"),
         ({"strategy": "append", "stored": "transformer"}, InvalidInput, "a checksum at the end of the shard"),

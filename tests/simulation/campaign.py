@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import get_args
 
+from shardstore.plan.strategies import STRATEGIES
 from tests.simulation.histories import CLIENTS, FAULTS, OPERATIONS, Limits, Result, Run
 from tests.simulation.packings import Packing, is_packing
 from tests.simulation.world import Kind
@@ -124,7 +125,9 @@ def shrunk(seed: int, kind: Kind, limits: Limits | None = None) -> Limits:
 
 def _limits(given: argparse.Namespace) -> Limits:
     without = tuple(name for name in given.without.split(",") if name)
-    return Limits(given.operations, given.clients, without, not given.no_kills, not given.no_changes, not given.no_operators)
+    return Limits(
+        given.operations, given.clients, without, not given.no_kills, not given.no_changes, not given.no_operators, given.strategy
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -143,6 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-kills", action="store_true", help="nobody is killed or paused")
     parser.add_argument("--no-changes", action="store_true", help="the array is not resized, created again or moved")
     parser.add_argument("--no-operators", action="store_true", help="nobody compacts, repairs or verifies meanwhile")
+    parser.add_argument("--strategy", choices=list(STRATEGIES), help="of all clients; by default each draws one")
     given = parser.parse_args(arguments)
     kinds: list[Kind] = list(get_args(Kind)) if given.world == "mixed" else [given.world]
     if given.seed is not None:

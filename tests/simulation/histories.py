@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from shardstore.engine.options import V3, EngineOptions
+from shardstore.engine.options import V3, EngineOptions, StrategyName
 from shardstore.errors import ShardStoreError
 from shardstore.presented.flavours import Presented, flavour_of
 from shardstore.storage.local.range_locks import DIRECTORY_LOCK
@@ -65,10 +65,13 @@ class Limits:
     """Whether the array is resized, created again or moved."""
     operators: bool = True
     """Whether the store is compacted, repaired and verified meanwhile."""
+    strategy: StrategyName | None = None
+    """The strategy of all clients; ``None``: each draws one."""
 
     def __str__(self) -> str:
         words = [f"--operations {self.operations}", f"--clients {self.clients}"]
         words += [f"--without {','.join(self.without)}"] if self.without else []
+        words += [f"--strategy {self.strategy}"] if self.strategy else []
         words += [f"--no-{name}" for name in ("kills", "changes", "operators") if not getattr(self, name)]
         return " ".join(words)
 
@@ -166,10 +169,12 @@ class Run:
 
     def options(self) -> EngineOptions:
         flavours = ["v3", "v3", "v3", "v2", "draft" if self.is_draft else "v3"]
+        present = flavour_of(self.rng.choice(flavours))
+        drawn: StrategyName = self.rng.choice(["rewrite", "append"] if self.can_append else ["rewrite"])
         return replace(
             self.base,
-            present=flavour_of(self.rng.choice(flavours)),
-            strategy=self.rng.choice(["rewrite", "append"] if self.can_append else ["rewrite"]),
+            present=present,
+            strategy=self.limits.strategy or drawn,
             metadata_ttl=self.rng.choice([0.0, 1.0, 60.0]),
             index_cache_bytes=self.rng.choice([0, 300, 64 << 20]),
             gap_bytes=self.rng.choice([None, 0]),

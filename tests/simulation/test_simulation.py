@@ -48,6 +48,14 @@ def test_seeds_that_stay(kind: Kind) -> None:
         assert not result.unchecked
 
 
+@pytest.mark.gate
+@pytest.mark.parametrize("kind", KINDS)
+def test_clients_that_keep_offsets(kind: Kind) -> None:
+    for seed in range(1000, 1000 + STAYING):
+        result = run(seed, kind, Limits(strategy="keep"))
+        assert result.violation is None, f"seed {seed} of {kind}: {result.violation}"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_new_seeds(kind: Kind) -> None:
     first = int(time.time() * 1000)

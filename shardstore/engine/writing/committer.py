@@ -122,7 +122,7 @@ class Committer:
         is_done = False
         swaps = {slot: chain for slot, chain in actions.items() if has_swaps(chain)}
         needs_old = any(map(needs_old_value, actions.values())) or any(map(needs_old_version, swaps.values()))
-        if len(actions) == shard.layout.grid.nslots and not needs_old:
+        if len(actions) == shard.layout.grid.nslots and not needs_old and not self._strategy.plans_from_old:
             updates = _apply(shard, actions, {}, {}, refused)
             is_done = not refused and await self._replace(shard, swaps, updates, turn)
         if not is_done:

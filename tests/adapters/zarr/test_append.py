@@ -183,9 +183,10 @@ def large(store: shardstore.ShardedStore) -> tuple[zarr.Array[Any], np.ndarray[A
     return array, values
 
 
-def test_on_s3_what_is_new_is_sent_and_nothing_fetched(s3: tuple[S3Storage, Calls]) -> None:
+@pytest.mark.parametrize("strategy", ["append", "keep"])
+def test_on_s3_what_is_new_is_sent_and_nothing_fetched(s3: tuple[S3Storage, Calls], strategy: Any) -> None:
     storage, calls = s3
-    array, values = large(shardstore.open(storage, chunks_per_shard=(64,), strategy="append", metadata_ttl=3600))
+    array, values = large(shardstore.open(storage, chunks_per_shard=(64,), strategy=strategy, metadata_ttl=3600))
     calls.made.clear()
     for chunk in (5, 40):
         array[chunk * 2**18 : (chunk + 1) * 2**18] = values[chunk * 2**18 : (chunk + 1) * 2**18] = chunk

@@ -244,6 +244,10 @@ class IndexFormat:
         """Return the range that holds the index and everything from ``offset`` on."""
         return ByteOffset(0 if self.location == "start" else offset)
 
+    def start_of(self, nbytes: int, object_nbytes: int) -> int:
+        """Return where the bytes begin that a request of ``request_with`` brought."""
+        return 0 if self.location == "start" else object_nbytes - nbytes
+
     def chunks_end(self, object_nbytes: int) -> int:
         """Return where the bytes of chunks end at the latest: at an index at the end, or with the object."""
         return object_nbytes if self.location == "start" else object_nbytes - self.nbytes

@@ -43,6 +43,14 @@ class WithoutCompose(TraceStorage):
         return replace(super().capabilities, compose=False)
 
 
+class WithoutConditions(WithoutCompose):
+    """A storage whose writes have no conditions either."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, compare_and_swap=False)
+
+
 class Counted:
     """An array of ``shards`` shards of 16 raw chunks, and as many cold clients of it as one likes."""
 
@@ -387,6 +395,38 @@ def test_updating_a_part_of_a_chunk_reads_that_chunk_once() -> None:
     assert len(counted.chunk_reads(block)) == 1
     assert block.summary().bytes_read <= CHUNK + counted.layout.index_nbytes + 2000
     assert len(shard_events(block, "write", "compose")) == 1
+
+
+@pytest.mark.parametrize("location", ["start", "end"])
+@pytest.mark.parametrize("strategy", ["rewrite", "keep"])
+def test_a_commit_of_a_small_shard_is_one_read_and_one_write(location: IndexLocation, strategy: str) -> None:
+    """As on S3, where a request takes as long as half a mebibyte: all of the shard comes with its index, or with the chunk."""
+    counted = Counted(2, location)
+    trace, array = counted.client(WithoutCompose, gap_bytes=2**19, strategy=strategy)
+    for value in (8, 9):  # the second time the index is known
+        with trace.count() as block:
+            array[5 * CHUNK + 3] = counted.values[5 * CHUNK + 3] = value
+        assert [event.op for event in shard_events(block)] == ["read", "write"]
+    with trace.count() as block:
+        array.blocks[17] = counted.values[17 * CHUNK : 18 * CHUNK] = 7
+    assert [event.op for event in shard_events(block)] == ["read", "write"]
+    np.testing.assert_array_equal(array[:], counted.values)
+    trace, array = counted.client(WithoutCompose, gap_bytes=2**12, strategy=strategy)
+    with trace.count() as block:
+        array[5 * CHUNK + 3] = counted.values[5 * CHUNK + 3] = 10
+    assert len(counted.index_reads(block)) == 1  # nothing comes with the index of a larger one
+    np.testing.assert_array_equal(counted.client()[1][:], counted.values)
+
+
+@pytest.mark.filterwarnings("ignore:.*no compare-and-swap")
+@pytest.mark.parametrize("wrapper", [TraceStorage, WithoutConditions])
+def test_a_commit_reads_only_the_index_first(wrapper: type[TraceStorage]) -> None:
+    """Where the storage copies what is kept, or nothing but a later read would notice that the shard has changed."""
+    counted = Counted(1)
+    trace, array = counted.client(wrapper, gap_bytes=2**19)
+    with trace.count() as block:
+        array.blocks[5] = 7
+    assert len(counted.index_reads(block)) == 1
 
 
 def test_an_assignment_is_one_commit_a_shard_however_many_chunks() -> None:

@@ -150,23 +150,45 @@ class Reader:
         Raises:
             StaleLayout: an array turned out to be laid out otherwise.
         """
-        indices: list[CachedIndex | ShardStoreError | None] = [None] * len(shards)
+        return [index for index, _ in await self.load_heads(shards)]
+
+    async def load_heads(
+        self, shards: Sequence[ShardRead], nbytes: int = 0
+    ) -> list[tuple[CachedIndex | ShardStoreError | None, memoryview]]:
+        """Return what ``load_indices`` does, each with the bytes that the request brought: ``nbytes`` of the shard, if it has as many.
+
+        Raises:
+            StaleLayout: an array turned out to be laid out otherwise.
+        """
+        loaded: list[tuple[CachedIndex | ShardStoreError | None, memoryview]] = [(None, memoryview(b""))] * len(shards)
         pending = list(range(len(shards)))
         for _ in range(_PINNED_TRIES):
-            heads = [self._head_read(shards[i], shards[i].layout.index_format.request()) for i in pending]
+            heads = [self._head_read(shards[i], shards[i].layout.index_format.request_with(nbytes)) for i in pending]
             outcomes = await self._proof.read([head.read for head in heads], [head.shard.node for head in heads if head.guard is None])
             outdated: list[int] = []
             for i, head, outcome in zip(pending, heads, outcomes, strict=True):
                 if not self._take_index(head, outcome):
                     outdated.append(i)
-                indices[i] = head.index
+                loaded[i] = head.index, outcome.buffers[0] if isinstance(outcome, Found) else memoryview(b"")
             if not outdated:
-                return indices
+                return loaded
             pending = outdated
             await self._proof.confirm(shards[i].node for i in pending)
         for i in pending:
-            indices[i] = Conflict(f"the metadata of array {shards[i].node.path!r} kept changing; try again")
-        return indices
+            loaded[i] = Conflict(f"the metadata of array {shards[i].node.path!r} kept changing; try again"), memoryview(b"")
+        return loaded
+
+    def small_nbytes(self, layout: ArrayLayout) -> int:
+        """Return how many bytes a commit reads with the index, to have all of a small shard, its dead bytes too, by one request.
+
+        Zero: the shard may be longer, or the storage copies what is kept, or no condition would notice that the shard has changed since.
+        """
+        decoded, capabilities = layout.decoded_shard_nbytes, self._storage.capabilities
+        if decoded is None or not capabilities.atomic_commits:
+            return 0
+        whole = decoded + layout.index_format.nbytes
+        is_copied = capabilities.compose and whole >= capabilities.copy_pays_nbytes
+        return 0 if is_copied or whole > _COMPRESSED * self.limits.gap_bytes else whole + _MOST_DEAD_BYTES
 
     async def prefetch(self, path: str, region: Sequence[slice] | None, most_bytes: int) -> int:
         """Load the indices of the shards that hold ``region`` of the array at ``path``, as many as fit into ``most_bytes``: then reading
@@ -427,7 +449,7 @@ class Reader:
 
     def _window(self, shard: ShardRead, places: Places, object_nbytes: int, came_nbytes: int) -> int | None:
         """Return the offset of the bytes that came with the index, if they hold all that is wanted; otherwise ``None``."""
-        start = 0 if shard.layout.index_format.location == "start" else object_nbytes - came_nbytes
+        start = shard.layout.index_format.start_of(came_nbytes, object_nbytes)
         stop = start + came_nbytes
         offsets, nbytes = places.offsets[places.exists], places.nbytes[places.exists]
         if not len(offsets):

@@ -212,6 +212,8 @@ class Committer:
             except ConditionFailed:
                 self._indices.drop(shard.key)
                 raise
+            finally:
+                self._plans.forget(shard.key)
 
         return await turn.swap(f"shard {shard.key!r} of array {shard.node.path!r}", one)
 
@@ -347,12 +349,14 @@ class Committer:
         return self._storage.capabilities.compare_and_swap and not self._storage.capabilities.exactly_once
 
     async def _load(self, shard: Shard, *, has_lost: bool) -> CachedIndex | None:
-        """Return the index as it is now, verified. If there is no shard and a race was just lost, confirm the layout.
+        """Return the index as it is now, verified, and hold what else came with it of a small shard, until the end of the attempt. If there
+        is no shard and a race was just lost, confirm the layout.
 
         Raises:
             StaleLayout: the array is laid out otherwise.
         """
-        (index,) = await self._reader.load_indices([ShardRead(shard.node, shard.layout, shard.coords, shard.key)])
+        read = ShardRead(shard.node, shard.layout, shard.coords, shard.key)
+        ((index, came),) = await self._reader.load_heads([read], self._reader.small_nbytes(shard.layout))
         if isinstance(index, Corruption):
             if shard.node.is_uncommitted:
                 raise _not_alone(shard) from index
@@ -366,6 +370,9 @@ class Committer:
             await self._confirm(shard)
             if index is not None:
                 index = self._proof.verify(shard.node, shard.key, index)
+        if index is not None:
+            start = index.index_format.start_of(len(came), index.object_nbytes)
+            self._plans.know(shard.key, index.generation, start, came)
         return index
 
     async def _confirm(self, shard: Shard) -> None:
@@ -402,6 +409,9 @@ class Committer:
             places = {slot: cached.index.location(slot, cached.object_nbytes) for slot in wanted}
             ranges = {slot: ByteRange(p.offset, p.offset + p.nbytes) for slot, p in places.items() if p is not None}
             if ranges:
+                if cached.object_nbytes <= self._reader.small_nbytes(shard.layout):  # what is kept is read too: all by one request
+                    (all_bytes,) = await self._plans.read_pinned(shard.key, [ByteRange(0, cached.object_nbytes)], cached.generation)
+                    self._plans.know(shard.key, cached.generation, 0, all_bytes)
                 reads = coalesce(list(ranges.values()), self._reader.limits)
                 found = await self._plans.read_pinned(shard.key, list(reads.requests), cached.generation)
                 old.update(zip(ranges, reads.cut(found), strict=True))

@@ -6,6 +6,7 @@ What survives a cancellation, at any await: the old object or the new one, whole
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 
 from shardstore.errors import Corruption, Unsupported
 from shardstore.model.coalescing import CoalescedReads, ReadLimits, coalesce
@@ -18,6 +19,15 @@ from shardstore.tasks import MemoryBudget
 _GAP_BYTES = 512 * 2**10  # takes an object store about as long as a request
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Bytes of one version of an object, from ``start`` on."""
+
+    generation: Generation
+    start: int
+    data: memoryview
+
+
 class PlanWriter:
     """Writes shards as they were planned, in windows of at most ``window_bytes``; all at once hold at most ``max_memory``."""
 
@@ -25,6 +35,14 @@ class PlanWriter:
         self._storage = storage
         self._window_bytes = window_bytes
         self._windows = MemoryBudget(max_memory)
+        self._known: dict[str, _Known] = {}
+
+    def know(self, key: str, generation: Generation, start: int, data: memoryview) -> None:
+        """Hold bytes of one version of an object, from ``start`` on, until ``forget``: what lies in them is not read."""
+        self._known[key] = _Known(generation, start, data)
+
+    def forget(self, key: str) -> None:
+        self._known.pop(key, None)
 
     async def write(self, key: str, source: Generation, plan: WriteShard, condition: Condition) -> Generation:
         """Store ``plan``, which copies ranges of version ``source`` of the same key; return the new version.
@@ -76,6 +94,11 @@ class PlanWriter:
         Raises:
             ConditionFailed: the object is another version now.
         """
+        known = self._known.get(key)
+        if known is not None and known.generation == generation:
+            start, end = known.start, known.start + len(known.data)
+            if all(start <= wanted.start and wanted.end <= end for wanted in ranges):
+                return [known.data[wanted.start - start : wanted.end - start] for wanted in ranges]
         outcome = await read_one(self._storage, Read(key, tuple(ranges), generation))
         if isinstance(outcome, Found):
             for wanted, buffer in zip(ranges, outcome.buffers, strict=True):

@@ -106,9 +106,12 @@ def _stored(handle: Handle, one: Append, rows: Rows, place: Place) -> Place | No
 
 
 def _options(given: EngineOptions) -> StoreOptions:
-    """Return the options of the store that the rows are stored through: no array is created, nor shown in another way."""
-    of_creation = ("chunks_per_shard", "stored", "present", "present_level", "lost_transformers", "strategy")
+    """Return the options of the store that the rows are stored through: no array is created, nor shown in another way, and offsets are
+    kept, for readers that have read the index of a shard do not compare versions.
+    """
+    of_creation = ("chunks_per_shard", "stored", "present", "present_level", "lost_transformers")
     options: dict[str, Any] = {each.name: getattr(given, each.name) for each in fields(given) if each.name not in of_creation}
+    options["strategy"] = "keep"
     return cast(StoreOptions, options)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import pickle
 import threading
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,11 @@ import zarr
 from fsspec.implementations.memory import MemoryFileSystem
 
 import shardstore
+from shardstore.engine.appending.line import Place
 from shardstore.engine.appending.view import GrownView
 from shardstore.errors import Conflict, InvalidInput, NotFound, ReadOnly, Unsupported
+from shardstore.model.capabilities import Capabilities
+from shardstore.opening.kinds import read_sizes
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.wrappers import StorageWrapper
 from shardstore.testing.trace import TraceStorage
@@ -193,18 +198,10 @@ def test_places_that_cannot_be_appended_to(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="name no dimensions"):
         shardstore.append(str(tmp_path / "bare"), [1], "time")
 
-    class Simple(StorageWrapper):
-        @property
-        def capabilities(self) -> Any:
-            from dataclasses import replace
-
-            return replace(self.inner.capabilities, compare_and_swap=False)
-
-        async def probe(self) -> Any:
-            return self.capabilities
-
+    simple = HookedStorage(again(place))
+    simple.capabilities_override = replace(place.capabilities, compare_and_swap=False)
     with pytest.raises(Unsupported, match="compare-and-swap"):
-        shardstore.append(Simple(again(place)), rows(4, 2), "time")
+        shardstore.append(simple, rows(4, 2), "time")
 
 
 def test_what_fails_gives_its_rows_back() -> None:
@@ -299,6 +296,17 @@ def test_arrays_of_different_lengths_are_refused() -> None:
         shardstore.append(again(place), rows(4, 2), "time")
 
 
+class AsServer(StorageWrapper):
+    """A storage that copies no small parts, as servers."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(self.inner.capabilities, compose=False)
+
+    async def probe(self) -> Capabilities:
+        return self.capabilities
+
+
 def test_requests_of_an_append_alone() -> None:
     """At most 4 of the record, two of each document, and three of each shard or chunk."""
     place = fresh_memory()
@@ -311,7 +319,8 @@ def test_requests_of_an_append_alone() -> None:
     encoding = {f"v{i}": {"chunks": (4, 6)} for i in range(variables)} | {"time": {"chunks": (100,)}}
     many(1, 6).to_zarr(shardstore.open(place, chunks_per_shard={"v*": (4, 1), "time": None}), encoding=encoding, consolidated=True)
     traced = TraceStorage(again(place))
-    assert shardstore.append(traced, many(7, 3), "time") == slice(6, 9)
+    store = shardstore.open(AsServer(traced), gap_bytes=read_sizes("s3")[0])
+    assert shardstore.append(store, many(7, 3), "time") == slice(6, 9)
     kinds = Counter(event.key.rpartition("/")[2].partition(".")[2] for event in traced.events)
     arrays, shards = variables + 1, variables + 1
     assert kinds["json"] == 2 * (arrays + 1)
@@ -319,10 +328,6 @@ def test_requests_of_an_append_alone() -> None:
 
 
 def test_a_view_travels_to_other_processes() -> None:
-    import pickle
-
-    from shardstore.engine.appending.line import Place
-
     place = fresh_memory()
     view = pickle.loads(pickle.dumps(GrownView(place, {"zarr.json": b"{}"}, "time/time.append.json", Place("x", 3, 5))))
     assert view._documents == {"zarr.json": b"{}"}

@@ -189,7 +189,8 @@ def plan_keep(commit: Commit, old: ShardIndex, dead_bytes_kept: int = DEAD_BYTES
     entries = old.flat.copy()
     entries[list(commit.updates)] = EMPTY
     entries[list(new), 0], entries[list(new), 1] = offsets, sizes
-    segments = _between(sorted(zip(offsets.tolist(), new.values(), strict=True), key=lambda one: one[0]), start, end)
+    placed = sorted(zip(offsets.tolist(), new.values(), strict=True), key=lambda one: (one[0], len(one[1])))  # empty ones first
+    segments = _between(placed, start, end)
     index = index_format.index(entries)
     encoded = NewBytes(index_format.encode(index))
     nbytes = encoded.nbytes + sum(segment.nbytes for segment in segments)

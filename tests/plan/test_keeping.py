@@ -84,14 +84,16 @@ def test_an_old_index_finds_the_old_chunks_in_the_next_version(
             case WriteShard() as plan:
                 plan = with_nonce(plan, index_format, NONCE) if is_unique else plan
                 old, shard = index, carry_out(plan, shard)
+                reached = index_format.nbytes  # a chunk that lies far behind cannot move, whatever was erased before it
                 if old is not None:
                     assert found_by(old, shard) == before
+                    reached += int(old.flat[old.present()].sum(axis=1).max(initial=0))
                 index = decoded(index_format, shard)
                 assert (index.entries == plan.index.entries).all()
                 longest = max([longest, *map(len, model.values())])
                 live = sum(map(len, model.values())) + index_format.nbytes
                 both = live + sum(map(len, before.values()))
-                assert len(shard) <= max(live + ignored, live / (1 - fraction), both + (nslots + 1) * longest) + 2 * len(NONCE)
+                assert len(shard) <= max(live + ignored, live / (1 - fraction), both + (nslots + 1) * longest, reached) + 2 * len(NONCE)
         assert (contents(index_format, shard) if index is not None else {}) == model
 
 
@@ -218,6 +220,19 @@ def test_chunks_that_share_bytes_and_one_on_the_index_are_kept() -> None:
     new = carry_out(plan, old)
     assert contents(index_format, new) == {0: b"new", 1: old[2:32], 2: b"abcd"}
     assert found_by(index, new) == found_by(index, old)
+
+
+def test_an_empty_chunk_at_the_offset_of_another_one() -> None:
+    index_format = IndexFormat((4,))
+    index = ShardIndex(np.array([[EMPTY] * 2, [EMPTY] * 2, [6, 0], [EMPTY] * 2], dtype=np.uint64))
+    old = bytes(12) + index_format.encode(index)
+    new = {0: b"behind", 1: b"before", 2: b""}
+    plan = planned(index_format, index, old, new, 0.0, 0)
+    assert isinstance(plan, WriteShard)
+    shard = carry_out(plan, old)
+    assert [offset for offset, _ in plan.index.flat.tolist()] == [6, 0, 6, EMPTY]
+    assert contents(index_format, shard) == new
+    assert len(shard) == 12 + index_format.nbytes
 
 
 def test_bytes_of_a_chunk_that_lies_in_another_one_are_not_dead() -> None:

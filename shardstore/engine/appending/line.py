@@ -110,9 +110,10 @@ class Line:
             Conflict: another program changed the length of an array.
             InvalidInput: the arrays have different lengths.
         """
-        id_ = uuid4().hex[:16]
+        id_ = _new_id()
 
         async def attempt() -> AppendRecord:
+            nonlocal id_
             stored, generation = await read_record(self.storage, self.key)
             await self.documents.read_arrays()  # behind the record: so they are at least as new
             lengths = self.documents.lengths()
@@ -123,6 +124,8 @@ class Line:
                     raise Outdated  # the documents are newer than the record for this reason
                 self._check_changed(record, lengths)
                 record = record.take_over(length)
+            if id_ in record.evicted:  # stored by an attempt whose answer was lost, and taken back since
+                id_ = _new_id()
             reserved = record.reserve(id_, rows, self.lease_seconds)
             return record if reserved is record else await self._store(reserved, generation)
 
@@ -309,6 +312,10 @@ class Line:
 def _without(dead: Reservation, record: AppendRecord) -> AppendRecord:
     """Return the record without a reservation, unless that has changed since."""
     return record.evict(dead.id) if record.find(dead.id) == dead else record
+
+
+def _new_id() -> str:
+    return uuid4().hex[:16]
 
 
 class Append:

@@ -1,0 +1,35 @@
+"""The line of reservations: what becomes of a reservation whose answer was lost."""
+
+from __future__ import annotations
+
+from shardstore.engine.appending.line import read_record
+from shardstore.errors import WriteOutcomeUnknown
+from tests.engine.appending.appenders import make, programs
+from tests.harness.virtual_time import run_in_virtual_time
+
+
+def test_a_reservation_that_was_taken_back_before_its_answer_came_is_made_again_by_another_id() -> None:
+    """By its old one, which the record has as evicted, rows that are committed would be stored a second time."""
+
+    async def reserve() -> None:
+        (program,), place = programs(1, 0)
+        await make(place)
+        line = program.line()
+        await line.find()
+        ids: list[str] = []
+
+        async def evict(operation: str, key: str) -> None:
+            if operation == "write" and not ids:
+                record, generation = await read_record(place, key)
+                assert record is not None
+                ids.append(record.open[0].id)
+                data = record.evict(ids[0]).encode()
+                await place.write(key, [data], len(data), place.capabilities.condition_on(generation))
+                raise WriteOutcomeUnknown("the answer was lost")
+
+        program.storage.after = evict
+        rows = await line.reserve(3)
+        assert rows.id not in ids
+        await line.wait_until_shown(rows, await line.finish(rows))
+
+    run_in_virtual_time(reserve())

@@ -125,9 +125,9 @@ class AppendRecord:
         return self._changed(open=(*self.open, Reservation(id_, rows, lease_seconds)))
 
     def give_sign(self, id_: str) -> AppendRecord:
-        """Raise the beat of a reservation that is open and not done."""
+        """Raise the beat of an open reservation, of one that is done too: it is done no longer if one before it is evicted."""
         found = self.find(id_)
-        return self if found is None or found.done else self._changed(open=self._open_with(replace(found, beat=found.beat + 1)))
+        return self if found is None else self._changed(open=self._open_with(replace(found, beat=found.beat + 1)))
 
     def finish(self, id_: str) -> AppendRecord:
         """Note that the rows of an open reservation are stored; commit all at the beginning of the line that are done."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -243,21 +243,25 @@ class Line:
             )
 
     async def _evict_dead(self, record: AppendRecord, place: Place) -> None:
-        """Evict the first reservation before a place whose writer gave no sign of life for its lease."""
+        """Evict the reservations before a place whose writers gave no sign of life for their leases.
+
+        One that is done stays, unless one before it goes: then its rows would have to be stored elsewhere.
+        """
         now = self.contention.clock()
         is_late, self._looked = now - self._looked > _LONGEST_LOOK_SECONDS, now
         if is_late:  # this program was stopped: perhaps all were
             self._signs.clear()
-        for one in record.open:
-            if one.id == place.id:
-                return
+        dead: list[Reservation] = []
+        for one in record.open[: record.open.index(place.check(self.key, record))]:
             beat, since = self._signs.get(one.id, (-1, now))
-            if one.done or beat != one.beat:
+            if beat != one.beat:
                 self._signs[one.id] = one.beat, now
-            elif now - since > one.lease_seconds:
-                logger.warning("%r: reservation %s is taken back, since its writer gave no sign of life", self.key, one.id)
-                await self._change(partial(_without, one))
-                return
+            elif now - since > one.lease_seconds and (dead or not one.done):
+                dead.append(one)
+        if dead:
+            ids = ", ".join(one.id for one in dead)
+            logger.warning("%r: reservations are taken back, since their writers gave no sign of life: %s", self.key, ids)
+            await self._change(partial(_without, dead))
 
     # -- the record ----------------------------------------------------------------------------------------------------
 
@@ -309,9 +313,13 @@ class Line:
         return record
 
 
-def _without(dead: Reservation, record: AppendRecord) -> AppendRecord:
-    """Return the record without a reservation, unless that has changed since."""
-    return record.evict(dead.id) if record.find(dead.id) == dead else record
+def _without(dead: Sequence[Reservation], record: AppendRecord) -> AppendRecord:
+    """Return the record without reservations, unless one of them has changed since."""
+    if any(record.find(one.id) != one for one in dead):
+        return record
+    for one in dead:
+        record = record.evict(one.id)
+    return record
 
 
 def _new_id() -> str:

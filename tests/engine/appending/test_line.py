@@ -1,6 +1,8 @@
-"""The line of reservations: what becomes of a reservation whose answer was lost."""
+"""The line of reservations: lost answers, and how long the dead hold up those behind them."""
 
 from __future__ import annotations
+
+import asyncio
 
 from shardstore.engine.appending.line import read_record
 from shardstore.errors import WriteOutcomeUnknown
@@ -33,3 +35,24 @@ def test_a_reservation_that_was_taken_back_before_its_answer_came_is_made_again_
         await line.wait_until_shown(rows, await line.finish(rows))
 
     run_in_virtual_time(reserve())
+
+
+def test_many_dead_hold_up_an_append_for_one_lease() -> None:
+    """Those that were done too: they are taken back with those before them."""
+
+    async def append() -> None:
+        dead, place = programs(5, 0)
+        await make(place)
+        for program in dead[1:]:
+            line = program.line()
+            await line.find()
+            rows = await line.reserve(2)
+            if program.number % 2:
+                await line.finish(rows)
+        began = asyncio.get_running_loop().time()
+        await dead[0].append(3, 7)
+        took = asyncio.get_running_loop().time() - began
+        assert dead[0].lease_seconds < took < dead[0].lease_seconds + 2
+        assert dead[0].acknowledged == {7: slice(0, 3)}
+
+    run_in_virtual_time(append())

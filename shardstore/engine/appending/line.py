@@ -152,19 +152,23 @@ class Line:
 
         Raises:
             ReservationMoved: they have to be stored elsewhere.
+            WriteOutcomeUnknown: too much has happened since to say what has become of the rows.
         """
-        is_sent = False
-        since = 0 if self._known is None else self._known[0].turn
+        since: int | None = None
+        """The turn in which the reservation was seen last."""
 
         def change(record: AppendRecord) -> AppendRecord:
-            nonlocal is_sent
-            if is_sent and record.fate(place.id, since) == "committed":
+            nonlocal since
+            if since is not None and record.fate(place.id, since) in ("committed", "unknown"):
                 return record  # the answer was lost
             place.check(self.key, record)
-            is_sent = True
+            since = record.turn
             return record.finish(place.id)
 
-        return await self._change(change)
+        record = await self._change(change)
+        if since is None or record.fate(place.id, since) == "unknown":
+            raise self._forgotten(place)
+        return record
 
     async def give_back(self, place: Place) -> bool:
         """Take a reservation back, by its own writer; return whether that was in time: its rows are not committed."""
@@ -219,10 +223,7 @@ class Line:
                 case "evicted":
                     raise ReservationMoved(f"reservation {place.id} of {self.key!r} was taken back")
                 case "unknown":
-                    raise WriteOutcomeUnknown(
-                        f"the rows that were appended as {place.id} may be in {self.key!r} or not: this program was stopped for so long "
-                        "that the record has forgotten. Look whether they are there before they are appended again"
-                    )
+                    raise self._forgotten(place)
             turn = record.turn
             await self.contention.sleep(rng.uniform(pause / 2, pause))
             pause = min(pause * 1.5, _LONGEST_PAUSE_SECONDS)
@@ -230,6 +231,12 @@ class Line:
             if found is None:
                 raise Conflict(f"another program removed {self.key!r} during an append: look at the arrays before it is repeated")
             record = found
+
+    def _forgotten(self, place: Place) -> WriteOutcomeUnknown:
+        return WriteOutcomeUnknown(
+            f"the rows that were appended as {place.id} may be in {self.key!r} or not: this program was stopped so long that the record "
+            "has forgotten. Look whether they are there before they are appended again"
+        )
 
     async def _publish(self, record: AppendRecord) -> None:
         """Show all that is committed."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from shardstore.engine.appending.line import read_record
 from shardstore.errors import WriteOutcomeUnknown
+from shardstore.format.append_record import EVICTED_KEPT
 from tests.engine.appending.appenders import make, programs
 from tests.harness.virtual_time import run_in_virtual_time
 
@@ -35,6 +38,39 @@ def test_a_reservation_that_was_taken_back_before_its_answer_came_is_made_again_
         await line.wait_until_shown(rows, await line.finish(rows))
 
     run_in_virtual_time(reserve())
+
+
+@pytest.mark.parametrize("changes", [0, EVICTED_KEPT + 1])
+def test_rows_whose_commit_had_no_answer_are_committed_or_in_doubt_and_never_moved(changes: int) -> None:
+    """Also of an old record, which has changed more often than it remembers: then they would be stored a second time."""
+
+    async def finish() -> None:
+        (program, later), place = programs(2, 0)
+        await make(place)
+        first, line = later.line(), program.line()
+        await first.find()
+        await line.find()
+        for _ in range(EVICTED_KEPT + 1 if not changes else 1):
+            await first.give_back(await first.reserve(1))
+        rows = await first.reserve(3)
+
+        async def lose(operation: str, key: str) -> None:
+            if operation == "write":
+                program.storage.after = None
+                for _ in range(changes):
+                    await first.give_back(await first.reserve(1))
+                raise WriteOutcomeUnknown("the answer was lost")
+
+        program.storage.after = lose
+        if changes:
+            with pytest.raises(WriteOutcomeUnknown, match="Look whether they are there"):
+                await line.finish(rows)
+        else:
+            record = await line.finish(rows)
+            assert record.committed == 3
+            await line.wait_until_shown(rows, record)
+
+    run_in_virtual_time(finish())
 
 
 def test_many_dead_hold_up_an_append_for_one_lease() -> None:

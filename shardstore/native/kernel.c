@@ -213,14 +213,14 @@ static void copy_elements(int ndim, const int64_t *count, int64_t itemsize, uint
     }
 }
 
-/* Copy the selected elements of a decoded chunk into the caller's array. Of the chunk, bytes outside of the region are not looked at. */
-static void place(const Params *params, const Region *region, const uint8_t *chunk, uint8_t *to) {
+/* Copy the selected elements of a decoded chunk, of which `from` is the region's first byte, into the caller's array. */
+static void place(const Params *params, const Region *region, const uint8_t *from, uint8_t *to) {
     int64_t strides[MAX_DIMENSIONS], stride = params->itemsize;
     for (int d = params->ndim - 1; d >= 0; d--) {
         strides[d] = stride * region->step[d];
         stride *= params->chunk_shape[d];
     }
-    copy_elements(params->ndim, region->count, params->itemsize, to, params->strides, chunk + region->begin, strides);
+    copy_elements(params->ndim, region->count, params->itemsize, to, params->strides, from, strides);
 }
 
 /* ------------------------------------------------------------------------------------------------ threads, and what they keep */
@@ -434,8 +434,8 @@ typedef struct {
 } BloscHeader;
 
 static int is_decoded_by_items(const Params *params, const Region *region, const BloscHeader *header) {
-    const int64_t typesize = header->typesize, nbytes = params->chunk_nbytes;
-    const int is_needed_whole = region->begin == 0 && region->end == nbytes;
+    const int64_t typesize = header->typesize, nbytes = params->chunk_nbytes, last = (nbytes - 1) / header->block * header->block;
+    const int is_needed_whole = region->begin < header->block && region->end > last; /* without items it is decoded without a copy */
     return params->is_partial && !is_needed_whole && typesize && !(region->begin % typesize || region->end % typesize || nbytes % typesize);
 }
 
@@ -525,17 +525,36 @@ static int read_fully(int file, uint8_t *to, int64_t nbytes, int64_t offset, int
     return OK;
 }
 
-static int read_plain(const ReadJob *job, Scratch *scratch, const Chunk *chunk, const Region *region, int waits) {
+/* Read selected elements of a plain chunk. If they lie far apart, one half of them is read after the other: then the buffer is one that is
+   kept, and its bytes are still in the processor's cache when they are placed. */
+static int read_elements(const ReadJob *job, Scratch *scratch, const Chunk *chunk, const Region *region, uint8_t *to, int waits) {
     const Params *params = job->params;
-    uint8_t *to = job->out + chunk->at;
-    const int file = job->files[chunk->file];
-    const int64_t begin = params->is_partial ? region->begin : 0, end = params->is_partial ? region->end : params->chunk_nbytes;
-    if (chunk->nbytes != params->chunk_nbytes) return OTHER_SIZE;
-    if (region->is_in_place) return read_fully(file, to, chunk->nbytes, chunk->offset, waits);
-    if (!reserve(&scratch->decoded, &scratch->decoded_nbytes, params->chunk_nbytes)) return NO_MEMORY;
-    int status = read_fully(file, scratch->decoded + begin, end - begin, chunk->offset + begin, waits);
+    const int64_t nbytes = region->end - region->begin;
+    int64_t stride = params->itemsize;
+    int outer = 0;
+    while (outer < params->ndim && region->count[outer] == 1) outer++;
+    if (nbytes > KEPT_NBYTES && outer < params->ndim) {
+        const int64_t count = region->count[outer], half = count / 2;
+        Region first = *region, second = *region;
+        for (int d = params->ndim - 1; d > outer; d--) stride *= params->chunk_shape[d];
+        first.count[outer] = half;
+        first.end -= (count - half) * region->step[outer] * stride;
+        second.count[outer] = count - half;
+        second.begin += half * region->step[outer] * stride;
+        const int status = read_elements(job, scratch, chunk, &first, to, waits);
+        return status != OK ? status : read_elements(job, scratch, chunk, &second, to + half * params->strides[outer], waits);
+    }
+    if (!reserve(&scratch->decoded, &scratch->decoded_nbytes, nbytes)) return NO_MEMORY;
+    const int status = read_fully(job->files[chunk->file], scratch->decoded, nbytes, chunk->offset + region->begin, waits);
     if (status == OK) place(params, region, scratch->decoded, to);
     return status;
+}
+
+static int read_plain(const ReadJob *job, Scratch *scratch, const Chunk *chunk, const Region *region, int waits) {
+    uint8_t *to = job->out + chunk->at;
+    if (chunk->nbytes != job->params->chunk_nbytes) return OTHER_SIZE;
+    if (region->is_in_place) return read_fully(job->files[chunk->file], to, chunk->nbytes, chunk->offset, waits);
+    return read_elements(job, scratch, chunk, region, to, waits);
 }
 
 /* Find the bytes of the Blosc chunk, of which the head was read, that the library needs to decode a region; return 0 if it needs all. */
@@ -597,26 +616,26 @@ static int read_encoded(const ReadJob *job, Scratch *scratch, const Chunk *chunk
     }
     if (params->codec == NONE) {
         if (nbytes != params->chunk_nbytes) return OTHER_SIZE;
-        place(params, region, scratch->encoded, to);
+        place(params, region, scratch->encoded + region->begin, to);
         return OK;
     }
     if (region->is_in_place) return decode(params, region, scratch->zstd, scratch->encoded, (size_t)nbytes, to);
     if (!reserve(&scratch->decoded, &scratch->decoded_nbytes, params->chunk_nbytes)) return NO_MEMORY;
     status = decode(params, region, scratch->zstd, scratch->encoded, (size_t)nbytes, scratch->decoded);
-    if (status == OK) place(params, region, scratch->decoded, to);
+    if (status == OK) place(params, region, scratch->decoded + region->begin, to);
     return status;
 }
 
 /* Put the fill value in place of a chunk that is not stored. */
 static int place_fill(const ReadJob *job, Scratch *scratch, const Chunk *chunk, const Region *region) {
     const Params *params = job->params;
-    if (!reserve(&scratch->decoded, &scratch->decoded_nbytes, params->chunk_nbytes)) return NO_MEMORY;
-    uint8_t *from = scratch->decoded + region->begin;
     const int64_t nbytes = region->end - region->begin;
+    if (!reserve(&scratch->decoded, &scratch->decoded_nbytes, nbytes)) return NO_MEMORY;
+    uint8_t *from = scratch->decoded;
     memcpy(from, job->fill, (size_t)params->itemsize);
     for (int64_t filled = params->itemsize; filled < nbytes; filled *= 2)
         memcpy(from + filled, from, (size_t)(filled < nbytes - filled ? filled : nbytes - filled));
-    place(params, region, scratch->decoded, job->out + chunk->at);
+    place(params, region, from, job->out + chunk->at);
     return OK;
 }
 
@@ -628,7 +647,7 @@ static int read_chunk(const ReadJob *job, Scratch *scratch, const Chunk *chunk, 
     if (chunk->offset < 0 || chunk->nbytes < 0 || chunk->offset > INT64_MAX - chunk->nbytes) return BAD_ARGUMENT;
     if (!locate(params, chunk->at, selection, job->out_nbytes, &region)) return BAD_ARGUMENT;
     if (is_missing) return place_fill(job, scratch, chunk, &region);
-    const int is_plain = params->codec == NONE && !params->has_crc;
+    const int is_plain = params->codec == NONE && !params->has_crc && (params->is_partial || region.is_in_place);
     return (is_plain ? read_plain : read_encoded)(job, scratch, chunk, &region, waits);
 }
 

@@ -189,6 +189,24 @@ def test_chunks_that_are_not_in_memory_are_read(kernel: Kernel, tmp_path: Path) 
         os.close(descriptor)
 
 
+def test_plain_chunk_of_which_the_first_half_is_not_in_memory_is_read(kernel: Kernel, tmp_path: Path) -> None:
+    values = np.arange(2**20, dtype="<u4").reshape(1024, 1024)
+    (tmp_path / "chunk").write_bytes(values.tobytes())
+    descriptor = os.open(tmp_path / "chunk", os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, values.nbytes // 2, os.POSIX_FADV_DONTNEED)
+        table = np.zeros(1, CHUNK_DTYPE)
+        table["nbytes"] = values.nbytes
+        out = np.zeros(values.shape, "<u4", order="F")
+        params = kernel.chunk_params(values.shape, 4, Codec.NONE).with_strides(out.strides)
+        chosen = selections_of(1, whole(values.shape))
+        assert read_chunks(kernel, params, np.array([descriptor], np.int32), table, chosen, out, 1) == 0
+        np.testing.assert_array_equal(out, values)
+    finally:
+        os.close(descriptor)
+
+
 def test_only_the_needed_bytes_of_plain_chunks_are_read(kernel: Kernel, files: list[File]) -> None:
     data = elements((100, 50)).tobytes()
     for partial, expected in [(True, 0), (False, 1)]:
@@ -206,15 +224,48 @@ def test_only_the_needed_bytes_of_plain_chunks_are_read(kernel: Kernel, files: l
         assert partial == (out.tobytes() == data[:1000])
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("partial", [False, True], ids=["all", "partial"])
+def test_plain_chunks_that_are_longer_than_a_buffer_are_read_in_pieces(
+    kernel: Kernel, files: list[File], order: Any, partial: bool
+) -> None:
+    shape = (5, 701, 400)
+    values = np.arange(np.prod(shape), dtype="<u4").reshape(shape)
+    file = File([values.tobytes()])
+    files.append(file)
+    params = kernel.chunk_params(shape, 4, Codec.NONE, partial=partial)
+    for selection in [
+        whole(shape),
+        ((0, 5, 1), (0, 701, 1), (399, 1, 1)),
+        ((1, 2, 3), (2, 350, 2), (1, 133, 3)),
+        ((2, 1, 1), (0, 701, 1), (3, 397, 1)),
+        ((4, 1, 1), (700, 1, 1), (0, 400, 1)),
+        ((0, 5, 1), (700, 1, 1), (399, 1, 1)),
+    ]:
+        guarded = np.full([count + 1 for _, count, _ in selection], 7, "<u4", order=order)
+        out = guarded[:-1, :-1, :-1]
+        chosen = selections_of(1, selection)
+        assert read_chunks(kernel, params.with_strides(out.strides), file.descriptors, file.table, chosen, out, 1) == 0
+        expected = np.full_like(guarded, 7)
+        expected[:-1, :-1, :-1] = values[as_slices(selection)]
+        np.testing.assert_array_equal(guarded, expected)
+    os.ftruncate(file.descriptor, int(file.table["offset"][0]) + values.nbytes - 1)
+    out = np.empty(shape, "<u4", order="F")
+    table = file.table.copy()
+    assert read_chunks(kernel, params.with_strides(out.strides), file.descriptors, table, selections_of(1, whole(shape)), out, 1) == 1
+    assert table["status"] == 1
+
+
 def test_damage_in_bytes_of_blosc_that_are_not_needed_is_seen_only_if_all_are_decoded(kernel: Kernel, files: list[File]) -> None:
     encoded = bytearray(numcodecs.blosc.compress(elements((64, 8192)), b"lz4", 5, 1, 2**16))
     header = struct.unpack_from("<BBBBiii", encoded)
     starts = struct.unpack_from(f"<{header[4] // header[5]}i", encoded, 16)
     assert len(starts) > 4
+    rows = 64 // len(starts)  # of a block
     encoded[max(starts) : max(starts) + 4] = b"\xff\xff\xff\x7f"  # the length of the last block
-    for partial, expected in [(True, 0), (False, 3)]:
+    for count, partial, expected in [(4, True, 0), (4, False, 3), (64 - rows, True, 0), (64 - rows + 1, True, 3)]:
         params = kernel.chunk_params((64, 8192), 2, Codec.BLOSC, partial=partial)
-        status, _ = read_one(kernel, files, params, bytes(encoded), ((0, 4, 1), (0, 8192, 1)))
+        status, _ = read_one(kernel, files, params, bytes(encoded), ((0, count, 1), (0, 8192, 1)))
         assert status == expected
 
 

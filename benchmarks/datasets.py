@@ -119,6 +119,8 @@ class Scale:
     turns: int
     """Of contenders beside one another in one process; ``peer_turns`` of those that no bar is set for."""
     peer_turns: int
+    public_turns: int
+    """Of each contender with the public array."""
 
 
 SCALES: dict[ScaleName, Scale] = {
@@ -150,6 +152,7 @@ SCALES: dict[ScaleName, Scale] = {
         update_rounds=1,
         turns=2,
         peer_turns=1,
+        public_turns=2,
     ),
     "quick": Scale(
         "quick",
@@ -179,6 +182,7 @@ SCALES: dict[ScaleName, Scale] = {
         update_rounds=1,
         turns=24,
         peer_turns=6,
+        public_turns=7,
     ),
     "full": Scale(
         "full",
@@ -208,6 +212,7 @@ SCALES: dict[ScaleName, Scale] = {
         update_rounds=3,
         turns=60,
         peer_turns=12,
+        public_turns=7,
     ),
 }
 

@@ -48,8 +48,8 @@ It may be above 100 %: parts of blosc chunks are decoded where no more is wanted
 _SCREEN_METHOD = """\
 Arrays are read through zarr, from files in the page cache, with indices that shardstore knows: uint16 in chunks of 64 KiB and shards of 4
 MiB, 32 MiB of them, and 128 MiB where planes are read, which are one read each; boxes have 100³ elements. Contenders take turns in one
-process, milliseconds apart, in an order that is reversed after each round. Numbers are medians of the ratios of a round. tensorstore has
-no cache pool here, as is its default; on S3 its best configuration counts, with indices known.
+process, milliseconds apart, in another order in each round. Numbers are medians of the ratios of a round. tensorstore has no cache pool
+here, as is its default; on S3 its best configuration counts, with indices known.
 """
 _LOCK_METHOD = """\
 Share of a full read during which it holds Python's lock, so that no other thread of Python runs. A second thread counts in pure Python on
@@ -59,8 +59,9 @@ and the share is that of its time without the counter.
 _PUBLIC_METHOD = """\
 The workloads of the public [zarrs/zarr_benchmarks](https://github.com/zarrs/zarr_benchmarks) in its shapes, by our own code: uint16 in
 chunks of 256³ elements, raw, with zstd, or as shards of chunks of 64³ with zstd. *By chunk* reads each of 256³ elements, one or eight at
-once, and a *round trip* writes each into a new array. Cells are the seconds with files in the page cache, and without (cold). A turn is a
-process of its own, with nothing known of the array. The scale `full` has arrays of 1,024³ elements as there, `quick` of 512³.
+once, and a *round trip* writes each into a new array. Cells are the seconds with files in the page cache, and without (cold). Contenders
+take turns in one process, in another order in each round; arrays are opened before each turn, so nothing is known of them but their
+documents. The scale `full` has arrays of 1,024³ elements as there, `quick` of 512³.
 """
 _MEASURED = """\
 ## What was measured

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -91,7 +92,7 @@ def take_together(together: Together) -> dict[str, list[Figures] | Failed]:
     gc.freeze()
     for number in range(max(together.turns.values())):
         names = [name for name in tasks if together.turns[name] > number]
-        for name in names if number % 2 == 0 else reversed(names):
+        for name in random.Random(number).sample(names, len(names)):  # so none always comes after the same one
             so_far = found[name]
             if not isinstance(so_far, Failed):
                 try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -15,10 +17,10 @@ from contenders import OpenArray, Selection, StorageName, Values, native_store
 from datasets import CodecName, Form, Scale, create
 from field import FUSED_PIPELINE, SHARDSTORE, TENSORSTORE, ZARR, ZARRS_PIPELINE
 
-from workloads.workload import Arena, Extra, Task, Workload, checksum, made, opened
+from workloads.side_by_side import SideBySide
+from workloads.workload import Arena, Task, checksum, made, opened
 
 Work = Literal["read all", "read by chunk", "round trip"]
-_ROUNDS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +61,18 @@ def _forget(root: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Public(Workload):
-    """Chunks are those of the grid: whole shards where there are such. Cold: the files are not in the page cache."""
+class Public(SideBySide):
+    """Chunks are those of the grid: whole shards where there are such. Arrays are opened before each turn, so no contender knows an index.
+    Cold: the files that are read are not in the page cache.
+    """
 
     work: Work
     kind: Kind
     at_once: int
     is_cold: bool
 
-    def rounds(self, scale: Scale, storage: StorageName) -> int:
-        return min(_ROUNDS, scale.rounds[storage])
+    def turns(self, scale: Scale) -> tuple[int, int]:
+        return scale.public_turns, scale.public_turns
 
     @property
     def array_name(self) -> str:
@@ -79,17 +83,28 @@ class Public(Workload):
 
     def prepare(self, arena: Arena) -> Task:
         form = self.kind.form(arena.scale)
-        array = opened(arena, self.array_name)
+        opened(arena, self.array_name)
         boxes: list[Selection] = [tuple(slice(0, n) for n in form.shape)] if self.work == "read all" else list(form.boxes(form.shards))
-        target = self._target(arena, form) if self.work == "round trip" else None
         pool = ThreadPoolExecutor(self.at_once)
+        arrays: list[OpenArray] = []  # the one that is read, and the one that is written
+        written: list[str] = []
         sums: list[int] = []
-        if self.is_cold:
-            _forget(arena.directory / self.array_name)
+
+        def before() -> None:
+            sums.clear()
+            arrays.clear()  # now nothing is known of them
+            if self.work == "round trip":
+                for old in written:
+                    shutil.rmtree(arena.directory / old)
+                written[:] = [f"{arena.run_name}-{uuid.uuid4().hex[:8]}"]
+                create("", written[0], form, sharded=self.kind.is_sharded, store=native_store(arena.place))
+            arrays[:] = [arena.contender.open(arena.address(name)) for name in (self.array_name, *written)]
+            if self.is_cold:
+                _forget(arena.directory / self.array_name)
 
         def one(box: Selection) -> Values:
-            values = array.read(box)
-            if target is not None:
+            values = arrays[0].read(box)
+            for target in arrays[1:]:
                 target.write(box, values)
             return values
 
@@ -97,14 +112,9 @@ class Public(Workload):
             done: Iterator[Values] = map(one, boxes) if self.at_once == 1 else pool.map(one, boxes)
             sums.extend(int(values[0, 0, 0]) for values in done)  # none is kept
 
-        def facts() -> Extra:
-            return {"asked_nbytes": form.nbytes, "operations": len(boxes)}
-
-        return Task(run, lambda: checksum([repr(sums).encode(), *([] if target is None else [target.read(boxes[-1])])]), facts=facts)
-
-    def _target(self, arena: Arena, form: Form) -> OpenArray:
-        create("", arena.run_name, form, sharded=self.kind.is_sharded, store=native_store(arena.place))
-        return arena.contender.open(arena.address(arena.run_name))
+        before()
+        run()
+        return Task(run, lambda: checksum([repr(sums).encode(), *(target.read(boxes[-1]) for target in arrays[1:])]), before=before)
 
 
 _PLANS: tuple[tuple[Work, int], ...] = (("read all", 1), ("read by chunk", 1), ("read by chunk", 8), ("round trip", 1), ("round trip", 8))

@@ -141,7 +141,7 @@ class Written(SideBySide):
     codec: CodecName
 
     def turns(self, scale: Scale) -> tuple[int, int]:
-        return max(1, scale.turns // 2), max(1, scale.peer_turns // 2)
+        return scale.turns, max(1, scale.peer_turns // 2)
 
     def prepare(self, arena: Arena) -> Task:
         form = replace(arena.scale.cube, codec=self.codec)

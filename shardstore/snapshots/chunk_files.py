@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import numpy as np
@@ -234,13 +234,17 @@ class ChunkGatherer:
             self._regroup(node.id, cells)
         return cells
 
-    def _regroup(self, array: int, cells: Cells) -> None:
+    def move(self, node: Node, axis: int, by: int) -> None:
+        """Let the waiting chunks of an array be those that lie ``by`` chunks further along an axis."""
+        self._regroup(node.id, self.cells_of(node), axis, by)
+
+    def _regroup(self, array: int, cells: Cells, axis: int = 0, by: int = 0) -> None:
         """Put the waiting chunks of an array into its current cells: it may have been resized, and be divided otherwise."""
-        for key in [key for key in self._waiting if key[0] == array]:
-            before = self._waiting.pop(key)
-            self._held -= before.nbytes
-            for coords, chunk in before.chunks.items():
-                self._put((array, cells.cell_of(coords)), cells, coords, chunk)
+        before = [self._waiting.pop(key) for key in list(self._waiting) if key[0] == array]
+        self._held -= sum(cell.nbytes for cell in before)
+        for coords, chunk in (item for cell in before for item in cell.chunks.items()):
+            now = moved_along(coords, axis, by) if by else coords
+            self._put((array, cells.cell_of(now)), cells, now, chunk)
 
 
 def _cells_of(node: Node, policy: ShardingPolicy) -> Cells:
@@ -333,6 +337,14 @@ class ArrayChanges:
     def __bool__(self) -> bool:
         return bool(self.chunks) or self.bulk is not None
 
+    def move(self, axis: int, by: int) -> None:
+        """Let all of them be the chunks that lie ``by`` further along an axis."""
+        self.chunks = {moved_along(coords, axis, by): chunk for coords, chunk in self.chunks.items()}
+        if self.bulk is not None:
+            coords = self.bulk.refs.coords.copy()
+            coords[:, axis] += np.uint64(by)
+            self.bulk = KnownRefs(replace(self.bulk.refs, coords=coords))
+
     def stored_files(self) -> set[bytes]:
         """Return the ids of the chunk files to which they refer, of those that are stored."""
         found = {one.file for one in self.chunks.values() if one is not None and one.file is not None and one.data is None}
@@ -342,6 +354,10 @@ class ArrayChanges:
         """Return all of them as references, erased chunks included."""
         recent = refs_of_written(self.chunks, ndim)
         return recent if self.bulk is None else merged(self.bulk.refs, recent)
+
+
+def moved_along(coords: ChunkCoords, axis: int, by: int) -> ChunkCoords:
+    return *coords[:axis], coords[axis] + by, *coords[axis + 1 :]
 
 
 def refs_of_written(chunks: Mapping[ChunkCoords, Written | None], ndim: int) -> ChunkRefs:

@@ -4,12 +4,14 @@
 
     we \\ they        chunks              metadata     attributes                delete       move                create
     chunks           the same chunk      conflict     fine                      conflict     fine (ids stay)     –
-    metadata         conflict            conflict     conflict                  conflict     fine                –
+    metadata         conflict            conflict*    conflict                  conflict     fine                –
     attributes       fine                conflict     fine if other names       conflict     fine                –
     delete           conflict            conflict     conflict                  fine         fine                conflict below it
     move             fine                fine         fine                      conflict     elsewhere           conflict below it
     move into it     –                   –            –                         conflict     conflict            –
     create           –                   –            –                         its group    its group           the same path
+
+    * appends of both sides to the same arrays are joined by a ``BasicConflictSolver``, if no chunk has to be touched (``appends.py``)
 
 With ``isolation="serializable"``, what the session has read counts too (``ReadSet``): that they have changed it is a conflict that no
 solver solves. And a session cannot give up chunks for theirs.
@@ -97,14 +99,21 @@ class ConflictDetector:
         """Return whether a node may be deleted that they have changed."""
         return False
 
+    def joins_appends(self) -> bool:
+        """Return whether our rows come behind theirs where both have appended to the same arrays."""
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class BasicConflictSolver(ConflictDetector):
-    """Like ``ConflictDetector``, but decides what has two answers: whose chunk counts, and whether what they changed may be deleted."""
+    """Like ``ConflictDetector``, but decides what has two answers: whose chunk counts, whether what they changed may be deleted, and whose
+    rows come first where both have appended: theirs.
+    """
 
     on_chunk_conflict: Selection = "ours"
     fail_on_delete_of_updated_array: bool = False
     fail_on_delete_of_updated_group: bool = False
+    fail_on_append: bool = False
 
     def __post_init__(self) -> None:
         if self.on_chunk_conflict not in _SELECTIONS:
@@ -115,6 +124,9 @@ class BasicConflictSolver(ConflictDetector):
 
     def may_delete(self, *, is_array: bool) -> bool:
         return not (self.fail_on_delete_of_updated_array if is_array else self.fail_on_delete_of_updated_group)
+
+    def joins_appends(self) -> bool:
+        return not self.fail_on_append
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from shardstore.errors import InvalidInput
 from shardstore.format.json_text import JsonObject, dumps, loads_object
 from shardstore.format.snapshots.state import KEEPS_VALUES, ORIGINAL_PARENT, Snapshot, State
 from shardstore.format.snapshots.structure import ManifestPart, Node, NodeChanges, Structure, parse_changes
+from shardstore.snapshots.appends import NO_APPENDS, JointAppends, how_to_join, joint_appends
 from shardstore.snapshots.conflicts import (
     BasicConflictSolver,
     ConflictDetector,
@@ -44,6 +45,8 @@ class _ThreeWayDiff:
     structure: Structure
     ours: Side
     theirs: Side
+    appends: JointAppends
+    """What both have appended, which is no part of ``ours`` and ``theirs`` any more."""
     attributes: dict[int, bytes | None]
     """The merged attributes of nodes of which both have changed some, by id."""
     conflicts: list[NodeConflict]
@@ -54,26 +57,35 @@ async def conflicts_with(session: SessionCore, state: State, solver: ConflictDet
     return (await _compare_with_tip(session, state, solver, url)).conflicts
 
 
-async def rebase(session: SessionCore, state: State, solver: ConflictDetector, url: str) -> None:
-    """Bring a session onto the tip of its branch in ``state``. Raises ``ConflictError``: something contradicts, and nothing changes."""
+async def rebase(session: SessionCore, state: State, solver: ConflictDetector, url: str, *, rewrites: bool = False) -> Sequence[str]:
+    """Bring a session onto the tip of its branch in ``state``. Raises ``ConflictError``: something contradicts, and nothing changes.
+
+    With ``rewrites``, everything that the session has changed is an append. Where its chunks cannot move, they are forgotten; the paths of
+    these arrays are returned, and their last rows are to be written again.
+    """
     branch = session.branch
     assert branch is not None
     if state.ref(branch, "branch").snapshot == session.snapshot.id:
-        return
-    compared = await _compare_with_tip(session, state, solver, url)
+        return []
+    compared = await _compare_with_tip(session, state, solver, url, rewrites=rewrites)
     if compared.conflicts:
         raise ConflictError(
             f"branch {branch!r} of {url} has moved from snapshot {session.snapshot.id} to {compared.tip.id}, and what was committed there "
-            f"contradicts this session: {'; '.join(map(str, compared.conflicts[:10]))}. Nothing was changed",
+            f"contradicts this session: {'; '.join(map(str, compared.conflicts[:10]))}. Nothing was changed"
+            + how_to_join(compared.ours, compared.theirs, session.base.nodes),
             compared.conflicts,
         )
     if solver.chunks() == "theirs":
         _give_up_double(session, compared.ours, compared.theirs)
-    _apply(session, compared.structure, compared.ours, compared.theirs, compared.attributes)
+    _apply(session, compared.structure, compared.ours, compared.theirs, compared.attributes, compared.appends)
     session.snapshot = compared.tip
+    left = {one for one, append in compared.appends.arrays.items() if append.move is None}
+    return [path for path, node in session.nodes.items() if node.id in left]
 
 
-async def _compare_with_tip(session: SessionCore, state: State, solver: ConflictDetector, url: str) -> _ThreeWayDiff:
+async def _compare_with_tip(
+    session: SessionCore, state: State, solver: ConflictDetector, url: str, *, rewrites: bool = False
+) -> _ThreeWayDiff:
     branch = session.branch
     assert branch is not None
     tip = state.snapshots[state.ref(branch, "branch").snapshot]
@@ -92,11 +104,14 @@ async def _compare_with_tip(session: SessionCore, state: State, solver: Conflict
     structure = await session.files.structure(tip.structure)
     theirs = await _theirs(session, structure, since)
     ours = _side_of(session)
+    reads = [] if session.reads is None else session.reads.conflicts(theirs, session.base.nodes)
+    appends = NO_APPENDS
+    if solver.joins_appends():
+        appends = joint_appends(ours, theirs, session.base.nodes, rewrites=rewrites)
+        ours, theirs = appends.rest_of_ours(ours), appends.rest_of_theirs(theirs)
     conflicts = find_conflicts(ours, theirs, session.base.nodes, solver, serializable=session.reads is not None)
-    if session.reads is not None:
-        conflicts += session.reads.conflicts(theirs, session.base.nodes)
     attributes, more = await _merged_attributes(session, ours, theirs)
-    return _ThreeWayDiff(tip, structure, ours, theirs, attributes, [*conflicts, *more])
+    return _ThreeWayDiff(tip, structure, ours, theirs, appends, attributes, [*conflicts, *reads, *more])
 
 
 def expired(session: SessionCore, url: str) -> ConflictError:
@@ -119,18 +134,20 @@ async def merge(session: SessionCore, fork: SessionCore, on_chunk_conflict: Sele
     async with fork.frozen("it is being merged"), session.frozen("a fork is being merged into it"):
         await fork.gatherer.store(fork.gatherer.plan())
         ours, theirs = _side_of(fork), _side_of(session)
-        attributes, more = await _merged_attributes(fork, ours, theirs)
         fails = on_chunk_conflict == "fail"
         solver = BasicConflictSolver(
             on_chunk_conflict=_FOR_FORK[on_chunk_conflict], fail_on_delete_of_updated_array=fails, fail_on_delete_of_updated_group=fails
         )
+        appends = NO_APPENDS if fails else joint_appends(ours, theirs, session.base.nodes)
+        ours, theirs = appends.rest_of_ours(ours), appends.rest_of_theirs(theirs)
+        attributes, more = await _merged_attributes(fork, ours, theirs)
         conflicts = [*find_conflicts(ours, theirs, session.base.nodes, solver), *more]
         if conflicts:
             shown = "; ".join(map(str, conflicts[:10]))
             raise ConflictError(f"a fork contradicts the session that it is merged into: {shown}. Nothing of it was merged", conflicts)
         if solver.chunks() == "theirs":
             _give_up_double(fork, ours, theirs)
-        _apply(fork, replace(session.base, nodes=session.nodes), ours, theirs, attributes)
+        _apply(fork, replace(session.base, nodes=session.nodes), ours, theirs, attributes, appends)
         session.take_over(fork)
         fork.why_read_only = "it has been merged"
 
@@ -197,8 +214,10 @@ def _attributes(data: bytes | None) -> JsonObject:
     return {} if data is None else loads_object(data)
 
 
-def _apply(session: SessionCore, tip: Structure, ours: Side, theirs: Side, attributes: Mapping[int, bytes | None]) -> None:
-    """Make the session's nodes those of the tip, with what the session has changed."""
+def _apply(
+    session: SessionCore, tip: Structure, ours: Side, theirs: Side, attributes: Mapping[int, bytes | None], appends: JointAppends
+) -> None:
+    """Make the session's nodes those of the tip, with what the session has changed, and with what it has appended behind that."""
     changes = ours.changes
     nodes = {path: node for path, node in tip.nodes.items() if node.id not in changes.deleted and node.id not in changes.moved}
     for one, (_, after) in changes.moved.items():
@@ -221,4 +240,13 @@ def _apply(session: SessionCore, tip: Structure, ours: Side, theirs: Side, attri
             id_ = session.new_node_id()
             session.renumber(one, id_)
         nodes[path] = replace(ours.by_id[one], id=id_)
-    session.adopt(tip, nodes)
+    lengthened = appends.lengthened(nodes)
+    session.adopt(tip, nodes | lengthened)
+    for node in lengthened.values():
+        if (append := appends.arrays.get(node.id)) is None:
+            continue
+        if append.move is None:
+            session.changes.pop(node.id, None)
+            session.gatherer.forget_array(node.id)
+        else:
+            session.move_chunks(node, append.axis, append.move)

@@ -511,6 +511,12 @@ class SessionCore:
             kept[rows[rows >= 0]] = False
             changes.bulk = KnownRefs(subset(refs, np.flatnonzero(kept)))
 
+    def move_chunks(self, node: Node, axis: int, by: int) -> None:
+        """Let all changed chunks of an array be those that lie ``by`` further along an axis. ``node`` is the array as it is now."""
+        if (changes := self.changes.get(node.id)) is not None:
+            changes.move(axis, by)
+            self.gatherer.move(node, axis, by)
+
     def renumber(self, array: int, new: int) -> None:
         """Give a node that this session has made another id."""
         if (changes := self.changes.pop(array, None)) is not None:
@@ -521,8 +527,13 @@ class SessionCore:
 
     def adopt(self, base: Structure, nodes: dict[str, Node]) -> None:
         """Make another snapshot the base of this session, with these nodes as its current ones."""
+        self.base = base
+        self.replace_nodes(nodes)
+
+    def replace_nodes(self, nodes: dict[str, Node]) -> None:
+        """Make these the nodes of this session; what was changed of arrays that are gone is forgotten."""
         before = {node.id: node for node in self.nodes.values()}
-        self.base, self.nodes, self._array_keys = base, nodes, {}
+        self.nodes, self._array_keys = nodes, {}
         now = {node.id: node for node in nodes.values()}
         self.ids |= now.keys()
         self._keep_documents(before, now)

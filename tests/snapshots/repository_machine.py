@@ -42,12 +42,13 @@ SOLVERS: tuple[ConflictDetector, ...] = (
     BasicConflictSolver(),
     BasicConflictSolver(on_chunk_conflict="theirs"),
     BasicConflictSolver(on_chunk_conflict="fail", fail_on_delete_of_updated_array=True, fail_on_delete_of_updated_group=True),
+    BasicConflictSolver(fail_on_append=True),
 )
 FIRST = "main"
 
 _NUMBER = st.integers(0, 11)
 _KINDS = (
-    *("write", "write", "write", "part", "zeros", "erase", "resize", "attribute", "attribute", "drop"),
+    *("write", "write", "write", "part", "zeros", "erase", "resize", "append", "append", "attribute", "attribute", "drop"),
     *("array", "group", "delete", "move", "move"),
 )
 
@@ -119,6 +120,21 @@ def meetings(draw: st.DrawFn) -> Meeting:
     if draw(st.booleans()):
         others = [[replace(change, which=changes[0].which, where=changes[0].where) for change in other] for other in others]
     return Meeting(changes, others, draw(st.sampled_from(SOLVERS)), draw(st.booleans()))
+
+
+@st.composite
+def meetings_of_appends(draw: st.DrawFn) -> Meeting:
+    """All append to the same array, sometimes along another axis, and some change something else, too."""
+    which, axis = draw(_NUMBER), draw(st.integers(0, 1))
+
+    def change(*, may_differ: bool) -> list[Operation]:
+        rows = Operation(
+            "append", draw(_NUMBER), draw(_NUMBER), 1 + (axis + (may_differ and draw(_NUMBER) == 11)) % 2 + 2 * draw(st.integers(0, 3))
+        )
+        return [replace(rows, which=which), *draw(st.lists(operations(), max_size=1))]
+
+    others = [change(may_differ=True) for _ in range(draw(st.integers(1, 2)))]
+    return Meeting(change(may_differ=False), others, draw(st.sampled_from(SOLVERS)), draw(st.booleans()))
 
 
 class RepositoryMachine(RuleBasedStateMachine):
@@ -216,7 +232,7 @@ class RepositoryMachine(RuleBasedStateMachine):
         parent = groups[change.where % len(groups)]
         target = f"{parent}/{NAMES[change.value % 3]}".strip("/")
         match change.kind:
-            case "write" | "part" | "zeros" | "erase" | "resize" if arrays:
+            case "write" | "part" | "zeros" | "erase" | "resize" | "append" if arrays:
                 self._change_array(client, arrays[change.which % len(arrays)], change)
             case "attribute" | "drop":
                 self._change_attribute(client, sorted(tree)[change.which % len(tree)], change)
@@ -259,6 +275,11 @@ class RepositoryMachine(RuleBasedStateMachine):
                 values[box(one)] = node.chunk(one)
             touched = frozenset(chunks) - kept
             node = replace(node, values=values, present=node.present & kept)
+        elif change.kind == "append":
+            axis = change.value % 2
+            if coords is None or array.shape[axis] >= 6 * CHUNK[axis]:
+                return
+            node, touched = _appended(array, node, axis, change)
         elif coords is None:
             return
         elif change.kind == "erase":
@@ -395,7 +416,7 @@ class RepositoryMachine(RuleBasedStateMachine):
         """Return what a session is once it stands on the tip of its branch; ``None`` if that is a conflict."""
         if (theirs := self._theirs(client)) is None:
             return None
-        if contradicts(client.side, theirs, solver.chunks(), may_delete=solver.may_delete(is_array=True)):
+        if contradicts(client.side, theirs, solver.chunks(), may_delete=solver.may_delete(is_array=True), joins=solver.joins_appends()):
             return None
         return rebased(client.side, theirs, solver.chunks())
 
@@ -440,7 +461,7 @@ class RepositoryMachine(RuleBasedStateMachine):
     def _merge(self, client: Client, child: Client) -> None:
         fork = child.session
         assert isinstance(fork, ForkSession)
-        if contradicts(child.side, client.side, "ours", may_delete=True):
+        if contradicts(child.side, client.side, "ours", may_delete=True, joins=True):
             refused(ConflictError, lambda: client.session.merge(fork))
         else:
             client.session.merge(fork)
@@ -583,6 +604,18 @@ def _written(array: Any, node: ModelNode, coords: Coords, change: Operation) -> 
     for one in touched:
         node = node.with_chunk(one, values[box(one)])
     return node, touched
+
+
+def _appended(array: Any, node: ModelNode, axis: int, change: Operation) -> tuple[ModelNode, frozenset[Coords]]:
+    """Append one or two chunks, sometimes of zeros."""
+    assert node.values is not None
+    shape = list(node.values.shape)
+    shape[axis] = CHUNK[axis] * (1 + change.where % 2)
+    rows = np.full(shape, 0 if change.which % 5 == 0 else 100 * change.value + change.which)
+    array.append(rows, axis=axis)
+    values = np.concatenate([node.values, rows], axis)
+    new = frozenset(grid(values.shape)) - frozenset(grid(node.values.shape))
+    return replace(node, values=values, present=node.present | (new if rows.any() else frozenset())), new
 
 
 def _is_same_chunk(was: ModelNode, now: ModelNode, coords: Coords) -> bool:

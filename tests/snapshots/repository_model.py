@@ -7,7 +7,7 @@ attribute, chunk) from the side that has changed it, and it is a conflict if bot
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -132,26 +132,54 @@ class ModelSide:
         )
 
 
-def contradicts(ours: ModelSide, theirs: ModelSide, chunks: Selection, *, may_delete: bool) -> bool:
+def joined_axis(ours: ModelSide, theirs: ModelSide, key: int) -> int | None:
+    """Return the axis along which both sides have appended to an array, and nothing else; ``None`` if they have not.
+
+    The arrays have no names of dimensions, and whole chunks only.
+    """
+    axes = {_appended_axis(side, key) for side in (ours, theirs)}
+    return axes.pop() if len(axes) == 1 else None
+
+
+def _appended_axis(side: ModelSide, key: int) -> int | None:
+    before, node = side.before(key), side.node(key)
+    if before.shape is None or node.shape is None or node.items() != before.items():
+        return None
+    axes = [axis for axis in (0, 1) if node.shape[axis] != before.shape[axis]]
+    if len(axes) != 1 or node.shape[axes[0]] < before.shape[axes[0]]:
+        return None
+    new = frozenset(grid(node.shape)) - frozenset(grid(before.shape))
+    first = before.shape[axes[0]] // CHUNK[axes[0]]
+    is_all = new <= side.chunks(key) and all(coords[axes[0]] >= first for coords in side.chunks(key))
+    return axes[0] if is_all else None
+
+
+def _joined(ours: ModelSide, theirs: ModelSide) -> dict[int, int]:
+    found = {key: joined_axis(ours, theirs, key) for key in ours.updated & theirs.updated}
+    return {key: axis for key, axis in found.items() if axis is not None}
+
+
+def contradicts(ours: ModelSide, theirs: ModelSide, chunks: Selection, *, may_delete: bool, joins: bool) -> bool:
     """Return whether a session cannot be brought onto what others have committed."""
+    joined = _joined(ours, theirs).keys() if joins else frozenset[int]()
     return (
-        _contradicts_in_chunks(ours, theirs, fail=chunks == "fail")
-        or _contradicts_in_documents(ours, theirs)
+        _contradicts_in_chunks(ours, theirs, joined, fail=chunks == "fail")
+        or _contradicts_in_documents(ours, theirs, joined)
         or _contradicts_in_deletions(ours, theirs, may_delete=may_delete)
         or _contradicts_in_paths(ours, theirs)
     )
 
 
-def _contradicts_in_chunks(ours: ModelSide, theirs: ModelSide, *, fail: bool) -> bool:
-    changed = {key for key in ours.both if ours.chunks(key)}
-    resized = {key for key in ours.updated if theirs.chunks(key) and key not in theirs.deleted}
+def _contradicts_in_chunks(ours: ModelSide, theirs: ModelSide, joined: Set[int], *, fail: bool) -> bool:
+    changed = {key for key in ours.both - joined if ours.chunks(key)}
+    resized = {key for key in ours.updated - joined if theirs.chunks(key) and key not in theirs.deleted}
     return bool(
         changed & (theirs.deleted | theirs.updated) or resized or (fail and any(ours.chunks(key) & theirs.chunks(key) for key in changed))
     )
 
 
-def _contradicts_in_documents(ours: ModelSide, theirs: ModelSide) -> bool:
-    documents = ours.updated | ours.attributed
+def _contradicts_in_documents(ours: ModelSide, theirs: ModelSide, joined: Set[int]) -> bool:
+    documents = (ours.updated | ours.attributed) - joined
     if documents & (theirs.deleted | theirs.updated) or ours.updated & theirs.attributed:
         return True
     return any(_merged_attributes(ours, theirs, key) is None for key in ours.attributed & theirs.attributed)
@@ -218,8 +246,12 @@ def rebased(ours: ModelSide, theirs: ModelSide, chunks: Selection) -> ModelSide:
     """Return our side as it is when it has been brought onto theirs, which it does not contradict."""
     tree, _ = _merged_paths(ours, theirs)
     touched: dict[int, frozenset[Coords]] = {}
+    joined = _joined(ours, theirs)
     for path, node in tree.items():
         key = node.key
+        if key in joined:
+            tree[path], touched[key] = _behind(node, ours, key, joined[key])
+            continue
         if key in ours.created:
             touched[key] = ours.chunks(key)
         if key in ours.created or key not in ours.was:
@@ -236,6 +268,23 @@ def rebased(ours: ModelSide, theirs: ModelSide, chunks: Selection) -> ModelSide:
             node = replace(node, attributes=merged)
         tree[path], touched[key] = node, kept
     return ModelSide(theirs.tree, tree, {key: coords for key, coords in touched.items() if coords})
+
+
+def _behind(node: ModelNode, ours: ModelSide, key: int, axis: int) -> tuple[ModelNode, frozenset[Coords]]:
+    """Return their node with the rows that we have appended behind theirs, and the chunks that these are."""
+    before, mine = ours.before(key), ours.node(key)
+    assert node.values is not None
+    assert before.values is not None
+    assert mine.values is not None
+    rows = np.take(mine.values, range(before.values.shape[axis], mine.values.shape[axis]), axis)
+    by = (node.values.shape[axis] - before.values.shape[axis]) // CHUNK[axis]
+
+    def moved(chunks: frozenset[Coords]) -> frozenset[Coords]:
+        return frozenset(tuple(at + by * (one == axis) for one, at in enumerate(coords)) for coords in chunks)
+
+    behind = mine.present - frozenset(grid(before.values.shape))
+    joint = replace(node, values=np.concatenate([node.values, rows], axis), present=node.present | moved(behind))
+    return joint, moved(ours.chunks(key))
 
 
 def assert_same(found: Mapping[str, Any], tree: Tree) -> None:

@@ -16,7 +16,8 @@ from __future__ import annotations
 import math
 import re
 import struct
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 from shardstore.errors import Corruption, InvalidInput
@@ -84,6 +85,13 @@ def to_document(columns: NodeColumns) -> JsonObject:
         "attributes": attributes,
         **({} if array["dimension_names"] is None else {"dimension_names": list(array["dimension_names"])}),
     }
+
+
+def with_shape(columns: NodeColumns, shape: Sequence[int]) -> NodeColumns:
+    """Return the columns of an array as they are with another shape."""
+    assert columns.array is not None
+    extra = None if columns.extra is None else dumps(loads_object(columns.extra) | {"shape": list(shape)})
+    return replace(columns, array=columns.array | {"shape": list(shape)}, extra=extra)
 
 
 def _normal(document: JsonObject) -> JsonObject:

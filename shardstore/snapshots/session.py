@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -122,6 +122,15 @@ class SessionCore:
         finally:
             if self.why_read_only == reason:
                 self.why_read_only = before
+
+    @contextmanager
+    def appending(self) -> Iterator[None]:
+        """Let the session be changed while it is being committed. What an append reads does not count: it is repeated if that changes."""
+        before, self.why_read_only, self.reads = (self.why_read_only, self.reads), "", None
+        try:
+            yield
+        finally:
+            self.why_read_only, self.reads = before
 
     def committed(self, snapshot: Snapshot) -> None:
         """Note that everything is part of a snapshot now."""

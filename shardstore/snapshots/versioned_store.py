@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -13,7 +13,16 @@ from shardstore.engine.contention import Contention, Outdated, Turn
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError, StorageError, WriteOutcomeUnknown
 from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_v3 import METADATA_NAME
-from shardstore.format.snapshots.file_names import ATTRIBUTES, CHUNKS, MANIFESTS, STATES, STRUCTURES, is_own_name, new_state_name
+from shardstore.format.snapshots.file_names import (
+    ATTRIBUTES,
+    CHUNKS,
+    MANIFESTS,
+    STATES,
+    STRUCTURES,
+    encode_id,
+    is_own_name,
+    new_state_name,
+)
 from shardstore.format.snapshots.state import MOST_PREVIOUS, Ref, Snapshot, State, check_ref_name, check_said, encode_state
 from shardstore.format.snapshots.structure import Node, encode_structure
 from shardstore.format.v2.keys import ARRAY_NAME, GROUP_NAME
@@ -78,6 +87,10 @@ class CommitRequest:
     """Make the manifests of each array one."""
     keeps_values: bool = False
     """No chunk gets another value: it contradicts no other session."""
+    append: Callable[[Collection[str] | None], Awaitable[None]] | None = None
+    """All that the session has changed is what this has appended. It is called again when the session stands on newer commits: with the
+    paths of the arrays whose last rows are to be written again, or with ``None`` if all changes had to be discarded.
+    """
 
     def __post_init__(self) -> None:
         check_said(self.message, self.metadata)
@@ -406,7 +419,7 @@ class VersionedStore:
             if begin is not None and (begin.state.generation < self._newest or session.attempts):
                 begin = None  # known to be lost, or to be looked at before all
             if begin is None and request.solver is not None and request.tries:
-                begin = await self.rebase(session, request.solver)
+                begin = await self._onto_tip(session, request.solver, request)
             try:
                 return await self._commit_in_turn(session, begin, request)
             except _CarriedOut as exc:
@@ -421,7 +434,7 @@ class VersionedStore:
 
         async def attempt() -> str:
             nonlocal rebases
-            moment = await self.rebase(session, solver) if rebases and solver is not None else first
+            moment = await self._onto_tip(session, solver, request) if rebases and solver is not None else first
             try:
                 return await self._commit_once(session, moment, request, turn)
             except _BranchMoved as exc:
@@ -429,9 +442,8 @@ class VersionedStore:
                 if solver is None:
                     raise await self._why_not(session, exc.state) from exc
                 if rebases == request.tries:
-                    raise ConflictError(
-                        f"{exc}: other writers were first {request.tries} times. Nothing was changed; commit again"
-                    ) from exc
+                    again = "commit again" if request.append is None else "append in a new session"
+                    raise ConflictError(f"{exc}: other writers were first {request.tries} times. Nothing was changed; {again}") from exc
                 rebases += 1
                 if moment is begin:  # a session that is old has lost no race
                     raise Outdated from exc
@@ -467,14 +479,36 @@ class VersionedStore:
 
     async def rebase(self, session: SessionCore, solver: ConflictDetector) -> CurrentState:
         """Bring a session onto the tip of its branch; return the state. Raises ``ConflictError``."""
+        current, _ = await self._rebase(session, solver)
+        return current
+
+    async def _rebase(
+        self, session: SessionCore, solver: ConflictDetector, *, rewrites: bool = False
+    ) -> tuple[CurrentState, Sequence[str]]:
+        """Bring a session onto the tip of its branch; return the state, and what ``rebase`` returns."""
         async with session.frozen("it is being rebased"):
 
-            async def onto(current: CurrentState) -> CurrentState:
-                if session.carried_out(current.state.snapshots) is None:  # else the next commit says so
-                    await rebase(session, current.state, solver, self.url)
-                return current
+            async def onto(current: CurrentState) -> tuple[CurrentState, Sequence[str]]:
+                if session.carried_out(current.state.snapshots) is not None:  # the next commit says so
+                    return current, []
+                return current, await rebase(session, current.state, solver, self.url, rewrites=rewrites)
 
             return await self.with_current_state(onto)
+
+    async def _onto_tip(self, session: SessionCore, solver: ConflictDetector, request: CommitRequest) -> CurrentState:
+        """Bring a session onto the tip of its branch. An append is written again there, as far as its chunks cannot be moved."""
+        if request.append is None:
+            return await self.rebase(session, solver)
+        before = session.stored_files()
+        left: Sequence[str] | None
+        try:
+            current, left = await self._rebase(session, solver, rewrites=True)
+        except ConflictError:
+            session.discard()
+            (current, _), left = await self._rebase(session, solver), None
+        await self.remove_unused([CHUNKS + encode_id(file) for file in before - session.stored_files()])
+        await request.append(left)
+        return current
 
     async def _commit_once(self, session: SessionCore, begin: CurrentState | None, request: CommitRequest, turn: Turn) -> str:
         branch = session.branch

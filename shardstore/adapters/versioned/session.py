@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,7 +15,7 @@ from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
 from shardstore.adapters.mapping import mapping_class
 from shardstore.adapters.mapping.mapping import ShardedMap
 from shardstore.adapters.versioned.opened import OpenedStore
-from shardstore.errors import InvalidInput, NotFound
+from shardstore.errors import InvalidInput, NotFound, WriteOutcomeUnknown
 from shardstore.format.snapshots.state import Snapshot
 from shardstore.progress.shown import reported
 from shardstore.snapshots.conflicts import BasicConflictSolver, ConflictDetector, Selection
@@ -158,17 +159,71 @@ class Session:
         """
         core = self._core
         core.check_writable("a commit")
-        if not message:
-            raise InvalidInput("a commit needs a message")
+        request = _request(message, metadata, rebase_with, rebase_tries)
         if not core.is_changed and not allow_empty:
             raise InvalidInput("nothing was changed, so there is nothing to commit; with allow_empty=True that is a snapshot too")
-        if rebase_with is not None:
-            _check_solver(rebase_with)
-        tries: object = rebase_tries
-        if isinstance(tries, bool) or not isinstance(tries, int) or tries < 0:
-            raise InvalidInput(f"rebase_tries {rebase_tries!r} is not a whole number of at least 0")
-        request = CommitRequest(message, metadata, rebase_with, rebase_tries)
         return run_sync(self._opened.store.commit(core, self._current, request))
+
+    def append(
+        self,
+        data: Any,
+        dim: str,
+        *,
+        path: str = "",
+        message: str,
+        metadata: Mapping[str, Any] | None = None,
+        rebase_tries: int = 1000,
+    ) -> slice:
+        """Append rows along a dimension behind whatever is there, commit that, and return the rows; ``snapshot_id`` is the commit. Then
+        nothing more can be written.
+
+        If another session has committed to the branch since, also an append, the rows come behind its rows. Where the old length and that
+        of what was appended there are whole numbers of chunks, chunks are moved; otherwise the rows of that array are written again, on
+        the newest snapshot, for which ``data`` is computed again if it is lazy. Nothing is reserved: until the commit no reader sees
+        anything, and a writer that dies leaves nothing.
+
+        Args:
+            data: an xarray Dataset or DataArray; for an array, also an array of numpy's or dask's. Variables without the dimension are left
+                out. The arrays have to exist, with ``dimension_names``, and all that have the dimension have to be in the data.
+            dim: the dimension along which arrays grow.
+            path: the group, or the array.
+            message: of the commit.
+            metadata: of the commit.
+            rebase_tries: how often the rows are brought onto newer commits at most.
+
+        Returns:
+            The rows, ``slice(start, stop)``; where there are none, nothing is committed.
+
+        Raises:
+            InvalidInput: something has been changed in this session: commit that first, or discard it. Or the data does not fit the arrays.
+            NotFound: there is nothing at ``path``.
+            ReadOnly: nothing can be changed.
+            ConflictError: other sessions were first too often, the branch was reset, or with ``isolation="serializable"``, something that
+                this session has read was changed.
+            WriteOutcomeUnknown: the answer was lost, so it may be committed or not. Call ``commit``: it is committed once. After any other
+                error that arises when rows have been written, these are discarded, and nothing more can be written: append in a new
+                session.
+        """
+        from shardstore.adapters.versioned.appending import SessionAppend  # zarr is an extra
+
+        core = self._core
+        core.check_writable("an append")
+        if core.is_changed:
+            raise InvalidInput(f"{self!r} has changes, which an append would commit too: commit them first, or discard them")
+        request = _request(message, metadata, BasicConflictSolver(on_chunk_conflict="fail"), rebase_tries)
+        appended = SessionAppend(core, self.store, data, dim, path)
+        if not appended.count:
+            return appended.rows
+        try:
+            appended.write(None)
+            run_sync(self._opened.store.commit(core, self._current, replace(request, append=appended.write_in_thread)))
+        except WriteOutcomeUnknown:
+            raise
+        except Exception:
+            core.why_read_only = "an append to it has failed"  # rows may still be on their way, from threads of dask
+            run_sync(_do(core.discard))
+            raise
+        return appended.rows
 
     def rebase(self, solver: ConflictDetector) -> None:
         """Bring the session onto what was committed to the branch since, if ``solver`` solves whatever contradicts that.
@@ -338,6 +393,12 @@ class ForkSession(Session):
         """Raise ``InvalidInput``: a fork is not committed, but merged."""
         raise InvalidInput("a fork is not committed: merge it into the session that it is of, by session.merge(fork), and commit that")
 
+    def append(self, *_: Any, **__: Any) -> slice:
+        """Raise ``InvalidInput``: an append is committed."""
+        raise InvalidInput(
+            "a fork is not committed: append in the session that it is of; or enlarge the array there, and let forks write rows"
+        )
+
     def rebase(self, solver: ConflictDetector) -> None:
         """Raise ``InvalidInput``: only the session that it is of can be rebased."""
         raise InvalidInput("a fork is not rebased: merge it into the session that it is of, and rebase that")
@@ -345,6 +406,15 @@ class ForkSession(Session):
     def fork(self) -> ForkSession:
         """Raise ``InvalidInput``: forks are made of the session itself."""
         raise InvalidInput("a fork has no forks: make as many as are needed of the session itself")
+
+
+def _request(message: str, metadata: Mapping[str, Any] | None, solver: ConflictDetector | None, rebase_tries: object) -> CommitRequest:
+    """Return the request for a commit. Raises ``InvalidInput`` if an argument has an invalid value."""
+    if not message:
+        raise InvalidInput("a commit needs a message")
+    if isinstance(rebase_tries, bool) or not isinstance(rebase_tries, int) or rebase_tries < 0:
+        raise InvalidInput(f"rebase_tries {rebase_tries!r} is not a whole number of at least 0")
+    return CommitRequest(message, metadata, None if solver is None else _check_solver(solver), rebase_tries)
 
 
 def _check_solver(solver: object) -> ConflictDetector:

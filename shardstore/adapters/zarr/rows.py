@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, cast
 
@@ -29,11 +29,17 @@ class Rows(ABC):
     count: int
 
     @abstractmethod
-    def store(self, store: ShardedStore, start: int, *, is_far: bool) -> None:
-        """Store them from row ``start`` on, in arrays that are long enough; chunks of nothing but fill values too.
+    def store(self, store: ShardedStore, start: int, *, is_far: bool, empty_chunks: bool = True) -> None:
+        """Store them from row ``start`` on, in arrays that are long enough.
 
-        ``is_far``: requests take long, so arrays are stored at the same time.
+        Args:
+            is_far: requests take long, so arrays are stored at the same time.
+            empty_chunks: store chunks of nothing but fill values too.
         """
+
+    def only(self, names: Collection[str]) -> Rows:
+        """Return the rows of these arrays, by their names in the group."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -43,9 +49,9 @@ class ArrayRows(Rows):
     data: Any
     axis: int
 
-    def store(self, store: ShardedStore, start: int, *, is_far: bool) -> None:
+    def store(self, store: ShardedStore, start: int, *, is_far: bool, empty_chunks: bool = True) -> None:
         region = (*[slice(None)] * self.axis, slice(start, start + self.count))
-        with zarr.config.set({"array.write_empty_chunks": True}):
+        with zarr.config.set({"array.write_empty_chunks": empty_chunks}):
             array = zarr.open_array(store, path=self.path, mode="r+")
             if _is_dask(self.data):
                 import dask.array
@@ -61,7 +67,10 @@ class DatasetRows(Rows):
 
     data: Any
 
-    def store(self, store: ShardedStore, start: int, *, is_far: bool) -> None:
+    def only(self, names: Collection[str]) -> Rows:
+        return replace(self, data=self.data.drop_vars([name for name in self.data.variables if str(name) not in names]))
+
+    def store(self, store: ShardedStore, start: int, *, is_far: bool, empty_chunks: bool = True) -> None:
         data, scheduler = self._as_tasks() if is_far else (self.data, nullcontext())
         with scheduler:
             data.to_zarr(
@@ -71,7 +80,7 @@ class DatasetRows(Rows):
                 mode="r+",
                 consolidated=False,
                 safe_chunks=False,  # parts of chunks are merged when they are stored
-                write_empty_chunks=True,
+                write_empty_chunks=empty_chunks,
             )
 
     def _as_tasks(self) -> tuple[Any, AbstractContextManager[object]]:

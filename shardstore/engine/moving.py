@@ -7,6 +7,8 @@ the target of a copy yet, and a document over missing shards would show fill val
 leaves objects below the target and no node there; arrays inside a group may be there already, whole. Copying again with
 ``overwrite=True`` does it over, ``erase_prefix`` removes them.
 
+The records of appends (``format.append_record``) stay behind: their reservations are of programs that append to the source.
+
 Let no client write to what is being moved. A write to the source that another client planned before the move and carries out after it
 can leave a stray object there. Such a write is refused if the shard that it has read is gone, and always once ``metadata_ttl`` has passed.
 """
@@ -20,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from shardstore.engine.appending.records import closed_records, is_record
 from shardstore.engine.index_cache import IndexCache
 from shardstore.engine.metadata.hierarchy import Hierarchy, Node
 from shardstore.engine.options import EngineOptions
@@ -281,10 +284,11 @@ class _Objects:
         self.versions = (self.versions + int.from_bytes(digest)) % 2**128
 
 
-async def _census(place: _NodePlace) -> _Objects:
+async def _census(place: _NodePlace, left_out: Collection[str] = ()) -> _Objects:
     objects = _Objects()
     async for found in place.objects():
-        objects.add(found)
+        if found.key not in left_out:
+            objects.add(found)
     return objects
 
 
@@ -297,6 +301,7 @@ class _Copying:
         self.target = target
         self._overwrites = overwrites
         self.listed = _Objects()
+        self.records: set[str] = set()
         self.copied = 0
         self.nbytes = 0
         self._overwrite = overwrite
@@ -359,7 +364,7 @@ class _Copying:
         Return the other keys there that nothing will be copied to.
         """
         old = {found.key async for found in self.target.objects()}
-        new = {self.source.key_at(found.key, self.target) async for found in self.source.objects()}
+        new = {self.source.key_at(found.key, self.target) async for found in self._objects()}
         above_new = {above for key in new for above in groups_above(key)}
         documents = {key for key in old if is_document(key)}
         await self._delete(sorted(documents, key=lambda key: (key.count("/"), key)))
@@ -377,7 +382,7 @@ class _Copying:
         Raises:
             Conflict: it is not; source and target stay unchanged.
         """
-        source, target = await _census(self.source), await _census(self.target)
+        source, target = await _census(self.source, self.records), await _census(self.target)
         if (source.count, source.versions) != (self.listed.count, self.listed.versions):
             raise Conflict(
                 f"{self.source} was written to while it was being moved. It stays, and {self.target} holds what was copied: see that "
@@ -390,9 +395,17 @@ class _Copying:
                 f"{target.nbytes} bytes now: another client writes there. {self.source} stays unchanged"
             )
 
+    async def _objects(self) -> AsyncIterator[ObjectInfo]:
+        """Yield the objects of the source that are copied; note the records of appends, which are not."""
+        async for found in self.source.objects():
+            if found.key != self.source.path and await is_record(self.source.nodes.hierarchy, found.key):
+                self.records.add(found.key)
+            else:
+                yield found
+
     async def _data(self) -> AsyncIterator[ObjectInfo]:
         """Yield the objects of the source that are no documents; note the documents."""
-        async for found in self.source.objects():
+        async for found in self._objects():
             self.listed.add(found)
             if is_document(found.key):
                 self._documents.append(found)
@@ -523,8 +536,8 @@ async def move_between(
     out even when the call is cancelled, because a source that has lost some of its shards and kept its metadata shows fill values.
 
     Raises as ``copy_nodes``, and:
-        Conflict: the source was written to during the move. It stays, and the target holds a copy. Or the source lies behind a link,
-            or a link in it would lead elsewhere from its new place: nothing was changed.
+        Conflict: the source was written to during the move, or rows are being appended to it. It stays, and the target holds a copy. Or
+            the source lies behind a link, or a link in it would lead elsewhere from its new place: nothing was changed.
     """
     here, there = _NodePlace(source.node_access, source_path), _NodePlace(target.node_access, target_path)
     found = await _begin(here, there, overwrite, moves=True)
@@ -536,7 +549,8 @@ async def move_between(
         return 1
     copying = _Copying(here, there, overwrite, progress, overwrites=found.overwrites)
     await copying.run()
-    await copying.check()
+    async with closed_records(here.storage, copying.records):
+        await copying.check()
     await uninterrupted(_erase_moved(here, found, arrays))
     return copying.copied
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from shardstore.errors import Corruption
 from shardstore.format.json_text import dumps_line, loads_object
@@ -37,6 +37,13 @@ def record_key(array_path: str, dim: str) -> str:
 
 def is_record_key(key: str) -> bool:
     return key.endswith(SUFFIX)
+
+
+def record_place(key: str) -> tuple[str, str] | None:
+    """Return the array and the dimension whose record ``key`` would be; ``None`` if it is the key of no record."""
+    path, _, name = key.rpartition("/")
+    dim = unquote(name.removesuffix(SUFFIX))
+    return (path, dim) if is_record_key(name) and key == record_key(path, dim) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +73,8 @@ class AppendRecord:
     open: tuple[Reservation, ...] = ()
     evicted: tuple[str, ...] = ()
     """The ids of the last reservations that were evicted, the newest last."""
+    closed: bool = False
+    """True while the arrays are being moved elsewhere: nothing more is reserved."""
 
     @classmethod
     def parse(cls, key: str, data: BytesLike) -> AppendRecord:
@@ -79,6 +88,7 @@ class AppendRecord:
                 _count(record, "turn"),
                 tuple(_reservation(one) for one in record["open"]),
                 tuple(str(one) for one in record["evicted"]),
+                record.get("closed") is True,
             )
         except (KeyError, TypeError, ValueError, Corruption) as exc:
             raise Corruption(
@@ -90,7 +100,8 @@ class AppendRecord:
     def encode(self) -> bytes:
         open_ = [{"id": one.id, "rows": one.rows, "lease": one.lease_seconds, "beat": one.beat, "done": one.done} for one in self.open]
         counts = {"committed": self.committed, "shown": self.shown, "turn": self.turn}
-        return dumps_line({"dim": self.dim, **counts, "open": open_, "evicted": list(self.evicted)}).encode()
+        closed = {"closed": True} if self.closed else {}
+        return dumps_line({"dim": self.dim, **counts, "open": open_, "evicted": list(self.evicted)} | closed).encode()
 
     @property
     def end(self) -> int:
@@ -156,6 +167,9 @@ class AppendRecord:
     def take_over(self, length: int) -> AppendRecord:
         """Begin at a length that another program has set, while nothing is reserved."""
         return self._changed(committed=length, shown=length)
+
+    def close(self, closed: bool) -> AppendRecord:
+        return self if self.closed == closed else self._changed(closed=closed)
 
     def _open_with(self, changed: Reservation) -> tuple[Reservation, ...]:
         return tuple(changed if one.id == changed.id else one for one in self.open)

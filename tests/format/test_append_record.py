@@ -7,7 +7,7 @@ import random
 import pytest
 
 from shardstore.errors import Corruption
-from shardstore.format.append_record import EVICTED_KEPT, AppendRecord, is_record_key, record_key
+from shardstore.format.append_record import EVICTED_KEPT, AppendRecord, is_record_key, record_key, record_place
 
 
 def line(*rows: int, committed: int = 10) -> AppendRecord:
@@ -104,6 +104,26 @@ def test_a_name_that_no_key_could_have_is_quoted() -> None:
     assert record_key("", "x/y ä") == "x%2Fy%20%C3%A4.append.json"
     assert is_record_key("a/time/time.append.json")
     assert not is_record_key("a/time/zarr.json")
+
+
+@pytest.mark.parametrize(("path", "dim"), [("a/time", "time"), ("", "x/y ä"), ("t", "a.append.json"), ("t", "50%")])
+def test_the_place_of_a_record_is_known_by_its_key(path: str, dim: str) -> None:
+    assert record_place(record_key(path, dim)) == (path, dim)
+
+
+@pytest.mark.parametrize("key", ["a/time/zarr.json", "a/x y.append.json", "a/%74ime.append.json", "a.append.json/c"])
+def test_another_key_is_the_place_of_no_record(key: str) -> None:
+    assert record_place(key) is None
+
+
+def test_a_record_that_is_closed_is_so_when_it_is_read() -> None:
+    record = line(3).finish("0")
+    closed = record.close(True)
+    assert AppendRecord.parse("key", closed.encode()).closed
+    assert closed.close(True) is closed
+    again = closed.close(False)
+    assert not AppendRecord.parse("key", again.encode()).closed
+    assert len({record.encode(), closed.encode(), again.encode()}) == 3
 
 
 @pytest.mark.parametrize("change", ['"committed":-1', '"committed":true', '"open":[{}]', '"dim":3', '"turn":"1"', '"open":0'])

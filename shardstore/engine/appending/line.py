@@ -119,6 +119,11 @@ class Line:
             lengths = self.documents.lengths()
             length = max(lengths.values())
             record = stored or AppendRecord(self.documents.dim, length, length)
+            if record.closed:
+                raise Conflict(
+                    f"{self.key!r} says that the arrays are being moved elsewhere: append to them at their new place. If the move was "
+                    f"broken off and they stay, remove {self.key!r}"
+                )
             if not all(record.shown <= each <= record.committed for each in lengths.values()):
                 if (await read_record(self.storage, self.key))[1] != generation:
                     raise Outdated  # the documents are newer than the record for this reason

@@ -1,4 +1,7 @@
-"""Erasing by prefix: whole shards are removed unread, partly covered ones are rewritten, metadata goes last."""
+"""Erasing by prefix: whole shards are removed unread, partly covered ones are rewritten, metadata goes last.
+
+Only the records of appends go after the documents: while there is an array, no append may begin a new one.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import ShardRead
 from shardstore.engine.writing.writer import Writer
 from shardstore.errors import InvalidInput, ShardStoreError
+from shardstore.format.append_record import is_record_key
 from shardstore.format.metadata_v3 import ArrayLayout, PlainArray
 from shardstore.format.store_keys import join, metadata_path
 from shardstore.model.chunks import ChunkCoords, RemovedChunks, ShardGrid
@@ -158,7 +162,8 @@ class Erasing:
         if keep_documents:
             return
         try:
-            await self._delete_all(documents)
+            await self._delete_all([key for key in documents if not is_record_key(key)])
+            await self._delete_all([key for key in documents if is_record_key(key)])
         finally:  # where it failed, some may be gone
             self._hierarchy.forget_below(prefix.rstrip("/"))
 
@@ -167,11 +172,13 @@ class Erasing:
             await tree.cut_links(prefix)
 
     async def _erase_objects(self, prefix: str, documents: list[str] | None = None) -> None:
-        """Remove the stored objects below ``prefix``. If ``documents`` is given, documents are added to it instead, the deepest first."""
+        """Remove the stored objects below ``prefix``. If ``documents`` is given, documents, and records of appends, are added to it
+        instead, the deepest first.
+        """
 
         async def to_delete() -> AsyncIterator[str]:
             async for found in self._storage.list(prefix):
-                if documents is not None and metadata_path(found.key) is not None:
+                if documents is not None and (metadata_path(found.key) is not None or is_record_key(found.key)):
                     documents.append(found.key)
                 else:
                     yield found.key

@@ -21,6 +21,7 @@ from shardstore.engine.engine import Engine
 from shardstore.engine.moving import copy_nodes, move_between
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import Conflict, InvalidInput, NotFound, StorageError
+from shardstore.format.append_record import AppendRecord
 from shardstore.model.generation import UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING, BytesLike
 from shardstore.opening.open import open_storage
@@ -177,6 +178,24 @@ def test_to_another_storage(kind: Kind, into: str) -> None:
     assert run_sync(move_between(Engine(kind("x")), "g", Engine(kind("z")), into)) == len(ours)
     check_group(kind("z"), into)
     assert sorted(snapshot(StorageObjects(kind("x")))) == ["g2/notes.txt", "zarr.json"]
+
+
+def test_the_record_of_appends_stays_behind_and_goes_with_its_array(kind: Kind) -> None:
+    fill(kind("x"))
+    record = AppendRecord("n", len(VALUES), len(VALUES))
+    StorageObjects(kind("x")).put("g/a/n.append.json", record.encode())
+    contents = snapshot(StorageObjects(kind("x")))
+    ours = {key: data for key, data in contents.items() if key.startswith("g/") and not key.endswith(".append.json")}
+    assert run_sync(copy_nodes(Engine(kind("x")), "g", Engine(kind("y")), "g")) == len(ours)
+    assert snapshot(StorageObjects(kind("y"))) == ours
+    assert run_sync(move_between(Engine(kind("x")), "g", Engine(kind("z")), "g")) == len(ours)
+    assert snapshot(StorageObjects(kind("z"))) == ours
+    assert sorted(snapshot(StorageObjects(kind("x")))) == ["g2/notes.txt", "zarr.json"]
+    StorageObjects(kind("y")).put("g/a/n.append.json", record.reserve("aa", 1, 30).encode())
+    with pytest.raises(Conflict, match="under way"):
+        run_sync(move_between(Engine(kind("y")), "g", Engine(kind("w")), "g"))
+    run_sync(Engine(kind("y")).erase_prefix("g/a/"))
+    assert not [key for key in snapshot(StorageObjects(kind("y"))) if key.startswith("g/a/")]
 
 
 def test_the_whole_store(kind: Kind) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from shardstore.engine.engine import Engine
 from shardstore.engine.metadata.hierarchy import Node
 from shardstore.errors import Corruption, InvalidInput, NotFound
+from shardstore.format.append_record import record_place
 from shardstore.format.chunk_coding import ChunkCoding, document_coding
 from shardstore.format.chunk_keys import ChunkKeyEncoding, looks_like_chunk_key
 from shardstore.format.codecs import codec_configuration, codec_name
@@ -111,6 +112,11 @@ class NodeRecord:
     @property
     def is_array(self) -> bool:
         return self.node.kind in ("sharded", "array")
+
+    def is_record(self, key: str) -> bool:
+        """Return whether an object with this key is the record of appends to this array along one of its dimensions."""
+        place = record_place(key) if self.is_array else None
+        return place is not None and place[0] == self.node.path and place[1] in (self.facts.dimension_names or ())
 
 
 Owner = tuple[NodeRecord | None, ChunkCoords | None]

@@ -1,4 +1,5 @@
-"""Everything in a store, by one listing, with the role of each object: a document, a chunk or shard of an array, or a stray.
+"""Everything in a store, by one listing, with the role of each object: a document, a chunk or shard of an array, the record of appends to
+one, or a stray.
 
 Neither keys nor objects are kept: memory grows with the number of nodes.
 """
@@ -27,7 +28,7 @@ _OBJECTS_A_TASK = 256
 _INDEX_BYTES_A_TASK = 4 * 2**20
 _CONTENT_BYTES_A_TASK = 64 * 2**20  # so that there are enough tasks to go round
 
-Role = Literal["document", "v2-document", "array", "stray", "hidden"]
+Role = Literal["document", "v2-document", "array", "record", "stray", "hidden"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,8 @@ class Walk:
                 located.append(Located(info, "document"))
             elif plan is not None and coords is not None:
                 located.append(Located(info, "array", plan, coords))
+            elif record is not None and record.is_record(info.key):
+                located.append(Located(info, "record"))
             elif document_key(info.key) is not None:
                 located.append(Located(info, "v2-document"))
             elif (record is not None and plan is None) or any(

@@ -28,6 +28,13 @@ def plural(number: int, noun: str, nouns: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
 
 
+def row_numbers(start: int, stop: int) -> str:
+    """Return rows of an array as text, with the number of the last one: ``rows 113 to 119``."""
+    if stop - start < 2:
+        return f"row {start}" if stop > start else "no rows"
+    return f"rows {start} to {stop - 1}"
+
+
 def some_of(names: Sequence[str], most: int = 5) -> str:
     """Return the first names, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")

@@ -11,9 +11,10 @@ from math import prod
 
 from shardstore.errors import Unsupported
 from shardstore.maintenance.advice import Access, Candidate, advise, facts_of_array, objects_by_default, read_limits
+from shardstore.maintenance.appends import Appends
 from shardstore.maintenance.survey.run import ArraySurvey, Stored, Survey, Usage
 from shardstore.model.capabilities import Capabilities
-from shardstore.model.words import count, plural, shape, size
+from shardstore.model.words import count, plural, row_numbers, shape, size, some_of
 
 Row = tuple[str, str]
 """A label and a text."""
@@ -76,7 +77,25 @@ def array_rows(array: ArraySurvey, kind: str) -> list[Row]:
         rows.append(("stored", f"as presented: {array.reason}"))
     if array.usage is not None:
         rows += _usage(array, array.usage)
+    rows += [("appends", _appends(one)) for one in array.appends]
     return rows
+
+
+def _appends(record: Appends) -> str:
+    """Return what the record of appends along a dimension says."""
+    if record.committed is None or record.shown is None:
+        return f"{record.key} cannot be read, and appends are refused: {record.fault}"
+    waiting = f", and {count(record.committed - record.shown)} more that are not shown yet" if record.committed > record.shown else ""
+    said = [f"{plural(record.shown, 'row')} of {record.dim!r}{waiting}"]
+    if record.reserved:
+        states = [f"({one.id}, {'stored' if one.done else 'not stored yet'})" for one in record.reserved]
+        numbers = [row_numbers(one.start, one.start + one.rows) for one in record.reserved]
+        said.append(f"reserved: {some_of([f'{a} {b}' for a, b in zip(numbers, states, strict=True)])}")
+    if record.evicted:
+        said.append(f"{plural(record.evicted, 'reservation')} taken back")
+    if record.closed:
+        said.append("closed, since the arrays are being moved")
+    return "; ".join(said)
 
 
 def _pipeline(codecs: tuple[str, ...]) -> str:
@@ -221,7 +240,8 @@ def _on_health(array: ArraySurvey, usage: Usage, kind: str, place: str | None) -
         yield Advice(array.path, "dead-bytes", f"{what}: compact gives them back", _command("compact", place))
     if usage.chunks_outside:
         what = f"{plural(usage.chunks_outside, 'chunk')}, {size(usage.chunk_nbytes_outside)}, outside the shape"
-        yield Advice(array.path, "outside", f"{what}: a smaller shape left them, and they come back if it grows", _command("verify", place))
+        why = "a smaller shape left them, or an append is under way; they come back if it grows"
+        yield Advice(array.path, "outside", f"{what}: {why}", _command("verify", place))
     if array.is_sharded and array.index_checksum is False:
         what = "the indices have no checksum: an entry that changes is not noticed. A copy by reshard, with the same shards, has them"
         same = ",".join(map(str, array.chunks_per_shard or ()))

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore.errors import Corruption, InvalidInput, ShardStoreError
+from shardstore.format.append_record import record_place
 from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import METADATA_NAME, encoded_chunk_nbytes, is_array, is_group, parse_layout, parse_plain
@@ -250,7 +251,7 @@ class _Listing:
         self._settle_groups()
         self._directories.clear()
         for others in self._assign(self._waiting).values():
-            self.nodes.others += [SizedObject(*found) for found in others]
+            self.nodes.others += [SizedObject(*found) for found in others if not self._is_record(found[0])]
         self._waiting.clear()
         for array in self.nodes.arrays.values():
             if prod(grid := array.layout.object_grid) >= _MOST_OBJECTS:
@@ -298,6 +299,15 @@ class _Listing:
             if others:
                 unknown[directory] = others
         return unknown
+
+    def _is_record(self, key: str) -> bool:
+        """Return whether the object is the record of appends to an array: its reservations are of programs that append to the source."""
+        if (place := record_place(key)) is None:
+            return False
+        path, dim = place
+        array = self.nodes.arrays.get(path)
+        document = self.nodes.passed.get(path, ({}, ""))[0] if array is None else array.stored
+        return dim in (document.get("dimension_names") or ())
 
     def _count(self, array: SourceArray, base: int | None, start: int, objects: list[_SizedKey]) -> list[_SizedKey]:
         """Count the objects of a directory for ``array``; return those that do not belong to it. The names in their keys begin at

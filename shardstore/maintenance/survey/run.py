@@ -7,7 +7,7 @@ indices are kept: memory grows with the number of nodes, not of chunks.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 from typing import Literal
@@ -15,6 +15,7 @@ from typing import Literal
 from shardstore.engine.engine import Engine
 from shardstore.format.shard_index import IndexLocation
 from shardstore.format.store_keys import check_prefix, join, metadata_path
+from shardstore.maintenance.appends import Appends, read_appends
 from shardstore.maintenance.density import Occupancy
 from shardstore.maintenance.execution import pages
 from shardstore.maintenance.nodes import NodeRecord, ShardTally, SurveyedNodes
@@ -96,6 +97,8 @@ class ArraySurvey:
     """True if the storage transformer of 2022 shards the array, not a codec."""
     usage: Usage | None
     """The counts of objects, chunks and bytes; ``None`` if only metadata was asked for."""
+    appends: tuple[Appends, ...] = ()
+    """The records of appends in the array's directory; none if only metadata was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +156,10 @@ async def survey(
 ) -> Survey:
     """Look at everything at and below the node, or prefix, ``path``. Runs on the IO loop, as the engine does.
 
-    With ``indices`` false only metadata is read: arrays are not listed, and nothing is counted. ``occupancy`` counts each chunk that
-    exists, by the same reads. ``progress`` is called with the number
-    of objects seen so far. Writes of other clients during the survey may be counted or not. A damaged shard is listed, and the rest is
-    still counted. ``shown`` is the name of the place in messages, by default its URL.
+    With ``indices`` false only metadata is read: arrays are not listed, and nothing is counted. Each record of appends that is listed costs
+    one request. ``occupancy`` counts each chunk that exists, by the same reads. ``progress`` is called with the number of objects seen so
+    far. Writes of other clients during the survey may be counted or not. A damaged shard is listed, and the rest is still counted.
+    ``shown`` is the name of the place in messages, by default its URL.
 
     Raises:
         NotFound: there is nothing at ``path``.
@@ -202,6 +205,8 @@ class _Surveyor:
         self._other_objects = 0
         self._other_nbytes = 0
         self._v2_documents: list[str] = []
+        self._record_keys: list[str] = []
+        self._appends: tuple[Appends, ...] = ()
 
     # -- by one listing of everything ------------------------------------------------------------------------------
 
@@ -218,6 +223,7 @@ class _Surveyor:
             self._report()
         if shards:
             await self._look_into(shards)
+        self._appends = await read_appends(self._engine.storage, sorted(self._record_keys))
         self._report()
 
     def _note_v2(self, key: str) -> None:
@@ -244,6 +250,8 @@ class _Surveyor:
             if record is None:
                 self._other_objects += 1
                 self._other_nbytes += info.nbytes
+            elif coords is None and record.is_record(info.key):
+                self._record_keys.append(info.key)
             elif coords is None:
                 record.tally.other_objects += 1
                 record.tally.other_nbytes += info.nbytes
@@ -317,7 +325,7 @@ class _Surveyor:
             url=self._engine.storage.url,
             path=self._path,
             kind=kind,
-            arrays=tuple(_array(record, counted) for record in records if record.is_array),
+            arrays=tuple(_array(record, counted, self._appends) for record in records if record.is_array),
             groups=sum(record.node.kind == "group" for record in records),
             consolidated=tuple(ConsolidatedMetadata(*found) for found in self._nodes.consolidated(self._path)),
             unreadable=tuple(Unreadable(record.node.path, record.node.reason) for record in records if record.node.kind == "other"),
@@ -330,7 +338,7 @@ class _Surveyor:
         )
 
 
-def _array(record: NodeRecord, counted: bool) -> ArraySurvey:
+def _array(record: NodeRecord, counted: bool, appends: Sequence[Appends]) -> ArraySurvey:
     layout = record.node.layout
     objects, chunks = (None, None) if record.objects is None else (prod(record.objects.object_grid), prod(record.objects.chunk_grid))
     usage = Usage(possible_objects=objects, possible_chunks=chunks, **asdict(record.tally))
@@ -344,6 +352,7 @@ def _array(record: NodeRecord, counted: bool) -> ArraySurvey:
         by_transformer=layout is not None and layout.by_transformer,
         **asdict(record.facts),
         usage=usage if counted else None,
+        appends=tuple(one for one in appends if record.is_record(one.key)),
     )
 
 

@@ -26,6 +26,7 @@ ErrorKind = Literal[
     "misplaced",
     "tail",
     "file",
+    "append-record",
 ]
 NoteKind = Literal[
     "unknown",
@@ -38,6 +39,7 @@ NoteKind = Literal[
     "upload",
     "changed",
     "unstable",
+    "reserved",
     "not-checked",
 ]
 Kind = ErrorKind | NoteKind
@@ -63,12 +65,14 @@ ERRORS: Mapping[str, str] = {
     "misplaced": "restore both objects from a copy: one of them lies at the place of the other",
     "tail": "the next write there removes it, or shardstore repair",
     "file": "restore the file from a copy, or write the chunks again that lie in it",
+    "append-record": "until then appends are refused. When no program is appending, remove it: the next append begins a new one",
 }
 """Kinds of errors, each with the advice for it."""
 
 NOTES: Mapping[str, str] = {
     "unknown": "look with a program that knows the extension",
-    "outside": "a smaller shape leaves such; they come back when the array grows. Erase them if they are not wanted",
+    "outside": "a smaller shape leaves such, and an append until its rows are shown; they come back when the array grows. Erase them if "
+    "they are not wanted",
     "overlap": "valid; writers that change a shard in place must not",
     "dead": "valid; shardstore compact gives the space back",
     "stray": "nothing of the hierarchy refers to it: remove it if it is not wanted",
@@ -77,6 +81,7 @@ NOTES: Mapping[str, str] = {
     "upload": "it costs what its parts cost: abort it, unless a writer is at work, or let a lifecycle rule of the bucket do so",
     "changed": "it was written since; if no program did, restore it from a copy",
     "unstable": "it was written again and again while it was looked at: run it once more later",
+    "reserved": "the program that has reserved them appends, or has died: then the next append takes them back",
     "not-checked": "see the reason",
 }
 """Kinds of notes, each with possible advice."""

@@ -29,6 +29,7 @@ from shardstore.format.v2.keys import ARRAY_NAME, CONSOLIDATED_NAME, GROUP_NAME
 from shardstore.maintenance.census import Census, Unread
 from shardstore.maintenance.execution import WHOLE, Execution, SharedStorage, work_on_objects
 from shardstore.maintenance.nodes import ArrayPlan, SurveyedNodes, V2Document, is_stale_v2, read_v2
+from shardstore.maintenance.verify.appends import record_findings
 from shardstore.maintenance.verify.chunks import WINDOW_BYTES, Decoder
 from shardstore.maintenance.verify.comparisons import CensusComparison, compare_with_copy
 from shardstore.maintenance.verify.findings import ERRORS, Detectable, Fault, Finding, VerifyLevel, detectable
@@ -290,6 +291,7 @@ class _Verification:
         self._counts: Counter[str] = Counter()
         self._unread: dict[str, Unread] = {}
         self._strays: list[ObjectInfo] = []
+        self._records: list[str] = []
         self._objects = 0
         self._done_objects = 0
         self._nbytes_read = 0
@@ -311,6 +313,9 @@ class _Verification:
         for one in run_sync(self.walk.obstacles()):
             if self.execution.takes(one.key):
                 self._note_unread(one.key, in_its_place(one.key, one.what))
+        for key in self._records:
+            for finding in run_sync(record_findings(self.engine, self.walk.nodes, key)):
+                self._add(finding)
         run_sync(self._check_files())
         run_sync(self._confirm_strays())
         run_sync(self._confirm_leftovers(left))
@@ -347,6 +352,8 @@ class _Verification:
             return self.execution.takes(key, located.plan.path, located.plan.number(located.coords))
         if located.role == "v2-document":
             self.documents.v2_keys.append(key)
+        elif located.role == "record" and self.execution.takes(key):
+            self._records.append(key)
         elif located.role == "stray" and self.execution.takes(key):
             if len(self._strays) < _MOST_FINDINGS:
                 self._strays.append(located.info)

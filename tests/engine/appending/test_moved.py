@@ -237,7 +237,7 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_an_append_during_a_move_is_acknowledged_only_if_its_rows_moved_too(way: str) -> None:
     """The group is moved, or removed, before each of the operations of an append."""
-    outcomes = []
+    outcomes: list[str] = []
     while not outcomes or outcomes[-1] != "ended before":
         outcomes.append(asyncio.run(moved_before(len(outcomes), WAYS[way])))
     assert 15 < len(outcomes) < 60

@@ -20,6 +20,7 @@ from shardstore.errors import Unsupported
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "zarr": ("zarr>=3.1.6",),
+    "xarray": ("dask[array]>=2025.1", "xarray>=2025.3", "zarr>=3.1.6"),
     "s3": ("s3fs>=2025.10.0",),
     "gcs": ("gcsfs>=2025.10.0",),
     "http": ("aiohttp>=3.10",),

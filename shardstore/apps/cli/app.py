@@ -72,6 +72,10 @@ COMMANDS: Mapping[str, Command] = {
         unpack="Unpack shards: write every chunk as its own object, bytes unchanged.",
     ),
     **_commands(
+        "append",
+        append="Append rows to the arrays of a group, while other programs append too. Readers see all rows of a source at once, or none.",
+    ),
+    **_commands(
         "checking",
         verify="Check metadata, indexes, bounds and checksums, and find objects that belong to no node. Writes nothing.",
         census="Count which chunks exist, array by array, as a table, a compact file, and a picture.",

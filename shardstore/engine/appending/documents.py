@@ -91,11 +91,12 @@ class GrowingDocuments:
         for path, document in found.items():
             if documents_inside(document.content) is not None:
                 arrays = {join(path, name): each for name, each in consolidated_arrays(document.content).items()}
-                return {name: each for name, each in arrays.items() if name.rpartition("/")[0] == group}
+                if below := {name: each for name, each in arrays.items() if name.rpartition("/")[0] == group}:
+                    return below  # else it may be older than the group
         prefix = join(group, "")
         listed = await self._storage.list_dir(prefix)
-        below = await self._read(name.rstrip("/") for name in listed.prefixes)
-        return {path: document.content for path, document in below.items() if is_array(document.content)}
+        found_there = await self._read(name.rstrip("/") for name in listed.prefixes)
+        return {path: document.content for path, document in found_there.items() if is_array(document.content)}
 
     def _axis(self, path: str, document: JsonObject) -> int | None:
         names = document.get("dimension_names") or ()

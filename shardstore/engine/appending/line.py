@@ -43,6 +43,10 @@ class ReservationMoved(Conflict):
     """A reservation has not the rows any more that it had: those of a dead writer before it, or its own, were taken back."""
 
 
+class LengthChanged(Conflict):
+    """Another program has changed the length of an array while rows were reserved."""
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """The rows of a reservation: ``start`` inclusive, ``stop`` exclusive."""
@@ -134,14 +138,32 @@ class Line:
             reserved = record.reserve(id_, rows, self.lease_seconds)
             return record if reserved is record else await self._store(reserved, generation)
 
-        record = await self._swap(attempt)
-        start = record.start_of(id_)
-        return Place(id_, start, start + rows)
+        while True:
+            try:
+                record = await self._swap(attempt)
+            except LengthChanged:
+                if not await self._all_are_dead():
+                    raise
+                continue
+            start = record.start_of(id_)
+            return Place(id_, start, start + rows)
+
+    async def _all_are_dead(self) -> bool:
+        """Wait until all reservations are taken back, or have ended; return ``False`` once one of their writers gives a sign of life."""
+        beats: dict[str, int] = {}
+        while True:
+            record, _ = await self._read()
+            if record is None or not record.open:
+                return True
+            if any(beats.setdefault(one.id, one.beat) != one.beat for one in record.open):
+                return False
+            await self._evict_dead(record.open)
+            await self.contention.sleep(_LONGEST_PAUSE_SECONDS)
 
     def _check_changed(self, record: AppendRecord, lengths: dict[str, int]) -> None:
         shown = ", ".join(f"{path or '/'} {length}" for path, length in lengths.items())
         if record.open:
-            raise Conflict(
+            raise LengthChanged(
                 f"another program changed the length of {self.documents.dim!r} while appends were under way: {self.key!r} has "
                 f"{record.shown} to {record.committed} rows and {len(record.open)} reservations, the arrays have {shown}. Wait until "
                 "nothing is being appended, look at the arrays, and repeat"
@@ -224,7 +246,7 @@ class Line:
                 case "open":
                     if not place.check(self.key, record).done:
                         raise ReservationMoved(f"the rows before those of {place.id} of {self.key!r} were taken back")
-                    await self._evict_dead(record, place)
+                    await self._evict_dead(record.open[: record.open.index(place.check(self.key, record))])
                 case "evicted":
                     raise ReservationMoved(f"reservation {place.id} of {self.key!r} was taken back")
                 case "unknown":
@@ -254,8 +276,8 @@ class Line:
                 "is repeated"
             )
 
-    async def _evict_dead(self, record: AppendRecord, place: Place) -> None:
-        """Evict the reservations before a place whose writers gave no sign of life for their leases.
+    async def _evict_dead(self, line: Sequence[Reservation]) -> None:
+        """Evict the reservations whose writers gave no sign of life for their leases; ``line``: the first ones.
 
         One that is done stays, unless one before it goes: then its rows would have to be stored elsewhere.
         """
@@ -264,7 +286,7 @@ class Line:
         if is_late:  # this program was stopped: perhaps all were
             self._signs.clear()
         dead: list[Reservation] = []
-        for one in record.open[: record.open.index(place.check(self.key, record))]:
+        for one in line:
             beat, since = self._signs.get(one.id, (-1, now))
             if beat != one.beat:
                 self._signs[one.id] = one.beat, now

@@ -20,6 +20,7 @@ import shardstore
 from shardstore.engine.appending.line import Place
 from shardstore.engine.appending.view import GrownView
 from shardstore.errors import Conflict, InvalidInput, NotFound, ReadOnly, Unsupported
+from shardstore.format.append_record import AppendRecord
 from shardstore.model.capabilities import Capabilities
 from shardstore.opening.kinds import read_sizes
 from shardstore.storage.memory import MemoryStorage
@@ -286,6 +287,27 @@ def test_a_length_that_another_program_sets_meanwhile_is_a_conflict(length: int)
     mine.before = before
     with pytest.raises(Conflict, match="another program"):
         shardstore.append(mine, rows(4, 2), "time")
+
+
+@pytest.mark.parametrize("length", [1, 9])
+def test_a_reservation_of_the_dead_does_not_stop_those_behind_a_foreign_change(length: int) -> None:
+    place = fresh_memory()
+    made(place)
+    dead = AppendRecord("time", 3, 3).reserve("dead", 2, 0.2)
+    MemoryFileSystem().pipe_file(f"{place.path}/time/time.append.json", dead.encode())
+    foreign(length)(place)
+    assert shardstore.append(again(place), rows(40, 2), "time") == slice(length, length + 2)
+
+
+def test_consolidated_metadata_that_is_older_than_the_group_is_not_believed() -> None:
+    place = fresh_memory()
+    made(place, group="one", consolidated=False)
+    zarr.consolidate_metadata(shardstore.open(place))
+    made(again(place), group="two", consolidated=False)
+    fs = MemoryFileSystem()
+    assert b'"two/a"' not in fs.cat_file(f"{place.path}/zarr.json")
+    shardstore.append(again(place), rows(4, 2), "time", path="two")
+    check(place, rows(1, 5), "two", consolidated=False)
 
 
 def test_arrays_of_different_lengths_are_refused() -> None:

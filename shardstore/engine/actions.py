@@ -43,7 +43,8 @@ class SetValue:
         if isinstance(shape, list) and tuple(shape) != self.seen_shape:
             raise Conflict(
                 f"{key!r} is not written: another client has made the array's shape {tuple(shape)} since it was opened here with "
-                f"{self.seen_shape}, so this would cut off, or write over, what that client has added. Open the array again, and repeat it"
+                f"{self.seen_shape}, so this would cut off, or write over, what that client has added. Open the array again, and repeat "
+                "it. Several clients append at once by shardstore.append"
             )
 
 

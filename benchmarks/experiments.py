@@ -27,7 +27,8 @@ class Arena:
     """Where one round runs. The crew is the contender's own; the name is new in each round."""
 
     crew: Crew
-    contender: Contender
+    contender: Any
+    """A ``Contender``, or whatever else the experiment compares."""
     place: Place
     name: str
     server: CountingS3 | None = None

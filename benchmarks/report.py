@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
+from appends import Appends
 from contenders import StorageName
 from experiments import Amplification, Experiment, Figures, Loss, TornReads
 
@@ -29,10 +30,15 @@ class Result:
     contender: str
     rounds: list[Figures]
 
+    @property
+    def table(self) -> str:
+        """The table that it belongs to: contenders of appends are not those of the rest."""
+        return f"{self.storage}, appends" if isinstance(self.experiment, Appends) else self.storage
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    storage: StorageName
+    table: str
     label: str
     cells: dict[str, str]
 
@@ -47,11 +53,11 @@ class Report:
     """Contender and storage that could not take part, and why."""
 
     def rows(self) -> list[Row]:
-        rows: dict[tuple[StorageName, str], Row] = {}
+        rows: dict[tuple[str, str], Row] = {}
         for result in self.results:
             for label, cell in lines_of(result.experiment, result.rounds):
-                key = (result.storage, label)
-                rows.setdefault(key, Row(result.storage, label, {})).cells[result.contender] = cell
+                key = (result.table, label)
+                rows.setdefault(key, Row(result.table, label, {})).cells[result.contender] = cell
         return list(rows.values())
 
     def as_json(self) -> str:
@@ -65,35 +71,35 @@ class Report:
             }
             for result in self.results
         ]
-        table = [{"storage": row.storage, "test": row.label, **row.cells} for row in self.rows()]
+        table = [{"table": row.table, "test": row.label, **row.cells} for row in self.rows()]
         return json.dumps({"head": self.head, "table": table, "results": results, "left_out": self.left_out}, indent=1)
 
     def as_markdown(self) -> str:
         lines = [*(f"- {name}: {text}" for name, text in self.head.items())]
-        for storage, rows, names in self._by_storage():
-            lines += ["", f"| {storage} | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+        for table, rows, names in self._tables():
+            lines += ["", f"| {table} | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
             lines += [f"| {row.label} | {' | '.join(row.cells.get(name, NONE) for name in names)} |" for row in rows]
         lines += ["", *(f"- left out: {name}: {reason}" for name, reason in self.left_out.items())]
         return "\n".join(lines).rstrip() + "\n"
 
     def as_text(self, label_width: int = 44, cell_width: int = 20) -> str:
         lines = [*(f"{name}: {text}" for name, text in self.head.items())]
-        for storage, rows, names in self._by_storage():
+        for table, rows, names in self._tables():
             widths = [label_width, *([cell_width] * len(names))]
             rule = "  ".join("-" * width for width in widths)
-            lines += ["", *_laid_out([storage, *names], widths), rule]
+            lines += ["", *_laid_out([table, *names], widths), rule]
             for row in rows:
                 lines += _laid_out([row.label, *(row.cells.get(name, NONE) for name in names)], widths)
             lines.append(rule)
         lines += ["", *(f"left out: {name}: {reason}" for name, reason in self.left_out.items())]
         return "\n".join(lines).rstrip() + "\n"
 
-    def _by_storage(self) -> list[tuple[StorageName, list[Row], list[str]]]:
+    def _tables(self) -> list[tuple[str, list[Row], list[str]]]:
         rows = self.rows()
         found = []
-        for storage in dict.fromkeys(row.storage for row in rows):
-            names = list(dict.fromkeys(result.contender for result in self.results if result.storage == storage))
-            found.append((storage, [row for row in rows if row.storage == storage], names))
+        for table in dict.fromkeys(row.table for row in rows):
+            names = list(dict.fromkeys(result.contender for result in self.results if result.table == table))
+            found.append((table, [row for row in rows if row.table == table], names))
         return found
 
 
@@ -115,6 +121,8 @@ def lines_of(experiment: Experiment, rounds: list[Figures]) -> list[tuple[str, s
         return _torn_lines(experiment, rounds)
     if isinstance(experiment, Amplification):
         return [_amplification_line(experiment, rounds)]
+    if isinstance(experiment, Appends):
+        return _append_lines(experiment, rounds)
     raise TypeError(f"no words for {experiment!r}")
 
 
@@ -140,6 +148,26 @@ def _torn_lines(experiment: TornReads, rounds: list[Figures]) -> list[tuple[str,
         (f"{where}: reads of {experiment.at_once} chunks, each right but of two versions of the shard", f"{total('several_mixed'):,}"),
         (f"{where}: reads that raised an error", f"{total('read_errors'):,}"),
         (f"{where}: the shard was rewritten", f"{total('rewrites'):,} ×" + _errors(rounds, "write_errors")),
+    ]
+
+
+def _append_lines(experiment: Appends, rounds: list[Figures]) -> list[tuple[str, str]]:
+    def total(name: str) -> str:
+        return f"{sum(each[name] for each in rounds):,}"
+
+    return [
+        (
+            f"{experiment.writers} processes × {experiment.appends} appends of 1 to 7 rows: acknowledged",
+            total("appends") + _errors(rounds, "append_errors"),
+        ),
+        ("rows acknowledged", total("rows")),
+        ("of these, missing in an array", total("lost")),
+        ("of these, not at one place in both arrays", total("displaced")),
+        ("views of a plain reader", total("views")),
+        ("views with fill values", total("fill")),
+        ("views of arrays of different lengths", total("lengths")),
+        ("views whose arrays say different things", total("different")),
+        ("views that raised an error", total("read_errors")),
     ]
 
 

@@ -1,6 +1,7 @@
-"""Do writers that share a shard lose chunks, do readers see torn values, and what does a small write cost?
+"""Do writers that share a shard lose chunks, or rows that they append, do readers see torn values, and what does a small write cost?
 
-shardstore beside zarr-python's own sharding and tensorstore, on the same arrays, on this machine:
+shardstore beside zarr-python's own sharding and tensorstore, for appends also beside xarray and Icechunk, on the same arrays, on this
+machine:
 
     python benchmarks/safety.py                          # everything; some ten minutes
     python benchmarks/safety.py --storage local          # a local disk only
@@ -26,6 +27,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from appends import APPENDERS, Appender, Appends
 from contenders import CONTENDERS, S3_ENVIRONMENT, Contender, Place, StorageName
 from counting_s3 import CountingS3, counting_s3
 from crew import Crew
@@ -33,7 +35,9 @@ from experiments import Amplification, Arena, Experiment, Loss, TornReads
 from machine import machine, versions
 from report import Report, Result, describe
 
-_PACKAGES = ("shardstore", "zarr", "tensorstore", "zarrs", "s3fs", "obstore", "moto")
+_PACKAGES = ("shardstore", "zarr", "xarray", "tensorstore", "icechunk", "zarrs", "s3fs", "obstore", "moto")
+_NAMES = list(dict.fromkeys([*(each.name for each in CONTENDERS), *(each.name for each in APPENDERS)]))
+_EXPERIMENTS = [each.__name__ for each in (Loss, TornReads, Amplification, Appends)]
 _QUICK_CONTENDERS = ("zarr-python", "tensorstore", "shardstore")
 
 
@@ -63,6 +67,10 @@ def plans_of(storage: StorageName, trials: int, seconds: float) -> list[Plan]:
     ]
 
 
+def append_plans(*, quick: bool) -> list[Plan]:
+    return [Plan(Appends(writers=2, appends=4) if quick else Appends(writers=8, appends=25), 1)]
+
+
 def quick_plans() -> list[Plan]:
     return [
         Plan(Loss(writers=2, chunks=48, chunk_nbytes=500), 2),
@@ -87,7 +95,9 @@ def _place_on(storage: StorageName, directory: str | None) -> Iterator[tuple[Pla
             yield Place(f"{server.bucket}/{uuid.uuid4().hex}", server.endpoint), server
 
 
-def run(report: Report, storage: StorageName, contenders: Sequence[Contender], plans: Sequence[Plan], directory: str | None) -> None:
+def run(
+    report: Report, storage: StorageName, contenders: Sequence[Contender | Appender], plans: Sequence[Plan], directory: str | None
+) -> None:
     """Run all plans on one storage and add what they find to ``report``."""
     with ExitStack() as stack:
         place, server = stack.enter_context(_place_on(storage, directory))
@@ -122,7 +132,8 @@ def head_of(arguments: Sequence[str], directory: str | None) -> dict[str, str]:
 def _arguments(given: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--storage", nargs="+", choices=["local", "s3"], help="default: both; with --quick: local")
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=[each.name for each in CONTENDERS], help="these contenders")
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=_NAMES, help="these contenders")
+    parser.add_argument("--experiments", nargs="+", metavar="KIND", choices=_EXPERIMENTS, default=_EXPERIMENTS, help="these of %(choices)s")
     parser.add_argument("--directory", metavar="DIR", help="the local disk to use; default: a temporary directory")
     parser.add_argument("--trials", type=int, default=5, help="of the loss of chunks, for each contender (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=20.0, help="of torn reads, for each contender (default: %(default)g)")
@@ -132,17 +143,24 @@ def _arguments(given: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(given)
 
 
+def _able(report: Report, contenders: Sequence[Contender | Appender], storage: StorageName) -> list[Contender | Appender]:
+    """Return those that can take part, and note why the rest cannot."""
+    reasons = {each.name: each.unavailable(storage) for each in contenders}
+    report.left_out |= {f"{name} on {storage}": reason for name, reason in reasons.items() if reason is not None}
+    return [each for each in contenders if reasons[each.name] is None]
+
+
 def main(given: Sequence[str]) -> None:
     arguments = _arguments(given)
     os.environ.update(S3_ENVIRONMENT)
-    wanted = arguments.only or (_QUICK_CONTENDERS if arguments.quick else [each.name for each in CONTENDERS])
+    wanted = arguments.only or (_QUICK_CONTENDERS if arguments.quick else _NAMES)
     report = Report(head_of(given, arguments.directory))
     for storage in arguments.storage or (["local"] if arguments.quick else ["local", "s3"]):
-        reasons = {each.name: each.unavailable(storage) for each in CONTENDERS if each.name in wanted}
-        report.left_out |= {f"{name} on {storage}": reason for name, reason in reasons.items() if reason is not None}
         plans = quick_plans() if arguments.quick else plans_of(storage, arguments.trials, arguments.seconds)
-        able = [each for each in CONTENDERS if reasons.get(each.name, "not wanted") is None]
-        run(report, storage, able, plans, arguments.directory)
+        for contenders, each in ((CONTENDERS, plans), (APPENDERS, append_plans(quick=arguments.quick))):
+            chosen = [plan for plan in each if type(plan.experiment).__name__ in arguments.experiments]
+            if chosen and (able := _able(report, [one for one in contenders if one.name in wanted], storage)):
+                run(report, storage, able, chosen, arguments.directory)
     print(report.as_text(), end="")
     if arguments.json:
         Path(arguments.json).write_text(report.as_json() + "\n")

@@ -51,6 +51,11 @@ def amplification(run: dict[str, Any], contender: str, way: str) -> dict[str, An
 def check_shardstore_is_safe(run: dict[str, Any]) -> None:
     for loss in [*rounds(run, "shardstore", "Loss", are_parts=False), *rounds(run, "shardstore", "Loss", are_parts=True)]:
         assert (loss["lost"], loss["write_errors"], loss["shard_damaged"]) == (0, 0, None), loss["errors"]
+    (appends,) = rounds(run, "shardstore", "Appends")
+    assert appends["appends"] == 8
+    assert appends["views"] > 0
+    bad = ("lost", "displaced", "append_errors", "fill", "lengths", "different", "read_errors")
+    assert {name: appends[name] for name in bad} == dict.fromkeys(bad, 0), appends["errors"]
     (torn,) = rounds(run, "shardstore", "TornReads")
     assert torn["single"] > 0
     assert torn["rewrites"] > 0
@@ -76,7 +81,8 @@ def test_on_a_local_disk(tmp_path: Path) -> None:
     assert [each["lost"] for each in rounds(run, "tensorstore", "Loss", are_parts=False)] == [0, 0]
     lines = table.read_text().splitlines()
     assert f"| local | {' | '.join(names)} |" in lines
-    assert sum(line.startswith("| ") for line in lines) == 1 + len(run["table"])
+    assert f"| local, appends | {' | '.join(names)} |" in lines
+    assert sum(line.startswith("| ") for line in lines) == 2 + len(run["table"])
     assert sorted(tmp_path.iterdir()) == [tmp_path / "result.json", table]
 
 
@@ -142,6 +148,37 @@ def test_wrong_and_mixed_reads_are_found(modules: Any) -> None:
     reads.judge(contents, 2, np.stack([contents[3, 2], contents[4, 3], contents[3, 4]]))
     reads.judge(contents, 2, np.stack([contents[3, 2], fill, contents[4, 4]]))
     assert (reads.several, reads.several_wrong, reads.several_mixed) == (3, 1, 1)
+
+
+def test_rows_that_are_lost_or_displaced_are_found(modules: Any) -> None:
+    appends = modules("appends")
+    time, a = np.arange(1, 9), np.repeat(np.arange(1, 9)[:, None], 6, 1)
+    numbers = np.arange(3, 9)
+    assert appends.fate(time, a, numbers) == (0, 0)
+    assert appends.fate(time[:-1], a, numbers) == (1, 0)
+    assert appends.fate(time, np.roll(a, 1, 0), numbers) == (0, 6)
+    torn = a.copy()
+    torn[4, 0] = 0
+    assert appends.fate(time, torn, numbers) == (1, 0)
+    twice = np.append(time, 8), np.append(a, a[-1:], 0)
+    assert appends.fate(*twice, numbers) == (0, 1)
+
+
+def test_views_that_are_wrong_are_found(modules: Any) -> None:
+    views = modules("appends").Views()
+    time, a = np.arange(1, 9), np.repeat(np.arange(1, 9)[:, None], 6, 1)
+
+    def found() -> tuple[int, int, int]:
+        return views.fill, views.lengths, views.different
+
+    views.judge(time, a)
+    assert found() == (0, 0, 0)
+    views.judge(time, np.where(a == 8, 0, a))
+    assert found() == (1, 0, 0)
+    views.judge(time[:-1], a)
+    assert found() == (1, 1, 0)
+    views.judge(time, np.where(a == 8, 7, a))
+    assert found() == (1, 1, 1)
 
 
 def test_versions_of_a_shard_differ_in_length(modules: Any) -> None:

@@ -173,6 +173,12 @@ class Line:
                 f"the arrays have different lengths along {self.documents.dim!r} ({shown}): another program broke off an append. Resize "
                 "them to one length first"
             )
+        if min(lengths.values()) < record.shown:
+            raise Conflict(
+                f"the arrays are shorter along {self.documents.dim!r} ({shown}) than they were shown, {record.shown} by {self.key!r}: "
+                "another program has made them shorter, or stored documents from an old copy. To bring the rows back, resize the arrays to "
+                f"{record.shown}; if it is meant, remove {self.key!r} while nothing is being appended"
+            )
 
     async def finish(self, place: Place) -> AppendRecord:
         """Note that all rows of a place are stored, and return the record.

@@ -69,5 +69,10 @@ def _contradiction(path: str, key: str, record: AppendRecord, lengths: dict[str,
     what = f"by it {record.shown} rows are shown and {record.committed} committed, and the arrays have {has}"
     if record.open:
         return Finding("append-record", path, key, f"{what}, while {plural(len(record.open), 'reservation is', 'reservations are')} open")
-    goes_on = "the next append goes on from there" if len(set(lengths.values())) == 1 else "appends are refused until all have one length"
+    if len(set(lengths.values())) > 1:
+        goes_on = "appends are refused until all have one length"
+    elif max(lengths.values()) < record.shown:
+        goes_on = "appends are refused until they have that length again, or the record is removed"
+    else:
+        goes_on = "the next append goes on from there"
     return Finding("changed", path, key, f"{what}: another program changed the length, and {goes_on}")

@@ -86,8 +86,10 @@ def test_other_lengths_without_reservations_are_noted(storage: MemoryStorage) ->
     resize(storage, time=8, t=8)
     finding = only(verified(storage))
     assert (finding.severity, finding.kind) == ("note", "changed")
-    assert "the next append goes on from there" in finding.what
-    resize(storage, t=12)
+    assert "refused until they have that length again" in finding.what
+    resize(storage, time=12, t=12)
+    assert "the next append goes on from there" in only(verified(storage)).what
+    resize(storage, t=10)
     assert "refused until all have one length" in only(verified(storage)).what
 
 

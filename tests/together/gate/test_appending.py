@@ -81,17 +81,20 @@ class Worker:
         self.process: SpawnProcess = context.Process(target=work, args=(sends, *url, writer, appends, death), daemon=True)
         self.process.start()
         sends.close()
-        self.dies = death is not None
+        self.may_die = death is not None
 
     def result(self) -> list[tuple[int, int, int]]:
-        """Wait until it ends, and return ``(start, stop, first number)`` of each append that was acknowledged."""
+        """Wait until it ends, and return ``(start, stop, first number)`` of each append that was acknowledged.
+
+        One that was to die lives if its step does not come: another process shows its rows, or two shards are stored at once.
+        """
         acknowledged = []
         try:
             while True:
                 acknowledged.append(self._receives.recv())
         except EOFError:
             self.process.join()
-        assert self.process.exitcode == (-9 if self.dies else 0)
+        assert self.process.exitcode in ((-9, 0) if self.may_die else (0,))
         return acknowledged
 
 
@@ -169,7 +172,7 @@ def append_from_many(context: Any, url: Url, workers: list[Worker]) -> None:
     shown = view(url)
     check(url, [*acknowledged, (last.start, last.stop, NEXT)], shown)
     rest = unacknowledged([*acknowledged, (last.start, last.stop, NEXT)], shown)
-    assert {number // 1000 for number in rest} <= {i for i, worker in enumerate(workers, 1) if worker.dies}
+    assert {number // 1000 for number in rest} <= {i for i, worker in enumerate(workers, 1) if worker.may_die}
     # What was not acknowledged is whole: as many rows as the writer wanted to append.
     for writer in {number // 1000 for number in rest}:
         rng = np.random.default_rng(writer)

@@ -31,7 +31,9 @@ def redacted(text: str) -> str:
 def shown_cause(exc: BaseException) -> BaseException | None:
     """Return ``exc``, or ``None`` if it or its causes would show a secret in a traceback; for ``raise … from``."""
     error: BaseException | None = exc
-    while error is not None:
+    looked_at: set[int] = set()
+    while error is not None and id(error) not in looked_at:  # a cause may lead back to where it came from
+        looked_at.add(id(error))
         if redacted(str(error)) != str(error):
             return None
         error = error.__cause__ or error.__context__

@@ -359,6 +359,12 @@ def test_redaction() -> None:
     assert (shown_cause(harmless), shown_cause(telling)) == (harmless, None)
 
 
+def test_causes_that_lead_back_to_where_they_came_from_are_looked_at_once() -> None:
+    first, second = ValueError("first"), ValueError("second")
+    first.__cause__, second.__cause__ = second, first
+    assert shown_cause(first) is first
+
+
 def test_names_in_memory_with_an_at_are_shown() -> None:
     assert redacted("memory://run.ice@main/ct, sftp://me:secret@host/a@b") == "memory://run.ice@main/ct, sftp://host/a@b"
     assert redacted("memory://me:secret@x") == "memory://x"

@@ -9,21 +9,26 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import random
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import islice
-from typing import get_args
+from itertools import count, islice
+from typing import Literal, get_args
 
 from shardstore.plan.strategies import STRATEGIES
+from tests.simulation.appends import Appending
 from tests.simulation.histories import CLIENTS, FAULTS, OPERATIONS, Limits, Result, Run
-from tests.simulation.packings import Packing, is_packing
+from tests.simulation.packings import Packing
 from tests.simulation.world import Kind
 
 _SEEDS_AT_ONCE = 20
+
+Form = Literal["chunks", "packing", "appends"]
+_FORMS: dict[Form, type[Run]] = {"chunks": Run, "packing": Packing, "appends": Appending}
 
 
 @dataclass
@@ -65,9 +70,15 @@ class Totals:
 
 
 def run(seed: int, kind: Kind, limits: Limits | None = None, *, keeps_trace: bool = False) -> Result:
-    """Make and check one run: of clients that share arrays, or of drivers that pack."""
-    form = Packing if is_packing(seed) else Run
+    """Make and check one run, of the form that the seed has. Nothing can be appended where nothing is conditional."""
+    form = Run if kind == "bare" and form_of(seed) == "appends" else _FORMS[form_of(seed)]
     return form(seed, kind, limits or Limits(), keeps_trace=keeps_trace).go()
+
+
+def form_of(seed: int) -> Form:
+    """Return what the run of a seed is: of clients that share arrays, of drivers that pack, or of clients that append."""
+    drawn = random.Random(f"form {seed}").random()
+    return "packing" if drawn < 0.12 else "appends" if drawn < 0.25 else "chunks"
 
 
 def runs(seeds: Sequence[int], kind: Kind, limits: Limits) -> list[Result]:
@@ -134,6 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the command line says; return its exit code: 1 if a promise was broken."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=(__doc__ or "").partition(":")[0])
     parser.add_argument("--world", choices=[*get_args(Kind), "mixed"], default="mixed", help="the kind of storage")
+    parser.add_argument("--form", choices=get_args(Form), help="only seeds of this form; by default all")
     parser.add_argument("--seeds", type=int, default=200, help="how many (default: %(default)s)")
     parser.add_argument("--first", type=int, help="the first seed; by default one that depends on the time")
     parser.add_argument("--seconds", type=float, default=86400.0, help="stop after so long")
@@ -155,14 +167,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"trace {result.digest}; {result.violation or 'no promise was broken'}")
         return result.violation is not None
     first = int(time.time() * 1000) if given.first is None else given.first
+    seeds = islice((seed for seed in count(first) if given.form in (None, form_of(seed))), given.seeds)
     if given.digests:
         logging.disable(logging.CRITICAL)
-        for seed in range(first, first + given.seeds):
+        for seed in seeds:
             print(*(f"{kind} {seed} {run(seed, kind, _limits(given)).digest}" for kind in kinds), sep="\n")
         return 0
     began = time.monotonic()
     limits = _limits(given)
-    totals = campaign(iter(range(first, first + given.seeds)), kinds, given.seconds, given.workers, limits=limits)
+    totals = campaign(seeds, kinds, given.seconds, given.workers, limits=limits)
     print(f"seeds from {first}: {totals.line(time.monotonic() - began)}")
     for result in totals.failed:
         smaller = shrunk(result.seed, result.kind, limits)

@@ -47,6 +47,7 @@ _DOCUMENTS = (".json", ".zarray", ".zgroup", ".zattrs")
 _OPERATIONS = ("read", "read", "list", "write", "write", "write", "erase", "both", "transaction", "whole")
 Change = Literal["nothing", "resize", "recreate", "move"]
 FAULTS = (*NETWORK_FAULTS, *DISK_FAULTS)
+_CALM = Conduct()
 CLIENTS = 3
 OPERATIONS = 12  # of each client
 
@@ -119,6 +120,8 @@ def conduct_of(rng: random.Random) -> Conduct:
 class Run:
     """One run of clients in a world."""
 
+    pause_seconds = (1.0, 60.0, 7200.0)
+
     def __init__(self, seed: int, kind: Kind, limits: Limits, *, keeps_trace: bool = False) -> None:
         self.rng = random.Random(f"run {seed}")
         self.limits = limits
@@ -183,6 +186,11 @@ class Run:
             copy_window_bytes=self.rng.choice([16, 64 << 20]),
         )
 
+    @property
+    def operations(self) -> int:
+        """How many operations there were so far."""
+        return sum(map(len, self.recorder.history.operations.values()))
+
     # -- the run -------------------------------------------------------------------------------------------------------
 
     def go(self) -> Result:
@@ -195,12 +203,11 @@ class Run:
             violation = str(exc)
         except ShardStoreError as exc:
             violation = f"when nothing failed any more: {type(exc).__name__}: {exc}"
-        operations = sum(map(len, self.recorder.history.operations.values()))
         return Result(
             world.seed,
             world.kind,
             world.trace.digest,
-            operations,
+            self.operations,
             world.requests,
             world.kills,
             world.pauses,
@@ -215,23 +222,32 @@ class Run:
 
     async def _main(self) -> None:
         world = self.world
-        conduct, world.network.conduct = world.network.conduct, Conduct()
+        conduct = self.calm()
         maker = world.process("maker")
         await world.loop.start(maker, partial(self._make, maker))
-        world.network.conduct = conduct
-        if world.calls is not None:
-            world.calls.habits = self.habits
+        self.storm(conduct)
         await self._phase()
         for change in self.changes:
             await self._change(change)
             await self._phase()
-        world.network.conduct = Conduct()
-        if world.calls is not None:
-            world.calls.habits, world.calls.is_full = Habits(), False
+        self.calm()
         await asyncio.sleep(2 * conduct.latest_seconds)  # what is under way arrives
         checker = world.process("checker")
         await world.loop.start(checker, partial(self._last_look, checker))
         self.unchecked = self.recorder.history.check()
+
+    def calm(self, conduct: Conduct = _CALM) -> Conduct:
+        """Let nothing fail from now on; return how the network was."""
+        before, self.world.network.conduct = self.world.network.conduct, conduct
+        if self.world.calls is not None:
+            self.world.calls.habits, self.world.calls.is_full = Habits(), False
+        return before
+
+    def storm(self, conduct: Conduct) -> None:
+        """Let the network be as it is in this run, and the disk too."""
+        self.world.network.conduct = conduct
+        if self.world.calls is not None:
+            self.world.calls.habits = self.habits
 
     async def _phase(self) -> None:
         """Let clients, and the operator, work for a time."""
@@ -288,7 +304,7 @@ class Run:
                     case "kill" if not self.writes_alone:
                         self.world.kill(process)
                     case "pause":
-                        self.world.pause(process, self.rng.choice([1.0, 60.0, 7200.0]))
+                        self.world.pause(process, self.rng.choice(self.pause_seconds))
                     case "cut off":
                         await self._cut_off(process)
         await asyncio.wait(either, return_when="FIRST_COMPLETED")
@@ -321,12 +337,16 @@ class Run:
                 if self.rng.random() < 0.25:  # when it costs most: while a file that was changed in place is being synced
                     calls.awaited_sync = asyncio.get_running_loop().create_future()
                     await asyncio.wait([lives, calls.awaited_sync], return_when=asyncio.FIRST_COMPLETED)
-                self.recorder.history.forget_unacknowledged()
+                self.forget_unacknowledged()
                 self.world.lose_power()
             else:
                 calls.is_full = True
                 await asyncio.sleep(self._soon() / 4)
                 calls.is_full = False
+
+    def forget_unacknowledged(self) -> None:
+        """Let what was seen say nothing of what a loss of power may undo."""
+        self.recorder.history.forget_unacknowledged()
 
     def _engine(self, process: Process, before: Presented | None, *, is_new: bool) -> Presented:
         """Return the engine that a client begins with: a new one, the one that it had before, or what has come of that by a pickle."""
@@ -406,9 +426,7 @@ class Run:
     async def _renew(self) -> None:
         """Erase what a failed change may have left half done, and create the array anew; on a day on which nothing fails."""
         world = self.world
-        conduct, world.network.conduct = world.network.conduct, Conduct()
-        if world.calls is not None:
-            world.calls.habits = Habits()
+        conduct = self.calm()
         architect = world.process("architect")
 
         async def renew() -> None:
@@ -418,9 +436,7 @@ class Run:
             await self._make(architect)
 
         await world.loop.start(architect, renew)
-        world.network.conduct = conduct
-        if world.calls is not None:
-            world.calls.habits = self.habits
+        self.storm(conduct)
 
     async def _changed(self, process: Process, change: Change) -> bool:
         """Return whether the change was made; otherwise some of it may be."""

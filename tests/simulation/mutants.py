@@ -17,10 +17,12 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import count, islice
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tests.simulation.campaign import Form
     from tests.simulation.world import Kind
 
 MOST_SEEDS = 2000
@@ -35,6 +37,8 @@ class Mutant:
     old: str
     new: str
     kind: Kind = "aws"
+    form: Form | None = None
+    """The form of the seeds that are tried; by default any."""
 
 
 _COMMITTER = "shardstore.engine.writing.committer"
@@ -51,6 +55,7 @@ _GCS = "shardstore.storage.gcs.storage"
 _PACK_RUN = "shardstore.maintenance.packing.run"
 _RECORD = "shardstore.maintenance.packing.record"
 _GCS_UPLOAD = "shardstore.storage.gcs.upload"
+_LINE = "shardstore.engine.appending.line"
 
 MUTANTS = (
     Mutant(
@@ -320,6 +325,44 @@ MUTANTS = (
         "            self._written += self._new\n            self._new = []",
         "            self._new = []",
     ),
+    Mutant(
+        "appends: no fence",
+        "shardstore.engine.appending.view",
+        "        self._place.check(self._record_key, record)\n",
+        "",
+        "gcs",
+        "appends",
+    ),
+    Mutant(
+        "appends: offsets are not kept",
+        "shardstore.plan.strategies",
+        "return plan_keep(commit, commit.old, self.dead_bytes_kept)",
+        "return plan_rewrite(commit.index_format, commit.old, commit.old_nbytes, commit.updates, commit.order)",
+        form="appends",
+    ),
+    Mutant("appends: a reservation that was taken back is made again", _LINE, "if id_ in record.evicted:", "if False:", form="appends"),
+    Mutant(
+        "appends: who is done counts as alive",
+        _LINE,
+        "if beat != one.beat:",
+        "if one.done or beat != one.beat:",
+        "local",
+        "appends",
+    ),
+    Mutant(
+        "appends: the root shows the rows before the arrays do",
+        "shardstore.engine.appending.documents",
+        "        await asyncio.gather(*(self._publish(path, shown, stop) for path in self.axes))\n        for group in self._groups:\n",
+        "        for group in [*self._groups, *self.axes]:\n",
+        form="appends",
+    ),
+    Mutant(
+        "appends: a reservation that is not done is committed",
+        "shardstore.format.append_record",
+        "while open_ and open_[0].done:",
+        "while open_:",
+        form="appends",
+    ),
 )
 
 
@@ -349,12 +392,10 @@ def seeds_to_find(mutant: Mutant, most: int = MOST_SEEDS) -> int | None:
     """Return how many seeds it takes to notice a mutant, in this process, which has not loaded the module yet; ``None``: more."""
     sys.meta_path.insert(0, _Loader(mutant))
     logging.disable(logging.CRITICAL)
-    from tests.simulation.campaign import run
+    from tests.simulation.campaign import form_of, run
 
-    for seed in range(most):
-        if run(seed, mutant.kind).violation is not None:
-            return seed + 1
-    return None
+    seeds = islice((seed for seed in count() if mutant.form in (None, form_of(seed))), most)
+    return next((tried for tried, seed in enumerate(seeds, start=1) if run(seed, mutant.kind).violation is not None), None)
 
 
 def _in_process(name: str, most: int) -> str:

@@ -7,7 +7,6 @@ sound, and nothing else is there but the record.
 from __future__ import annotations
 
 import asyncio
-import random
 from dataclasses import replace
 from functools import partial
 
@@ -17,10 +16,8 @@ from shardstore.errors import ShardStoreError
 from shardstore.maintenance.execution import Execution
 from shardstore.maintenance.packing.pack import PackKeywords, pack
 from shardstore.maintenance.verify.run import Copy, verify_engine
-from tests.simulation.calls import Habits
 from tests.simulation.histories import ARRAYS, PER_SHARDS, SHAPES, Limits, Run, document
 from tests.simulation.loop import Process
-from tests.simulation.network import Conduct
 from tests.simulation.operators import QUARANTINE, repaired
 from tests.simulation.recorded import stored
 from tests.simulation.registers import Violation
@@ -54,38 +51,27 @@ class Packing(Run):
         """Whether the last driver that ended said that the target is complete."""
 
     async def _main(self) -> None:
-        world, conduct = self.world, self.world.network.conduct
-        self._calm()
+        world, conduct = self.world, self.calm()
         owner = world.process("owner")
         await world.loop.start(owner, partial(self._make_source, owner))
-        self._stormy(conduct)
+        self.storm(conduct)
         for _ in range(self.rng.choice([1, 2, 4])):
             self.is_complete = False
             await self._packed_in_parts()
             await asyncio.sleep(100 * conduct.mean_seconds)
             if self.is_complete:
-                self._calm()
+                self.calm()
                 checker = world.process("checker")
                 await world.loop.start(checker, partial(self._check_packed, checker))
-                self._stormy(conduct)
+                self.storm(conduct)
             if self.rng.random() < 0.5:
                 owner = world.process("owner")
                 await self._until_death(owner, partial(self._change_source, owner))
                 await asyncio.sleep(100 * conduct.mean_seconds)
-        self._calm()
+        self.calm()
         await asyncio.sleep(86400.0)
         checker = world.process("checker")
         await world.loop.start(checker, partial(self._last_pack, checker))
-
-    def _calm(self) -> None:
-        self.world.network.conduct = Conduct()
-        if self.world.calls is not None:
-            self.world.calls.habits, self.world.calls.is_full = Habits(), False
-
-    def _stormy(self, conduct: Conduct) -> None:
-        self.world.network.conduct = conduct
-        if self.world.calls is not None:
-            self.world.calls.habits = self.habits
 
     async def _make_source(self, process: Process) -> None:
         engine = self.world.engine(process, self.base)
@@ -157,8 +143,3 @@ class Packing(Run):
         others = [name for name in objects if not name.endswith(".json")]
         if len(others) != len(shards):
             raise Violation(f"there are to be {len(shards)} shards, and there are {sorted(others)}")
-
-
-def is_packing(seed: int) -> bool:
-    """Return whether the run of a seed is one of packing."""
-    return random.Random(f"form {seed}").random() < 0.12

@@ -48,6 +48,13 @@ def test_seeds_that_stay(kind: Kind) -> None:
         assert not result.unchecked
 
 
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "bare"])
+def test_appends(kind: Kind) -> None:
+    for seed in [seed for seed in range(8 * STAYING) if campaign.form_of(seed) == "appends"]:
+        result = run(seed, kind)
+        assert result.violation is None, f"seed {seed} of {kind}: {result.violation}"
+
+
 @pytest.mark.gate
 @pytest.mark.parametrize("kind", KINDS)
 def test_clients_that_keep_offsets(kind: Kind) -> None:
@@ -113,7 +120,20 @@ def test_everything_happens(kind: Kind, faults: Sequence[str], least: int) -> No
     assert all(totals.faults[name] > least for name in faults), totals.faults
     assert totals.kills > 5
     assert totals.pauses > 2
-    for what in ("compact", "repair", "verify", "resize", "recreate", "move", "pickled", "packed", "list", "in transactions"):
+    for what in (
+        "compact",
+        "repair",
+        "verify",
+        "resize",
+        "recreate",
+        "move",
+        "pickled",
+        "packed",
+        "list",
+        "in transactions",
+        "appended",
+        "stored elsewhere",
+    ):
         assert totals.outcomes[what] > 2, what
     assert totals.outcomes["written"] > 5 * sum(count for name, count in totals.outcomes.items() if name.startswith("write "))
 

@@ -85,6 +85,8 @@ class World:
             self.bucket.objects.on_change = self._changed
         if kind == "bare" and isinstance(self.bucket, s3.Bucket) and self.rng.random() < 0.5:
             self.bucket.listing_lag_seconds = conduct.mean_seconds * self.rng.choice([1.0, 20.0])
+        self.on_change: Callable[[str], None] = lambda name: None
+        """Called after each change of an object, with its name or the last part of it, and after a loss of power."""
         self.processes: list[Process] = []
         self.kills = self.pauses = 0
         self._begun = 0
@@ -114,10 +116,13 @@ class World:
 
     def _changed(self, name: str, version: Version | None) -> None:
         self.trace.note(f"delete {name}" if version is None else f"put {name} {version.etag}")
+        self.on_change(name)
 
     def _renamed(self, what: str, name: str, inode: Inode | None) -> None:
         stored = "" if inode is None else f" inode {inode.number}, {len(inode.content.data)} bytes"
         self.trace.note(f"{what} {'a hidden file' if name.startswith('.') else name}{stored}")
+        if not name.startswith("."):
+            self.on_change(name)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -211,6 +216,7 @@ class World:
         self.trace.note("power lost")
         self.calls.faults["power"] += 1
         self.calls.disk.lose_power(self.rng)
+        self.on_change("")
 
     def pause(self, process: Process, seconds: float) -> None:
         self.pauses += 1

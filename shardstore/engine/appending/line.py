@@ -331,14 +331,22 @@ class Line:
 
     async def _swap(self, attempt: Callable[[], Awaitable[AppendRecord]]) -> AppendRecord:
         turn = self.contention.turn(self.key)
+        unknown: WriteOutcomeUnknown | None = None
 
         async def one() -> AppendRecord:
+            nonlocal unknown
             try:
                 return await attempt()
             except WriteOutcomeUnknown as exc:  # each change finds out whether it was made
+                unknown = exc
                 raise ConditionFailed(str(exc)) from exc
 
-        return await turn.swap(f"the record of appends {self.key!r}", one)
+        try:
+            return await turn.swap(f"the record of appends {self.key!r}", one)
+        except Conflict as exc:
+            if unknown is None or isinstance(exc, ReservationMoved | LengthChanged):
+                raise
+            raise unknown from exc
 
     async def _read(self) -> tuple[AppendRecord | None, Generation | None]:
         record, generation = await read_record(self.storage, self.key)

@@ -249,6 +249,20 @@ def test_the_outcome_is_unknown_if_stored_rows_cannot_be_shown(fails: str) -> No
         assert where == slice(3, 5)
 
 
+def test_answers_that_stay_lost_are_no_conflict() -> None:
+    place = fresh_memory()
+    made(place)
+    broken = HookedStorage(again(place))
+
+    async def before(operation: str, key: str) -> None:
+        if operation == "write" and key.endswith(".append.json"):
+            raise shardstore.WriteOutcomeUnknown("no answer came")
+
+    broken.before = before
+    with pytest.raises(shardstore.WriteOutcomeUnknown, match="no answer came"):
+        shardstore.append(shardstore.open(broken, commit_attempts=3), rows(4, 2), "time")
+
+
 def foreign(length: int) -> Callable[[MemoryStorage], None]:
     def resize(place: MemoryStorage) -> None:
         store = shardstore.open(MemoryStorage(place.path))

@@ -116,7 +116,7 @@ def test_a_seed_is_always_the_same_run() -> None:
 @pytest.mark.parametrize(("kind", "faults", "least"), [("aws", NETWORK_FAULTS, 20), ("local", DISK_FAULTS, 10)])
 def test_everything_happens(kind: Kind, faults: Sequence[str], least: int) -> None:
     """In some seeds together, each kind of fault, kills and pauses; the most of what is asked for is done all the same."""
-    totals = campaign.campaign(iter(range(40)), [kind], 600.0, 1, limits=Limits(), most_failed=100)
+    totals = campaign.campaign(iter(range(50)), [kind], 600.0, 1, limits=Limits(), most_failed=100)
     assert all(totals.faults[name] > least for name in faults), totals.faults
     assert totals.kills > 5
     assert totals.pauses > 2

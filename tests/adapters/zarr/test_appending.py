@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import pickle
 import threading
@@ -17,6 +18,7 @@ import zarr
 from fsspec.implementations.memory import MemoryFileSystem
 
 import shardstore
+from shardstore.adapters.zarr import chunks
 from shardstore.engine.appending.line import Place
 from shardstore.engine.appending.view import GrownView
 from shardstore.errors import Conflict, InvalidInput, NotFound, ReadOnly, Unsupported
@@ -305,8 +307,6 @@ def test_a_length_that_another_program_sets_meanwhile_is_a_conflict(length: int)
             done.set()
             thread = threading.Thread(target=foreign(length), args=(place,))
             thread.start()
-            import asyncio
-
             await asyncio.to_thread(thread.join)
 
     mine.before = before
@@ -371,6 +371,42 @@ def test_requests_of_an_append_alone() -> None:
     arrays, shards = variables + 1, variables + 1
     assert kinds["json"] == 2 * (arrays + 1)
     assert sum(kinds.values()) <= 4 + 2 * (arrays + 1) + 3 * shards
+
+
+@pytest.mark.parametrize(("counts", "decoded"), [((4, 4), 0), ((3, 5), 1)])
+def test_appends_that_share_a_shard_but_no_chunk_decode_nothing(
+    counts: tuple[int, int], decoded: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the chunk in which one append ends and the next begins is decoded, by the one that comes second."""
+    place = fresh_memory()
+    store = shardstore.open(place, chunks_per_shard=(4,))
+    zarr.create_array(store, name="a", shape=(0,), chunks=(4,), dtype="i4", dimension_names=["time"])
+    calls: list[object] = []
+    old_chunk = chunks._old_chunk
+
+    def counted(chain: Any, getter: Any, spec: Any, was: Any) -> Any:
+        calls.extend([was] if was is not None else [])
+        return old_chunk(chain, getter, spec, was)
+
+    monkeypatch.setattr(chunks, "_old_chunk", counted)
+    first, second = HookedStorage(again(place)), HookedStorage(again(place))
+    rival = threading.Thread(target=lambda: shardstore.append(second, np.full(counts[1], 2), "time", path="a"))
+    stored = asyncio.Event()
+
+    async def before(operation: str, key: str) -> None:
+        if operation in ("write", "compose") and key.startswith("a/c") and not stored.is_set():
+            rival.start()  # it stores its rows in the same shard before we do, and waits for us
+            await stored.wait()
+
+    async def after(operation: str, key: str) -> None:
+        if key.startswith("a/c"):
+            stored.set()
+
+    first.before, second.after = before, after
+    shardstore.append(first, np.full(counts[0], 1), "time", path="a")
+    rival.join()
+    np.testing.assert_array_equal(zarr.open_array(shardstore.open(again(place)), path="a")[...], [1] * counts[0] + [2] * counts[1])
+    assert len(calls) == decoded
 
 
 def test_a_view_travels_to_other_processes() -> None:

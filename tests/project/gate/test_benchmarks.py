@@ -120,7 +120,7 @@ def test_bars_and_pages_are_made_of_it(results: Path, tmp_path: Path) -> None:
     assert "\n| 1,000 arrays opened, × zarr-python | " in page
     assert "\n| raw | " in page
     assert "\n| Round trip, zstd, sharded, 8 at once | " in page
-    assert "| | zarr-python, local | zarr-python, latency |\n" in page
+    assert "| | zarr-python, local | zarr-python, latency |" in page
     assert "| Planes across shards, along each dimension | " in page
     assert "bars were held" in page
     (tmp_path / "benchmarks.md").write_text("An older page.\n" + page[page.index("## What was measured") :])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from dataclasses import fields
 from typing import Any, cast
@@ -50,7 +51,7 @@ def append(
         The rows, ``slice(start, stop)``.
 
     Raises:
-        InvalidInput: the data does not fit the arrays, or no array has the dimension; nothing was changed.
+        InvalidInput: the data does not fit the arrays, no array has the dimension, or a transaction is open; nothing was changed.
         NotFound: there is nothing at ``path``.
         Conflict: another program changed the length of an array by other means meanwhile.
         Unsupported: the storage has no conditional writes, or is a snapshot or session of a versioned store, which have appends of their
@@ -61,7 +62,7 @@ def append(
     given: tuple[object, object] = (dim, lease)
     if not isinstance(given[0], str) or not dim:
         raise InvalidInput(f"dim={dim!r} is not the name of a dimension")
-    if isinstance(given[1], bool) or not isinstance(given[1], int | float) or not lease > 0:
+    if isinstance(given[1], bool) or not isinstance(given[1], int | float) or not 0 < lease < math.inf:
         raise InvalidInput(f"lease={lease!r} is not a number of seconds")
     handle = _handle(target, storage_options)
     line = handle.engine.canonical.append_line(check_node_path(path.strip("/")), dim, float(lease))
@@ -124,6 +125,8 @@ def _handle(target: Any, storage_options: dict[str, Any] | None) -> Handle:
         handle = target._handle
     else:
         handle = Handle.find(target, storage_options, {})
+    if handle.engine.in_transaction:
+        raise InvalidInput(f"a transaction is open on {handle.url}, and would not hold an append back: end it first")
     storage = handle.engine.storage
     if storage.kind == "snapshot":
         raise Unsupported(f"{handle.url} is part of a versioned store, which commits change: append to it by session.append")

@@ -170,6 +170,7 @@ def test_groups_below_a_consolidated_root_grow_alone() -> None:
         (lambda: rows(4, 2), {"dim": "height"}, "no array .* has the dimension 'height': they have 'time', 'x'"),
         (lambda: rows(4, 2), {"dim": ""}, "is not the name of a dimension"),
         (lambda: rows(4, 2), {"lease": 0}, "is not a number of seconds"),
+        (lambda: rows(4, 2), {"lease": float("inf")}, "is not a number of seconds"),
         (lambda: rows(4, 2), {"path": "../x"}, "cannot be the path"),
         (lambda: np.zeros(3), {}, "is a group"),
         (lambda: np.zeros((2, 6)), {"path": "a"}, "'b', 'plain', 'time' would become shorter"),
@@ -205,6 +206,15 @@ def test_places_that_cannot_be_appended_to(tmp_path: Path) -> None:
     simple.capabilities_override = replace(place.capabilities, compare_and_swap=False)
     with pytest.raises(Unsupported, match="compare-and-swap"):
         shardstore.append(simple, rows(4, 2), "time")
+
+
+def test_an_append_is_no_part_of_a_transaction() -> None:
+    """What it stores is shown at once, and no rollback would take it back."""
+    store = shardstore.open(place := fresh_memory())
+    made(place)
+    with pytest.raises(InvalidInput, match="transaction"), store.transaction():
+        shardstore.append(store, rows(4, 2), "time")
+    check(place, rows(1, 3))
 
 
 def test_what_fails_gives_its_rows_back() -> None:

@@ -153,6 +153,14 @@ def test_lengths_that_differ_are_refused(repo: Repository) -> None:
         repo.writable_session().append(data(8, 1), "time", message="rows")
 
 
+def test_a_session_does_not_append_in_a_transaction(repo: Repository) -> None:
+    """Its chunks would be held back, and the commit would show fill values."""
+    session = repo.writable_session("main")
+    with pytest.raises(InvalidInput, match="transaction"), session.store.transaction():
+        session.append(data(8, 2), "time", message="rows")
+    assert_rows(repo, (0, 8))
+
+
 def test_a_session_with_changes_or_one_to_read_does_not_append(repo: Repository) -> None:
     session = repo.writable_session()
     zarr.open_group(session.store, mode="r+").attrs["one"] = 1

@@ -210,6 +210,8 @@ class Session:
         core.check_writable("an append")
         if core.is_changed:
             raise InvalidInput(f"{self!r} has changes, which an append would commit too: commit them first, or discard them")
+        if self.store.engine.in_transaction:
+            raise InvalidInput(f"a transaction is open on {self!r}, and would hold back what is appended: end it first")
         request = _request(message, metadata, BasicConflictSolver(on_chunk_conflict="fail"), rebase_tries)
         appended = SessionAppend(core, self.store, data, dim, path)
         if not appended.count:

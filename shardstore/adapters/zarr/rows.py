@@ -110,12 +110,11 @@ def rows_to_append(data: Any, dim: str, path: str, arrays: Mapping[str, JsonObje
         return _array_rows(data, dim, path, of_array, xarray)
     if xarray is not None and isinstance(data, xarray.DataArray):
         if data.name is None:
-            raise InvalidInput(f"the DataArray has no name, so it is not known which array of the group {path!r} it is for: rename it")
+            raise InvalidInput(f"the DataArray has no name, so it is not known which array of {_node(path)} it is for: rename it")
         data = data.to_dataset()
     if xarray is None or not isinstance(data, xarray.Dataset):
         raise InvalidInput(
-            f"{path or 'the root'!r} is a group: append an xarray Dataset or DataArray to it, not a {type(data).__name__}, or name one of "
-            "its arrays"
+            f"{_node(path)} is a group: append an xarray Dataset or DataArray to it, not a {type(data).__name__}, or name one of its arrays"
         )
     with_dim = data.drop_vars([name for name, variable in data.variables.items() if dim not in variable.dims])
     _check_variables({str(name): variable for name, variable in with_dim.variables.items()}, dim, path, arrays)
@@ -124,16 +123,14 @@ def rows_to_append(data: Any, dim: str, path: str, arrays: Mapping[str, JsonObje
 
 
 def _check_variables(variables: Mapping[str, Any], dim: str, path: str, arrays: Mapping[str, JsonObject]) -> None:
-    where = path or "the root"
+    where = _node(path)
     if missing := sorted(arrays.keys() - variables.keys()):
         raise InvalidInput(
-            f"the data has no {', '.join(map(repr, missing))} along {dim!r}, and the group {where!r} has: append all variables at once, or "
+            f"the data has no {', '.join(map(repr, missing))} along {dim!r}, and {where} has: append all variables at once, or "
             "their rows would be fill values"
         )
     if unknown := sorted(variables.keys() - arrays.keys()):
-        raise InvalidInput(
-            f"the group {where!r} has no {', '.join(map(repr, unknown))} along {dim!r}: create the arrays first, or drop the variables"
-        )
+        raise InvalidInput(f"{where} has no {', '.join(map(repr, unknown))} along {dim!r}: create the arrays first, or drop the variables")
     for name, variable in variables.items():
         _check_shape(name, tuple(map(str, variable.dims)), variable.shape, dim, arrays[name])
 
@@ -141,12 +138,12 @@ def _check_variables(variables: Mapping[str, Any], dim: str, path: str, arrays: 
 def _array_rows(data: Any, dim: str, path: str, document: JsonObject, xarray: Any) -> ArrayRows:
     names = tuple(document["dimension_names"])
     if xarray is not None and isinstance(data, xarray.Dataset):
-        raise InvalidInput(f"{path or 'the root'!r} is an array: append an array to it, not a Dataset, or name the group that it is in")
+        raise InvalidInput(f"{_node(path)} is an array: append an array to it, not a Dataset, or name the group that it is in")
     if xarray is not None and isinstance(data, xarray.DataArray):
         dims, data = tuple(map(str, data.dims)), data.data
     else:
         dims, data = names, data if _is_dask(data) else np.asarray(data)
-    _check_shape(path or "the root", dims, data.shape, dim, document)
+    _check_shape(path, dims, data.shape, dim, document)
     axis = names.index(dim)
     return ArrayRows(path, dim, int(data.shape[axis]), data, axis)
 
@@ -156,10 +153,14 @@ def _check_shape(name: str, dims: tuple[str, ...], shape: Sequence[int], dim: st
     sizes = tuple(n if each == dim else size for each, n, size in zip(names, shape, stored, strict=False))
     if dims != names or tuple(shape) != sizes:
         raise InvalidInput(
-            f"what is appended to {name!r} along {dim!r} has the dimensions {dict(zip(dims, shape, strict=False))} "
+            f"what is appended to {_node(name)} along {dim!r} has the dimensions {dict(zip(dims, shape, strict=False))} "
             f"({len(shape)} of them), and the array has {dict(zip(names, stored, strict=True))}: order and all other sizes have to be the "
             "same"
         )
+
+
+def _node(path: str) -> str:
+    return repr(path) if path else "the root"
 
 
 def _is_dask(data: Any) -> bool:

@@ -51,6 +51,10 @@ class GrowingDocuments:
         coordinate = join(self.path, self.dim)
         return coordinate if coordinate in self.axes else min(self.axes)
 
+    @property
+    def _where(self) -> str:
+        return f"{self.path!r} in {self._storage.url}" if self.path else self._storage.url
+
     async def find(self) -> None:
         """Find the arrays.
 
@@ -61,7 +65,7 @@ class GrowingDocuments:
         paths = [self.path, *groups_above(self.path)]
         found = await self._read(paths)
         if self.path not in found:
-            raise NotFound(f"there is no array or group of Zarr v3 at {self.path!r} in {self._storage.url} to append to")
+            raise NotFound(f"there is no array or group of Zarr v3 at {self._where} to append to")
         node = found[self.path].content
         arrays = {self.path: node} if is_array(node) else await self._arrays_below(self.path, found)
         if is_array(node) and self.path:
@@ -70,7 +74,7 @@ class GrowingDocuments:
         if not self.axes:
             names = {name for document in arrays.values() for name in document.get("dimension_names") or () if name}
             has = f"they have {', '.join(map(repr, sorted(names)))}" if names else "they name no dimensions (``dimension_names``)"
-            raise InvalidInput(f"no array at {self.path!r} in {self._storage.url} has the dimension {self.dim!r}: {has}")
+            raise InvalidInput(f"no array at {self._where} has the dimension {self.dim!r}: {has}")
         self.described = {path: arrays[path] for path in self.axes}
         self._groups = [path for path in paths if path in found and self._shows_arrays(path, found[path].content)]
         self._read_last = {path: found[path] for path in self._groups}

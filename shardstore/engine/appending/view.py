@@ -121,7 +121,7 @@ _OF_DOCUMENTS = Generation("as long as it will be")
 
 
 class _Fence:
-    """Asks a question for everybody who waits at the same time: what came while it was being asked shares the next one."""
+    """Asks the record once for all writes that wait at the same time. A write that comes while it is asked waits for the next time."""
 
     def __init__(self, question: Callable[[], Awaitable[None]]) -> None:
         self._question = question

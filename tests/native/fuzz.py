@@ -521,7 +521,7 @@ class Fuzzer:
                 continue
             count, nbytes = count + 1, nbytes + int(shard.entries[slot, 1])
             if pick.random() < 0.02:
-                shard.entries[slot, pick.randrange(2)] = pick.choice([EMPTY, 2**63, 10**6, 2**62])  # no file is so long
+                shard.entries[slot, pick.randrange(2)] = pick.choice([EMPTY, 2**63, shard.nbytes + 1, 2**62])  # all end behind the file
                 is_damaged = True
         return (count, nbytes), is_damaged
 

@@ -30,7 +30,7 @@ from shardstore.errors import InvalidInput, NotFound, ReadOnly, Unsupported
 from shardstore.format.presentation import PresentLevel
 from shardstore.format.shard_index import IndexLocation
 from shardstore.model.chunk_orders import ChunkOrder
-from shardstore.model.options import check_flags
+from shardstore.model.options import check_flags, defaults_of, with_options
 from shardstore.model.redaction import redacted
 from shardstore.model.showing import ShownInNotebooks
 from shardstore.opening.address import links_of_url, protocols_of_links, text_of
@@ -71,53 +71,34 @@ ChunksPerShard: TypeAlias = ShardingPolicy
 """Which arrays are sharded when they are created, and how."""
 
 
-class FurtherOptions(TypedDict, total=False):
-    """Options of a store in addition to those that ``shardstore.open`` names itself. Sizes in bytes, times in seconds."""
-
-    lost_transformers: Mapping[str, tuple[int, ...]]
-    present_level: PresentLevel
-    index_location: IndexLocation
-    index_checksum: bool
-    chunk_order: ChunkOrder
-    max_dead_fraction: float
-    metadata_ttl: float
-    require_atomic: bool
-    index_cache_bytes: int
-    gap_bytes: int | None
-    first_bytes: int | None
-    request_bytes: int
-    max_memory: int
-    commit_concurrency: int
-    copy_window_bytes: int
-    commit_attempts: int
-    kernel: bool
-    fsync: bool
-    locks: Locks
-    transport: Transport
-    static: bool | None
-
-
-class StoreOptions(FurtherOptions, total=False):
-    """All options of a store that every face takes."""
+class StoreOptions(TypedDict, total=False):
+    """The options of a store that every face takes; ``shardstore.open`` describes them. Sizes in bytes, times in seconds."""
 
     chunks_per_shard: ChunksPerShard
     stored: Stored
     present: PresentOption
     strategy: StrategyName | Strategy
-
-
-class OpenOptions(FurtherOptions, total=False):
-    """The options of ``shardstore.open`` that it does not name itself."""
-
-    pipeline: bool
-
-
-class ZarrStoreOptions(StoreOptions, total=False):
-    """The options of ``ShardedStore.from_url``."""
-
-    read_only: bool
-    pipeline: bool
-    storage_options: dict[str, Any] | None
+    index_location: IndexLocation
+    index_checksum: bool
+    chunk_order: ChunkOrder
+    present_level: PresentLevel
+    lost_transformers: Mapping[str, tuple[int, ...]]
+    metadata_ttl: float
+    require_atomic: bool
+    max_dead_fraction: float
+    max_memory: int
+    commit_concurrency: int
+    commit_attempts: int
+    copy_window_bytes: int
+    fsync: bool
+    locks: Locks
+    index_cache_bytes: int
+    gap_bytes: int | None
+    first_bytes: int | None
+    request_bytes: int
+    static: bool | None
+    transport: Transport
+    kernel: bool
 
 
 # -- the engines of this process ---------------------------------------------------------------------------------------
@@ -170,6 +151,10 @@ class Recipe:
         known = storage.ability(HasIdentity)
         place = (storage.url, "") if known is None else (known.identity, known.content)
         return repr((storage.kind, *place, options, self.options, self.fsync, self.locks, self.transport, self.static))
+
+
+takes_store_options = with_options(StoreOptions, defaults_of(EngineOptions) | defaults_of(Recipe) | {"present": "v3"})
+"""Decorates what takes ``**options: Unpack[StoreOptions]``: its signature names them all."""
 
 
 def _flattened(options: dict[str, Any]) -> dict[str, Any]:

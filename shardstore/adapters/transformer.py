@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import Any, Unpack
 
 from shardstore._sync import run_sync
-from shardstore.adapters.handle import Handle, StoreOptions, SynchronousFace, given_bytes, values_of
+from shardstore.adapters.handle import Handle, StoreOptions, SynchronousFace, given_bytes, takes_store_options, values_of
 from shardstore.engine.actions import ERASE, Action, Patch, SetValue
 from shardstore.errors import InvalidInput
 from shardstore.model.options import check_flags
@@ -36,6 +36,7 @@ class ShardingTransformer(SynchronousFace):
     ``shardstore.open``, but for ``pipeline``.
     """
 
+    @takes_store_options
     def __init__(
         self, target: Any, *, read_only: bool = False, storage_options: dict[str, Any] | None = None, **options: Unpack[StoreOptions]
     ) -> None:

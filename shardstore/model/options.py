@@ -1,11 +1,15 @@
-"""Options of functions: checks of their values, and how the command line shows them."""
+"""Options of functions: checks of their values, and how signatures and the command line show them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Literal, TypeVar
 
 from shardstore.errors import InvalidInput
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def check_flags(**values: object) -> None:
@@ -13,6 +17,35 @@ def check_flags(**values: object) -> None:
     for name, value in values.items():
         if not isinstance(value, bool):
             raise InvalidInput(f"{name} {value!r} is neither True nor False")
+
+
+def defaults_of(options: type) -> dict[str, Any]:
+    """Return the defaults of the fields of a dataclass, by name, of those that have one."""
+    made = {each.name: each.default_factory() for each in fields(options) if each.default_factory is not MISSING}
+    return made | {each.name: each.default for each in fields(options) if each.default is not MISSING}
+
+
+def with_options(options: type, defaults: Mapping[str, Any]) -> Callable[[F], F]:
+    """Return a decorator that has the signature of a function name each option of its last parameter, ``**options: Unpack[options]``.
+
+    Type checkers read ``Unpack``. ``help``, notebooks and all else that asks a running program does not, but asks for the signature. The
+    function itself stays the same.
+
+    Args:
+        options: a ``TypedDict``.
+        defaults: the default of each option, by name.
+    """
+
+    def decorate(function: F) -> F:
+        own = inspect.signature(function)
+        *named, _ = own.parameters.values()
+        for name, kind in options.__annotations__.items():
+            annotation = getattr(kind, "__forward_arg__", kind)  # its text, as other annotations are
+            named.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=annotation))
+        function.__signature__ = own.replace(parameters=named)  # type: ignore[attr-defined]  # which ``inspect.signature`` returns
+        return function
+
+    return decorate
 
 
 Form = Literal["text", "number", "texts", "bytes", "counts", "prices"]

@@ -2,7 +2,7 @@
 
 ::
 
-    repo = shardstore.snapshots.Repository.create("s3://bucket/run.ice")
+    repo = shardstore.Repository.create("s3://bucket/run.ice")
     with repo.transaction("main", message="day 1") as store:
         ds.to_zarr(store)
 

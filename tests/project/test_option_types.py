@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 
 import shardstore
-from shardstore.adapters.handle import FurtherOptions, StoreOptions
+from shardstore.adapters.handle import StoreOptions
+from shardstore.adapters.versioned.opened import RepositoryArguments, RepositoryOptions
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import InvalidInput
 from shardstore.maintenance.packing.pack import PackKeywords, PackOptions
@@ -50,8 +51,8 @@ def test_right_options_have_the_right_types() -> None:
 def test_every_option_has_a_type() -> None:
     of_handles = {"fsync", "locks", "transport", "static"}
     assert set(StoreOptions.__annotations__) == {field.name for field in fields(EngineOptions)} | of_handles
-    assert set(StoreOptions.__annotations__) - set(FurtherOptions.__annotations__) == {"chunks_per_shard", "stored", "present", "strategy"}
     assert get_type_hints(PackKeywords) == get_type_hints(PackOptions)
+    assert get_type_hints(RepositoryArguments) | {"url": Any} == get_type_hints(RepositoryOptions)
 
 
 def test_dir_shows_the_public_names() -> None:

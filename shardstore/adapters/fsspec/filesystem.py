@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from shardstore.adapters.fsspec.file import PackedFile, ShardedFile, ShardedTran
 from shardstore.adapters.fsspec.lookups import FileLookups
 from shardstore.adapters.fsspec.root import Root, check_options, link_below, without_protocol
 from shardstore.adapters.fsspec.transfers import FileTransfers
-from shardstore.adapters.handle import FilesystemFace, Handle, given_bytes, raise_failed, raise_first
+from shardstore.adapters.handle import FilesystemFace, Handle, given_bytes, raise_failed, raise_first, takes_store_options
 from shardstore.adapters.own_shards import seen_shape, set_value
 from shardstore.engine.actions import ERASE, Action, SetValue
 from shardstore.errors import InvalidInput, NotFound, ReadOnly, SnapshotExpired
@@ -48,7 +49,7 @@ class ShardedFileSystem(FilesystemFace, FileLookups, FileTransfers, ChainedFileS
         pipeline: hand zarr's whole selections and assignments to the engine, if zarr opens arrays through this.
         snapshot: what the name behind an ``@`` in ``fo`` stands for, as ``main@1CZ3…``: that snapshot is shown, wherever the branch points
             by now. Pickles and JSON of a filesystem that shows a snapshot hold it.
-        options: of the engine; see ``shardstore.open``.
+        options: those of ``shardstore.open``.
 
     Raises:
         InvalidInput: an option is unknown or has an invalid value, or there is nothing below.
@@ -60,6 +61,7 @@ class ShardedFileSystem(FilesystemFace, FileLookups, FileTransfers, ChainedFileS
     everything = EVERYTHING
     storage_options: dict[str, Any]
 
+    @takes_store_options
     def __init__(
         self,
         fo: str = "",
@@ -86,6 +88,9 @@ class ShardedFileSystem(FilesystemFace, FileLookups, FileTransfers, ChainedFileS
         self._given_loop = loop
         # fsspec strips paths by a class method, which cannot know the root, everywhere; on an instance it can.
         self._strip_protocol = self._full_path  # type: ignore[method-assign]
+
+    # fsspec makes instances by a call of the metaclass, which takes anything.
+    __signature__ = inspect.Signature([*inspect.signature(__init__).parameters.values()][1:])
 
     # -- paths -----------------------------------------------------------------------------------------------------
 

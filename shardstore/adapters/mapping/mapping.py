@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequenc
 from typing import Any, Literal, Unpack
 
 from shardstore._sync import run_sync
-from shardstore.adapters.handle import Handle, StoreOptions, SynchronousFace, given_bytes
+from shardstore.adapters.handle import Handle, StoreOptions, SynchronousFace, given_bytes, takes_store_options
 from shardstore.engine.actions import ERASE, SetValue
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.format.store_keys import join
@@ -27,9 +27,10 @@ class ShardedMap(SynchronousFace, MutableMapping[str, bytes]):
         url: what ``shardstore.open`` takes.
         read_only: refuse every write.
         storage_options: for the filesystem that the URL names.
-        options: of the engine; see ``shardstore.open``.
+        options: those of ``shardstore.open``.
     """
 
+    @takes_store_options
     def __init__(
         self, url: Any, *, read_only: bool = False, storage_options: dict[str, Any] | None = None, **options: Unpack[StoreOptions]
     ) -> None:

@@ -11,6 +11,7 @@ from shardstore import __version__
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.extras import how_to_install
+from shardstore.model.options import defaults_of, with_options
 from shardstore.opening.kinds import Transport
 from shardstore.opening.open import open_storage
 from shardstore.opening.options import options_of_another, protocol_of
@@ -82,6 +83,9 @@ class RepositoryArguments(TypedDict, total=False):
     manifest_cache_bytes: int
     fsync: bool
     transport: Transport
+
+
+takes_repository_options = with_options(RepositoryArguments, defaults_of(RepositoryOptions))
 
 
 class OpenedStore:

@@ -9,7 +9,13 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from shardstore._sync import run_sync
-from shardstore.adapters.versioned.opened import OpenedStore, RepositoryArguments, RepositoryOptions, check_prefixes
+from shardstore.adapters.versioned.opened import (
+    OpenedStore,
+    RepositoryArguments,
+    RepositoryOptions,
+    check_prefixes,
+    takes_repository_options,
+)
 from shardstore.adapters.versioned.session import Session
 from shardstore.adapters.versioned.virtual_hierarchy import adopt_hierarchy, place_of_objects
 from shardstore.errors import Corruption, InvalidInput, NotFound
@@ -54,6 +60,7 @@ class Repository:
     # -- opening -------------------------------------------------------------------------------------------------------
 
     @classmethod
+    @takes_repository_options
     def create(cls, url: Any, **options: Unpack[RepositoryArguments]) -> Repository:
         """Make a repository, with the branch ``main`` and a first snapshot that holds the root group, and open it.
 
@@ -82,6 +89,7 @@ class Repository:
         return repository
 
     @classmethod
+    @takes_repository_options
     def open(cls, url: Any, **options: Unpack[RepositoryArguments]) -> Repository:
         """Open a repository that exists; arguments are those of ``create``.
 
@@ -94,12 +102,14 @@ class Repository:
         return repository
 
     @classmethod
+    @takes_repository_options
     def exists(cls, url: Any, **options: Unpack[RepositoryArguments]) -> bool:
         """Return whether there is a repository; arguments are those of ``create``."""
         store = cls(RepositoryOptions(url, **options))._store
         return run_sync(store.catalog.get(store.name)) is not None
 
     @classmethod
+    @takes_repository_options
     def open_or_create(cls, url: Any, **options: Unpack[RepositoryArguments]) -> Repository:
         """Open a repository, or make it where there is none; arguments are those of ``create``."""
         try:
@@ -111,6 +121,7 @@ class Repository:
                 return cls.open(url, **options)
 
     @classmethod
+    @takes_repository_options
     def adopt(
         cls,
         source: Any,
@@ -153,6 +164,7 @@ class Repository:
         return made
 
     @classmethod
+    @takes_repository_options
     def import_icechunk(
         cls,
         source: Any,

@@ -9,7 +9,7 @@ from zarr.abc.store import OffsetByteRequest, RangeByteRequest, Store, SuffixByt
 from zarr.core.buffer import Buffer, BufferPrototype
 
 from shardstore._sync import iterate, run_async, run_sync
-from shardstore.adapters.handle import Handle, StoreFace, StoreOptions, ZarrStoreOptions, raise_first
+from shardstore.adapters.handle import Handle, StoreFace, StoreOptions, raise_first, takes_store_options
 from shardstore.adapters.own_shards import seen_shape, set_value
 from shardstore.adapters.zarr.arrays import replace_methods
 from shardstore.adapters.zarr.chunk_pipeline import handles_keys_as
@@ -38,9 +38,10 @@ class ShardedStore(StoreFace, Store):
         storage_options: for the filesystem that the URL names.
         pipeline: hand whole selections and assignments to the engine (zarr's ``codec_pipeline.path``); the environment
             variable ``SHARDSTORE_PIPELINE=0`` turns it off as well.
-        options: of the engine; see ``shardstore.open``.
+        options: those of ``shardstore.open``.
     """
 
+    @takes_store_options
     def __init__(
         self,
         url: Any,
@@ -60,9 +61,18 @@ class ShardedStore(StoreFace, Store):
             install_pipeline()
 
     @classmethod
-    def from_url(cls, url: Any, **options: Unpack[ZarrStoreOptions]) -> ShardedStore:
+    @takes_store_options
+    def from_url(
+        cls,
+        url: Any,
+        *,
+        read_only: bool = False,
+        storage_options: dict[str, Any] | None = None,
+        pipeline: bool = True,
+        **options: Unpack[StoreOptions],
+    ) -> ShardedStore:
         """Open a store, as calling the class does; zarr's own stores have this method too."""
-        return cls(url, **options)
+        return cls(url, read_only=read_only, storage_options=storage_options, pipeline=pipeline, **options)
 
     # -- about -----------------------------------------------------------------------------------------------------
 

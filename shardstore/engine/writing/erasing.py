@@ -55,7 +55,7 @@ class Erasing:
         if not prefix and await holds_versioned_store(self._storage):
             raise InvalidInput(
                 f"{self._storage.url} is a versioned store, and all of its snapshots would be erased: open a session of it by "
-                "shardstore.snapshots.Repository.open to write into it. Repository.destroy(yes=True) removes it"
+                "shardstore.Repository.open to write into it. Repository.destroy(yes=True) removes it"
             )
         await with_fresh_layout(lambda: self._erase(prefix, keep_documents), _kept_changing(prefix))
         if (tree := self._storage.ability(FileTree)) is not None:  # another process may have removed something already

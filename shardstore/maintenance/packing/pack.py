@@ -26,7 +26,7 @@ from shardstore.maintenance.packing.target import Places
 from shardstore.maintenance.packing.translation import Mode, TargetForm
 from shardstore.maintenance.pins import Pin, check_none_held
 from shardstore.model.chunk_orders import ChunkOrder, check_chunk_order
-from shardstore.model.options import check_flags, option
+from shardstore.model.options import check_flags, defaults_of, option, with_options
 from shardstore.model.redaction import redacted
 from shardstore.opening.address import Address, text_of
 from shardstore.opening.location import Location, location_of, why_not_apart
@@ -175,10 +175,14 @@ class PackKeywords(TypedDict, total=False):
     message: str | None
 
 
+_takes_options = with_options(PackKeywords, defaults_of(PackOptions))
+
+
 def _is_price(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
 
 
+@_takes_options
 def pack(
     source: Any,
     target: Any,
@@ -204,7 +208,39 @@ def pack(
         executor: carries out the work: any ``concurrent.futures.Executor``, or the ``distributed.Client`` of a dask cluster; by
             default threads of this process.
         progress: called now and then, in the calling thread or on the IO loop; or ``True``: it is shown on stderr.
-        options: the options of ``shardstore.maintenance.packing.pack.PackOptions``.
+        options: the following. Sizes are in bytes.
+
+            The result:
+
+            - ``stored``: ``"codec"``, Zarr v3 with ``sharding_indexed``; or ``"transformer"``, a hierarchy of the 2022 draft.
+            - ``chunk_order``: the order of the chunks in a shard: ``"C"``, ``"F"`` or ``"morton"``.
+            - ``index_location``: where a shard has its index, ``"end"`` or ``"start"``.
+            - ``index_checksum``: protect the index by a CRC-32C.
+            - ``chunk_checksums``: append the codec ``crc32c`` to the codecs of chunks: then every reader finds damage.
+            - ``ome``: rewrite the metadata of OME-Zarr 0.4 to 0.5, the version for Zarr v3.
+            - ``include``, ``exclude``: patterns (``fnmatch``) of paths of nodes; each covers everything below a node that it matches.
+            - ``lost_transformers``: by path, the chunks per shard of arrays of the 2022 draft whose documents have lost them.
+            - ``overwrite``: replace what is at the target, as soon as the new hierarchy is complete.
+            - ``message``: of the commit, if the target is a branch of a versioned store.
+
+            The run:
+
+            - ``dry_run``: write nothing, and report what would be done, with an estimate of its requests.
+            - ``prices``: for that estimate, prices of 1,000 requests, by ``"list"``, ``"get"`` and ``"put"``.
+            - ``workers``: the number of concurrent units.
+            - ``retries``: the number of retries of a unit after its storage failed, or its worker was lost.
+            - ``part``: ``"I/N"``, only the ``I``-th of ``N`` disjoint shares. The part that ends last makes the result visible.
+            - ``only_failed``: do only what failed in the last run.
+            - ``max_memory``: bytes that each process holds at once, whatever the size of shards.
+            - ``record``: the place of the record of finished work; by default next to the target, with ``.pack`` after its name.
+            - ``pins``: shards of the target that offsets are held into: ``overwrite`` is refused while they are there.
+
+            Storages:
+
+            - ``storage_options``, ``target_options``: for the filesystems of source and target. Those of the source serve for the
+              target too, if both have the same protocol.
+            - ``check_space``: refuse to begin if a local disk does not have enough room.
+            - ``fsync``: on local disks, written data survives the loss of power.
 
     Raises:
         InvalidInput: an option has a value that cannot be right; or source, target and record overlap, or, with ``overwrite``, it
@@ -223,6 +259,7 @@ def pack(
     return _pack("pack", source, target, chunks_per_shard, executor, progress, options)
 
 
+@_takes_options
 def reshard(
     source: Any,
     target: Any,
@@ -232,10 +269,14 @@ def reshard(
     progress: Callable[[Progress], None] | bool | None = None,
     **options: Unpack[PackKeywords],
 ) -> PackReport:
-    """Move sharded arrays into other shards, as ``pack`` does, the inner chunks unchanged. Arrays that are not sharded stay so."""
+    """Move sharded arrays into other shards, as ``pack`` does, the inner chunks unchanged. Arrays that are not sharded stay so.
+
+    Arguments and errors are those of ``pack``.
+    """
     return _pack("reshard", source, target, chunks_per_shard, executor, progress, options)
 
 
+@_takes_options
 def unpack(
     source: Any,
     target: Any,
@@ -244,7 +285,10 @@ def unpack(
     progress: Callable[[Progress], None] | bool | None = None,
     **options: Unpack[PackKeywords],
 ) -> PackReport:
-    """Move all chunks out of shards, as ``pack`` moves them in: every chunk becomes an object, and no array is sharded."""
+    """Move all chunks out of shards, as ``pack`` moves them in: every chunk becomes an object, and no array is sharded.
+
+    Arguments and errors are those of ``pack``.
+    """
     return _pack("unpack", source, target, None, executor, progress, options)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
@@ -15,9 +15,10 @@ import pytest
 
 import shardstore
 from shardstore import errors
-from shardstore.engine.options import EngineOptions
+from shardstore.adapters.handle import StoreOptions
+from shardstore.adapters.versioned.opened import RepositoryArguments
 from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY
-from shardstore.maintenance.packing.pack import PackOptions
+from shardstore.maintenance.packing.pack import PackKeywords, PackOptions
 from shardstore.plan import policy
 from shardstore.references.combining import ComparisonBounds
 from tests.project.trees import MODULES, nodes_of
@@ -124,9 +125,6 @@ def test_the_defaults_of_the_options_are_those_of_the_code() -> None:
     page = (ROOT / "docs/reference/options.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]*?) \|", page, re.MULTILINE))
     defaults = {name: parameter.default for name, parameter in inspect.signature(shardstore.open).parameters.items()}
-    made = EngineOptions()
-    defaults |= {field.name: getattr(made, field.name) for field in fields(EngineOptions)} | {"present": "v3", "locks": "auto"}
-    defaults |= {"fsync": True, "transport": "fsspec", "pipeline": True}
     shown = {name for name, default in rows.items() if default != "by kind of storage"}
     assert len(shown) > 20
     assert {name: value_of(rows[name]) for name in shown} == {name: defaults[name] for name in shown}
@@ -135,8 +133,34 @@ def test_the_defaults_of_the_options_are_those_of_the_code() -> None:
 
 def test_the_options_of_pack_are_all_named() -> None:
     text = (ROOT / "docs/reference/reference.md").read_text()
-    options = text[text.index("PackOptions`: ") : text.index("## shardstore.references")].partition("```")[0]
+    options = text[text.index("Their options, which") : text.index("## shardstore.references")].partition("```")[0]
     assert {field.name for field in fields(PackOptions)} - set(re.findall(r"`(\w+)`", options)) == set()
+
+
+@pytest.mark.parametrize("function", [shardstore.open, shardstore.pack, shardstore.Repository.create], ids=lambda each: each.__qualname__)
+def test_help_names_and_describes_every_argument(function: Callable[..., object]) -> None:
+    described = re.findall(r"^ *(?:- )?((?:(?:``)?\w+(?:``)?(?:, )?)+): ", function.__doc__ or "", re.MULTILINE)
+    names = {name for found in described for name in re.findall(r"\w+", found)}
+    assert inspect.signature(function).parameters.keys() - names == set()
+
+
+def test_signatures_name_every_option() -> None:
+    options = StoreOptions.__annotations__.keys()
+    for face in (
+        shardstore.open,
+        shardstore.get_mapper,
+        shardstore.ShardedStore,
+        shardstore.ShardedStore.from_url,
+        shardstore.ShardedMap,
+        shardstore.ShardedFileSystem,
+        shardstore.ShardingTransformer,
+    ):
+        assert options <= inspect.signature(face).parameters.keys(), face
+    for function in (shardstore.pack, shardstore.reshard, shardstore.unpack):
+        assert PackKeywords.__annotations__.keys() <= inspect.signature(function).parameters.keys(), function
+    made = shardstore.Repository
+    for method in (made.create, made.open, made.exists, made.open_or_create, made.adopt, made.import_icechunk):
+        assert RepositoryArguments.__annotations__.keys() <= inspect.signature(method).parameters.keys(), method
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------

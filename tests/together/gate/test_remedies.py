@@ -24,7 +24,7 @@ import zarr
 
 import shardstore
 from shardstore import references
-from shardstore.adapters.handle import FurtherOptions, OpenOptions
+from shardstore.adapters.handle import StoreOptions
 from shardstore.adapters.versioned.opened import RepositoryArguments
 from shardstore.apps.cli.app import COMMANDS
 from shardstore.errors import Conflict, InvalidInput, NotFound, ShardStoreError
@@ -97,8 +97,7 @@ def parameters() -> set[str]:
     functions = [getattr(owner, name) for owner in owners for name in dir(owner) if not name.startswith("_")]
     found = {name for function in functions if inspect.isroutine(function) for name in inspect.signature(function).parameters}
     return found | {
-        *OpenOptions.__annotations__,
-        *FurtherOptions.__annotations__,
+        *StoreOptions.__annotations__,
         *PackOptions.__annotations__,
         *RepositoryArguments.__annotations__,
     }
@@ -297,7 +296,7 @@ def test_virtual_references_of_a_set_and_of_ones_own_that_may_not_lead_there(rep
 def test_a_hierarchy_over_a_versioned_store(repository: Repository) -> None:
     text = refused(
         lambda: zarr.create_group(shardstore.open(f"{repository.url}"), overwrite=True),
-        "shardstore.snapshots.Repository.open",
+        "shardstore.Repository.open",
         ShardStoreError,
     )
     assert "Repository.destroy(yes=True)" in text

@@ -7,7 +7,11 @@ it is there too, and using it is an error that says how to install the extra.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
+
+if sys.platform == "win32":  # local files are locked as POSIX has it, and no test runs there
+    raise ImportError("shardstore does not run on Windows: install it in the Windows Subsystem for Linux")
 
 from shardstore import errors
 from shardstore.errors import (

@@ -6,9 +6,9 @@ entered. What Python's C code calls directly, imports among it, is not seen.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from types import ModuleType, TracebackType
@@ -86,10 +86,7 @@ class SystemCalls:
         if not _entered.acquire(blocking=False):
             raise RuntimeError("the system calls of this process are being counted already")
         self._replace(os, (*_OPEN_FILES, *_NAMES))
-        if sys.platform != "win32":
-            import fcntl
-
-            self._replace(fcntl, _LOCKS)
+        self._replace(fcntl, _LOCKS)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:

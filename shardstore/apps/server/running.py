@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
-import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -21,9 +21,6 @@ from shardstore.apps.server.access import LOOPBACK, is_loopback
 from shardstore.apps.server.application import Application, BrokenOff, Receive, Scope, Send, application
 from shardstore.errors import InvalidInput, StorageError
 
-if sys.platform != "win32":
-    import resource
-
 STOP_SECONDS = 10
 """What is under way when the server is stopped has so long to end."""
 
@@ -35,8 +32,6 @@ _TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\
 
 def _most_connections() -> int:
     """Return how many connections to have at once: of the descriptors that this process may have, some are for other things."""
-    if sys.platform == "win32":
-        return _MOST_CONNECTIONS
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (
         _MOST_CONNECTIONS if allowed == resource.RLIM_INFINITY else min(_MOST_CONNECTIONS, max(allowed - _OTHER_DESCRIPTORS, allowed // 2))

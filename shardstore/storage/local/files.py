@@ -74,7 +74,7 @@ def writer_of(name: str) -> tuple[str, int] | None:
 
 
 # Without O_NONBLOCK, opening a named pipe that someone put there would wait for ever; regular files ignore it.
-READ_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+READ_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 UPDATE_FLAGS = READ_FLAGS & ~os.O_RDONLY | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)
@@ -130,10 +130,6 @@ def _why_sticky(number: int | None, path: object) -> str:
 
 def pread(fd: int, nbytes: int, offset: int) -> bytes:
     """Read exactly ``nbytes``, or fewer if the file ends before."""
-    if not hasattr(os, "pread"):  # Windows; the descriptor is ours alone
-        os.lseek(fd, offset, os.SEEK_SET)
-        with os.fdopen(os.dup(fd), "rb") as file:
-            return file.read(nbytes)
     data = os.pread(fd, nbytes, offset)
     if len(data) == nbytes or not data:
         return data
@@ -315,59 +311,51 @@ def _seen(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_dev, status.st_ino, status.st_ctime_ns
 
 
-if sys.platform == "win32":
+def give(file: int | str, permissions: Permissions, mine: os.stat_result, *, is_done: bool = False) -> None:
+    """Give a file, open or a path, whose status is ``mine``, these permissions, as far as this user can.
 
-    def give(file: int | str, permissions: Permissions, mine: os.stat_result, *, is_done: bool = False) -> None:
-        """Do nothing: on this system a file has the permissions of its directory."""
-
-    def share_as_directory(fd: int, directory: str) -> None:
-        """Do nothing: on this system a file has the permissions of its directory."""
-
-else:
-
-    def give(file: int | str, permissions: Permissions, mine: os.stat_result, *, is_done: bool = False) -> None:
-        """Give a file, open or a path, whose status is ``mine``, these permissions, as far as this user can.
-
-        Its owner can write to it until it ``is_done``.
-        """
-        mine = _give_owner(file, permissions.owner, permissions.group, mine)
-        mode, access_list = permissions.mode, permissions.access_list
-        if mine.st_gid != permissions.group:
-            access_list = _without_group(access_list)
-            if access_list is None:
-                mode &= 0o707 | (mode & 0o7) << 3
-        if not _set_access_list(file, access_list, is_narrow=not mode >> 3 & ~mode & 0o7):
-            mode &= 0o707  # the group's bits were the mask of a list
-        if not is_done:
-            mode |= _OWNER_WRITES
-        if stat_modes.S_IMODE(mine.st_mode) != mode or access_list is not None:
-            with suppress(OSError):  # a file system without permissions
-                os.chmod(file, mode)
-
-    def share_as_directory(fd: int, directory: str) -> None:
-        """Let everybody read and write the open file who may do that in its directory, as far as this user can."""
-        status = os.stat(directory)
-        _give_owner(fd, status.st_uid, status.st_gid, os.fstat(fd))
+    Its owner can write to it until it ``is_done``.
+    """
+    mine = _give_owner(file, permissions.owner, permissions.group, mine)
+    mode, access_list = permissions.mode, permissions.access_list
+    if mine.st_gid != permissions.group:
+        access_list = _without_group(access_list)
+        if access_list is None:
+            mode &= 0o707 | (mode & 0o7) << 3
+    if not _set_access_list(file, access_list, is_narrow=not mode >> 3 & ~mode & 0o7):
+        mode &= 0o707  # the group's bits were the mask of a list
+    if not is_done:
+        mode |= _OWNER_WRITES
+    if stat_modes.S_IMODE(mine.st_mode) != mode or access_list is not None:
         with suppress(OSError):  # a file system without permissions
-            os.chmod(fd, stat_modes.S_IMODE(status.st_mode) & 0o666)
-        access_list = _access_list(directory)
-        if access_list is not None:
-            _set_access_list(fd, access_list, is_narrow=True)
+            os.chmod(file, mode)
 
-    def _give_owner(file: int | str, owner: int, group: int, mine: os.stat_result) -> os.stat_result:
-        """Set the owner and the group, as far as this user may: root both, other users a group that they belong to; the status then."""
-        if mine.st_uid != owner and os.geteuid() == 0:
-            with suppress(OSError):
-                os.chown(file, owner, -1)
-                try:
-                    os.chmod(file, stat_modes.S_IMODE(mine.st_mode))
-                except OSError:  # a root that may give files away, and not change them then
-                    os.chown(file, mine.st_uid, -1)
-        if mine.st_gid == group:
-            return mine
+
+def share_as_directory(fd: int, directory: str) -> None:
+    """Let everybody read and write the open file who may do that in its directory, as far as this user can."""
+    status = os.stat(directory)
+    _give_owner(fd, status.st_uid, status.st_gid, os.fstat(fd))
+    with suppress(OSError):  # a file system without permissions
+        os.chmod(fd, stat_modes.S_IMODE(status.st_mode) & 0o666)
+    access_list = _access_list(directory)
+    if access_list is not None:
+        _set_access_list(fd, access_list, is_narrow=True)
+
+
+def _give_owner(file: int | str, owner: int, group: int, mine: os.stat_result) -> os.stat_result:
+    """Set the owner and the group, as far as this user may: root both, other users a group that they belong to; the status then."""
+    if mine.st_uid != owner and os.geteuid() == 0:
         with suppress(OSError):
-            os.chown(file, -1, group)
-        return os.stat(file)
+            os.chown(file, owner, -1)
+            try:
+                os.chmod(file, stat_modes.S_IMODE(mine.st_mode))
+            except OSError:  # a root that may give files away, and not change them then
+                os.chown(file, mine.st_uid, -1)
+    if mine.st_gid == group:
+        return mine
+    with suppress(OSError):
+        os.chown(file, -1, group)
+    return os.stat(file)
 
 
 def make_like(root: str, key: str, source_root: str, source_key: str) -> None:

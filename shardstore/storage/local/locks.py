@@ -22,9 +22,9 @@ it will do.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat as stat_modes
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -200,7 +200,7 @@ class ReadableFiles:
 
         A file that has another name too keeps its permissions: it may be a private one, to which another user has made a link here.
         """
-        if status.st_mode & _READ_BY_ALL == _READ_BY_ALL or status.st_nlink > 1 or sys.platform == "win32":
+        if status.st_mode & _READ_BY_ALL == _READ_BY_ALL or status.st_nlink > 1:
             return
         with suppress(OSError):  # another user's, or a file system without permissions
             os.chmod(fd, stat_modes.S_IMODE(status.st_mode) | _READ_BY_ALL)
@@ -277,11 +277,6 @@ def _close_second(fd: int) -> None:
 # -- locks of objects --------------------------------------------------------------------------------------------------
 
 
-if sys.platform == "win32":
-    from filelock import FileLock
-else:
-    import fcntl
-
 # What file systems without locks answer, or with all of them in use; EINVAL: a kernel that does not know this kind of lock.
 _REFUSED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
 
@@ -318,111 +313,100 @@ def raise_if_refused(exc: OSError, name: str) -> None:
     ) from exc
 
 
-if sys.platform == "win32":
+def lock_whole(fd: int, name: str, wait: bool = True) -> bool:
+    """Lock an open file; ``False`` if another holds it and not ``wait``. Raises ``StorageError`` if the file system has no locks."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError as exc:
+        raise_if_refused(exc, name)
+        raise
+    return True
 
-    def lock_whole(fd: int, name: str, wait: bool = True) -> bool:
-        """Do nothing: on this system a temporary file has no lock, since an open file cannot be removed."""
-        return True
 
-    @contextmanager
-    def locked(path: str) -> Iterator[None]:
-        """Hold the lock of an object, as on other systems; lock files stay, since an open file cannot be removed."""
-        name = lock_path(path)
-        os.stat(os.path.dirname(name))  # FileLock would make the directory
-        with FileLock(name):
-            yield
+@contextmanager
+def locked(path: str) -> Iterator[None]:
+    """Hold the lock of the object at ``path``; waits for it, blocking the thread.
 
-else:
+    Raises:
+        FileNotFoundError: the directory of ``path`` does not exist.
+        StorageError: the file system has no locks, or the interpreter is ending while another process holds the lock.
+    """
+    name = lock_path(path)
+    fd = _acquire(name)
+    try:
+        yield
+    finally:
+        remove_locked(fd, name)
 
-    def lock_whole(fd: int, name: str, wait: bool = True) -> bool:
-        """Lock an open file; ``False`` if another holds it and not ``wait``. Raises ``StorageError`` if the file system has no locks."""
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            return False
-        except OSError as exc:
-            raise_if_refused(exc, name)
-            raise
-        return True
 
-    @contextmanager
-    def locked(path: str) -> Iterator[None]:
-        """Hold the lock of the object at ``path``; waits for it, blocking the thread.
+def remove_locked(fd: int, name: str) -> bool:
+    """Remove the file ``name``, whose lock ``fd`` holds, release the lock, and return whether the file was removed.
 
-        Raises:
-            FileNotFoundError: the directory of ``path`` does not exist.
-            StorageError: the file system has no locks, or the interpreter is ending while another process holds the lock.
-        """
-        name = lock_path(path)
-        fd = _acquire(name)
-        try:
-            yield
-        finally:
-            remove_locked(fd, name)
+    Never fails. A file stays if it is another user's in a directory with the sticky bit; without its lock it blocks no process.
+    """
+    try:
+        os.unlink(name)
+    except OSError:
+        return False
+    finally:
+        unlock(fd)
+    return True
 
-    def remove_locked(fd: int, name: str) -> bool:
-        """Remove the file ``name``, whose lock ``fd`` holds, release the lock, and return whether the file was removed.
 
-        Never fails. A file stays if it is another user's in a directory with the sticky bit; without its lock it blocks no process.
-        """
-        try:
-            os.unlink(name)
-        except OSError:
-            return False
-        finally:
-            unlock(fd)
-        return True
-
-    def unlock(fd: int) -> None:
-        """Release the lock, and close the file. Never fails: nothing was written to a file that is only locked."""
-        try:
-            with suppress(OSError):
-                # Explicitly: closing is not enough where a child that was forked just now still has the descriptor.
-                fcntl.flock(fd, fcntl.LOCK_UN)
-        finally:
-            with suppress(OSError):
-                close_locked(fd)
-
-    def _acquire(name: str) -> int:
-        """Return a descriptor of the file called ``name``, exclusively locked."""
-        refusals = 0
-        for _ in range(_ATTEMPTS):
-            try:
-                fd = _open(name)
-            except AccessDenied:
-                refusals += 1
-                if refusals > _REFUSALS:
-                    raise
-                time.sleep(_REFUSAL_SECONDS)
-                continue
-            if fd is None:
-                continue
-            try:
-                if not lock_whole(fd, name, wait=False):
-                    wait_for_lock(fd, name, partial(lock_whole, name=name))
-                status = os.fstat(fd)
-                _readable.check(fd, status)
-                if is_called(status, name):
-                    return fd
-            except BaseException as exc:
-                if isinstance(exc.__cause__, OSError) and exc.__cause__.errno in _NO_LOCKS_AT_ALL:
-                    with suppress(OSError):
-                        os.unlink(name)
-                unlock(fd)
-                raise
+def unlock(fd: int) -> None:
+    """Release the lock, and close the file. Never fails: nothing was written to a file that is only locked."""
+    try:
+        with suppress(OSError):
+            # Explicitly: closing is not enough where a child that was forked just now still has the descriptor.
+            fcntl.flock(fd, fcntl.LOCK_UN)
+    finally:
+        with suppress(OSError):
             close_locked(fd)
-        raise StorageError(
-            f"the lock file {name} keeps changing its inode number, so locks do not work on this file system: nothing was written. "
-            "Write elsewhere"
-        )
 
-    def _open(name: str) -> int | None:
-        """Return a descriptor of the lock file, which is new or was made by another writer; ``None`` if its holder just removes it."""
+
+def _acquire(name: str) -> int:
+    """Return a descriptor of the file called ``name``, exclusively locked."""
+    refusals = 0
+    for _ in range(_ATTEMPTS):
         try:
-            return _readable.create(name)
-        except FileExistsError:
-            pass
+            fd = _open(name)
+        except AccessDenied:
+            refusals += 1
+            if refusals > _REFUSALS:
+                raise
+            time.sleep(_REFUSAL_SECONDS)
+            continue
+        if fd is None:
+            continue
         try:
-            return open_lock_file(name)
-        except FileNotFoundError:
-            return None
+            if not lock_whole(fd, name, wait=False):
+                wait_for_lock(fd, name, partial(lock_whole, name=name))
+            status = os.fstat(fd)
+            _readable.check(fd, status)
+            if is_called(status, name):
+                return fd
+        except BaseException as exc:
+            if isinstance(exc.__cause__, OSError) and exc.__cause__.errno in _NO_LOCKS_AT_ALL:
+                with suppress(OSError):
+                    os.unlink(name)
+            unlock(fd)
+            raise
+        close_locked(fd)
+    raise StorageError(
+        f"the lock file {name} keeps changing its inode number, so locks do not work on this file system: nothing was written. "
+        "Write elsewhere"
+    )
+
+
+def _open(name: str) -> int | None:
+    """Return a descriptor of the lock file, which is new or was made by another writer; ``None`` if its holder just removes it."""
+    try:
+        return _readable.create(name)
+    except FileExistsError:
+        pass
+    try:
+        return open_lock_file(name)
+    except FileNotFoundError:
+        return None

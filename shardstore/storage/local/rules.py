@@ -38,7 +38,6 @@ from shardstore.storage.local.files import (
     fresh_status,
     fsync_directory,
     fsync_file,
-    host_token,
     stat_file,
     writer_of,
 )
@@ -177,9 +176,8 @@ def sweep_once(
     if len(_swept) >= most_remembered:
         _swept.clear()
     _swept[directory] = None
-    if sys.platform != "win32":
-        with suppress(OSError):  # it is not there yet, or cannot be listed
-            _sweep_directory(directory, is_network, network_age_seconds if is_network else 0.0, most_entries)
+    with suppress(OSError):  # it is not there yet, or cannot be listed
+        _sweep_directory(directory, is_network, network_age_seconds if is_network else 0.0, most_entries)
 
 
 def forget() -> None:
@@ -229,63 +227,32 @@ def _may_be_left(name: str, is_network: bool) -> bool:
     return name.endswith(LOCK_SUFFIX) and name != DIRECTORY_LOCK and not is_network
 
 
-if sys.platform == "win32":
-
-    def _is_dead(path: str, older_than_seconds: float) -> bool:
-        """Return whether a writer is dead, by age and, on this machine, process number: this system has no such locks."""
-        writer = writer_of(os.path.basename(path))
-        if writer is None:  # a lock file: those stay
-            return False
-        with suppress(OSError):  # removed since then
-            return time.time() - os.stat(path).st_mtime >= older_than_seconds and not (writer[0] == host_token() and _is_alive(writer[1]))
+def _remove_if_dead(path: str, older_than_seconds: float, only_count: bool = False) -> bool:
+    fd = _locked_if_dead(path, older_than_seconds)
+    if fd is None:
         return False
+    if not only_count:
+        return remove_locked(fd, path)
+    unlock(fd)
+    return True
 
-    def _remove_if_dead(path: str, older_than_seconds: float, only_count: bool = False) -> bool:
-        try:
-            if not _is_dead(path, older_than_seconds):
-                return False
-            if not only_count:
-                os.unlink(path)
-        except OSError:  # removed since then, or still open
-            return False
-        return True
 
-    def _is_alive(pid: int) -> bool:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
-        except OSError:  # it exists, and is not ours
-            return True
-        return True
-
-else:
-
-    def _remove_if_dead(path: str, older_than_seconds: float, only_count: bool = False) -> bool:
-        fd = _locked_if_dead(path, older_than_seconds)
-        if fd is None:
-            return False
-        if not only_count:
-            return remove_locked(fd, path)
-        unlock(fd)
-        return True
-
-    def _locked_if_dead(path: str, older_than_seconds: float) -> int | None:
-        """Lock a file whose writer is dead, and return the descriptor; ``None`` if the writer may live, or the file is too young."""
-        try:
-            fd = open_lock_file(path)
-        except OSError:  # removed since then, or not ours to remove, or no file
-            return None
-        try:
-            status = os.fstat(fd)
-            is_old = time.time() - status.st_mtime >= older_than_seconds or not older_than_seconds
-            # Under the lock: a file that was opened, and then removed by its writer, may have had a name that other files bear now.
-            if is_old and lock_whole(fd, path, wait=False) and is_called(status, path):
-                return fd
-        except OSError:  # no locks here; what cannot be known to be left behind stays
-            pass
-        unlock(fd)
+def _locked_if_dead(path: str, older_than_seconds: float) -> int | None:
+    """Lock a file whose writer is dead, and return the descriptor; ``None`` if the writer may live, or the file is too young."""
+    try:
+        fd = open_lock_file(path)
+    except OSError:  # removed since then, or not ours to remove, or no file
         return None
+    try:
+        status = os.fstat(fd)
+        is_old = time.time() - status.st_mtime >= older_than_seconds or not older_than_seconds
+        # Under the lock: a file that was opened, and then removed by its writer, may have had a name that other files bear now.
+        if is_old and lock_whole(fd, path, wait=False) and is_called(status, path):
+            return fd
+    except OSError:  # no locks here; what cannot be known to be left behind stays
+        pass
+    unlock(fd)
+    return None
 
 
 # -- changes -----------------------------------------------------------------------------------------------------------

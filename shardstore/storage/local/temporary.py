@@ -7,7 +7,6 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -90,7 +89,7 @@ _COPY_BUFFER_BYTES = 1 << 20
 _COPY_ATTEMPTS = 3
 _COPY_CALL_BYTES = 1 << 30  # the kernel stops a little below 2 GiB in any case
 
-_CREATE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_CREATE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
 
 _TARGET_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
@@ -136,7 +135,7 @@ class TemporaryFile:
             lock_whole(self._fd, temp)
             status = os.fstat(self._fd)
             self._identity = status.st_dev, status.st_ino
-            if status.st_nlink or sys.platform == "win32":
+            if status.st_nlink:
                 if self._permissions is not None:
                     give(self._fd, self._permissions, status)
                 return
@@ -244,7 +243,7 @@ class TemporaryFile:
 
     def _take_permissions(self, replaced: os.stat_result) -> None:
         """Take the permissions of the file that is replaced, if it is not the file that was found first, or has changed."""
-        if sys.platform == "win32" or are_those_of(self._permissions, replaced):
+        if are_those_of(self._permissions, replaced):
             return
         permissions = permissions_at(self._path, replaced)
         if permissions == self._permissions:

@@ -303,7 +303,6 @@ def test_options_of_long_work(command: str, local: Place) -> None:
     assert run(command, local.url, "--workers", "0").code == 2
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="SIGINT is not sent to one process there")
 @pytest.mark.parametrize(
     "command",
     [["verify", "--deep"], *(pytest.param(one, marks=pytest.mark.gate) for one in (["census"], ["compact"], ["repair", "--yes"]))],

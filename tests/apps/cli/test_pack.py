@@ -149,7 +149,6 @@ def test_not_there_and_in_the_way(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.gate
-@pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_interrupted_it_ends_cleanly_and_goes_on(tmp_path: Path) -> None:
     old, new = tmp_path / "old.zarr", tmp_path / "new.zarr"
     array = zarr.create_array(old, shape=(8_000,), chunks=(2,), dtype="u1", compressors=None)
@@ -193,7 +192,6 @@ main()
 
 
 @pytest.mark.gate
-@pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_interrupted_while_it_lists_it_says_that_nothing_was_done(source: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", LISTS_FOR_EVER, "pack", str(source), str(tmp_path / "new.zarr")],

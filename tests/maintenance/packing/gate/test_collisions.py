@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +139,6 @@ def test_what_the_draft_has_no_names_for() -> None:
     assert not snapshot(StorageObjects(target))
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="file names there hold no backslash")
 def test_a_backslash_in_the_name_of_a_file(tmp_path: Path) -> None:
     zarr.open_group(tmp_path / "s.zarr", mode="w")
     (tmp_path / "s.zarr/a\\b").write_text("x")

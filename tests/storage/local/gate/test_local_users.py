@@ -371,7 +371,6 @@ def test_what_is_no_file_in_the_place_of_a_lock(
     assert s.get("d/a") == b"new"
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="files have no permission bits there")
 def test_a_file_with_another_name_in_the_place_of_a_lock_keeps_its_permissions(tmp_path: Path) -> None:
     """Where systems let users link to files of others, it may be this user's private one."""
     store, elsewhere = tmp_path / "store", tmp_path / "elsewhere"

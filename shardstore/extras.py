@@ -1,7 +1,5 @@
 """The packages of each extra, errors that say how to install what is missing, and names that need an extra.
 
-The packages are named, instead of ``shardstore[zarr]``: so the same command works with a release, a checkout and a copy.
-
 Programs ask for every name of a module, and use few: ``help``, ``from … import *``, ``hasattr``, and what collects members or examples. So
 asking for a name whose packages are missing gives a stand-in; using that is an error, which says how to install the extra.
 """
@@ -41,8 +39,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
 
 def how_to_install(extra: str) -> str:
     """Return the command that installs the packages of an extra."""
-    # Without the systems that they are for: those are in quotes too.
-    return " ".join(["pip install", *(f"'{requirement.partition(';')[0]}'" for requirement in EXTRAS[extra])])
+    return f"pip install 'shardstore[{extra}]'"
 
 
 def packages_of(extra: str) -> set[str]:

@@ -61,10 +61,12 @@ def test_the_protocol_is_registered_without_loading_anything(usual: set[str]) ->
 def test_errors_name_the_packages_that_the_extras_have() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert {name: tuple(extras[name]) for name in EXTRAS} == EXTRAS
-    assert how_to_install("cli") == "pip install 'rich>=13.7' 'typer>=0.15'"
+    assert how_to_install("cli") == "pip install 'shardstore[cli]'"
 
 
-def test_nothing_says_to_install_an_extra_of_a_release() -> None:
-    """There is none yet; what is said works beside a checkout."""
-    texts = [*(ROOT / "shardstore").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
-    assert [str(path) for path in texts if re.search(r"pip install '?shardstore", path.read_text())] == []
+def test_errors_name_extras_that_exist() -> None:
+    texts = {path: path.read_text() for path in (ROOT / "shardstore").rglob("*.py")}
+    named = {extra for text in texts.values() for extra in re.findall(r"""how_to_install\(["'](\w+)["']\)""", text)}
+    assert len(named) > 6
+    assert named <= EXTRAS.keys()
+    assert [str(path) for path, text in texts.items() if re.search(r"pip install (?!'?distributed|'shardstore\[)", text)] == []

@@ -15,7 +15,9 @@ import fsspec
 from fsspec.spec import AbstractFileSystem
 
 from shardstore.errors import InvalidInput, Unsupported
+from shardstore.extras import how_to_install
 from shardstore.format.references.json import is_generated
+from shardstore.model.advice import storage_option
 from shardstore.storage.generic.links import REFERENCES, links_of
 
 CHOICE = "simple_templates"
@@ -27,8 +29,8 @@ def for_inner_link(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     if CHOICE not in options and find_spec("jinja2") is None:
         raise Unsupported(
-            "a set of references behind another link needs jinja2: pip install jinja2; or say that it has neither generated keys nor "
-            "templates, by storage_options={'reference': {'simple_templates': True}}"
+            f"a set of references behind another link needs jinja2: {how_to_install('references')}; or say that it has neither "
+            f"generated keys nor templates: {storage_option('reference', CHOICE, True)}"
         )
     return {CHOICE: False, **options}
 

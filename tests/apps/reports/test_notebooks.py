@@ -137,7 +137,7 @@ assert '"state"' in report.json
 try:
     report.html
 except shardstore.Unsupported as exc:
-    assert "pip install 'jinja2>=3.1'" in str(exc), exc
+    assert "pip install 'shardstore[report]'" in str(exc), exc
 else:
     raise AssertionError
 """

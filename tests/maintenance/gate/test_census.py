@@ -354,7 +354,7 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPa
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(sys.modules, "shardstore.adapters.tools.census_plot", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(Unsupported, match=r"pip install .matplotlib"):
+    with pytest.raises(Unsupported, match=r"pip install 'shardstore\[plot]'"):
         picture_saver()
 
 

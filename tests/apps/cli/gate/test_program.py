@@ -430,7 +430,7 @@ def test_without_its_packages_the_program_names_the_extra(package: str) -> None:
     code = f"import sys; sys.modules[{package!r}] = None; from shardstore.__main__ import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "error: the command line needs typer and rich: pip install 'rich>=13.7' 'typer>=0.15'\n"
+    assert done.stderr == "error: the command line needs typer and rich: pip install 'shardstore[cli]'\n"
 
 
 @pytest.mark.parametrize(

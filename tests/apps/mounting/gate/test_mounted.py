@@ -338,7 +338,12 @@ def test_what_cannot_be_mounted_is_told_before(store: Path, can_mount: None, tmp
 def test_what_has_to_be_installed_is_said(tmp_path: Path) -> None:
     program = "import sys; sys.modules['pyfuse3'] = None; import shardstore; shardstore.mount('data.zarr', sys.argv[1])"
     done = run(sys.executable, "-c", program, tmp_path, check=False)
-    for words in ("pip install 'pyfuse3>=3.4'. With", "apt-get install gcc", "dnf install gcc", "conda install -c conda-forge pyfuse3"):
+    for words in (
+        "pip install 'shardstore[mount]'. With",
+        "apt-get install gcc",
+        "dnf install gcc",
+        "conda install -c conda-forge pyfuse3",
+    ):
         assert words in done.stderr
 
 

@@ -12,6 +12,8 @@ from typing import TypeVar
 
 from fsspec.asyn import get_loop
 
+from shardstore.errors import StorageError
+
 T = TypeVar("T")
 
 _ITEMS_AT_ONCE = 1000  # items that an iteration hands over for one crossing of threads
@@ -30,6 +32,8 @@ def run_sync(coroutine: Coroutine[object, object, T]) -> T:
     future = asyncio.run_coroutine_threadsafe(coroutine, loop)
     try:
         return future.result()
+    except StorageError as exc:
+        raise shortened(exc)  # noqa: B904 - it is the same one
     except BaseException:
         future.cancel()  # KeyboardInterrupt, say; no effect where the coroutine itself raised
         raise
@@ -77,7 +81,7 @@ def _hand_over(task: asyncio.Task[T], ended: asyncio.Future[T]) -> None:
     if task.cancelled():
         ended.cancel()
     elif (error := task.exception()) is not None:
-        ended.set_exception(error)
+        ended.set_exception(shortened(error))
     else:
         ended.set_result(task.result())
 
@@ -103,6 +107,11 @@ async def iterate(items: Callable[[], AsyncIterator[T]], most: int = _ITEMS_AT_O
     finally:
         if isinstance(iterator, AsyncGenerator):
             await run_async(_close(iterator))
+
+
+def shortened(error: BaseException) -> BaseException:
+    """Return an error without the frames behind this bridge, if it is about a server or bucket that does not exist: they say nothing."""
+    return error.with_traceback(None) if isinstance(error, StorageError) and error.has_no_place else error
 
 
 def on_io_loop() -> bool:

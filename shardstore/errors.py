@@ -5,6 +5,9 @@ Every message says what happened, to which key, shard and byte range, and what t
 
 from __future__ import annotations
 
+NO_SUCH_BUCKET = "NoSuchBucket"
+"""The ``code`` of the error for a bucket that does not exist."""
+
 
 class ShardStoreError(Exception):
     """Root of every error that shardstore raises on purpose."""
@@ -60,6 +63,18 @@ class Undecodable(Corruption, ValueError):
 
 class StorageError(ShardStoreError, OSError):
     """The underlying storage failed; the original exception is the cause."""
+
+    status: int | None = None
+    """The HTTP status of a server's answer; ``None`` if there was no answer, or no server."""
+    code: str = ""
+    """The server's own word for a refusal, such as ``NoSuchBucket``."""
+    is_unreachable = False
+    """True if there was no connection to the server."""
+
+    @property
+    def has_no_place(self) -> bool:
+        """True if there is no such server or bucket: whatever is asked for fails in the same way, and no key matters."""
+        return self.is_unreachable or self.code == NO_SUCH_BUCKET
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""

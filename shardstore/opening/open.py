@@ -20,6 +20,7 @@ from fsspec.spec import AbstractFileSystem
 
 from shardstore.errors import AccessDenied, InvalidInput, NotFound, ShardStoreError, StorageError, Unsupported
 from shardstore.extras import how_to_install
+from shardstore.model.advice import check_endpoint
 from shardstore.model.redaction import redacted, shown_cause, unusable_options
 from shardstore.opening import options as open_options
 from shardstore.opening.address import OURS, check_cut, check_known, is_known, links_of_url, protocols_of_links
@@ -33,7 +34,7 @@ from shardstore.storage.local.rules import Locks, check_follow_links, check_lock
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.references.filesystems import check_made_by_user, for_inner_link, for_inner_links
 from shardstore.storage.references.storage import ReferenceStorage
-from shardstore.storage.requests.outcomes import CHECK_ENDPOINT, is_unreachable
+from shardstore.storage.requests.outcomes import is_unreachable
 from shardstore.storage.static import StaticStorage
 
 _ZARR_CLASSES = (("zarr.abc.store", "Store"), ("zarr.storage", "StorePath"))
@@ -266,7 +267,7 @@ def _cannot_be_opened(shown: str, chain: list[str], options: Mapping[str, Mappin
     if isinstance(exc, PermissionError):
         return AccessDenied(f"{what}: access was denied ({_reason(exc)})")
     if is_unreachable(exc):
-        return StorageError(f"{what}: the server cannot be reached: {CHECK_ENDPOINT} ({_reason(exc)})")
+        return StorageError(f"{what}: the server cannot be reached: {check_endpoint(chain[0])} ({_reason(exc)})")
     if isinstance(exc, ValueError):
         return InvalidInput(f"{what}: {_reason(exc)}")
     return StorageError(f"{what}: {_reason(exc)}")

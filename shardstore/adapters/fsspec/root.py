@@ -289,7 +289,7 @@ async def root_depth(address: Address, options: Mapping[str, Any]) -> int | None
     paths = ["/".join(address.segments[first:depth]) for depth in range(first, last + 1)]
     answers = await asyncio.gather(*(_is_node(storage, path) for path in paths))
     for answer in answers:
-        if isinstance(answer, ShardStoreError) and getattr(answer, "is_unreachable", False):
+        if isinstance(answer, StorageError) and answer.is_unreachable:
             raise answer
     is_node = dict(zip(range(first, last + 1), (answer is True for answer in answers), strict=True))
     depth = next((depth for depth in reversed(is_node) if is_node[depth]), None)

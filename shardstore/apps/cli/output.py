@@ -17,12 +17,14 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from shardstore.errors import (
+    NO_SUCH_BUCKET,
     AccessDenied,
     Corruption,
     Incomplete,
     InvalidInput,
     NotFound,
     ShardStoreError,
+    StorageError,
     Unsupported,
 )
 from shardstore.model.words import count, plural
@@ -195,8 +197,6 @@ _BY_CLASS: tuple[tuple[type[Exception], ExitCode], ...] = (
     (Unsupported, ExitCode.UNSUPPORTED),
 )
 
-_NO_SUCH_BUCKET = "NoSuchBucket"  # the server's word for it, which the storages leave in an error's ``code``
-
 
 def first_error(exc: BaseException) -> BaseException:
     """Return the error that matters: for a group, its first one."""
@@ -210,7 +210,7 @@ def exit_code(exc: BaseException) -> ExitCode:
     if isinstance(exc, Incomplete) and exc.__cause__ is not None:
         first = exit_code(exc.__cause__)
         return ExitCode.FAILED if first is ExitCode.INVALID else first  # INVALID says that nothing was changed
-    if getattr(exc, "code", None) == _NO_SUCH_BUCKET:
+    if isinstance(exc, StorageError) and exc.code == NO_SUCH_BUCKET:
         return ExitCode.NOT_FOUND
     if getattr(exc, "is_conflict", False):
         return ExitCode.CONFLICT

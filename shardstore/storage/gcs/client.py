@@ -27,13 +27,14 @@ from typing import IO, Any
 
 import google_crc32c
 
-from shardstore.errors import AccessDenied, ShardStoreError, StorageError
+from shardstore.errors import NO_SUCH_BUCKET, AccessDenied, ShardStoreError, StorageError
+from shardstore.model.advice import check_endpoint, storage_option
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRequest
 from shardstore.model.redaction import redacted, shown_cause, unusable_options
 from shardstore.storage.requests.bucket import BucketClient
-from shardstore.storage.requests.outcomes import CHECK_ENDPOINT, WRITE_ID, Head, RequestFailed, is_unreachable, modified_seconds, probe_key
+from shardstore.storage.requests.outcomes import WRITE_ID, Head, RequestFailed, is_unreachable, modified_seconds, probe_key
 from shardstore.storage.requests.ranged_reads import REFUSAL_NBYTES, received
 from shardstore.storage.requests.writes import Body, groups
 
@@ -288,6 +289,9 @@ def _status_of(exc: Exception) -> int | None:
     return None
 
 
+_ANONYMOUS = storage_option("gs", "token", "anon")
+
+
 class GCSClient(BucketClient):
     """Requests on the objects below ``prefix`` of ``bucket``; at most ``concurrency`` at once."""
 
@@ -320,15 +324,16 @@ class GCSClient(BucketClient):
             has_credentials = getattr(getattr(self.fs, "credentials", None), "credentials", None) is not None
             how = "with the credentials of this filesystem" if has_credentials else "to anonymous requests"
             return AccessDenied(
-                f"{what}: the server denied access {how} ({text}). Give storage_options with token= (a service account's file, "
-                'or "google_default"), or token="anon" for public buckets'
+                f"{what}: the server denied access {how} ({text}). Give the file of a service account, {storage_option('gs', 'token')}; "
+                f"for a public bucket {_ANONYMOUS}"
             )
         if type(exc).__module__.startswith("google.auth"):
             return AccessDenied(
-                f'{what}: no usable credentials were found ({text}); give storage_options with token=, or token="anon" for public buckets'
+                f"{what}: no usable credentials were found ({text}). Give the file of a service account, {storage_option('gs', 'token')}; "
+                f"for a public bucket {_ANONYMOUS}"
             )
         if is_unreachable(exc):
-            error = RequestFailed(f"{what}: {self.endpoint} cannot be reached: {CHECK_ENDPOINT} ({text})")
+            error = RequestFailed(f"{what}: {self.endpoint} cannot be reached: {check_endpoint('gs')} ({text})")
             error.is_unreachable = True
             return error
         if isinstance(exc, TypeError | AttributeError | KeyError) and not self._bucket_seen:
@@ -396,10 +401,10 @@ class GCSClient(BucketClient):
     def no_bucket(self) -> RequestFailed:
         """Return the error of a bucket that does not exist."""
         error = RequestFailed(
-            f"the bucket {self.bucket!r} does not exist at {self.endpoint}. Create it, or correct its name; if it is on another server "
-            "than Google's, give that as storage_options={'endpoint_url': …}"
+            f"the bucket {self.bucket!r} does not exist at {self.endpoint}. Create it, or correct its name. If it is on another server, "
+            f"give the address of that: {storage_option('gs', 'endpoint_url')}"
         )
-        error.status, error.code = 404, "NoSuchBucket"
+        error.status, error.code = 404, NO_SUCH_BUCKET
         return error
 
     async def head(self, key: str) -> Head | None:

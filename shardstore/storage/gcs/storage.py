@@ -32,7 +32,7 @@ from shardstore.storage.gcs.client import (
 from shardstore.storage.gcs.upload import put, put_large
 from shardstore.storage.requests.bucket import BucketStorage
 from shardstore.storage.requests.lost_answers import delete_object
-from shardstore.storage.requests.outcomes import RequestFailed, modified_seconds
+from shardstore.storage.requests.outcomes import RequestFailed, edge, modified_seconds
 from shardstore.storage.requests.ranged_reads import RangeOutcome, RangePart, checked_part, range_header
 from shardstore.storage.requests.writes import check_deletion
 
@@ -198,6 +198,7 @@ class GCSStorage(BucketStorage[GCSClient]):
                 raise StorageError(f"{what}: the server neither completed the copy nor gave a token to continue it")
             query["rewriteToken"] = rewritten["rewriteToken"]
 
+    @edge()
     async def delete(self, key: str, condition: Condition) -> bool:
         # If the answer was lost and gcsfs sent the request again, there is no object any more: ``False``, although it was ours.
         check_deletion(key, condition)
@@ -222,17 +223,19 @@ class GCSStorage(BucketStorage[GCSClient]):
         finally:
             self.client.forget_listing(key)
 
+    @edge()
     async def keeps_versions(self) -> bool:
         """Return whether the bucket keeps objects that have been replaced.
 
         Raises:
             AccessDenied: these credentials may not see the settings of the bucket.
-            RequestFailed: the request failed.
+            StorageError: the request failed.
         """
         what = f"looking up whether the bucket of {self.url} keeps versions"
         answer = await self.client.request("GET", "b/{}", self.client.bucket, what=what, query={"fields": "versioning"})
         return bool((answer.json(what).get("versioning") or {}).get("enabled"))
 
+    @edge()
     async def delete_many(self, keys: Sequence[str]) -> None:
         # One request each: GCS's batches save connections, which are kept here, and carry out and count each delete singly.
         outcomes = await asyncio.gather(*(self._delete(key) for key in keys), return_exceptions=True)

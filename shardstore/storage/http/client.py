@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
 from shardstore.errors import AccessDenied, InvalidInput, ShardStoreError, StorageError, Unsupported
+from shardstore.model.advice import UNSAID, storage_option
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRequest
 from shardstore.model.redaction import redacted, shown_cause
@@ -285,7 +286,7 @@ class HTTPClient:
             if "ClientError" in names or isinstance(exc, TypeError):  # a redirect without end, or an option that aiohttp does not know
                 raise StorageError(
                     f"{method} of {redacted(url)!r} failed: {type(exc).__name__}: {redacted(str(exc))}. "
-                    "Check the address and the storage_options"
+                    "Check the address, and the options of the filesystem"
                 ) from shown_cause(exc)
             raise
 
@@ -333,8 +334,9 @@ class HTTPClient:
     def _refusal(self, status: int | None, what: str, reason: str, failures: int) -> StorageError:
         if status in _DENIED_STATUS:
             return AccessDenied(
-                f"{what}: {reason}. Some servers say so of what does not exist, too; credentials go into storage_options, as "
-                "headers={'Authorization': …} or client_kwargs={'auth': …}"
+                f"{what}: {reason}. Some servers say so of what does not exist, too. Credentials are given as "
+                f"{storage_option('https', 'headers', {'Authorization': UNSAID})} or "
+                f"{storage_option('https', 'client_kwargs', {'auth': UNSAID})}"
             )
         error = RequestFailed(f"{what} failed: {reason}" + (f" ({failures} attempts)" if failures > 1 else ""))
         error.status = status

@@ -10,13 +10,14 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from shardstore.errors import InvalidInput
+from shardstore.model.advice import storage_option
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import Condition, Generation, Unconditional
 from shardstore.model.ranges import BytesLike
 from shardstore.storage.abilities import CopiesFrom, OnFilesystem
 from shardstore.storage.base import ABSENT, CHANGED, Abilities, DirListing, ObjectInfo, Storage, check_directory
 from shardstore.storage.requests import writes as conditions
-from shardstore.storage.requests.outcomes import Bound, Head
+from shardstore.storage.requests.outcomes import Bound, Head, edge
 from shardstore.storage.requests.ranged_reads import NOTHING, RangedReads, RangeOutcome, RangePart
 
 
@@ -31,7 +32,10 @@ def split_bucket(path: str, scheme: str) -> tuple[str, str]:
         raise InvalidInput(f"'{scheme}://{path}' names no bucket: give {scheme}://BUCKET/PATH")
     # No bucket's name has either; an access point's address, which begins with "arn:", has colons.
     if "@" in bucket or (":" in bucket and not bucket.startswith("arn:")):
-        raise InvalidInput(f"a URL of {scheme}:// begins with the bucket: credentials go into storage_options, not into the URL")
+        raise InvalidInput(
+            f"a URL of {scheme}:// begins with the name of the bucket, {scheme}://BUCKET/PATH. Credentials are not part of it, but "
+            f"options: {storage_option(scheme, 'key' if scheme == 's3' else 'token')}"
+        )
     return bucket, prefix
 
 
@@ -145,6 +149,7 @@ class BucketStorage(RangedReads, CopiesFrom, OnFilesystem, Abilities, Generic[Cl
     async def _ask_server(self) -> Capabilities:
         """Find out what the server honours, by requests to it."""
 
+    @edge()
     async def probe(self) -> Capabilities:
         facts = self._facts
         if facts.capabilities is None:
@@ -163,6 +168,7 @@ class BucketStorage(RangedReads, CopiesFrom, OnFilesystem, Abilities, Generic[Cl
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
+    @edge()
     async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
         condition = await self.checked(key, condition)
         try:
@@ -180,6 +186,7 @@ class BucketStorage(RangedReads, CopiesFrom, OnFilesystem, Abilities, Generic[Cl
             return None
         return await self._copied_from(origin.client, key, target_key)
 
+    @edge()
     async def _copied_from(self, origin: Client, source: str, target: str) -> Generation | None:
         try:
             return await self._copy_from(origin, source, target)
@@ -217,10 +224,12 @@ class BucketStorage(RangedReads, CopiesFrom, OnFilesystem, Abilities, Generic[Cl
 
     async def list(self, prefix: str, after: str | None = None) -> AsyncIterator[ObjectInfo]:
         """List as the protocol says; only keys behind ``after``, if that is given and the server can."""
-        async for page in self._pages(prefix, directory=False, after=after):
-            for info in page.objects:
-                yield info
+        async with edge():
+            async for page in self._pages(prefix, directory=False, after=after):
+                for info in page.objects:
+                    yield info
 
+    @edge()
     async def list_dir(self, prefix: str) -> DirListing:
         check_directory(prefix)
         objects: list[ObjectInfo] = []

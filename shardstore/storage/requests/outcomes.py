@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from shardstore.errors import StorageError
+from shardstore.errors import NO_SUCH_BUCKET, ShardStoreError, StorageError
 from shardstore.model.generation import Generation
 from shardstore.storage.base import ServerTimes
 
@@ -52,7 +53,6 @@ _UNREACHABLE = frozenset(
 )
 _OF_REQUESTS = "ConnectionError"  # elsewhere the name stands for connections that broke, too
 
-CHECK_ENDPOINT = "check the network and storage_options={'endpoint_url': …}"
 CHECK_ADDRESS = "check the network, and host and port of the URL"
 
 
@@ -79,16 +79,15 @@ def probe_key() -> str:
 
 
 class RequestFailed(StorageError):
-    """A request that the server refused, or whose answer did not come (``status`` is ``None`` then)."""
+    """A request that the server refused, or whose answer did not come (``status`` is ``None`` then).
 
-    status: int | None = None
-    code: str = ""
-    is_unreachable: bool = False
+    The storages of this room judge it. Out of the room, ``edge`` lets it as the ``StorageError`` that it is.
+    """
 
     @property
     def is_absent(self) -> bool:
         """True if the server says that there is no such object, or not in the version that the request names."""
-        return self.status == 404 and self.code != "NoSuchBucket"
+        return self.status == 404 and self.code != NO_SUCH_BUCKET
 
     @property
     def is_lost(self) -> bool:
@@ -99,6 +98,34 @@ class RequestFailed(StorageError):
     def is_busy(self) -> bool:
         """True if the server did nothing, and asks to try again: another request was running, or there were too many."""
         return self.status in (409, 429)
+
+
+@asynccontextmanager
+async def edge() -> AsyncIterator[None]:
+    """Raise the errors of a block, or of a coroutine function that this decorates, as ``as_known`` returns them."""
+    try:
+        yield
+    except ShardStoreError as exc:
+        as_known(exc)
+        raise
+
+
+def as_known(error: ShardStoreError) -> ShardStoreError:
+    """Return an error as callers know it: it and its causes are of classes in ``shardstore.errors``.
+
+    Where there is no such server or bucket, it stands alone: the frames and exceptions of the client below say nothing about that.
+    """
+    links: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in links:  # a cause may lead back to where it came from
+        links.append(link)
+        link = link.__cause__ or link.__context__
+    for failed in links:
+        if isinstance(failed, RequestFailed):
+            failed.__class__ = StorageError  # in place, so that it keeps its cause, its notes and its frames
+    if isinstance(error, StorageError) and error.has_no_place:
+        error.__cause__, error.__suppress_context__, error.__traceback__ = None, True, None
+    return error
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,17 +17,18 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from shardstore.errors import AccessDenied, ShardStoreError, StorageError
+from shardstore.errors import NO_SUCH_BUCKET, AccessDenied, ShardStoreError, StorageError
+from shardstore.model.advice import check_endpoint, storage_option
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import Generation
 from shardstore.model.redaction import unusable_options
 from shardstore.storage.base import ServerTimes
 from shardstore.storage.requests.bucket import BucketClient
 from shardstore.storage.requests.outcomes import (
-    CHECK_ENDPOINT,
     WRITE_ID,
     Head,
     RequestFailed,
+    edge,
     is_unreachable,
     modified_seconds,
     probe_key,
@@ -85,17 +86,23 @@ def _has_no_credentials(exc: BaseException) -> bool:
     return not names.isdisjoint({"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound"})
 
 
-def translated(exc: Exception, action: str, where: str, bucket: str) -> ShardStoreError:
+AWS = "aws"
+"""The name of Amazon's own servers in ``S3Client.endpoint``."""
+
+_ANONYMOUS = storage_option("s3", "anon", True)
+
+
+def translated(exc: Exception, action: str, where: str, bucket: str, endpoint: str = AWS) -> ShardStoreError:
     """Return the error to raise, from ``exc``, if a request failed."""
     if isinstance(exc, ShardStoreError):
         return exc
     if _has_no_credentials(exc):
         return AccessDenied(
-            f"{action} {where}: no usable credentials were found ({exc}); give storage_options with key and secret, or profile, "
-            "or anon=True for public buckets"
+            f"{action} {where}: no usable credentials were found ({exc}). Give key and secret, or {storage_option('s3', 'profile')}; "
+            f"for a public bucket {_ANONYMOUS}"
         )
     if is_unreachable(exc):
-        error = RequestFailed(f"{action} {where}: the server cannot be reached: {CHECK_ENDPOINT} ({exc})")
+        error = RequestFailed(f"{action} {where}: the server cannot be reached: {check_endpoint('s3')} ({exc})")
         error.is_unreachable = True
         return error
     response = _response_of(exc)
@@ -105,13 +112,14 @@ def translated(exc: Exception, action: str, where: str, bucket: str) -> ShardSto
         status = int(code)
     if status in (401, 403) or (status is None and isinstance(exc, PermissionError)):
         return AccessDenied(
-            f"{action} {where}: the server denied access ({code or exc}). Without the permission ListBucket it says so of absent ones too; "
-            "public buckets may need storage_options={'anon': True}, buckets whose requester pays {'requester_pays': True}"
+            f"{action} {where}: the server denied access ({code or exc}). Without the permission ListBucket it says so of what does not "
+            f"exist, too. A public bucket may need {_ANONYMOUS}, and one whose requester pays "
+            f"{storage_option('s3', 'requester_pays', True)}"
         )
-    if code == "NoSuchBucket":
+    if code == NO_SUCH_BUCKET:
         error = RequestFailed(
-            f"{action} {where}: the bucket {bucket!r} does not exist there. Create it, or correct its name; if it is on another server "
-            "than AWS's, give that as storage_options={'endpoint_url': …}"
+            f"the bucket {bucket!r} does not exist {'on AWS' if endpoint == AWS else f'at {endpoint}'}. Create it, or correct its name. "
+            f"If it is on another server, give the address of that: {storage_option('s3', 'endpoint_url')}"
         )
     else:
         error = RequestFailed(f"{action} {where} failed: {code or type(exc).__name__}: {exc}")
@@ -168,7 +176,7 @@ class S3Client(BucketClient):
     @property
     def endpoint(self) -> str:
         """The server that this talks to, as far as its abilities matter."""
-        return str(getattr(self.fs, "endpoint_url", None) or (self.fs.client_kwargs or {}).get("endpoint_url") or "aws")
+        return str(getattr(self.fs, "endpoint_url", None) or (self.fs.client_kwargs or {}).get("endpoint_url") or AWS)
 
     @property
     def is_aws(self) -> bool:
@@ -177,13 +185,14 @@ class S3Client(BucketClient):
         The environment and the configuration files can name another one too, which s3fs does not know.
         """
         endpoint = self._connected() or self.endpoint
-        return endpoint == "aws" or (urlsplit(endpoint).hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn"))
+        return endpoint == AWS or (urlsplit(endpoint).hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn"))
 
     def _connected(self) -> str | None:
         """Return the server that the client of s3fs is connected to, if it is."""
         endpoint = getattr(getattr(getattr(self.fs, "_s3", None), "meta", None), "endpoint_url", None)
         return None if endpoint is None else str(endpoint)
 
+    @edge()
     async def server(self) -> str:
         await self.connect()
         return self._connected() or self.endpoint
@@ -197,7 +206,7 @@ class S3Client(BucketClient):
         try:
             await self.fs.set_session()
         except Exception as exc:
-            raise translated(exc, "connecting to", self.url, self.bucket) from exc
+            raise translated(exc, "connecting to", self.url, self.bucket, self.endpoint) from exc
 
     def times_of(self, response: Mapping[str, Any]) -> ServerTimes | None:
         """Return when AWS stored the object of an answer, and when it answered. ``None`` if these may be other times.
@@ -219,7 +228,7 @@ class S3Client(BucketClient):
         except Exception as exc:
             if isinstance(exc, TypeError | AttributeError | KeyError | ValueError) and getattr(self.fs, "_s3", self) is None:
                 raise unusable_options(f"{action} {where} failed", self.fs.storage_options, exc) from exc
-            raise translated(exc, action, where, self.bucket) from exc
+            raise translated(exc, action, where, self.bucket, self.endpoint) from exc
         return response
 
     async def call(self, method: str, action: str, key: str, **parameters: Any) -> dict[str, Any]:
@@ -263,7 +272,7 @@ async def _is_refused(client: S3Client, method: str, key: str, **parameters: Any
     try:
         await client.call(method, "probing conditional writes with", key, **parameters)
     except RequestFailed as exc:
-        if exc.code == "NoSuchBucket":
+        if exc.code == NO_SUCH_BUCKET:
             raise
         if exc.code == "NoSuchUpload":  # completed, if the answer was lost and the client asked again
             return False

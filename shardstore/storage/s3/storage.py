@@ -21,7 +21,7 @@ from shardstore.storage.abilities import Leftover, ListsLeftovers
 from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, DirListing, ObjectInfo, check_directory
 from shardstore.storage.requests.bucket import BucketStorage
 from shardstore.storage.requests.lost_answers import delete_object
-from shardstore.storage.requests.outcomes import RequestFailed
+from shardstore.storage.requests.outcomes import RequestFailed, edge
 from shardstore.storage.requests.ranged_reads import RangeOutcome, RangePart, checked_part, range_header, received
 from shardstore.storage.requests.writes import check_deletion
 from shardstore.storage.s3.client import (
@@ -151,6 +151,7 @@ class S3Storage(BucketStorage[S3Client], ListsLeftovers):
         store = put if nbytes <= self.part_bytes else put_large
         return await store(self.client, key, body, nbytes, condition)
 
+    @edge()
     async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
         if not self.capabilities.compose:
             raise Unsupported(f"composing {key!r}: {self.endpoint} cannot copy a part of an object into its new version, on a condition")
@@ -162,6 +163,7 @@ class S3Storage(BucketStorage[S3Client], ListsLeftovers):
     async def _copy_from(self, origin: S3Client, source: str, target: str) -> Generation | None:
         return await copy_object(self.client, source, target, origin)
 
+    @edge()
     async def delete(self, key: str, condition: Condition) -> bool:
         check_deletion(key, condition)
         parameters: dict[str, str] = {}
@@ -183,6 +185,7 @@ class S3Storage(BucketStorage[S3Client], ListsLeftovers):
         finally:
             self.client.forget_listing(key)
 
+    @edge()
     async def delete_many(self, keys: Sequence[str]) -> None:
         await asyncio.gather(*(self._delete_batch(batch) for batch in batched(keys, _KEYS_A_DELETE)))
 
@@ -221,12 +224,13 @@ class S3Storage(BucketStorage[S3Client], ListsLeftovers):
             if not entry["Key"].endswith("/")  # the markers by which some tools pretend that there are directories
         ]
 
+    @edge()
     async def version_suffixes(self) -> dict[tuple[str, str], str]:
         """Return, by key and token, what behind the URL of an object names that version of it, of all versions that the bucket keeps.
 
         Raises:
             InvalidInput: the bucket keeps no versions.
-            RequestFailed: the server does not list them.
+            StorageError: the server does not list them.
         """
         found: dict[tuple[str, str], str] = {}
         markers: dict[str, str] = {}
@@ -246,17 +250,19 @@ class S3Storage(BucketStorage[S3Client], ListsLeftovers):
     # -- what was left -------------------------------------------------------------------------------------------------
 
     async def unfinished_uploads(self, prefix: str) -> AsyncIterator[UnfinishedUpload]:
-        """Yield every unfinished upload to a key that starts with ``prefix``. Raises ``RequestFailed`` if the server does not list them."""
+        """Yield every unfinished upload to a key that starts with ``prefix``. Raises ``StorageError`` if the server does not list them."""
         markers: dict[str, str] = {}
         full = self.client.full_key(prefix) if prefix or self.client.prefix else ""
         while True:
-            page = await self.client.call_bucket("list_multipart_uploads", "listing the unfinished uploads of", Prefix=full, **markers)
+            async with edge():
+                page = await self.client.call_bucket("list_multipart_uploads", "listing the unfinished uploads of", Prefix=full, **markers)
             for upload in page.get("Uploads", ()):
                 yield UnfinishedUpload(self.client.own_key(upload["Key"]), upload["UploadId"], upload["Initiated"])
             if not page.get("IsTruncated"):
                 return
             markers = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
 
+    @edge()
     async def abort_upload(self, upload: UnfinishedUpload) -> None:
         """Abort an upload, and free its parts; one that has ended by now is no error."""
         try:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import IO, Any
 
-from shardstore.errors import StorageError, Unsupported
+from shardstore.errors import NO_SUCH_BUCKET, StorageError, Unsupported
 from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration, Unconditional
 from shardstore.storage.requests.lost_answers import Failure, ObjectWrite
 from shardstore.storage.requests.outcomes import WRITE_ID, Head, RequestFailed
@@ -71,7 +71,7 @@ class S3Write(ObjectWrite):
     def failure(self, exc: RequestFailed) -> Failure:
         if exc.code == "NoSuchUpload":  # completed by the first of two requests, or aborted
             return Failure.LOST
-        if exc.code == "NoSuchBucket":
+        if exc.code == NO_SUCH_BUCKET:
             return Failure.FINAL
         if exc.is_busy:
             return Failure.BUSY

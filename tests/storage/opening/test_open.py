@@ -268,11 +268,11 @@ def test_options_of_filesystems_that_are_not_known() -> None:
 @pytest.mark.parametrize(
     ("protocol", "package", "url", "remedy"),
     [
-        ("s3", "s3fs", "s3://bucket/x", "pip install 's3fs>=2025.10.0'"),
-        ("s3a", "s3fs", "s3a://bucket/x", "pip install 's3fs>=2025.10.0'"),
-        ("gs", "gcsfs", "gs://bucket/x", "pip install 'gcsfs>=2025.10.0'"),
-        ("https", "aiohttp", "https://host/x", "pip install 'aiohttp>=3.10'"),
-        ("s3", "s3fs", "simplecache::s3://bucket/x", "pip install 's3fs>=2025.10.0'"),
+        ("s3", "s3fs", "s3://bucket/x", "pip install 'shardstore[s3]'"),
+        ("s3a", "s3fs", "s3a://bucket/x", "pip install 'shardstore[s3]'"),
+        ("gs", "gcsfs", "gs://bucket/x", "pip install 'shardstore[gcs]'"),
+        ("https", "aiohttp", "https://host/x", "pip install 'shardstore[http]'"),
+        ("s3", "s3fs", "simplecache::s3://bucket/x", "pip install 'shardstore[s3]'"),
         ("az", "adlfs", "az://container/x", "Install adlfs"),
     ],
 )
@@ -319,7 +319,7 @@ def test_what_cannot_be_opened(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("url", ["s3://AKIA:SE-CRET@bucket/x", "s3://AKIA:SE/CRET@bucket/x", "gs://me:SE-CRET@bucket/x"])
 def test_credentials_in_the_url_of_a_bucket(url: str) -> None:
-    with pytest.raises(InvalidInput, match="credentials go into storage_options, not into the URL") as caught:
+    with pytest.raises(InvalidInput, match="Credentials are not part of it, but options: storage_options=") as caught:
         open_storage(url, {"anon": True} if url.startswith("s3") else {"token": "anon"})
     assert not {word for word in ("AKIA", "me:", "SE", "CRET") if word in str(caught.value)}
 
@@ -376,7 +376,11 @@ def test_names_in_memory_with_an_at_are_shown() -> None:
         ("s3://b/x", {"endpoint_url": "notaurl"}, "endpoint_url 'notaurl' of 's3://b/x' needs http:// or https://"),
         ("gs://b/x", {"endpoint_url": 5}, "needs http:// or https://"),
         ("s3://b/x", {"client_kwargs": {"endpoint_url": "host:80"}}, "endpoint_url 'host:80'"),
-        ("s3://b/x", {"config_kwargs": 5, "key": "SECRET"}, "storage_options, which are config_kwargs, key (AttributeError: "),
+        (
+            "s3://b/x",
+            {"config_kwargs": 5, "key": "SECRET"},
+            "the options of the filesystem, which are config_kwargs, key (AttributeError: ",
+        ),
     ],
 )
 def test_options_with_values_that_cannot_be_right(url: str, options: dict[str, Any], said: str) -> None:
@@ -388,7 +392,7 @@ def test_options_with_values_that_cannot_be_right(url: str, options: dict[str, A
 def test_servers_that_cannot_be_reached() -> None:
     lost = type("EndpointConnectionError", (Exception,), {})("Could not connect")
     error = translated(lost, "looking up", "'k'", "bucket")
-    assert "cannot be reached: check the network and storage_options={'endpoint_url': …}" in str(error)
+    assert "cannot be reached: check the network, and the address of the server, storage_options={'s3': {'endpoint_url': …}}" in str(error)
     fs = gcsfs.GCSFileSystem(token="anon", endpoint_url="http://127.0.0.1:1")
     error = GCSClient(fs, "b", "", 1).translated(type("ClientConnectorError", (OSError,), {})("no such host"), "listing gs://b")
     assert "http://127.0.0.1:1 cannot be reached: check the network" in str(error)

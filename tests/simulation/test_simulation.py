@@ -174,8 +174,8 @@ def test_registers(operations: list[tuple[str, str | None, float, float]], is_ex
     "name",
     [
         "a commit without a condition",
-        "chunks are read of whatever version",
-        "GCS: a shard is replaced whatever it is",
+        "chunks are read from any version",
+        "GCS: a shard is replaced without a condition",
         "local: a removal is not synced",
     ],
 )

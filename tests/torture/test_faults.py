@@ -99,7 +99,7 @@ def memory() -> Iterator[Kind]:
 
 @pytest.fixture(params=["memory", "plainest", "local", "appending"])
 def local_kind(request: pytest.FixtureRequest, memory: Kind, tmp_path: Path) -> Iterator[Kind]:
-    """Kinds on which every request is struck in every run."""
+    """Kinds that are fast enough for every run."""
     if request.param == "memory":
         yield memory
     elif request.param == "plainest":

@@ -15,23 +15,23 @@ _MARKS = {"ok": "✓", "none": ""}
 
 _HEAD = """# What reads the shards
 
-What shardstore stores is ordinary Zarr v3. This page says which programs were seen to read it without shardstore. Each store
-was written through shardstore and read by each program in an environment of its own, whole, and then a part of it that begins
-and ends inside shards; the values were compared with those that were written. `make readers` does it again and writes this page.
+What shardstore stores is ordinary Zarr v3. This page says which programs have read it without
+shardstore. Each store was written through shardstore. Each program, in an environment of its own, read the whole store, and then a
+part that begins and ends inside shards. The values were compared with those that were written. `make readers` writes this page.
 """
 
 _OTHERS = """## Not run
 
 - **neuroglancer**: its reader is part of a page and runs in browsers only.
-- **zarr-java** and others that are neither on PyPI, nor on npm, nor in Debian; programs that know Zarr v2 only.
+- **zarr-java** and other readers that are neither on PyPI, nor on npm, nor in Debian; programs that know Zarr v2 only.
 
-Programs that know Zarr v2 only read the same stores [through shardstore](zarr-v2.md), and whatever takes fsspec URLs reads
-them chunk by chunk as [`sharded::` URLs](fsspec.md).
+Programs that know Zarr v2 only read the same stores [through shardstore](../howto/zarr-v2.md). Programs that take fsspec URLs
+read them chunk by chunk as [`sharded::` URLs](../howto/fsspec.md).
 """
 
-_HOW = """Python {python} for those from PyPI. Where a version of zarr is named, the reader reads through zarr-python. zarrs decodes by
-itself, and where it hands over to zarr-python, that counts as an error. VirtualiZarr and Icechunk keep references to the stored
-shards. GDAL is that of rasterio's wheels, and Debian's.
+_HOW = """Python {python} for those from PyPI. Programs with a version of zarr read through zarr-python. zarrs decodes by
+itself; if it leaves that to zarr-python, it counts as an error. VirtualiZarr and Icechunk keep references to the stored
+shards. There are two versions of GDAL: that of rasterio's wheels, and Debian's.
 """
 
 
@@ -49,7 +49,7 @@ def table(readers: Sequence[dict[str, Any]], cases: Sequence[StoreCase]) -> Iter
     for case in cases:
         yield f"| {case.what} | " + " | ".join(_mark(reader["cases"][case.name]) for reader in run) + " |"
     yield ""
-    yield "✓: the values are right. ✗: an error. **wrong**: other values, and no error. Empty: nothing that this program reads."
+    yield "✓: the values are right. ✗: an error. **wrong**: other values, without an error. Empty: the program does not read such data."
 
 
 def _mark(outcome: str) -> str:
@@ -69,7 +69,7 @@ def _failures(readers: Sequence[dict[str, Any]], cases: Sequence[StoreCase]) -> 
             of = "every store" if len(where) == sum(outcome != "none" for outcome in reader["cases"].values()) else "; ".join(where)
             lines.append(f"- **{reader['name']}**, {of}: {words}")
     if lines:
-        yield from ["## What failed, and what was said", "", *lines, ""]
+        yield from ["## What failed, with the error", "", *lines, ""]
 
 
 def _short(text: str) -> str:

@@ -297,10 +297,12 @@ def page(found: dict[str, dict[str, float]], days: Sequence[Day], table: Sequenc
         [
             "# A versioned store, kept for a year",
             "",
-            "Written by `make bench-upkeep`. A garbage collection beside icechunk's, on the same number of files, each in a process of its",
-            f"own, {given.rounds} rounds, medians. And a year of {given.commits:,} commits of one chunk of {SIDE * SIDE:,}: every hour,",
-            f"what is older than {KEPT_DAYS} days expires; every day, garbage of more than a day is collected. The clock is set on from",
-            "commit to commit.",
+            "Written by `make bench-upkeep`. There are two measurements:",
+            "",
+            "- A garbage collection, compared with that of Icechunk on the same number of files. Each runs in a process of its own. The",
+            f"  table has the medians (rounds: {given.rounds}).",
+            f"- A year of {given.commits:,} commits, each of one chunk of {SIDE * SIDE:,}. Every hour, snapshots older than {KEPT_DAYS}",
+            "  days expire. Every day, garbage older than a day is collected. The clock is set forward from commit to commit.",
             "",
             f"{machine(given.directory)}; Python {sys.version.partition(' ')[0]}.",
             "",
@@ -312,8 +314,8 @@ def page(found: dict[str, dict[str, float]], days: Sequence[Day], table: Sequenc
             "",
             f"![A year: commits, opening, objects, bytes, snapshots and collections, day by day]({plot})",
             "",
-            "What is called bounded: the last quarter of the year has no more than the second one, but for a tenth. At first it fills:",
-            "each chunk that is changed gets a file of its own, until all have one; `repack` would put them together again.",
+            "The year is bounded if the last quarter has at most a tenth more than the second one. The first quarter is left out: each",
+            "changed chunk gets a file of its own, until all chunks have one. (`repack` would put them together again.)",
             "",
         ]
     )

@@ -25,14 +25,14 @@ class Exclusion:
         return parameters.get("default_zarr_format") == self.zarr_format and f"::{self.only}" in item.nodeid
 
 
-_SHARDS = "reads back encoding['shards']: what is stored has them, but through shardstore there are only chunks"
+_SHARDS = "expects encoding['shards'] after reading: the stored array has them, but through shardstore there are only chunks"
 
 EXCLUDED = {
     "test_shard_encoding": Exclusion(_SHARDS, AssertionError, 3),
 }
 
-_IN_SESSIONS = "creates with `shards=`: a versioned store gathers chunks into shards by itself, and refuses that with the remedy"
-_PICKLES = "pickles what was read through a writable session, which belongs to one process; read-only sessions travel"
+_IN_SESSIONS = "creates with `shards=`: a versioned store puts chunks into shards by itself, and refuses that"
+_PICKLES = "pickles what was read through a writable session, which belongs to one process; read-only sessions can be pickled"
 
 EXCLUDED_IN_SESSIONS = {
     "test_shard_encoding": Exclusion(_IN_SESSIONS, InvalidInput, 3),

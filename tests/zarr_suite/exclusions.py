@@ -7,29 +7,29 @@ from fnmatch import fnmatchcase
 from importlib.metadata import version
 
 NOT_RUN = {
-    "test_store": "of zarr's own stores; its suites for other people's stores run in `tests/adapters/zarr/gate/test_zarr_suites.py`",
-    "test_codec_pipeline.py": "of zarr's own pipelines",
-    "test_codec_pipeline_suite.py": "of zarr's own pipelines",
-    "test_pipeline_parity.py": "of zarr's own pipelines",
-    "test_fused_pipeline.py": "of zarr's own pipelines",
-    "test_fastpath_equivalence.py": "of zarr's own pipelines",
-    "test_chunk_transform.py": "of zarr's own pipelines",
-    "test_coalesce.py": "of zarr's own pipelines",
-    "test_codecs/test_sharding_unit.py": "of zarr's own sharding codec, called by itself",
+    "test_store": "tests zarr's own stores; its suites for stores of other packages run in `tests/adapters/zarr/gate/test_zarr_suites.py`",
+    "test_codec_pipeline.py": "tests zarr's own pipelines",
+    "test_codec_pipeline_suite.py": "tests zarr's own pipelines",
+    "test_pipeline_parity.py": "tests zarr's own pipelines",
+    "test_fused_pipeline.py": "tests zarr's own pipelines",
+    "test_fastpath_equivalence.py": "tests zarr's own pipelines",
+    "test_chunk_transform.py": "tests zarr's own pipelines",
+    "test_coalesce.py": "tests zarr's own pipelines",
+    "test_codecs/test_sharding_unit.py": "calls zarr's own sharding codec directly",
     "test_abc": "makes no array and no group",
-    "test_api/test_synchronous.py": "of zarr's documentation",
+    "test_api/test_synchronous.py": "tests zarr's documentation",
     "test_chunk_key_encodings.py": "makes no array and no group",
-    "test_cli": "of zarr's command line, which puts metadata of Zarr v3 over the chunks of v2",
+    "test_cli": "tests zarr's command line, which adds metadata of Zarr v3 to chunks of v2",
     "test_common.py": "makes no array and no group",
-    "test_docs.py": "of zarr's documentation",
+    "test_docs.py": "tests zarr's documentation",
     "test_dtype_registry.py": "makes no array and no group",
     "test_errors.py": "makes no array and no group",
-    "test_examples.py": "of zarr's documentation",
+    "test_examples.py": "tests zarr's documentation",
     "test_json.py": "makes no array and no group",
     "test_json_parse.py": "makes no array and no group",
     "test_version_derivation.py": "makes no array and no group",
     "test_zarr.py": "makes no array and no group",
-    "benchmarks": "measures",
+    "benchmarks": "measures time",
 }
 """Below zarr's ``tests``; some are of one version only."""
 
@@ -59,17 +59,17 @@ class Exclusion:
 _PIPELINE = (
     "configures a codec pipeline of its own and asserts that it is used; a `ShardedStore` puts its own in front, unless `pipeline=False`"
 )
-_DICT = "looks for keys in the dictionary that it has handed to zarr"
-_DELETES = "deletes a group by its name as a key, which of zarr's stores only `LocalStore` does; `delete_dir` is for that"
-_BELOW = "edits `zarr.json` on disk, around the store; of a sharded array, what lies there is not what the store shows"
+_DICT = "looks for keys in the dictionary that it has passed to zarr"
+_DELETES = "deletes a group by its name as a key, which only `LocalStore` of zarr's stores allows; `delete_dir` is for that"
+_BELOW = "edits `zarr.json` on disk, not through the store; a sharded array's stored document differs from the one that the store shows"
 
 _KEY = "uses the key of a shard, with `shards=`; a key of the store is a chunk's, whichever program asks"
-_READ_BACK = "creates with `shards=` and reads the metadata, or missing chunks, back from the store, which shows chunks"
-_WRAPPED = "creates with `shards=` in a store that wraps ours, or handles keys in its own way: without our pipeline that is refused"
+_READ_BACK = "creates with `shards=` and reads metadata, or missing chunks, from the store, which shows chunks and no shards"
+_WRAPPED = "creates with `shards=` in a store that wraps ours, or handles keys in its own way; that is refused without our pipeline"
 _TWICE = "counts warnings; zarr warns twice, since each node is created in memory first, to ask the store before anything is deleted"
 _ZARRS = "creates with `shards=` and zarr's own codec pipeline: without ours that is refused"
 _BYTES = "counts the bytes of the metadata of an array with `shards=`; the store counts those that it shows"
-_SHRINKS = "counts or replaces the calls of `delete` when an array shrinks; its chunks are erased in one batch"
+_SHRINKS = "counts or replaces the calls of `delete` when an array shrinks; here its chunks are erased in one batch"
 
 EXCLUDED = (
     Exclusion("test_api.py::test_open_with_mode_a", _DELETES),

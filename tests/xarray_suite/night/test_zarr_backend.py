@@ -136,7 +136,7 @@ def _filesystem(url: str) -> ShardedFileSystem:
 
 
 def test_exclusions_exist_and_are_documented() -> None:
-    page = (Path(__file__).parents[2] / "docs/evidence/xarray-backend-tests.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/evidence/xarray-backend-tests.md").read_text()
     for name, exclusion in EXCLUDED.items():
         assert hasattr(suite.ZarrBase, name)
         assert f"`{name}`" in page

@@ -189,8 +189,8 @@ def _below(storage: Storage, options: EngineOptions) -> Callable[[Engine], Stora
     if options.present_level == 1:
         return None
     raise Unsupported(
-        f"present_level={options.present_level!r} does not work on {storage.url}: this storage has no object versions. Put "
-        "one ShardingTransformer upon another"
+        f"present_level={options.present_level!r} does not work on {storage.url}: this storage has no object versions. Wrap "
+        "one ShardingTransformer in another"
     )
 
 

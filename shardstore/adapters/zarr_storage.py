@@ -106,7 +106,7 @@ class ZarrStorage(ReadsAndWrites, HasPhysicalLocation, NamesLocation, RestrictsK
     def __reduce__(self) -> tuple[type[ZarrStorage], tuple[Store, str]]:
         if isinstance(self._inner, MemoryStore):
             raise InvalidInput(
-                f"{self.url} lives in the memory of this process, and no other can reach it: run it with threads, as by default"
+                f"{self.url} is in the memory of this process, which no other process can reach: run it with threads, the default"
             )
         return type(self), (self.store, self.path)
 

@@ -44,7 +44,7 @@ class SetValue:
             raise Conflict(
                 f"{key!r} is not written: another client has made the array's shape {tuple(shape)} since it was opened here with "
                 f"{self.seen_shape}, so this would cut off, or write over, what that client has added. Open the array again, and repeat "
-                "it. Several clients append at once by shardstore.append"
+                "it. Several clients that append at once need shardstore.append"
             )
 
 

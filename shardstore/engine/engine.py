@@ -420,7 +420,7 @@ class Engine(KeyedStore):
         """
         await self._commit_ended.wait()
         if self._transaction is not None:
-            raise InvalidInput(f"a transaction is open already on {self.storage.url}: they do not nest")
+            raise InvalidInput(f"a transaction is open already on {self.storage.url}: transactions cannot be nested")
         self._transaction = TransactionView(self._stored, Overlay(self.options.max_memory), weakly(self._update_many))
 
     @property

@@ -161,8 +161,8 @@ class EngineOptions:
             raise InvalidInput(f"present_level {level!r} is neither 'innermost' nor a whole number of at least 1")
         if self.present.shows_draft and level != 1:
             raise InvalidInput(
-                f"present_level={level!r} cannot be had with present={self.present.name!r}: a draft's client works with storage "
-                "transformers itself, and puts one ShardingTransformer upon another for each level"
+                f"present_level={level!r} does not work with present={self.present.name!r}: clients of the draft use "
+                "storage transformers themselves, and wrap one ShardingTransformer in another for each level"
             )
 
     def _check_strategy(self) -> None:

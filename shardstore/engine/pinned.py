@@ -68,7 +68,9 @@ class PinnedValue:
                     "or read it whole"
                 )
             case _:
-                raise StorageError(f"reading {self._key!r}: bytes {wanted.start} to {wanted.end} of {self.stored_key!r} came cut short")
+                raise StorageError(
+                    f"reading {self._key!r}: bytes {wanted.start} to {wanted.end} of {self.stored_key!r} were not received completely"
+                )
 
 
 OpenValue = PinnedValue | HeldValue

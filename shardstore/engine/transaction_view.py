@@ -297,7 +297,7 @@ class TransactionView(KeyedStore):
         if isinstance(action, Swap):
             raise Unsupported(f"{key!r} cannot be written on a condition while a transaction is open on {self._below.storage.url}")
         if isinstance(action, Patch) and metadata_path(key) is not None:
-            raise InvalidInput(f"the metadata document {key!r} can only be set whole")
+            raise InvalidInput(f"the metadata document {key!r} can only be written as a whole")
 
     def _hold_result(self, key: str, action: Action, old: memoryview | None) -> None:
         """Hold back what an action makes of the value that is there."""

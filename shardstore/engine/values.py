@@ -419,7 +419,7 @@ class Values:
                 case Swap():
                     await self._documents.revise(path, revising(action))
                 case _:
-                    raise InvalidInput(f"the metadata document {key!r} can only be set whole: part of it may lie in another form")
+                    raise InvalidInput(f"the metadata document {key!r} can only be written as a whole: it may be stored in another form")
         except ShardStoreError as exc:
             return exc
         return None

@@ -95,7 +95,7 @@ def _member_faults(document: JsonObject, ndim: int) -> Iterator[MetadataFault]:
     if "fill_value" in document:
         value, name = document["fill_value"], codec_name(document.get("data_type")) or ""
         if _fits(value, name) is False:
-            yield from _contradictions(f"its fill value {_shown(value)} is none of data type {name}")
+            yield from _contradictions(f"its fill value {_shown(value)} is not a value of data type {name}")
     if "data_type" in document and codec_name(document["data_type"]) is None:
         yield from _contradictions(f"its data type {_shown(document['data_type'])} has no name")
     transformers = document.get("storage_transformers")

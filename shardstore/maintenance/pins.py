@@ -85,7 +85,7 @@ class Pins:
                     held[one] |= self.generations[key]
         if refused:
             raise InvalidInput(
-                f"{len(refused):,} of {len(keys):,} pins hold nothing: {some_of(refused, _NAMED)}: no array in {engine.storage.url} has a "
+                f"{len(refused):,} of {len(keys):,} pins match nothing: {some_of(refused, _NAMED)}: no array in {engine.storage.url} has a "
                 "chunk or shard of such a key. Keys are those of stored objects, from the root of the store, such as 'ct/c/0/1'"
             )
         return Pins(dict(held))

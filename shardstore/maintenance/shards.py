@@ -106,7 +106,7 @@ async def check_layout(engine: Engine, shard: StoredShard) -> None:
         StorageError: a request failed.
     """
     if await current(engine, shard) is None:
-        raise Conflict(f"array {shard.path!r} was changed while its shards were looked at: run it again")
+        raise Conflict(f"array {shard.path!r} was changed while its shards were checked: run it again")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

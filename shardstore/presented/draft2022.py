@@ -366,7 +366,7 @@ def _entry_point_action(action: Action) -> Action:
                 _checked_entry_point(bytes(new))
             return action
         case Patch():
-            raise InvalidInput(f"{ENTRY_POINT_KEY!r} can only be set whole")
+            raise InvalidInput(f"{ENTRY_POINT_KEY!r} can only be written as a whole")
         case _:
             return action
 

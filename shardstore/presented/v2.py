@@ -135,12 +135,12 @@ class V2Flavour(PresentedFlavour):
         if part.kind in _NODE_NAMES:
             return None if new is None else dumps(_revised_node(part, new, previous))
         if previous is None:
-            raise InvalidInput(f"there is no node at {part.path!r} any more that {part.kind} could be of")
+            raise InvalidInput(f"there is no node at {part.path!r} to which {part.kind} could belong")
         if part.kind == ATTRIBUTES_NAME:
             from_v2 = array_from_v2 if is_array(previous) else group_from_v2
             return dumps(from_v2(_node_and_attributes(previous)[0], new, previous))
         if not is_group(previous):
-            raise InvalidInput(f"{part.kind} is of a group, and {part.path!r} is an array")
+            raise InvalidInput(f"{part.kind} belongs to a group, and {part.path!r} is an array")
         nodes = part.nodes if isinstance(part, _WrittenPart) else {}
         without = {member: value for member, value in previous.items() if member != "consolidated_metadata"}
         return dumps(without if new is None else without | {"consolidated_metadata": consolidated_from_v2(new, nodes)})

@@ -269,7 +269,7 @@ class View(KeyedStore):
                 case Canonical():
                     translated.append((meaning.key, action))
                 case DocumentPart() if isinstance(action, Patch):
-                    errors[i] = InvalidInput(f"the metadata document {key!r} can only be set whole")
+                    errors[i] = InvalidInput(f"the metadata document {key!r} can only be written as a whole")
                     continue
                 case DocumentPart():
                     translated.append((metadata_key(meaning.path), self.on_document(meaning, action)))

@@ -94,11 +94,11 @@ def described(source: ReferenceSource, flavour: Flavour, *, only_v2_keys: bool) 
     Raises ``InvalidInput`` if some arrays cannot be described so, all of which are named, or the flavour is none.
     """
     if flavour not in get_args(Flavour):
-        raise InvalidInput(f"flavour {flavour!r} is none of {', '.join(get_args(Flavour))}")
+        raise InvalidInput(f"flavour {flavour!r} is not one of {', '.join(get_args(Flavour))}")
     own = {array.path: array.flavour for array in source.arrays if array.flavour is not None}
     if only_v2_keys and "v3" in (flavour, *own.values()):
         raise InvalidInput(
-            "flavour='v3' cannot be read from Parquet: fsspec would take every chunk for missing, without a word. flavour='dual' writes "
+            "flavour='v3' cannot be read from Parquet: fsspec would take every chunk for missing, without an error. flavour='dual' writes "
             "the documents of both"
         )
     if source.impossible:
@@ -153,7 +153,7 @@ def base_of(storage: Storage, urls: Urls, base_url: str | None, directory: str) 
     of ``storage``.
     """
     if urls not in get_args(Urls):
-        raise InvalidInput(f"urls {urls!r} is none of {', '.join(get_args(Urls))}")
+        raise InvalidInput(f"urls {urls!r} is not one of {', '.join(get_args(Urls))}")
     if base_url is not None:
         if urls == "relative" or not base_url:
             raise InvalidInput(f"base_url {base_url!r} goes in front of the keys of objects, and not with urls='relative'")

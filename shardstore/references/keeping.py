@@ -94,7 +94,9 @@ def pins(target: Any, *, store: Any = None, target_options: Mapping[str, Any] | 
         if name is not None:
             found.append(Pin(name, one.generation))
     if section.objects and not found:
-        raise InvalidInput(f"the set {place.shown} refers to nothing in {store}: its references name {next(iter(section.objects))!r}, say")
+        raise InvalidInput(
+            f"the set {place.shown} refers to nothing in {store}: its references name, for example, {next(iter(section.objects))!r}"
+        )
     return found
 
 

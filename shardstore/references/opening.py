@@ -124,7 +124,7 @@ def _suffixes(storage: Storage) -> Callable[[str, str | None], str]:
     def suffix(key: str, token: str | None) -> str:
         found = known.get((key, token or ""))
         if found is None:
-            raise Conflict(f"the object {key!r} of {storage.url} was replaced while it was referred to: write the set again")
+            raise Conflict(f"the object {key!r} of {storage.url} was replaced while references to it were written: write the set again")
         return found
 
     return suffix

@@ -172,7 +172,7 @@ def reference_storage(target: Any, options: Mapping[str, Any] | None) -> Referen
             options = {Address.parse(url).protocol: dict(options)}  # of the filesystem that the set is in, not of the set itself
     storage = open_storage(target, dict(options or {}) or None)
     if (references := storage.ability(ReferenceStorage)) is None:
-        raise InvalidInput(f"{storage.url} is no set of references")
+        raise InvalidInput(f"{storage.url} is not a set of references")
     return references
 
 

@@ -348,12 +348,14 @@ class StoreReader:
             if not again:
                 return found
             pending = again
-        raise Conflict(f"the shard {wanted[pending[0]][0]!r} of {self.storage.url} kept changing while it was referred to: try again later")
+        raise Conflict(
+            f"the shard {wanted[pending[0]][0]!r} of {self.storage.url} kept changing while references to it were written: try again later"
+        )
 
     def _damaged(self, key: str, path: str, error: Corruption) -> None:
         if self._on_error == "raise":
             raise Corruption(
-                f"shard {key!r} of array {path!r} is damaged: {error}. shardstore repair may mend it; on_error='skip' leaves it out"
+                f"shard {key!r} of array {path!r} is damaged: {error}. shardstore repair may repair it; on_error='skip' leaves it out"
             ) from error
         self._source.left_out[key] = str(error)
 
@@ -401,7 +403,9 @@ class StoreReader:
         for key, outcome in zip(keys, await self.storage.read([Read(key, (EVERYTHING,)) for key in keys]) if keys else (), strict=True):
             outcome = unless_failed(outcome)
             if not isinstance(outcome, Found):
-                raise Conflict(f"the object {key!r} of {self.storage.url} went away while it was referred to: write the set again")
+                raise Conflict(
+                    f"the object {key!r} of {self.storage.url} was removed while references to it were written: write the set again"
+                )
             found.append(bytes(outcome.buffers[0]))
         return found
 

@@ -200,7 +200,9 @@ async def _before(place: SetPlace, *, overwrite: bool) -> Before:
                 f"there is something at {place.shown} already: overwrite=True (--overwrite) replaces it. Nothing was written"
             )
         if not begins_like_set(bytes(head.buffers[0]), place.name):
-            raise InvalidInput(f"what is at {place.shown} is no set of references: remove it, or choose another place. Nothing was written")
+            raise InvalidInput(
+                f"what is at {place.shown} is not a set of references: remove it, or choose another place. Nothing was written"
+            )
         if not isinstance(pins, Found):  # the old set has no pins: say so until it is replaced
             text = await read_object(place.storage, place.main_key) or b""
             content = encode_pins(UNPINNED, SetDigest(0, 0).extended(text), ())

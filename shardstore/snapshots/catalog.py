@@ -216,7 +216,7 @@ class StorageCatalog:
         except StorageError as exc:
             raise WriteOutcomeUnknown(
                 f"changing the pointer of the store {name!r} in the catalog {self.url} failed: {failure}. It cannot be read to see whether "
-                f"that was carried out: {exc}. Look at the store again, or ask for the same again"
+                f"that was carried out: {exc}. Look at the store again, or repeat the call"
             ) from failure
 
     async def _probed(self) -> Capabilities:

@@ -117,7 +117,7 @@ class BasicConflictSolver(ConflictDetector):
 
     def __post_init__(self) -> None:
         if self.on_chunk_conflict not in _SELECTIONS:
-            raise InvalidInput(f"on_chunk_conflict {self.on_chunk_conflict!r} is none of {', '.join(map(repr, _SELECTIONS))}")
+            raise InvalidInput(f"on_chunk_conflict {self.on_chunk_conflict!r} is not one of {', '.join(map(repr, _SELECTIONS))}")
 
     def chunks(self) -> Selection:
         return self.on_chunk_conflict

@@ -41,14 +41,14 @@ class SnapshotInfo:
 def snapshot_by_id(state: State, snapshot: str) -> Snapshot:
     """Return a snapshot. Raises ``NotFound`` if there is none of this id."""
     if (found := state.snapshots.get(snapshot)) is None:
-        raise NotFound(f"there is no snapshot {snapshot!r}: it has expired, or is of another store")
+        raise NotFound(f"there is no snapshot {snapshot!r}: it has expired, or belongs to another store")
     return found
 
 
 def still_there(state: State, snapshot: str, url: str) -> Snapshot:
     """Return a snapshot of a store that has been open before. Raises ``SnapshotExpired`` if it is no more."""
     if (found := state.snapshots.get(snapshot)) is None:
-        raise SnapshotExpired(f"snapshot {snapshot} of {url}, which is to be shown again, has expired: open a newer snapshot")
+        raise SnapshotExpired(f"snapshot {snapshot} of {url}, which this program had opened, has expired: open a newer snapshot")
     return found
 
 
@@ -59,15 +59,15 @@ def snapshot_of(state: State, ref: str) -> Snapshot:
     if (found := state.snapshots.get(ref)) is not None:
         return found
     there = ", ".join(f"{known.type} {name!r}" for name, known in sorted(state.refs.items())[:_SHOWN_REFS])
-    gone = "; a snapshot of that id has expired, or is of another store" if is_id(ref) else ""
-    raise NotFound(f"{ref!r} is no branch, tag or snapshot: there are {there}, and {len(state.snapshots)} snapshots{gone}")
+    gone = "; a snapshot of that id has expired, or belongs to another store" if is_id(ref) else ""
+    raise NotFound(f"{ref!r} is not a branch, tag or snapshot: there are {there}, and {len(state.snapshots)} snapshots{gone}")
 
 
 def named_snapshot(state: State, branch: str | None, tag: str | None, snapshot_id: str | None, as_of: datetime | None) -> Snapshot:
     """Return the snapshot that the arguments of ``Repository.readonly_session`` mean. Raises as that does."""
     given = [one for one in (branch, tag, snapshot_id) if one is not None]
     if len(given) > 1 or (as_of is not None and (tag is not None or snapshot_id is not None)):
-        raise InvalidInput("give one of branch, tag and snapshot_id; as_of goes with a branch")
+        raise InvalidInput("give exactly one of branch, tag and snapshot_id; as_of needs a branch")
     if tag is not None:
         return state.snapshots[state.ref(tag, "tag").snapshot]
     if snapshot_id is not None:
@@ -86,5 +86,5 @@ def milliseconds(name: str, when: datetime) -> int:
     """Return a time in milliseconds since the epoch. Raises ``InvalidInput`` if it has no time zone."""
     given: object = when
     if not isinstance(given, datetime) or given.tzinfo is None:
-        raise InvalidInput(f"{name}={when!r} is no time with a time zone: give one, such as datetime(2026, 1, 31, tzinfo=UTC)")
+        raise InvalidInput(f"{name}={when!r} is not a time with a time zone: give one, such as datetime(2026, 1, 31, tzinfo=UTC)")
     return int(when.timestamp() * 1000)

@@ -92,7 +92,7 @@ async def _in_store(name: SnapshotName, store: VersionedStore, pointer: Pointer,
             snapshot, ref, path = _cut(state, name.rest, store.url)
         else:
             if not f"{name.rest}/".startswith(f"{pinned.ref}/"):
-                raise NotFound(f"{store.url} is to show what {pinned.ref!r} was, and {name.rest!r} is asked for")
+                raise NotFound(f"{store.url} was opened at {pinned.ref!r}, and {name.rest!r} is not in it")
             snapshot = still_there(state, pinned.snapshot_id, store.url)
             ref, path = pinned.ref, name.rest[len(pinned.ref) + 1 :]
         with needing_pyarrow(f"{store.url} is a versioned store, and to read one"):
@@ -151,7 +151,7 @@ async def _new_hierarchy(place: NamedSnapshot, pack: ShardingPolicy, max_memory:
     current = await store.now()
     ref = current.state.refs.get(branch)
     if ref is None or ref.type != "branch":
-        raise ReadOnly(f"{redacted(place.url)} is no branch, so nothing can be written there: name a branch, such as @main")
+        raise ReadOnly(f"{redacted(place.url)} is not a branch, so nothing can be written there: name a branch, such as @main")
     check_node_path(place.path)
     current, tip = await store.opened(lambda state: state.snapshots[state.ref(branch, "branch").snapshot])
     structure = await store.files.structure(tip.structure)

@@ -71,7 +71,7 @@ async def rebase(session: SessionCore, state: State, solver: ConflictDetector, u
     if compared.conflicts:
         raise ConflictError(
             f"branch {branch!r} of {url} has moved from snapshot {session.snapshot.id} to {compared.tip.id}, and what was committed there "
-            f"contradicts this session: {'; '.join(map(str, compared.conflicts[:10]))}. Nothing was changed"
+            f"conflicts with this session: {'; '.join(map(str, compared.conflicts[:10]))}. Nothing was changed"
             + how_to_join(compared.ours, compared.theirs, session.base.nodes),
             compared.conflicts,
         )
@@ -98,8 +98,8 @@ async def _compare_with_tip(
         if session.snapshot.id not in state.snapshots:
             raise expired(session, url)
         raise ConflictError(
-            f"branch {branch!r} of {url} was reset: it is at snapshot {tip.id}, of which {session.snapshot.id}, with which this session "
-            "began, is no ancestor. Nothing was changed; write it again in a new session"
+            f"branch {branch!r} of {url} was reset to snapshot {tip.id}. This session began with {session.snapshot.id}, which is not "
+            "an ancestor of it. Nothing was changed; write it again in a new session"
         )
     structure = await session.files.structure(tip.structure)
     theirs = await _theirs(session, structure, since)
@@ -144,7 +144,7 @@ async def merge(session: SessionCore, fork: SessionCore, on_chunk_conflict: Sele
         conflicts = [*find_conflicts(ours, theirs, session.base.nodes, solver), *more]
         if conflicts:
             shown = "; ".join(map(str, conflicts[:10]))
-            raise ConflictError(f"a fork contradicts the session that it is merged into: {shown}. Nothing of it was merged", conflicts)
+            raise ConflictError(f"a fork conflicts with the session that it is merged into: {shown}. Nothing of it was merged", conflicts)
         if solver.chunks() == "theirs":
             _give_up_double(fork, ours, theirs)
         _apply(fork, replace(session.base, nodes=session.nodes), ours, theirs, attributes, appends)

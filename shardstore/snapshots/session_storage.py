@@ -86,7 +86,7 @@ class SessionStorage(ReadsAndWrites, ChunkSource, HasIdentity, HasPhysicalLocati
         if self._again is None:
             raise InvalidInput(
                 f"the store of the writable session {self.url} cannot be pickled: what another process writes into it would be lost. Give "
-                "workers session.fork(), which travels as a whole, and merge what comes back by session.merge"
+                "workers session.fork(), which can be pickled, and merge what comes back by session.merge"
             )
         return self._again, ()
 

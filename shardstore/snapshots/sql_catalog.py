@@ -233,7 +233,7 @@ class SQLCatalog:
         if is_done(now, lost is not None):
             return
         if now == before and is_unknown:
-            raise WriteOutcomeUnknown(f"{lost}. It may yet be carried out: look at the store again, or ask for the same again")
+            raise WriteOutcomeUnknown(f"{lost}. It may yet be carried out: look at the store again, or repeat the call")
         raise moved(name, self.url, now) from lost
 
     async def _do(self, statement: Callable[[sa.Connection], T], without: T, *, makes: bool = False, is_bounded: bool = False) -> T:

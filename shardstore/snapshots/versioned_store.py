@@ -471,10 +471,10 @@ class VersionedStore:
             return exc
         if conflicts:
             return ConflictError(
-                f"{moved}, and contradicts this session: {'; '.join(map(str, conflicts[:10]))}. Nothing was changed", conflicts
+                f"{moved}, and conflicts with this session: {'; '.join(map(str, conflicts[:10]))}. Nothing was changed", conflicts
             )
         return ConflictError(
-            f"{moved}, but nothing that contradicts this session. Nothing was changed: commit with rebase_with=ConflictDetector()"
+            f"{moved}, but nothing that conflicts with this session. Nothing was changed: commit with rebase_with=ConflictDetector()"
         )
 
     async def rebase(self, session: SessionCore, solver: ConflictDetector) -> CurrentState:

@@ -47,7 +47,7 @@ class VirtualFiles:
         for prefix in self.prefixes:
             if "://" not in prefix or not prefix.endswith("/"):
                 raise InvalidInput(
-                    f"virtual_prefixes: {prefix!r} is no beginning of URLs: give one as s3://bucket/data/, with '/' at its end"
+                    f"virtual_prefixes: {prefix!r} is not the beginning of URLs: give one as s3://bucket/data/, with '/' at its end"
                 )
         self._options = dict(options or {})
         given = TargetOptions(by_protocol=self._options)

@@ -85,7 +85,7 @@ class MappingStorage(ReadsOnly, ReadsAndWrites):
         return DirListing(tuple(infos[key] for key in keys), prefixes)
 
     def refusal(self, action: str, key: str) -> ReadOnly:
-        return ReadOnly(f"{action} {key!r}: a {type(self.mapping).__name__} is only read from")
+        return ReadOnly(f"{action} {key!r}: a {type(self.mapping).__name__} is read-only")
 
 
 T = TypeVar("T")
@@ -182,7 +182,7 @@ class PartialAccessStorage(ReadsAndWrites, VersionedByRange, DocumentsFirst):
         if key_ranges:
             found = await self._call("reading", key_ranges[0][0], lambda: list(self._store.get_partial_values(key_ranges)))
             if len(found) != len(key_ranges):
-                raise StorageError(f"{self.url} answered {len(found)} values for {len(key_ranges)} ranges")
+                raise StorageError(f"{self.url} returned {len(found)} values for {len(key_ranges)} ranges")
         values = iter(found)
         outcomes: list[ReadOutcome] = []
         for read, ranges in zip(reads, asked, strict=True):

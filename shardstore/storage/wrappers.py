@@ -299,7 +299,7 @@ class CheckedStorage(StorageWrapper):
                 return Failed(
                     StorageError(
                         f"reading {read.key!r} in {self.url}: bytes [{wanted.start}, {wanted.end}) of {outcome.nbytes} were asked for, and "
-                        f"{len(buffer)} bytes came: try again"
+                        f"{len(buffer)} bytes were received: try again"
                     )
                 )
         return outcome

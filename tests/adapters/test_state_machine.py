@@ -464,7 +464,7 @@ class TwoClients(RuleBasedStateMachine):
         self.clients[client].fs.start_transaction()
         self.in_transaction = client
         self.held, self.held_arrays = dict(self.model), dict(self.arrays)
-        with pytest.raises(InvalidInput, match="do not nest"):
+        with pytest.raises(InvalidInput, match="cannot be nested"):
             self.clients[client].map.transaction().__enter__()
 
     @precondition(lambda self: self.in_transaction is not None)

@@ -121,7 +121,7 @@ def test_partial_values() -> None:
         await mine.update(("a/c/2", SetIfMissing(b"yes")))
         assert (await get(other, "a/c/0"), await get(other, "a/c/2")) == (b"hell0 world", b"yes")
         assert bytes(await mine.get(("a/c/0", ByteRange(4, 100))) or b"") == b"0 world"
-        with pytest.raises(InvalidInput, match="only be set whole"):
+        with pytest.raises(InvalidInput, match="only be written as a whole"):
             await mine.update(("a/zarr.json", Patch(0, b"x")))
 
     play(scenario)

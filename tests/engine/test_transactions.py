@@ -139,7 +139,7 @@ def test_what_would_be_refused_is_refused_before_a_chunk_is_written() -> None:
 
 def test_they_do_not_nest_and_need_a_writable_store() -> None:
     _, mine, _ = open_hooked()
-    with mine.transaction(), pytest.raises(InvalidInput, match="do not nest"), mine.transaction():
+    with mine.transaction(), pytest.raises(InvalidInput, match="cannot be nested"), mine.transaction():
         pytest.fail("the inner block must not be entered")
     with pytest.raises(InvalidInput, match="read-only"):
         ShardingTransformer(fresh_memory(), read_only=True).transaction()

@@ -125,7 +125,7 @@ def test_what_forks_cannot_do_is_refused(repo: Repository) -> None:
     write_rows(session, 0, DATA[:8])
     with pytest.raises(InvalidInput, match="commit them first"):
         session.fork()
-    with pytest.raises(InvalidInput, match="is no fork"):
+    with pytest.raises(InvalidInput, match="is not a fork"):
         session.merge(session)  # type: ignore[arg-type]
     with pytest.raises(ReadOnly):
         repo.readonly_session().fork()
@@ -201,7 +201,7 @@ def test_chunk_that_two_forks_have_written_can_be_a_conflict(repo: Repository) -
     session = repo.writable_session()
     first, second = into_one_chunk(session)
     session.merge(first, on_chunk_conflict="fail")
-    with pytest.raises(ConflictError, match=r"a fork contradicts the session.*a: both have changed chunks, chunks \(0, 0\)") as caught:
+    with pytest.raises(ConflictError, match=r"a fork conflicts with the session.*a: both have changed chunks, chunks \(0, 0\)") as caught:
         session.merge(second, on_chunk_conflict="fail")
     (conflict,) = caught.value.conflicts
     assert (conflict.conflict_type, conflict.path, conflict.conflicted_chunks) == (ConflictType.ChunkDoubleUpdate, "a", ((0, 0),))
@@ -269,6 +269,6 @@ def test_chunks_of_what_a_fork_has_made_are_no_conflict(repo: Repository) -> Non
 def test_other_words_for_whose_chunk_counts_are_refused(repo: Repository) -> None:
     session = repo.writable_session()
     fork = write_rows(session.fork(), 0, DATA[:8])
-    with pytest.raises(InvalidInput, match="on_chunk_conflict 'mine' is none of 'fail', 'ours', 'theirs'"):
+    with pytest.raises(InvalidInput, match="on_chunk_conflict 'mine' is not one of 'fail', 'ours', 'theirs'"):
         session.merge(fork, on_chunk_conflict="mine")  # type: ignore[arg-type]
     assert not session.has_uncommitted_changes

@@ -167,12 +167,12 @@ def test_what_contradicts_is_found_and_what_does_not_is_kept_of_both(repo: Repos
         with pytest.raises(ConflictError) as caught:
             session.commit("ours", rebase_with=ConflictDetector())
         assert {conflict.conflict_type for conflict in caught.value.conflicts} == set(expected)
-        with pytest.raises(ConflictError, match="contradicts this session"):
+        with pytest.raises(ConflictError, match="conflicts with this session"):
             session.commit("ours")
         assert repo.lookup_branch("main") == tip
         assert state(session) == mine
         return
-    with pytest.raises(ConflictError, match="nothing that contradicts"):
+    with pytest.raises(ConflictError, match="nothing that conflicts with"):
         session.commit("ours")
     session.commit("ours", rebase_with=ConflictDetector())
     assert [info.message for info in repo.ancestry()][:2] == ["ours", "theirs"]
@@ -424,7 +424,7 @@ def test_a_session_whose_commit_has_lost_after_a_rebase_can_be_written_and_commi
         session.commit("ours", rebase_with=ConflictDetector(), rebase_tries=1)
     data[:1000] = 1
     array(session, "big")[:1000] = 1  # waits for a chunk file
-    with pytest.raises(ConflictError, match=r"has moved from snapshot .* but nothing that contradicts"):
+    with pytest.raises(ConflictError, match=r"has moved from snapshot .* but nothing that conflicts with"):
         session.commit("ours")
     session.commit("ours", rebase_with=ConflictDetector(), rebase_tries=1)
     found = Repository.open(repo._opened.options.url).readonly_session()

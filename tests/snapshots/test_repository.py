@@ -210,7 +210,7 @@ def test_a_branch_is_shown_as_it_was(repo: Repository) -> None:
         repo.readonly_session(as_of=datetime(2000, 1, 1))  # noqa: DTZ001
     with pytest.raises(InvalidInput, match="one of"):
         repo.readonly_session("main", tag="x")
-    with pytest.raises(InvalidInput, match="as_of goes with a branch"):
+    with pytest.raises(InvalidInput, match="as_of needs a branch"):
         repo.readonly_session(snapshot_id=first, as_of=begin)
 
 

@@ -371,7 +371,7 @@ def test_racing_creators_have_at_most_one_winner(kinds: str, late: int, inner: S
     [
         (group(), InvalidInput, "'zarr.json' in .* is the document of a Zarr v3 node: open it as what it is"),
         (array([4], [2]), InvalidInput, "the document of a Zarr v3 node"),
-        (b"", InvalidInput, "no JSON document"),
+        (b"", InvalidInput, "not a JSON document"),
         (b"{}", InvalidInput, "not the entry point"),
         (as_json(ENTRY_POINT | {"metadata_key_suffix": ".xml"}), Unsupported, "its metadata_key_suffix is '.xml'"),
         (as_json(ENTRY_POINT | {"extensions": [{"extension": "e", "must_understand": True}]}), Unsupported, "its extension 'e'"),

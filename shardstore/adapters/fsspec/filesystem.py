@@ -257,7 +257,7 @@ class ShardedFileSystem(FilesystemFace, FileLookups, FileTransfers, ChainedFileS
         starts = list(starts) if isinstance(starts, Iterable) else [starts] * len(paths)
         ends = list(ends) if isinstance(ends, Iterable) else [ends] * len(paths)
         if len(starts) != len(paths) or len(ends) != len(paths):
-            raise ValueError(f"{len(paths)} paths, {len(starts)} starts and {len(ends)} ends do not belong together")
+            raise ValueError(f"{len(paths)} paths, {len(starts)} starts and {len(ends)} ends: give one start and one end for each path")
         await self._root.settle()
         out: list[bytes | Exception | None] = [None] * len(paths)
         wanted: list[tuple[int, str, ByteRequest, slice]] = []

@@ -125,7 +125,7 @@ class FileTransfers(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no typ
     async def _no_files(self, path: Any) -> Exception:
         """Return the error of a path, pattern or list that means no file."""
         if not isinstance(path, str) or has_magic(path):
-            return NotFound(f"no file of {self.handle.url} is meant by {path!r}")
+            return NotFound(f"no file of {self.handle.url} matches {path!r}")
         await self._info(path)
         return IsADirectoryError(f"{self.key_of(path)!r} is a directory: mv(…, recursive=True) moves it with what is in it")
 
@@ -195,7 +195,9 @@ def _refuse_collisions(targets: Sequence[str]) -> None:
     seen: set[str] = set()
     for target in targets:
         if target in seen:
-            raise InvalidInput(f"two of the files would become {target!r}: lists are flattened; name directories, or each target")
+            raise InvalidInput(
+                f"two of the files would be written to {target!r}: fsspec flattens lists. Give directories, or a target for each file"
+            )
         seen.add(target)
 
 

@@ -180,7 +180,7 @@ def _new_place(variable: xarray.Variable, path: str, chunk_shape: tuple[int, ...
     """Return where a variable goes that will be created."""
     if plan.region is not None:
         raise InvalidInput(
-            f"array {path!r} does not exist, so there is no region of it: create it first, with to_zarr(compute=False) of the whole"
+            f"array {path!r} does not exist, so it has no regions: first create it, with to_zarr(compute=False) of the whole dataset"
         )
     if shards := variable.encoding.get("shards"):  # these are what is stored, whatever the store's options say
         return _BlockPosition(tuple(shards), (0,) * variable.ndim)
@@ -326,7 +326,7 @@ def _dask_array(data: Any, plan: _Plan, name: str | None) -> Any:
     region, append_dim = plan.region, plan.append_dim
     if array is None:
         if region is not None or append_dim is not None:
-            raise InvalidInput("region and append_dim go with an array that exists")
+            raise InvalidInput("region and append_dim need an array that exists")
         return _rechunked(data, _BlockPosition(new_shard_shape, (0,) * data.ndim), plan)
     if len(array.shape) != data.ndim:
         raise InvalidInput(f"array {array.path!r} has {len(array.shape)} dimensions, the data {data.ndim}")

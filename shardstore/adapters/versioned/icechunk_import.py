@@ -120,7 +120,7 @@ def _refs_of(history: SourceHistory) -> dict[str, Ref]:
             "branch there, delete this one, and import again"
         )
     if FIRST_BRANCH not in history.branches:
-        raise InvalidInput(f"the repository of icechunk has no branch {FIRST_BRANCH!r}, which every versioned store has: make it there")
+        raise InvalidInput(f"the repository of icechunk has no branch {FIRST_BRANCH!r}, which every versioned store has: create it there")
     found = {name: Ref(snapshot, "branch") for name, snapshot in history.branches.items()}
     found |= {name: Ref(snapshot, "tag") for name, snapshot in history.tags.items()}
     for name, ref in found.items():

@@ -161,7 +161,7 @@ class Session:
         core.check_writable("a commit")
         request = _request(message, metadata, rebase_with, rebase_tries)
         if not core.is_changed and not allow_empty:
-            raise InvalidInput("nothing was changed, so there is nothing to commit; with allow_empty=True that is a snapshot too")
+            raise InvalidInput("nothing was changed, so there is nothing to commit; allow_empty=True makes an empty commit")
         return run_sync(self._opened.store.commit(core, self._current, request))
 
     def append(
@@ -246,7 +246,7 @@ class Session:
         core = self._core
         core.check_writable("a fork")
         if core.is_changed:
-            raise InvalidInput(f"{self!r} has changes, which a fork would not know of: commit them first, or discard them")
+            raise InvalidInput(f"{self!r} has changes, which a fork would not see: commit them first, or discard them")
         fork = ForkSession(self._opened, None, core.snapshot, branch=core.branch, serializable=core.reads is not None)
         fork._core.began = core.began
         return fork
@@ -271,7 +271,7 @@ class Session:
         self._core.check_writable("a merge")
         for fork in forks:
             if not isinstance(fork, ForkSession):
-                raise InvalidInput(f"{fork!r} is no fork of a session: make one by session.fork()")
+                raise InvalidInput(f"{fork!r} is not a fork of a session: make one by session.fork()")
             run_sync(merge(self._core, fork._core, on_chunk_conflict))
 
     def set_virtual_refs(
@@ -393,21 +393,21 @@ class ForkSession(Session):
 
     def commit(self, *_: Any, **__: Any) -> str:
         """Raise ``InvalidInput``: a fork is not committed, but merged."""
-        raise InvalidInput("a fork is not committed: merge it into the session that it is of, by session.merge(fork), and commit that")
+        raise InvalidInput("a fork cannot be committed: merge it into its session, by session.merge(fork), and commit the session")
 
     def append(self, *_: Any, **__: Any) -> slice:
         """Raise ``InvalidInput``: an append is committed."""
         raise InvalidInput(
-            "a fork is not committed: append in the session that it is of; or enlarge the array there, and let forks write rows"
+            "a fork cannot append, since an append commits: append in its session, or enlarge the array there and let forks write the rows"
         )
 
     def rebase(self, solver: ConflictDetector) -> None:
         """Raise ``InvalidInput``: only the session that it is of can be rebased."""
-        raise InvalidInput("a fork is not rebased: merge it into the session that it is of, and rebase that")
+        raise InvalidInput("a fork cannot be rebased: merge it into its session, and rebase the session")
 
     def fork(self) -> ForkSession:
         """Raise ``InvalidInput``: forks are made of the session itself."""
-        raise InvalidInput("a fork has no forks: make as many as are needed of the session itself")
+        raise InvalidInput("a fork cannot be forked: make all forks from the session")
 
 
 def _request(message: str, metadata: Mapping[str, Any] | None, solver: ConflictDetector | None, rebase_tries: object) -> CommitRequest:

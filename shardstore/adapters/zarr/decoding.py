@@ -29,7 +29,7 @@ def zarr_decoder(document: bytes) -> Decode:
         Unsupported: zarr has no such codec or data type, or cannot read the document.
     """
     if not document:
-        raise Unsupported("its metadata has no counterpart in Zarr v3 that zarr's codecs could be made of")
+        raise Unsupported("its metadata has no counterpart in Zarr v3, from which zarr's codecs are made")
     parsed = json.loads(document)
     parsed.pop("storage_transformers", None)
     try:

@@ -110,7 +110,9 @@ def rows_to_append(data: Any, dim: str, path: str, arrays: Mapping[str, JsonObje
         return _array_rows(data, dim, path, of_array, xarray)
     if xarray is not None and isinstance(data, xarray.DataArray):
         if data.name is None:
-            raise InvalidInput(f"the DataArray has no name, so it is not known which array of {_node(path)} it is for: rename it")
+            raise InvalidInput(
+                f"the DataArray has no name, so it is not known which array of {_node(path)} it is for: give it a name, as by rename('tas')"
+            )
         data = data.to_dataset()
     if xarray is None or not isinstance(data, xarray.Dataset):
         raise InvalidInput(

@@ -134,7 +134,7 @@ def _mount(task: Task, pipe: _Pipe) -> int:
     try:
         attach(operations, task.directory, options)
     except RuntimeError as exc:
-        raise StorageError(f"{task.directory} cannot be mounted at: {exc}; libfuse has said why on stderr") from exc
+        raise StorageError(f"{task.directory} cannot be mounted at: {exc}; libfuse has printed the reason on stderr") from exc
     serving = asyncio.run_coroutine_threadsafe(run(), get_loop())
     serving.add_done_callback(lambda _: ended.set())
     if not task.outlives:

@@ -302,7 +302,7 @@ def _start(task: Task, reports: BinaryIO) -> Mount:
     process.wait()
     if isinstance(report, Failed):
         raise report.error
-    raise StorageError(f"the process that was to mount {redacted(str(task.url))} has ended ({process.returncode}) before it was ready")
+    raise StorageError(f"the process that mounts {redacted(str(task.url))} has ended ({process.returncode}) before it was ready")
 
 
 def _report(reports: BinaryIO, process: subprocess.Popen[bytes] | None = None) -> Report | None:
@@ -387,7 +387,7 @@ def _sync(directory: str) -> None:
     except OSError as exc:
         raise StorageError(
             f"what was written to {directory} could not all be stored ({exc.strerror}): it is still mounted, and its log says more. "
-            "To unmount all the same, and lose it: --force"
+            "To unmount anyway, and lose it: --force"
         ) from exc
 
 

@@ -70,7 +70,7 @@ class Buffer:
             return memoryview(mapped)
         data = b"" if self._is_cut else self.read(0, self.nbytes)
         if len(data) != self.nbytes:
-            raise NoSpace(f"{self.path!r} found no room in {tempfile.gettempdir()} while it was written, and is not stored")
+            raise NoSpace(f"{self.path!r} found no space in {tempfile.gettempdir()} while it was written, and is not stored")
         return data
 
     def _leave_content(self, nbytes: int) -> None:

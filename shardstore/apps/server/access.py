@@ -48,9 +48,9 @@ class Access:
         """Return it, checked. Raises ``InvalidInput``."""
         for origin in cors:
             if origin != "*" and re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s?#]+", origin) is None:
-                raise InvalidInput(f"{origin!r} is no origin of web pages: give one as https://viewer.example, without a path, or '*'")
+                raise InvalidInput(f"{origin!r} is not an origin of web pages: give one as https://viewer.example, without a path, or '*'")
         if token is not None and (not token or not token.isascii() or not token.isprintable() or " " in token):
-            raise InvalidInput("a token is a word of printable ASCII characters")
+            raise InvalidInput("a token must consist of printable ASCII characters, without blanks")
         return cls(None if hosts is None else frozenset(host.lower() for host in hosts), frozenset(cors), token)
 
     def check_host(self, headers: Mapping[bytes, bytes]) -> None:

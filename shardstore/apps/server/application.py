@@ -146,7 +146,7 @@ class Application(Starlette):
                 await _send_answer(send, receive, found, path, is_head=False)
                 return
             if scope["method"] not in ("GET", "HEAD"):
-                raise Refusal(405, "this server is for reading", [(b"allow", b"GET, HEAD, OPTIONS")])
+                raise Refusal(405, "this server is read-only", [(b"allow", b"GET, HEAD, OPTIONS")])
             if path != "/healthz":
                 self._access.check_token(headers, scope["query_string"])
             name, slash, rest = path[1:].partition("/")
@@ -220,7 +220,7 @@ class Application(Starlette):
         if request.is_head:
             return Reply(200, [(b"content-length", b"0")])
         if self._listings is None:
-            raise Refusal(403, "this server does not list")
+            raise Refusal(403, "this server gives no listings")
         body = await s3_answers.bucket_answer(bucket, self._listings, request.parameters)
         return Reply(200, [(b"content-type", b"application/xml"), (b"content-length", b"%d" % len(body))], body)
 
@@ -230,7 +230,7 @@ class Application(Starlette):
 
     async def _directory(self, bucket: Bucket, prefix: str, parameters: Mapping[str, str], headers: Mapping[bytes, bytes]) -> Reply:
         if self._listings is None:
-            raise NotFound("this server does not list")
+            raise NotFound("this server gives no listings")
         if "//" in f"/{prefix}":
             raise InvalidInput(f"{prefix!r} has an empty segment")
         page = await page_of(self._listings, bucket, check_directory(prefix), parameters.get("after", ""))

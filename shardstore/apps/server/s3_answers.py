@@ -137,7 +137,7 @@ def _decoded(token: str) -> str:
     try:
         return base64.b64decode(token, altchars=b"-_", validate=True).decode()
     except (binascii.Error, ValueError) as exc:
-        raise Refusal(400, "continuation-token is none of this server's") from exc
+        raise Refusal(400, "continuation-token is not from this server") from exc
 
 
 async def bucket_answer(bucket: Bucket, listings: Listings, parameters: Mapping[str, str]) -> bytes:

@@ -103,7 +103,7 @@ class Line:
         if not capabilities.atomic_commits:
             raise Unsupported(
                 f"{self.storage.url} offers no compare-and-swap, so appends of several writers could lose rows: let one program at a time "
-                "append by the means of zarr or xarray, or copy the data to a storage that has it"
+                "append with zarr or xarray, or copy the data to a storage that has it"
             )
         await self.documents.find()
 

@@ -103,7 +103,7 @@ class PlanWriter:
         if isinstance(outcome, Found):
             for wanted, buffer in zip(ranges, outcome.buffers, strict=True):
                 if len(buffer) != wanted.end - wanted.start:
-                    raise Corruption(f"bytes [{wanted.start}, {wanted.end}) of {key!r} were asked for, {len(buffer)} came")
+                    raise Corruption(f"bytes [{wanted.start}, {wanted.end}) of {key!r} were requested, {len(buffer)} bytes were received")
             return list(outcome.buffers)
         raise ConditionFailed(f"{key!r} changed while it was being rewritten")
 

@@ -199,7 +199,7 @@ def array_to_v3(document: JsonObject, transformers_override: tuple[int, ...] | N
         return codecs
     fill_value = fill_to_v3(parsed[0], document.get("fill_value"))
     if fill_value is None:
-        return f"its fill_value {document.get('fill_value')!r} is none of its data type"
+        return f"its fill_value {document.get('fill_value')!r} is not a value of its data type"
     transformers = transformers_to_show(document, transformers_override, len(shape))
     if isinstance(transformers, str):
         return transformers

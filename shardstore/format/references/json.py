@@ -208,7 +208,7 @@ class ReferenceParser:
 
     def _check_end(self) -> None:
         if self._behind_space(self._position) != len(self._text):
-            raise _no_json("something comes behind the end")
+            raise _no_json("something follows the end")
         self._text, self._position = "", 0
 
     def _join(self) -> None:
@@ -223,7 +223,7 @@ class ReferenceParser:
         start = self._behind_space(self._position)
         if start == len(text):
             if final:
-                raise _no_json("it ends before its end")
+                raise _no_json("it is cut short")
             self._position = start
             return
         if self._level == "start":
@@ -289,7 +289,7 @@ class ReferenceParser:
                 key, value, end = self._entry(start)
             except _CutOff:
                 if final:
-                    raise _no_json("it ends before its end") from None
+                    raise _no_json("it is cut short") from None
                 break
             if value is _REFS:
                 self._take(entries, end)
@@ -316,7 +316,7 @@ class ReferenceParser:
         if colon == len(self._text):
             raise _CutOff
         if self._text[colon] != ":":
-            raise _no_json(f"no value comes behind the key {key!r:.100}")
+            raise _no_json(f"no value follows the key {key!r:.100}")
         begin = self._behind_space(colon + 1)
         if key == "refs" and self._level == "top" and not self._flat and self._text[begin : begin + 1] == "{":
             return key, _REFS, begin + 1

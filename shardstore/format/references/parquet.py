@@ -217,7 +217,7 @@ def decode_rows(data: bytes | memoryview, most: int) -> ReferenceRows:
     except (pa.ArrowException, OSError, KeyError, AttributeError) as exc:
         raise Corruption(f"it is not a file of references: {exc}") from exc
     if (offsets < 0).any() or (sizes < 0).any() or (offsets > MOST_OFFSET - sizes).any():
-        raise Corruption("it has a reference with a negative offset or size, or one that ends behind every object")
+        raise Corruption("it has a reference with a negative offset or size, or one that ends past every possible object")
     return ReferenceRows(targets, target, offsets, sizes, inline, *_own_metadata(own))
 
 

@@ -112,7 +112,7 @@ class ManifestGroups:
         except (pa.ArrowException, OSError, ValueError) as exc:
             raise _unreadable(file, exc) from exc
         if any(one.end > file.nbytes for one in ranges):
-            raise Corruption(f"manifest m/{file.name} says that it has rows behind its end")
+            raise Corruption(f"manifest m/{file.name} says that it has rows after its end")
         arrays = np.array([ids for ids, _ in bounds], dtype=np.int64).reshape(-1, 2)
         return cls(file, metadata, ranges, arrays, [coords for _, coords in bounds])
 

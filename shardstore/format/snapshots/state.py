@@ -186,7 +186,7 @@ class State:
     def ancestry(self, snapshot: str) -> Iterator[Snapshot]:
         """Yield a snapshot and its active ancestors, the newest first. Raises ``NotFound`` if there is no such snapshot."""
         if snapshot not in self.snapshots:
-            raise NotFound(f"there is no snapshot {snapshot!r}: it has expired, or is of another store")
+            raise NotFound(f"there is no snapshot {snapshot!r}: it has expired, or belongs to another store")
         at: str | None = snapshot
         while at is not None:
             found = self.snapshots[at]

@@ -241,5 +241,5 @@ def checked(source: SourceObject, outcome: ReadOutcome, url: str) -> Found:
     )
     raise SourceChanged(
         f"{source.key!r} in {url} {what} since it was listed: stop all writers of the source, and run it again (if none "
-        "writes, one has died there, which shardstore verify shows, and shardstore repair mends)"
+        "writes, one has died there, which shardstore verify shows, and shardstore repair repairs)"
     )

@@ -180,7 +180,7 @@ def raise_refused(refused: Mapping[str, str]) -> None:
         listed = "; ".join(f"{path or '(root)'!r}: {reason}" for path, reason in sorted(refused.items()))
         count = "1 node or object" if len(refused) == 1 else f"{len(refused)} nodes or objects"
         raise Unsupported(
-            f"{count} cannot be expressed exactly, and nothing was written: {listed}. Leave them out by exclude, or mend them"
+            f"{count} cannot be expressed exactly, and nothing was written: {listed}. Leave them out by exclude, or correct them"
         )
 
 

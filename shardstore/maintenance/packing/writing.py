@@ -408,8 +408,8 @@ def _chunks_of_shards(
                 index.location(int(wrong[0]), found.nbytes)  # raises, naming the entry
         except Corruption as exc:
             raise Corruption(
-                f"shard {source.key!r} of array {job.path!r} in {url} cannot be moved: {exc}. Nothing of it was; see what "
-                "is left of it by verify, mend it by repair, or leave the array out by exclude"
+                f"shard {source.key!r} of array {job.path!r} in {url} cannot be moved: {exc}. None of it was moved: "
+                "check it by verify, repair it by repair, or leave the array out by exclude"
             ) from exc
         mine, in_unit = _slots_of_shard(job, unit.number, number, index)
         slots.append(in_unit)

@@ -293,7 +293,7 @@ def mend(task: MendTask) -> ShardRepair | None:
         except (StaleLayout, NotFound):
             return None
         return _finding(shard, diagnosis, kept)
-    raise Conflict(f"other writers kept changing shard {task.shard.key!r} while it was being mended: run it again")
+    raise Conflict(f"other writers kept changing shard {task.shard.key!r} while it was being repaired: run it again")
 
 
 async def _current(engine: Engine, shard: StoredShard) -> tuple[Shard, InnerCodecs] | None:

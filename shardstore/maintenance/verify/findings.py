@@ -62,26 +62,26 @@ ERRORS: Mapping[str, str] = {
     "differs": "find out which of the two is right, and copy it over the other",
     "missing": "restore it from a copy, unless it was erased on purpose",
     "surplus": "it was written after the other copy was made, or should not be there",
-    "misplaced": "restore both objects from a copy: one of them lies at the place of the other",
+    "misplaced": "restore both objects from a copy: one of them is stored under the key of the other",
     "tail": "the next write there removes it, or shardstore repair",
-    "file": "restore the file from a copy, or write the chunks again that lie in it",
+    "file": "restore the file from a copy, or write its chunks again",
     "append-record": "until then appends are refused. When no program is appending, remove it: the next append begins a new one",
 }
 """Kinds of errors, each with the advice for it."""
 
 NOTES: Mapping[str, str] = {
-    "unknown": "look with a program that knows the extension",
-    "outside": "a smaller shape leaves such, and an append until its rows are shown; they come back when the array grows. Erase them if "
-    "they are not wanted",
+    "unknown": "check it with a program that knows the extension",
+    "outside": "a smaller shape leaves such chunks, and so does an append until its rows are shown; they come back when the array grows. "
+    "Erase them if they are not wanted",
     "overlap": "valid; writers that change a shard in place must not",
     "dead": "valid; shardstore compact gives the space back",
     "stray": "nothing of the hierarchy refers to it: remove it if it is not wanted",
-    "temporary": "the next write in the directory removes it, or LocalStorage.sweep",
-    "lock": "the next write in the directory removes it, or LocalStorage.sweep",
+    "temporary": "the next write in the directory removes it, or shardstore repair",
+    "lock": "the next write in the directory removes it, or shardstore repair",
     "upload": "it costs what its parts cost: abort it, unless a writer is at work, or let a lifecycle rule of the bucket do so",
     "changed": "it was written since; if no program did, restore it from a copy",
-    "unstable": "it was written again and again while it was looked at: run it once more later",
-    "reserved": "the program that has reserved them appends, or has died: then the next append takes them back",
+    "unstable": "it was written again and again during the check: run verify again later",
+    "reserved": "a program is appending them; if it has died, the next append takes them back",
     "not-checked": "see the reason",
 }
 """Kinds of notes, each with possible advice."""

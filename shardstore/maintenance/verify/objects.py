@@ -158,7 +158,7 @@ def _outcome(plan: ArrayPlan, looks: Iterable[Look]) -> Verified:
         if look.digest is not None:
             changed.append((look.listed, look.digest))
         if look.has_moved:
-            findings.append(Finding("unstable", plan.path, key, "it was replaced each time that it was looked at"))
+            findings.append(Finding("unstable", plan.path, key, "it was replaced each time that it was checked"))
     return Verified(tuple(findings), objects, chunks, nbytes_read, tuple(unread), tuple(changed))
 
 

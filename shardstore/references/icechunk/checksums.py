@@ -59,7 +59,7 @@ class Checksums:
 
 def check_choice(choice: ChecksumChoice) -> None:
     if choice is not None and choice not in get_args(get_args(ChecksumChoice)[0]):
-        raise InvalidInput(f"checksum {choice!r} is none of 'auto', 'etag', 'last_modified' and None")
+        raise InvalidInput(f"checksum {choice!r} is not one of 'auto', 'etag', 'last_modified' and None")
 
 
 class StoreChecksums(Checksums):
@@ -98,7 +98,9 @@ class StoreChecksums(Checksums):
         seen: dict[str, ReferredObject] = {}
         for one, info in zip(unknown, run_sync(_stats(self._storage, unknown)), strict=True):
             if info is None:
-                raise Conflict(f"the object {one.key!r} of {self._storage.url} went away while it was referred to: start again")
+                raise Conflict(
+                    f"the object {one.key!r} of {self._storage.url} was removed while references to it were written: start again"
+                )
             seen[one.key] = ReferredObject(one.key, None if info.generation is None else info.generation.token, info.nbytes)
         return [seen.get(one.key, one) for one in objects]
 
@@ -124,7 +126,7 @@ class StoreChecksums(Checksums):
                 infos[i] = info
                 if not self._shows(info, objects[i]):
                     key, url = objects[i].key, self._storage.url
-                    raise Conflict(f"the object {key!r} of {url} was replaced while it was referred to: start again")
+                    raise Conflict(f"the object {key!r} of {url} was replaced while references to it were written: start again")
         return [_rounded_up(modified_in(info)) for info in infos]
 
     def _infos(self, keys: Sequence[str], *, again: bool) -> list[Mapping[str, Any]]:

@@ -111,7 +111,7 @@ def storage_at(target: Any, options: Options) -> Any:
     if protocol in ("gs", "gcs"):
         return icechunk.gcs_storage(bucket=bucket, prefix=prefix or None, **_gcs_access(url, options, strict=True))
     raise InvalidInput(
-        f"{redacted(url)} is no place that is known of icechunk here: file, s3 and gs are. Give an icechunk.Storage for another one"
+        f"{redacted(url)} is not a place that icechunk gets from here: file, s3 and gs are. Give an icechunk.Storage for another one"
     )
 
 
@@ -213,7 +213,9 @@ def _gcs_access(url: str, options: Options, *, strict: bool) -> dict[str, Any]:
     if isinstance(token, str) and os.path.isfile(token):
         return {"service_account_file": token}
     if strict and token not in (None, "google_default"):
-        raise InvalidInput(f"the token for {redacted(url)} is none that icechunk takes: 'anon', a file, or none. Give an icechunk.Storage")
+        raise InvalidInput(
+            f"the token for {redacted(url)} is not one that icechunk takes: it must be 'anon', a file, or absent. Give an icechunk.Storage"
+        )
     return {"from_env": True}
 
 

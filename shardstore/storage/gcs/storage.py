@@ -149,10 +149,10 @@ class GCSStorage(BucketStorage[GCSClient]):
         if not isinstance(after, RangePart):
             return after
         if media is None:
-            raise StorageError(f"reading {key!r}: the server says that it is there, and that it is not")
+            raise StorageError(f"reading {key!r}: the server's answers contradict each other: the object exists, and it does not")
         view, nbytes = media.part(wanted, key)
         if nbytes != before.nbytes:
-            raise StorageError(f"reading {key!r}: the server says that it has {before.nbytes} bytes, and sends from one of {nbytes}")
+            raise StorageError(f"reading {key!r}: the server says that it has {before.nbytes} bytes, and sends a part of {nbytes}")
         return RangePart(before.generation, nbytes, view)
 
     # -- writing -------------------------------------------------------------------------------------------------------

@@ -277,7 +277,7 @@ class GenericStorage(HasIdentity, OnFilesystem, Abilities):
             if len(buffer) != wanted.end - wanted.start:
                 raise StorageError(
                     f"reading {read.key!r} in {self.url}: the filesystem gave {len(buffer)} bytes for [{wanted.start}, {wanted.end}), and "
-                    f"says that it has {nbytes}" + (": was it replaced while it was open, although nothing changes there?" * self.static)
+                    f"says that it has {nbytes}" + (": was it replaced, although it was opened with static=True?" * self.static)
                 )
         return Found(read.generation or found, nbytes, tuple(memoryview(buffer) for buffer in content.buffers))
 
@@ -415,7 +415,7 @@ class GenericStorage(HasIdentity, OnFilesystem, Abilities):
             after = await self._look(source)
             if after is not None and size_in(after) == nbytes and version_of(before, nbytes) == version_of(after, nbytes):
                 return await self._stored(target, nbytes)
-        raise StorageError(f"copying {source!r} to {target!r} in {self.url}: it is being replaced all the time. Copy it again later")
+        raise StorageError(f"copying {source!r} to {target!r} in {self.url}: it is being replaced again and again. Copy it again later")
 
     async def _copy_file(self, source: str, target: str) -> bool:
         """Copy within the filesystem; return ``False`` if it cannot, or the object has gone."""

@@ -181,7 +181,7 @@ class HTTPStorage(ReadsOnly, RangedReads, HasIdentity, OnFilesystem):
             return answer
         part = await self.look_up(key, None)
         if not isinstance(part, RangePart):
-            raise StorageError(f"reading {key!r} in {self.url}: the object went while it was being read")
+            raise StorageError(f"reading {key!r} in {self.url}: the object was removed while it was being read")
         return HTTPAnswer(answer.status, answer.headers, answer.parts, part.nbytes)
 
     async def _checked(self, key: str, request: ByteRequest, answer: HTTPAnswer) -> HTTPAnswer | None:
@@ -240,7 +240,7 @@ class HTTPStorage(ReadsOnly, RangedReads, HasIdentity, OnFilesystem):
         if answer.status in ABSENT_STATUS:
             return ABSENT
         if answer.nbytes is None:
-            raise StorageError(f"looking up {key!r} in {self.url}: the server does not tell its size")
+            raise StorageError(f"looking up {key!r} in {self.url}: the server does not report its size")
         found = self._version(answer)
         if generation is not None and not agrees(generation, found):
             return CHANGED
@@ -285,7 +285,9 @@ class HTTPStorage(ReadsOnly, RangedReads, HasIdentity, OnFilesystem):
     async def _walk(self, directory: str, prefix: str, depth: int) -> AsyncIterator[ObjectInfo]:
         """Yield the objects below ``directory`` whose keys start with ``prefix``, in key order."""
         if depth == 0:
-            raise StorageError(f"listing {self.url}: directories lie {_LISTING_DEPTH} deep in each other, down to {directory!r}: a circle?")
+            raise StorageError(
+                f"listing {self.url}: directories are nested {_LISTING_DEPTH} deep, down to {directory!r}: is there a loop of links?"
+            )
         keys = [key for key in await page(self._client, directory) if key.startswith(prefix)]
         for some in batched(keys, _LOOK_UPS_AT_ONCE):
             infos = await self._stat_many([key for key in some if not key.endswith("/")])

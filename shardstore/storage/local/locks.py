@@ -246,7 +246,7 @@ def wait_for_lock(
         while not wait([locked], look_seconds).done:
             if interpreter.is_ending() and not wait([locked], grace_seconds).done:
                 raise StorageError(
-                    f"another process has held the lock {name} since this one began to end: nothing was written. "
+                    f"another process has held the lock {name} since this process began to exit: nothing was written. "
                     "Look whether a writer is stopped, or hangs"
                 )
     locked.result()

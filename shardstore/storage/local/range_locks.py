@@ -146,7 +146,7 @@ else:
     @contextmanager
     def locked_range(path: str) -> Iterator[None]:
         """Refuse: there are no locks of open files on this system."""
-        raise Unsupported(f"locks that hold between machines are there on Linux only, not on {sys.platform}: {path} was not locked")
+        raise Unsupported(f"locks that hold between machines are available on Linux only, not on {sys.platform}: {path} was not locked")
         yield
 
     def give_up(directory: str) -> bool:

@@ -49,8 +49,8 @@ def _read_once(path: str, read: Read, look: Pread, inside: Inside | None) -> Rea
                 data = look(fd, nbytes, wanted.start) if nbytes else b""
             except MemoryError as exc:  # a sparse file has any size
                 raise StorageError(
-                    f"reading {read.key!r}: bytes [{wanted.start}, {wanted.end}) of it do not fit into memory. Read a part of them; or "
-                    "what names them is damaged, which verify reports"
+                    f"reading {read.key!r}: bytes [{wanted.start}, {wanted.end}) of it do not fit into memory. Read a smaller "
+                    "part. If the index is damaged, shardstore verify reports it"
                 ) from exc
             if len(data) != nbytes:
                 return CHANGED

@@ -294,8 +294,8 @@ class TemporaryFile:
         """Return the version that was stored; looked up last, because a new name changes the ctime, which belongs to the version."""
         status = os.fstat(self._fd) if self._fd >= 0 else self._rules.status(self._path)
         if status is None:
-            raise StorageError(f"{self._key!r} was stored, and removed at once by someone who takes no locks")
-        # Replaced at once, by someone who takes no locks: matches nothing any more.
+            raise StorageError(f"{self._key!r} was stored, and removed at once by a program that takes no locks")
+        # Replaced at once, by a program that takes no locks: matches nothing any more.
         if self._fd < 0 and (status.st_dev, status.st_ino) != self._identity:
             return Generation(f"replaced-{secrets.token_hex(8)}")
         if self._rules.fsync:

@@ -125,7 +125,7 @@ class ObjectWrite:
             if self.versions_come_again and (self.etag_syntax_confirmed or not can_resend):
                 raise failed(self.key, self._url) from exc  # changed, and changed back before the look
             if not self.versions_come_again or self._sends >= _SENDS:
-                raise StorageError(f"the server refuses to match the version that it gave for {self.key!r} in {self._url}: {exc}") from exc
+                raise StorageError(f"the server does not accept the version that it gave for {self.key!r} in {self._url}: {exc}") from exc
             await wait_to_resend(self._sends)  # either that, or the server cannot match: then it refuses each time
             self._sends += 1
             return None

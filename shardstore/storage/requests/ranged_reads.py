@@ -51,7 +51,7 @@ async def exactly(blocks: AsyncIterator[bytes], nbytes: int, what: str) -> bytes
     async for block in blocks:
         body += block
         if len(body) > nbytes:
-            raise TooMuch(f"{what}: the server goes on sending behind the {nbytes} bytes that it was asked for: it cannot be trusted")
+            raise TooMuch(f"{what}: the server sends more than the {nbytes} bytes that were requested: it cannot be trusted")
     return bytes(body)
 
 

@@ -124,7 +124,7 @@ class EntryPoint:
         where, document = f"{ENTRY_POINT_KEY!r} in {self._inner.url}", parsed(found)
         if document is None:
             return InvalidInput(
-                f"{where} is no JSON document, where the 2022 draft has its entry point: remove it, or choose another place"
+                f"{where} is not a JSON document, where the 2022 draft has its entry point: remove it, or choose another place"
             )
         if not is_entry_point(document):
             what = "the document of a Zarr v3 node" if is_array(document) or is_group(document) else "not the entry point of the 2022 draft"

@@ -278,7 +278,7 @@ def test_files_of_one_name_do_not_replace_each_other(root: str, tmp_path: Path, 
         (tmp_path / name / "same").write_bytes(name.encode())
     sources = [f"{tmp_path}/p/same", f"{tmp_path}/q/same"] if operation == "put" else [f"{root}/ct/c/0/0", f"{root}/ct/c/1/0"]
     target = f"{tmp_path}/target/" if operation == "get" else "backup/"
-    with pytest.raises(InvalidInput, match="two of the files would become"):
+    with pytest.raises(InvalidInput, match="two of the files would be written to"):
         getattr(fs, operation)(sources, target)
     if operation == "mv":
         with pytest.raises(InvalidInput):

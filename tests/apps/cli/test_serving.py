@@ -107,7 +107,7 @@ def test_without_credentials_none_are_found(served: list[Served], options: list[
         (["--token-env", "SHARDSTORE_NO_SUCH"], ExitCode.NOT_FOUND, "there is no variable"),
         (["--token-file", "a", "--token-env", "b"], ExitCode.INVALID, "not both"),
         (["--port", "70000"], ExitCode.INVALID, "--port"),
-        (["--cors", "viewer.example"], ExitCode.INVALID, "is no origin of web pages"),
+        (["--cors", "viewer.example"], ExitCode.INVALID, "is not an origin of web pages"),
     ],
 )
 def test_what_cannot_be_done_says_why(

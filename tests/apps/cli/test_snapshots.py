@@ -130,7 +130,7 @@ def test_what_would_change_a_snapshot_is_refused(command: list[str], store: Stor
 def test_a_name_that_is_not_there_lists_what_is(store: Store) -> None:
     done = run("ls", f"{store.url}@nothing")
     assert done.code == ExitCode.NOT_FOUND
-    assert "'nothing' is no branch, tag or snapshot: there are branch 'main', branch 'try/more', tag 'v1'" in done.error
+    assert "'nothing' is not a branch, tag or snapshot: there are branch 'main', branch 'try/more', tag 'v1'" in done.error
 
 
 # -- shardstore snapshots ----------------------------------------------------------------------------------------------
@@ -215,18 +215,18 @@ def test_there_may_be_no_tags(tmp_path: Path) -> None:
         (["branch", "run.ice", "--at", "v1"], ExitCode.INVALID, "--at is for one branch"),
         (["tag", "run.ice", "--delete"], ExitCode.INVALID, "--delete is for one tag"),
         (["tag", "run.ice", "v1", "--delete", "--at", "main"], ExitCode.INVALID, "give one of them"),
-        (["tag", "run.ice", "new", "--at", "nothing"], ExitCode.NOT_FOUND, "'nothing' is no branch, tag or snapshot"),
+        (["tag", "run.ice", "new", "--at", "nothing"], ExitCode.NOT_FOUND, "'nothing' is not a branch, tag or snapshot"),
         (["tag", "run.ice", "main", "--delete"], ExitCode.NOT_FOUND, "no tag 'main'"),
         (["tag", "run.ice@v1", "new"], ExitCode.INVALID, "names a snapshot: give the store itself"),
-        (["log", "run.ice@nothing"], ExitCode.NOT_FOUND, "'nothing' is no branch, tag or snapshot"),
+        (["log", "run.ice@nothing"], ExitCode.NOT_FOUND, "'nothing' is not a branch, tag or snapshot"),
         (["log", "run.ice@v1/scans"], ExitCode.INVALID, "leave the path out"),
         (["log", "run.ice", "-n", "0"], ExitCode.INVALID, "-n"),
         (["log", "nothing.ice"], ExitCode.NOT_FOUND, "shardstore snapshots init"),
         (["reset", "run.ice", "nothing", "v1"], ExitCode.NOT_FOUND, "no branch 'nothing'"),
         (["reset", "run.ice", "v1", "main"], ExitCode.NOT_FOUND, "no branch 'v1'"),
-        (["reset", "run.ice", "main", "nothing"], ExitCode.NOT_FOUND, "'nothing' is no branch, tag or snapshot"),
+        (["reset", "run.ice", "main", "nothing"], ExitCode.NOT_FOUND, "'nothing' is not a branch, tag or snapshot"),
         (["reset", "run.ice@main", "main", "v1"], ExitCode.INVALID, "names a snapshot"),
-        (["diff", "run.ice", "nothing"], ExitCode.NOT_FOUND, "'nothing' is no branch, tag or snapshot"),
+        (["diff", "run.ice", "nothing"], ExitCode.NOT_FOUND, "'nothing' is not a branch, tag or snapshot"),
         (["diff", "run.ice@v1", "main"], ExitCode.INVALID, "names a snapshot"),
         (["diff", "run.ice"], ExitCode.INVALID, "FROM"),
         (["nothing"], ExitCode.INVALID, "nothing"),

@@ -260,7 +260,7 @@ def test_pins_that_hold_nothing_are_refused(storage: Any, dry_run: bool) -> None
     objects = StorageObjects(storage)
     fill(objects)
     before = snapshot(objects)
-    with pytest.raises(InvalidInput, match=r"3 of 4 pins hold nothing: 'a', 'a/c', 'nothing/c/0'"):
+    with pytest.raises(InvalidInput, match=r"3 of 4 pins match nothing: 'a', 'a/c', 'nothing/c/0'"):
         compact(storage, pins=[Pin("a"), Pin("a/c"), Pin("nothing/c/0"), Pin(LOOSE)], dry_run=dry_run)
     assert snapshot(objects) == before
 
@@ -300,7 +300,7 @@ def test_pins_outside_of_the_shape_of_their_array_are_refused(storage: Any) -> N
     before = snapshot(objects)
     pins = [Pin("a/c/24"), Pin("a/c/123456", "a version"), Pin("g/none/c/0"), Pin(LOOSE)]
     has = r"array 'a' has shards up to 'a/c/2' and chunks up to 'a/c/23'"
-    message = rf"3 of 4 pins hold nothing: 'a/c/123456' \({has}\), 'a/c/24' \({has}\), 'g/none/c/0' \(array 'g/none' has no chunks\):"
+    message = rf"3 of 4 pins match nothing: 'a/c/123456' \({has}\), 'a/c/24' \({has}\), 'g/none/c/0' \(array 'g/none' has no chunks\):"
     with pytest.raises(InvalidInput, match=message):
         compact(storage, pins=pins)
     assert snapshot(objects) == before

@@ -193,7 +193,7 @@ def test_only_branches_can_be_packed_into(place: Path, source: Path) -> None:
     repository = Repository.open(place)
     repository.create_tag("v1", repository.lookup_branch("main"))
     for name in ("v1", repository.lookup_branch("main")):
-        with pytest.raises(ReadOnly, match="is no branch"):
+        with pytest.raises(ReadOnly, match="is not a branch"):
             shardstore.pack(str(source), f"{place}@{name}")
     for function in (shardstore.reshard, shardstore.unpack):
         with pytest.raises(ReadOnly, match="never changes"):

@@ -370,7 +370,7 @@ def test_documents_that_cannot_be(tmp_path: Path, key: str, value: bytes, reason
     with pytest.raises(InvalidInput, match=reason):
         store.set(key, value)
     assert not {k for k in files(tmp_path) if k != "zarr.json"}
-    with pytest.raises(InvalidInput, match="set whole"):
+    with pytest.raises(InvalidInput, match="written as a whole"):
         store.set_partial_values([(key, 0, value)])
 
 

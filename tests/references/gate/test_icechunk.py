@@ -597,7 +597,7 @@ def test_another_url_of_the_objects(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"checksum": "md5"}, "none of 'auto'"),
+        ({"checksum": "md5"}, "not one of 'auto'"),
         ({"checksum": "etag"}, "on S3 only"),
         ({"checksum": "last_modified", "base_url": "https://x/y"}, "with base_url"),
         ({"base_url": "ftp://x/y"}, "icechunk does not read objects at ftp://x/y"),

@@ -123,7 +123,7 @@ def test_a_version_that_comes_again_is_tried_again_and_a_server_that_never_match
     assert waits == [1, 2, 3], "the other way to write an ETag is tried at once"
     assert sent == ['"old"', "old"] * 2
     sent.append(write.headers["IfMatch"])
-    with pytest.raises(StorageError, match="refuses to match"):
+    with pytest.raises(StorageError, match="does not accept the version"):
         asyncio.run(write.judge(failed_with(412)))
     client.there = OTHER
     with pytest.raises(ConditionFailed):

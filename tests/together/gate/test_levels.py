@@ -140,7 +140,7 @@ def test_levels_that_are_none(level: Any) -> None:
 
 
 def test_clear_refusals() -> None:
-    with pytest.raises(InvalidInput, match="present_level='innermost' cannot be had with present='draft'"):
+    with pytest.raises(InvalidInput, match="present_level='innermost' does not work with present='draft'"):
         ShardingTransformer("memory://levels", present="draft", present_level="innermost")
     with pytest.raises(Unsupported, match="this storage has no object versions"):
         ShardingTransformer(Store(), present_level=2)

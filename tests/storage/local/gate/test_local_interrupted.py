@@ -182,7 +182,7 @@ def test_a_lock_that_is_not_waited_for_any_more_is_nobodys(tmp_path: Path, monke
     monkeypatch.setattr(local_locks, "wait_for_lock", partial(wait_for_lock, grace_seconds=0))
     monkeypatch.setattr(local_locks, "_Interpreter", EndingInterpreter)
     with ThreadPoolExecutor(1) as pool:
-        with locked(path), pytest.raises(StorageError, match="since this one began to end: nothing was written"):
+        with locked(path), pytest.raises(StorageError, match="since this process began to exit: nothing was written"):
             pool.submit(hold_once, path).result(60)
         for _ in range(20):
             pool.submit(hold_once, path).result(60)

@@ -16,7 +16,6 @@ import pytest
 import zarr
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from fsspec.implementations.local import LocalFileSystem
-from fsspec.implementations.memory import MemoryFileSystem
 from obstore.store import MemoryStore as ObstoreMemory
 from zarr.abc.store import Store
 from zarr.core.buffer import cpu, default_buffer_prototype
@@ -34,6 +33,7 @@ from shardstore.storage.abilities import VersionedByRange
 from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, Failed, Found, Read
 from shardstore.storage.requests.ranged_reads import TooMuch
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop, values
+from tests.harness.own_memory import OwnMemory
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*(writers that share|one writer|conditional).*:RuntimeWarning"),
@@ -104,7 +104,7 @@ class TestLocalStore(StorageSuite):
 class TestFsspecStore(StorageSuite):
     @pytest.fixture
     def storage(self) -> ZarrStorage:
-        fs = AsyncFileSystemWrapper(MemoryFileSystem(global_store=False, skip_instance_cache=True), asynchronous=True)
+        fs = AsyncFileSystemWrapper(OwnMemory(), asynchronous=True)
         return ZarrStorage(FsspecStore(fs, path="/store"))
 
 

@@ -17,6 +17,7 @@ from shardstore.engine.actions import SetValue
 from shardstore.model.ranges import EVERYTHING
 from shardstore.testing.trace import TraceStorage
 from tests.engine.hooked import document, fresh_memory
+from tests.harness.own_memory import OwnMemory
 
 
 def test_a_pickle_carries_the_arrays_but_not_the_trust_in_them() -> None:
@@ -138,7 +139,7 @@ def test_a_filesystem_with_a_path_names_the_same_engine_each_time() -> None:
 
 
 def test_places_that_only_look_alike_have_engines_of_their_own() -> None:
-    private = [fsspec.filesystem("memory", global_store=False, skip_instance_cache=True) for _ in range(2)]
+    private = [OwnMemory() for _ in range(2)]
     one, two = (Handle.make((fs, "x"), None, {}) for fs in private)
     run_sync(one.engine.update(("k", SetValue(b"mine"))))
     assert run_sync(two.engine.get(("k", EVERYTHING))) is None

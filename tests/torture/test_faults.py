@@ -43,6 +43,7 @@ from shardstore.testing.faults import (
 )
 from shardstore.testing.storage_suite import on_io_loop
 from tests.engine.hooked import HookedStorage, document
+from tests.harness.own_memory import OwnMemory
 from tests.harness.scale import FULL, at_requests, moments
 from tests.harness.virtual_time import no_sleep
 from tests.torture.conftest import Record
@@ -121,7 +122,7 @@ def local_kind(request: pytest.FixtureRequest, memory: Kind, tmp_path: Path) -> 
 def server_kind(request: pytest.FixtureRequest) -> Kind:
     """Kinds that take longer, and one without conditions."""
     if request.param == "generic":
-        return Kind("generic", lambda: GenericStorage(MemoryFileSystem(global_store=False, skip_instance_cache=True), "/root"))
+        return Kind("generic", lambda: GenericStorage(OwnMemory(), "/root"))
     if request.param == "gcs":
         url, options = request.getfixturevalue("gcs_url")
     else:

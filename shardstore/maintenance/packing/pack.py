@@ -482,7 +482,9 @@ def _checked(storage: Storage) -> Storage:
 
 def _in_memory() -> Storage:
     """Return a storage of its own in memory, for the record of one run."""
-    return GenericStorage(MemoryFileSystem(global_store=False, skip_instance_cache=True), "")
+    fs = MemoryFileSystem(skip_instance_cache=True)
+    fs.store, fs.pseudo_dirs = {}, [""]  # of its own: fsspec has an option for that from 2026.9 on, which older ones take and ignore
+    return GenericStorage(fs, "")
 
 
 def _record(target: Any, written: Storage, options: PackOptions, target_options: dict[str, Any] | None) -> tuple[Storage, str]:

@@ -35,16 +35,12 @@ from shardstore.storage.generic import calls as generic_calls
 from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.inferred_versions import agrees, is_unversioned, unversioned, version_of
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop, pieces, values
+from tests.harness.own_memory import OwnMemory
 
 pytestmark = pytest.mark.filterwarnings("ignore:the filesystem .* does not honour conditional writes")
 
 S3Url = tuple[str, dict[str, Any]]
 DATA = bytes(range(256)) * 4
-
-
-def own_memory() -> Any:
-    """A memory filesystem that nothing else sees."""
-    return MemoryFileSystem(global_store=False, skip_instance_cache=True)
 
 
 class TickingLocal(LocalFileSystem):  # type: ignore[misc]  # fsspec ships no types
@@ -70,14 +66,13 @@ class TickingLocal(LocalFileSystem):  # type: ignore[misc]  # fsspec ships no ty
         self.pipe_file(path2, Path(path1).read_bytes())
 
 
-class Recording(MemoryFileSystem):  # type: ignore[misc]  # fsspec ships no types
+class Recording(OwnMemory):
     """Notes calls, and lets a test come between."""
 
     protocol = "recording"
-    cachable = False
 
     def __init__(self) -> None:
-        super().__init__(global_store=False, skip_instance_cache=True)
+        super().__init__()
         self.calls: list[str] = []
         self.before: Callable[[str], object] = lambda _call: None
 
@@ -126,7 +121,7 @@ def s(fs: Recording) -> SyncStorage:
 class TestRootOfMemory(StorageSuite):
     @pytest.fixture
     def storage(self) -> GenericStorage:
-        return GenericStorage(own_memory(), "")
+        return GenericStorage(OwnMemory(), "")
 
 
 class TestAsynchronous(StorageSuite):
@@ -134,7 +129,7 @@ class TestAsynchronous(StorageSuite):
 
     @pytest.fixture
     def storage(self) -> GenericStorage:
-        return GenericStorage(AsyncFileSystemWrapper(own_memory()), "/x/y")
+        return GenericStorage(AsyncFileSystemWrapper(OwnMemory()), "/x/y")
 
 
 class TestDirectories(StorageSuite):
@@ -289,7 +284,7 @@ def test_versions_from_metadata() -> None:
         assert version(**a) != version(**b)
         assert version_of(a, 7) != version_of(a, 8)
     assert version(etag="1", mtime=1) == version(ETag="1", mtime=2)
-    moment = own_memory()
+    moment = OwnMemory()
     moment.pipe_file("/a", b"1")
     created = moment.info("/a")["created"]
     assert version(created=created) == version(created=created.timestamp())
@@ -482,7 +477,7 @@ def test_what_may_not_be_listed_is_an_error(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_listings_are_not_remembered() -> None:
-    class Forgetful(MemoryFileSystem):  # type: ignore[misc]  # fsspec ships no types
+    class Forgetful(OwnMemory):
         """Answers out of its cache until that is dropped."""
 
         protocol = "forgetful"
@@ -495,7 +490,7 @@ def test_listings_are_not_remembered() -> None:
         def invalidate_cache(self, path: str | None = None) -> None:
             self.dircache.clear()
 
-    fs = Forgetful(global_store=False, skip_instance_cache=True)
+    fs = Forgetful()
     s = SyncStorage(GenericStorage(fs, "/root"))
     s.put("a", b"1")
     assert s.children() == (["a"], [])
@@ -523,7 +518,7 @@ def test_places_that_look_alike_are_told_apart(tmp_path: Path) -> None:
     def references(value: str) -> Any:
         return ReferenceFileSystem({"version": 1, "refs": {"a": value}}, skip_instance_cache=True)
 
-    mine, other = own_memory(), own_memory()
+    mine, other = OwnMemory(), OwnMemory()
     assert GenericStorage(mine, "/x").identity == GenericStorage(mine, "x/").identity
     assert GenericStorage(mine, "/x").identity != GenericStorage(mine, "/y").identity
     assert GenericStorage(mine, "/x").identity != GenericStorage(other, "/x").identity
@@ -540,7 +535,7 @@ def test_urls(tmp_path: Path) -> None:
         (GenericStorage(archive_fs, "x"), f"zip://x::file://{tmp_path}/a.zip"),
         (GenericStorage(fsspec.filesystem("simplecache", fs=archive_fs), ""), f"simplecache::zip://::file://{tmp_path}/a.zip"),
         (GenericStorage(DirFileSystem("x", archive_fs), ""), f"zip://x::file://{tmp_path}/a.zip"),
-        (GenericStorage(own_memory(), "/x/y"), "memory:///x/y"),
+        (GenericStorage(OwnMemory(), "/x/y"), "memory:///x/y"),
         (open_storage(f"reference::file://{tmp_path}/a.json"), f"reference::file://{tmp_path}/a.json"),
         (open_storage(f"zip://x::file://{tmp_path}/a.zip"), f"zip://x::file://{tmp_path}/a.zip"),
     ]:

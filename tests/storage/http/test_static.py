@@ -17,7 +17,6 @@ import pytest
 import zarr
 from fsspec import AbstractFileSystem
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
-from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
 import shardstore
@@ -32,6 +31,7 @@ from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.static import StaticStorage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
+from tests.harness.own_memory import OwnMemory
 
 VALUES = np.arange(64 * 64, dtype="f4").reshape(64, 64)
 
@@ -214,7 +214,7 @@ def test_object_that_changes_with_every_read_is_no_mixture(monkeypatch: pytest.M
 def test_shards_rewritten_by_others_are_read_as_they_are_now(fs: Plain) -> None:
     reader = zarr.open_array(shardstore.open((fs, "p"), metadata_ttl=0), path="a", mode="r")
     read_chunks(reader, 20, 1)
-    source = MemoryFileSystem(global_store=False, skip_instance_cache=True)
+    source = OwnMemory()
     written = shardstore.open((source, "/q"), chunks_per_shard=(4, 4))
     array = zarr.create_array(written, name="a", shape=(64, 64), chunks=(4, 4), dtype="f4", compressors=None, fill_value=0)
     array[...] = -VALUES

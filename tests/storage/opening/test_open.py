@@ -30,6 +30,7 @@ from shardstore.storage.requests.bucket import split_bucket
 from shardstore.storage.s3.client import translated
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.testing.storage_suite import SyncStorage
+from tests.harness.own_memory import OwnMemory
 
 
 def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +57,7 @@ def test_memory() -> None:
     for target in ("memory://x/y", "memory:///x/y", (fsspec.filesystem("memory"), "x/y"), fsspec.get_mapper("memory://x/y")):
         assert open_storage(target) == expected, target
     assert open_storage("memory://x/y", {"memory": {"global_store": True}}) == expected
-    own = fsspec.filesystem("memory", global_store=False, skip_instance_cache=True)
+    own = OwnMemory()
     storage = open_storage((own, "x"))
     assert isinstance(storage, GenericStorage)
     assert storage.fs is own

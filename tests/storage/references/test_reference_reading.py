@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import zarr
-from fsspec.implementations.memory import MemoryFileSystem
 
 import shardstore
 from shardstore.errors import Conflict, Corruption, InvalidInput, ReadOnly, ShardStoreError, StorageError
@@ -29,6 +28,7 @@ from shardstore.storage.base import CHANGED, UNKNOWN_NBYTES, Failed, Found, Read
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop, values
 from tests.golden import FIXTURES
+from tests.harness.own_memory import OwnMemory
 from tests.maintenance.packing.sources import references
 from tests.storage.http.http_servers import Asked, WebServer
 from tests.storage.references.reference_sets import counted_targets, open_references, open_set, write_set
@@ -362,7 +362,7 @@ def test_options_reach_the_storages_of_targets(server: WebServer, tmp_path: Path
 
 
 def test_a_filesystem_of_the_users(tmp_path: Path) -> None:
-    own = MemoryFileSystem(global_store=False, skip_instance_cache=True)
+    own = OwnMemory()
     own.pipe_file("/deep/a", DATA)
     for fs in (own, {"memory": own}):
         s = open_set({"x": ["memory://deep/a", 5, 10], "y": ["memory:///deep/a"]}, fs=fs)

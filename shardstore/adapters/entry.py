@@ -30,54 +30,38 @@ def open(
         read_only: refuse every write.
         storage_options: for the filesystem: credentials, endpoint, retries.
         pipeline: hand whole selections and assignments of zarr to the engine: then an assignment is one commit a shard.
-        options: the following; most programs need ``chunks_per_shard`` alone. ``docs/reference/options.md`` has more of each.
-
-            New arrays:
-
-            - ``chunks_per_shard``: which arrays are sharded when they are created. ``"auto"``: about 64 MiB decoded a shard, at most
-              1,024 chunks; small coordinates are not sharded. ``None``: none. Or one tuple with a number of chunks for each dimension,
-              a mapping from path patterns to those, or a function of ``shardstore.plan.policy.ArrayInfo``. Arrays that exist keep the
-              sharding that they have.
-            - ``index_location``: where a shard has its index, ``"end"`` or ``"start"``.
-            - ``index_checksum``: protect the index by a CRC-32C.
-            - ``chunk_order``: the order of the chunks in a shard: ``"C"``, ``"F"`` or ``"morton"``.
-
-            Formats:
-
-            - ``stored``: what new hierarchies are on the storage. ``"auto"``: what is there already, and ``"codec"`` where there is
-              nothing. ``"codec"``: Zarr v3 sharded by the codec ``sharding_indexed``, which every Zarr v3 reader knows.
-              ``"transformer"``: a hierarchy of the 2022 draft, sharded by its storage transformer. ``"transformer-v3"``: Zarr v3
-              sharded by that transformer.
-            - ``present``: what clients see. ``"v3"``: Zarr v3. ``"v2"``: the documents and keys of Zarr v2. ``"draft"``: those of a
-              stored hierarchy of the 2022 draft. Or a ``shardstore.presented.view.PresentedFlavour``.
-            - ``present_level``: how many levels clients do not see, where shards hold shards: a number, or ``"innermost"``.
-            - ``lost_transformers``: by path, the chunks per shard of arrays of the 2022 draft whose documents have lost them.
-
-            Writing:
-
-            - ``strategy``: how a shard is updated. ``"rewrite"``: a new object without dead bytes. ``"append"``: new chunks and a new
-              index go behind what is there. ``"keep"``: a new object in which old chunks lie where they lay, so that readers of other
-              libraries who have read an index find these chunks after a commit. Or a ``shardstore.plan.commits.Strategy``.
-            - ``max_dead_fraction``: with more dead bytes than this part of a shard, ``"append"`` rewrites it, and ``"keep"`` uses
-              them again.
-            - ``metadata_ttl``: metadata older than this many seconds is read again before a write.
-            - ``require_atomic``: refuse to write where the storage has no conditional writes, instead of warning once.
-            - ``fsync``: on local disks, a write is flushed to the disk before it returns.
-            - ``locks``: on local disks, ``"cluster"`` where writers on several machines share a network mount, or ``"auto"``.
-            - ``max_memory``: bytes that a transaction holds before it spills, and bytes of kept chunks that commits hold at once.
-            - ``commit_concurrency``: how many shards are committed at once.
-            - ``commit_attempts``: how many commits of a shard may lose against other writers in a row, before ``Conflict``.
-            - ``copy_window_bytes``: chunks that a commit keeps are read in pieces of at most this size.
-
-            Reading:
-
-            - ``static``: nothing changes while the store is open, so nothing is looked at twice; ``None``: by kind of storage.
-            - ``index_cache_bytes``: bytes of decoded shard indices that are kept.
-            - ``gap_bytes``: ranges of a shard at most this far apart share a request; ``None``: by kind of storage.
-            - ``first_bytes``: bytes that are read with the index of a small shard; ``None``: by kind of storage.
-            - ``request_bytes``: ranges are not merged into requests longer than this.
-            - ``transport``: for S3 and Google Cloud Storage, ``"fsspec"`` or ``"obstore"``.
-            - ``kernel``: decode and encode chunks of local arrays by native code, if the package has it.
+        chunks_per_shard: which arrays are sharded when they are created. ``"auto"``: about 64 MiB decoded a shard, at most 1,024 chunks;
+            small coordinates are not sharded. ``None``: none. Or one tuple with a number of chunks for each dimension, a mapping from path
+            patterns to those, or a function of ``shardstore.plan.policy.ArrayInfo``. Arrays that exist keep the sharding that they have.
+        index_location: where a shard has its index, ``"end"`` or ``"start"``.
+        index_checksum: protect the index by a CRC-32C.
+        chunk_order: the order of the chunks in a shard: ``"C"``, ``"F"`` or ``"morton"``.
+        stored: what new hierarchies are on the storage. ``"auto"``: what is there already, and ``"codec"`` where there is nothing.
+            ``"codec"``: Zarr v3 sharded by the codec ``sharding_indexed``, which every Zarr v3 reader knows. ``"transformer"``: a hierarchy
+            of the 2022 draft, sharded by its storage transformer. ``"transformer-v3"``: Zarr v3 sharded by that transformer.
+        present: what clients see. ``"v3"``: Zarr v3. ``"v2"``: the documents and keys of Zarr v2. ``"draft"``: those of a stored hierarchy
+            of the 2022 draft. Or a ``shardstore.presented.view.PresentedFlavour``.
+        present_level: how many levels clients do not see, where shards hold shards: a number, or ``"innermost"``.
+        lost_transformers: by path, the chunks per shard of arrays of the 2022 draft whose documents have lost them.
+        strategy: how a shard is updated. ``"rewrite"``: a new object without dead bytes. ``"append"``: new chunks and a new index go behind
+            what is there. ``"keep"``: a new object in which old chunks lie where they lay, so that readers of other libraries who have read
+            an index find these chunks after a commit. Or a ``shardstore.plan.commits.Strategy``.
+        max_dead_fraction: with more dead bytes than this part of a shard, ``"append"`` rewrites it, and ``"keep"`` uses them again.
+        metadata_ttl: metadata older than this many seconds is read again before a write.
+        require_atomic: refuse to write where the storage has no conditional writes, instead of warning once.
+        fsync: on local disks, a write is flushed to the disk before it returns.
+        locks: on local disks, ``"cluster"`` where writers on several machines share a network mount, or ``"auto"``.
+        max_memory: bytes that a transaction holds before it spills, and bytes of kept chunks that commits hold at once.
+        commit_concurrency: how many shards are committed at once.
+        commit_attempts: how many commits of a shard may lose against other writers in a row, before ``Conflict``.
+        copy_window_bytes: chunks that a commit keeps are read in pieces of at most this size.
+        static: nothing changes while the store is open, so nothing is looked at twice; ``None``: by kind of storage.
+        index_cache_bytes: bytes of decoded shard indices that are kept.
+        gap_bytes: ranges of a shard at most this far apart share a request; ``None``: by kind of storage.
+        first_bytes: bytes that are read with the index of a small shard; ``None``: by kind of storage.
+        request_bytes: ranges are not merged into requests longer than this.
+        transport: for S3 and Google Cloud Storage, ``"fsspec"`` or ``"obstore"``.
+        kernel: decode and encode chunks of local arrays by native code, if the package has it.
 
     Raises:
         InvalidInput: an option or the URL's protocol is not known, or has a value that cannot be right.

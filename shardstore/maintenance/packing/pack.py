@@ -208,39 +208,30 @@ def pack(
         executor: carries out the work: any ``concurrent.futures.Executor``, or the ``distributed.Client`` of a dask cluster; by
             default threads of this process.
         progress: called now and then, in the calling thread or on the IO loop; or ``True``: it is shown on stderr.
-        options: the following. Sizes are in bytes.
-
-            The result:
-
-            - ``stored``: ``"codec"``, Zarr v3 with ``sharding_indexed``; or ``"transformer"``, a hierarchy of the 2022 draft.
-            - ``chunk_order``: the order of the chunks in a shard: ``"C"``, ``"F"`` or ``"morton"``.
-            - ``index_location``: where a shard has its index, ``"end"`` or ``"start"``.
-            - ``index_checksum``: protect the index by a CRC-32C.
-            - ``chunk_checksums``: append the codec ``crc32c`` to the codecs of chunks: then every reader finds damage.
-            - ``ome``: rewrite the metadata of OME-Zarr 0.4 to 0.5, the version for Zarr v3.
-            - ``include``, ``exclude``: patterns (``fnmatch``) of paths of nodes; each covers everything below a node that it matches.
-            - ``lost_transformers``: by path, the chunks per shard of arrays of the 2022 draft whose documents have lost them.
-            - ``overwrite``: replace what is at the target, as soon as the new hierarchy is complete.
-            - ``message``: of the commit, if the target is a branch of a versioned store.
-
-            The run:
-
-            - ``dry_run``: write nothing, and report what would be done, with an estimate of its requests.
-            - ``prices``: for that estimate, prices of 1,000 requests, by ``"list"``, ``"get"`` and ``"put"``.
-            - ``workers``: the number of concurrent units.
-            - ``retries``: the number of retries of a unit after its storage failed, or its worker was lost.
-            - ``part``: ``"I/N"``, only the ``I``-th of ``N`` disjoint shares. The part that ends last makes the result visible.
-            - ``only_failed``: do only what failed in the last run.
-            - ``max_memory``: bytes that each process holds at once, whatever the size of shards.
-            - ``record``: the place of the record of finished work; by default next to the target, with ``.pack`` after its name.
-            - ``pins``: shards of the target that offsets are held into: ``overwrite`` is refused while they are there.
-
-            Storages:
-
-            - ``storage_options``, ``target_options``: for the filesystems of source and target. Those of the source serve for the
-              target too, if both have the same protocol.
-            - ``check_space``: refuse to begin if a local disk does not have enough room.
-            - ``fsync``: on local disks, written data survives the loss of power.
+        stored: ``"codec"``, Zarr v3 with ``sharding_indexed``; or ``"transformer"``, a hierarchy of the 2022 draft.
+        chunk_order: the order of the chunks in a shard: ``"C"``, ``"F"`` or ``"morton"``.
+        index_location: where a shard has its index, ``"end"`` or ``"start"``.
+        index_checksum: protect the index by a CRC-32C.
+        chunk_checksums: append the codec ``crc32c`` to the codecs of chunks: then every reader finds damage.
+        ome: rewrite the metadata of OME-Zarr 0.4 to 0.5, the version for Zarr v3.
+        include: patterns (``fnmatch``) of paths of nodes; each covers everything below a node that it matches.
+        exclude: such patterns of nodes that are left out.
+        lost_transformers: by path, the chunks per shard of arrays of the 2022 draft whose documents have lost them.
+        overwrite: replace what is at the target, as soon as the new hierarchy is complete.
+        message: of the commit, if the target is a branch of a versioned store.
+        dry_run: write nothing, and report what would be done, with an estimate of its requests.
+        prices: for that estimate, prices of 1,000 requests, by ``"list"``, ``"get"`` and ``"put"``.
+        workers: the number of concurrent units.
+        retries: the number of retries of a unit after its storage failed, or its worker was lost.
+        part: ``"I/N"``, only the ``I``-th of ``N`` disjoint shares. The part that ends last makes the result visible.
+        only_failed: do only what failed in the last run.
+        max_memory: bytes that each process holds at once, whatever the size of shards.
+        record: the place of the record of finished work; by default next to the target, with ``.pack`` after its name.
+        pins: shards of the target that offsets are held into: ``overwrite`` is refused while they are there.
+        storage_options: for the filesystem of the source.
+        target_options: for that of the target; by default those of the source, if both have the same protocol.
+        check_space: refuse to begin if a local disk does not have enough room.
+        fsync: on local disks, written data survives the loss of power.
 
     Raises:
         InvalidInput: an option has a value that cannot be right; or source, target and record overlap, or, with ``overwrite``, it

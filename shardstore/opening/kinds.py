@@ -200,6 +200,15 @@ def kind_of_protocol(protocol: str) -> StorageKind | None:
     return next((kind for kind in _KINDS.values() if protocol in kind.protocols), None)
 
 
+_EXTRAS_OF_GENERIC = {"az": "azure", "abfs": "azure"}
+
+
+def extra_of_protocol(protocol: str) -> str | None:
+    """Return the extra of this package that installs the filesystem of a protocol; ``None``: the filesystem is in no extra."""
+    kind = kind_of_protocol(protocol)
+    return _EXTRAS_OF_GENERIC.get(protocol) if kind is None else kind.extra
+
+
 def kind_of_filesystem(fs: AbstractFileSystem) -> StorageKind | None:
     """Return the kind that takes a filesystem; ``None``: it is used as any other."""
     return next(

@@ -24,7 +24,16 @@ from shardstore.model.advice import check_endpoint
 from shardstore.model.redaction import redacted, shown_cause, unusable_options
 from shardstore.opening import options as open_options
 from shardstore.opening.address import OURS, check_cut, check_known, is_known, links_of_url, protocols_of_links
-from shardstore.opening.kinds import LocalOpener, Transport, carried_by, check_transport, is_carried, kind_of_filesystem, kind_of_protocol
+from shardstore.opening.kinds import (
+    LocalOpener,
+    Transport,
+    carried_by,
+    check_transport,
+    extra_of_protocol,
+    is_carried,
+    kind_of_filesystem,
+    kind_of_protocol,
+)
 from shardstore.opening.references import OWN_OPTIONS, open_set
 from shardstore.opening.snapshot_place import SnapshotPlace
 from shardstore.storage.base import Storage
@@ -183,8 +192,8 @@ def _check_links(url: str, shown: str, options_by_link: Mapping[str, Mapping[str
         try:
             cls = get_filesystem_class(protocol)
         except ImportError as exc:
-            kind = kind_of_protocol(protocol)
-            remedy = how_to_install(kind.extra) if kind is not None and kind.extra else str(exc)
+            extra = extra_of_protocol(protocol)
+            remedy = how_to_install(extra) if extra else str(exc)
             raise Unsupported(f"{shown!r} needs a package for {protocol!r} that is not installed: {remedy}") from exc
         own = OWN_OPTIONS if protocol in REFERENCES and protocol == chain[0] else frozenset[str]()
         open_options.check(shown, protocol, cls, options, chain, own)

@@ -64,7 +64,7 @@ def needing_pyarrow(what: str) -> Iterator[None]:
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] != "pyarrow":
             raise
-        raise Unsupported(f"{what} takes pyarrow: {how_to_install('snapshots')}") from exc
+        raise Unsupported(f"{what} takes pyarrow: {how_to_install('parquet')}") from exc
 
 
 async def current_state(storage: Storage) -> State:

@@ -189,7 +189,7 @@ def test_a_name_that_is_not_there_lists_what_is(local: Store) -> None:
 
 def test_without_pyarrow_the_error_says_what_to_install(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(Unsupported, match=r"versioned store.*pip install 'shardstore\[snapshots]'"):
+    with pytest.raises(Unsupported, match=r"versioned store.*pip install 'shardstore\[parquet]'"):
         shardstore.open(f"{local.url}@main")
 
 

@@ -928,7 +928,7 @@ def test_nothing_imports_pandas(tmp_path: Path) -> None:
 
 def test_without_pyarrow_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardstore.adapters.versioned.opened.find_spec", lambda name: None)
-    with pytest.raises(Unsupported, match=r"pip install 'shardstore\[snapshots]'"):
+    with pytest.raises(Unsupported, match=r"pip install 'shardstore\[parquet]'"):
         Repository.create(tmp_path)
 
 

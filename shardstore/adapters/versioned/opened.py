@@ -94,7 +94,7 @@ class OpenedStore:
     def __init__(self, options: RepositoryOptions) -> None:
         self.options = options
         if find_spec("pyarrow") is None:
-            raise Unsupported(f"versioned stores need pyarrow: {how_to_install('snapshots')}")
+            raise Unsupported(f"versioned stores need pyarrow: {how_to_install('parquet')}")
         storage = open_storage(options.url, options.storage_options, fsync=options.fsync, transport=options.transport)
         files = StoreFiles(storage, cache_bytes=options.manifest_cache_bytes)
         catalog: Catalog = StorageCatalog(storage) if options.catalog is None else options.catalog

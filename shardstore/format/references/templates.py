@@ -54,7 +54,7 @@ def compile_by_jinja(text: str, why: str) -> Callable[[Mapping[str, Any]], str]:
         Unsupported: jinja2 is not installed, or the text has statements.
         Unusable: it is no text that jinja2 understands. The returned function raises it as well.
     """
-    needed("jinja2", "references", f"jinja2 is needed for that ({why})")
+    needed("jinja2", "report", f"jinja2 is needed for that ({why})")
     if "{%" in text or "{#" in text or len(text) > _MOST_TEMPLATE:
         raise Unsupported(f"only annotations in {{{{…}}}} are known there: {why}")
     from jinja2 import TemplateError

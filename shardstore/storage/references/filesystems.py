@@ -29,7 +29,7 @@ def for_inner_link(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     if CHOICE not in options and find_spec("jinja2") is None:
         raise Unsupported(
-            f"a set of references behind another link needs jinja2: {how_to_install('references')}; or say that it has neither "
+            f"a set of references behind another link needs jinja2: {how_to_install('report')}; or say that it has neither "
             f"generated keys nor templates: {storage_option('reference', CHOICE, True)}"
         )
     return {CHOICE: False, **options}

@@ -177,7 +177,7 @@ def test_the_log_needs_no_pyarrow_and_what_needs_it_says_so(store: Store, tmp_pa
     for command in (["init", str(tmp_path / "new.ice")], ["diff", store.url, "v1"]):
         done = run("snapshots", *command)
         assert done.code == ExitCode.UNSUPPORTED
-        assert "pip install 'shardstore[snapshots]'" in done.error
+        assert "pip install 'shardstore[parquet]'" in done.error
     assert not (tmp_path / "new.ice/catalog.json").exists()
 
 

@@ -149,7 +149,7 @@ def test_without_jinja_plain_names_work_and_the_rest_is_refused(monkeypatch: pyt
     plain = {"version": 1, "templates": {"u": "s3://b"}, "gen": [{**GEN, "url": "{{u}}/{{ i }}"}], "refs": {"a": ["{{u}}/x"]}}
     assert expanded(plain) == {"a": ["s3://b/x"], "x/0": ["s3://b/0"], "x/1": ["s3://b/1"]}
     assert len(expanded(SEED)) == 9
-    with pytest.raises(Unsupported, match=r"the URL of 'a'.*1 / 2.*pip install 'shardstore\[references]'"):
+    with pytest.raises(Unsupported, match=r"the URL of 'a'.*1 / 2.*pip install 'shardstore\[report]'"):
         expanded({"version": 1, "refs": {"a": ["{{ 1 / 2 }}"]}})
 
 

@@ -90,7 +90,7 @@ def test_what_else_jinja_knows_is_left_to_it(text: str, monkeypatch: pytest.Monk
     if "upper" not in text:  # methods are not called
         assert ours(text) == by_jinja(text) is not None
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(Unsupported, match=r"a text of a set of references is .*pip install 'shardstore\[references]'"):
+    with pytest.raises(Unsupported, match=r"a text of a set of references is .*pip install 'shardstore\[report]'"):
         ours(text)
 
 

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
-from functools import cache
+import threading
+from collections.abc import Iterator
+from functools import cache, partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 from typing import Any
@@ -20,13 +24,16 @@ import zarr
 
 import shardstore
 from shardstore.apps.cli.app import COMMANDS
-from shardstore.extras import EXTRAS, how_to_install, packages_of
+from shardstore.extras import EXTRAS, how_to_install
+from tests.project.extras_alone import WITH, program_of
+
+ROOT = Path(__file__).parents[3]
 
 ENVIRONMENTS = {
     "bare": (),
     "cli": ("cli",),
     "readme": ("zarr", "s3", "cli"),
-    "all": ("zarr", "s3", "gcs", "http", "cli", "report", "serve"),
+    "all": tuple(EXTRAS.keys() - {"mount"}),
 }
 
 HIDE = """
@@ -77,13 +84,15 @@ def owners() -> dict[str, set[str]]:
 def hidden(extras: tuple[str, ...]) -> list[str]:
     """The importable names that an environment with these extras does not have, of those that this one has."""
     bare = [requirement for requirement in requires("shardstore") or [] if "extra ==" not in requirement]
-    there = closure(bare + [requirement for extra in extras for requirement in EXTRAS[extra]]) | {"shardstore", "pip", "setuptools"}
+    there = closure(bare + [package for extra in extras for package in EXTRAS[extra]]) | {"shardstore", "pip", "setuptools"}
+    there.add("zarrs")  # zarr loads it if its entry point is there
     return sorted(name for name, of in owners().items() if not of & there)
 
 
-def run(environment: str, code: str, *arguments: str) -> Any:
-    """What a program prints as JSON in an environment."""
-    hiding = f"HIDDEN = {set(hidden(ENVIRONMENTS[environment])) or set()!r}\n{HIDE}\n"
+def run(environment: str | tuple[str, ...], code: str, *arguments: str) -> Any:
+    """What a program prints as JSON in an environment, by its name or with these extras."""
+    extras = ENVIRONMENTS[environment] if isinstance(environment, str) else environment
+    hiding = f"HIDDEN = {set(hidden(extras)) or set()!r}\n{HIDE}\n"
     done = subprocess.run([sys.executable, "-c", hiding + code, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -91,13 +100,10 @@ def run(environment: str, code: str, *arguments: str) -> Any:
 
 def test_the_packages_of_other_extras_are_hidden() -> None:
     for environment, extras in ENVIRONMENTS.items():
-        packages = {package for extra in EXTRAS.keys() - set(extras) for package in packages_of(extra)}
-        packages -= {package for extra in extras for package in packages_of(extra)} | {
-            "aiohttp",
-            "pyfuse3",
-        }  # which s3fs needs; not in tests
+        packages = {package for extra in EXTRAS.keys() - set(extras) for package in EXTRAS[extra]} & owners().keys()
+        packages -= {package for extra in extras for package in EXTRAS[extra]} | {"aiohttp"}  # which s3fs needs
         assert packages <= set(hidden(extras)), environment
-        assert not {"numpy", "fsspec", "google_crc32c", "shardstore", *(name for extra in extras for name in packages_of(extra))} & set(
+        assert not {"numpy", "fsspec", "google_crc32c", "shardstore", *(name for extra in extras for name in EXTRAS[extra])} & set(
             hidden(extras)
         )
 
@@ -148,7 +154,7 @@ def test_modules_that_need_an_extra_fail_to_import_as_python_has_it(environment:
     assert {name: found for name, found in failed.items() if found[0] != "ModuleNotFoundError"} == {}
     needed = {re.sub(r"No module named '(\w+).*", r"\1", found[1]) for found in failed.values()}
     of_builds = {"hatchling"}  # imports the hook that compiles the kernel
-    assert needed <= {package for extra in EXTRAS for package in packages_of(extra)} | {"numcodecs"} | of_builds
+    assert needed <= {package for extra in EXTRAS for package in EXTRAS[extra]} | {"numcodecs"} | of_builds
 
 
 @pytest.fixture(scope="module")
@@ -171,13 +177,14 @@ CALLS = {
     "str(shardstore.report(url).html())": "report",
     "verification.picture_saver()": "plot",
     "shardstore.mount(url, empty)": "mount",
-    "shardstore.snapshots.Repository.create(url + '-versions')": "snapshots",
+    "shardstore.Repository.create(url + '-versions')": "parquet",
     "shardstore.snapshots.SQLCatalog('sqlite://')": "sql",
     "shardstore.references.write_parquet(url, url + '-refs')": "parquet",
     "shardstore.references.write_json(url, url + '-refs.json.zst')": "parquet",
     "shardstore.references.write_icechunk(url, object())": "icechunk",
     "shardstore.get_mapper('s3://bucket/a.zarr')": "s3",
     "shardstore.get_mapper('gs://bucket/a.zarr')": "gcs",
+    "shardstore.get_mapper('az://container/a.zarr')": "azure",
     "shardstore.get_mapper('http://127.0.0.1:9/a.zarr')": "http",
 }
 
@@ -258,7 +265,7 @@ COMMAND_LINES = {
     "verify --deep {url}": "zarr",
     "census {url} --picture {url}.png": "plot",
     "mount {url} {empty}": "mount",
-    "snapshots init {url}-versions": "snapshots",
+    "snapshots init {url}-versions": "parquet",
     "refs write {url} {url}-refs": "parquet",
     "ls s3://bucket/a.zarr": "s3",
     "ls gs://bucket/a.zarr": "gcs",
@@ -276,3 +283,66 @@ print(json.dumps([[done.exit_code, done.output] for done in shown]))
     for (line, extra), (status, output) in zip(COMMAND_LINES.items(), run("cli", code, json.dumps(lines)), strict=True):
         assert status != 0, (line, output)
         assert how_to_install(extra) in output, (line, output)
+
+
+# -- each extra alone --------------------------------------------------------------------------------------------------
+
+ALONE = ["", *(extra for extra in EXTRAS if extra != "mount")]  # of which there are tests of their own
+
+
+@pytest.fixture
+def argument(extra: str, store: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The argument of the program of an extra."""
+    given: dict[str, object] = {"url": str(store), "new": str(tmp_path / "new")}
+    if extra in ("s3", "obstore", "gcs"):
+        given["place"] = request.getfixturevalue("gcs_url" if extra == "gcs" else "s3_url")
+    if extra == "http":
+        with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(store))) as server:
+            thread = threading.Thread(target=server.serve_forever)
+            thread.start()
+            yield json.dumps(given | {"place": f"http://127.0.0.1:{server.server_address[1]}"})
+            server.shutdown()
+            thread.join()
+        return
+    yield json.dumps(given)
+
+
+@pytest.mark.parametrize("extra", ALONE)
+def test_each_extra_alone_does_what_it_is_for(extra: str, argument: str) -> None:
+    extras = (extra, *WITH.get(extra, ())) if extra else ()
+    if absent := {package for each in extras for package in EXTRAS[each]} - owners().keys():
+        pytest.skip(f"not installed here: {', '.join(absent)}")
+    assert run(extras, program_of(extra), argument) == "done"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip_of(Path(sys.executable), "wheel", "--no-deps", "--wheel-dir", str(folder), str(ROOT))
+    return next(folder.glob("*.whl"))
+
+
+def pip_of(python: Path, *arguments: str) -> None:
+    done = subprocess.run(
+        [python, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("extra", [*ALONE, "zstd"])
+def test_each_extra_alone_can_be_installed(extra: str, wheel: Path, argument: str, tmp_path: Path) -> None:
+    """In an environment of its own, of which nothing is left."""
+    environment = tmp_path / "environment"
+    python = environment / "bin/python"
+    try:
+        subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+        extras = ",".join([extra, *WITH.get(extra, ())])
+        pip_of(python, "install", f"{wheel}[{extras}]")
+        pip_of(python, "check")
+        program = program_of("" if extra == "zstd" else extra)
+        done = subprocess.run([python, "-I", "-c", program, argument], capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert done.stdout.splitlines()[-1:] == ['"done"'], done.stderr
+    finally:
+        shutil.rmtree(environment, ignore_errors=True)

@@ -274,7 +274,7 @@ def test_options_of_filesystems_that_are_not_known() -> None:
         ("gs", "gcsfs", "gs://bucket/x", "pip install 'shardstore[gcs]'"),
         ("https", "aiohttp", "https://host/x", "pip install 'shardstore[http]'"),
         ("s3", "s3fs", "simplecache::s3://bucket/x", "pip install 'shardstore[s3]'"),
-        ("az", "adlfs", "az://container/x", "Install adlfs"),
+        ("az", "adlfs", "az://container/x", "pip install 'shardstore[azure]'"),
     ],
 )
 def test_missing_packages(monkeypatch: pytest.MonkeyPatch, protocol: str, package: str, url: str, remedy: str) -> None:

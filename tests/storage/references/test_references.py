@@ -162,11 +162,11 @@ def test_without_jinja_the_specification_is_read(path: Path, tmp_path: Path, mon
     monkeypatch.setitem(sys.modules, "jinja2", None)
     check(shardstore.open(f"reference::file://{path}"))
     path.write_text(json.dumps({"version": 1, "refs": {"a": ["{{ 1 / 2 }}"]}}))
-    with pytest.raises(Unsupported, match=r"refs\.json: .*pip install 'shardstore\[references]'"):
+    with pytest.raises(Unsupported, match=r"refs\.json: .*pip install 'shardstore\[report]'"):
         open_storage(f"reference::file://{path}")
     find = util.find_spec
     monkeypatch.setattr("shardstore.storage.references.filesystems.find_spec", lambda name: None if name == "jinja2" else find(name))
-    with pytest.raises(Unsupported, match=r"pip install 'shardstore\[references]'"):
+    with pytest.raises(Unsupported, match=r"pip install 'shardstore\[report]'"):
         open_storage(f"simplecache::reference::file://{path}")
 
 

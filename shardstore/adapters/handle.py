@@ -47,7 +47,8 @@ from shardstore.storage.base import Storage
 from shardstore.storage.known_references import KnowsReferences
 from shardstore.storage.local.rules import Locks
 from shardstore.storage.python_stores import WITHOUT_VERSIONS, underlying_storage
-from shardstore.storage.wrappers import Counters, unreachable
+from shardstore.storage.wrappers import Counters as Counters
+from shardstore.storage.wrappers import unreachable
 
 logger = logging.getLogger(__name__)
 

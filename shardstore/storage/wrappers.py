@@ -28,6 +28,7 @@ from shardstore.errors import Conflict, NotFound, ShardStoreError, StorageError,
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import ByteRange, BytesLike, CopiedRange, Segment, resolve
+from shardstore.model.showing import ShownInNotebooks
 from shardstore.storage.abilities import DirectAccess, FileTree
 from shardstore.storage.base import Abilities, Changed, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome, Storage
 
@@ -185,7 +186,7 @@ class SettledStorage(StorageWrapper, FileTree):
 
 
 @dataclass(slots=True)
-class Counters:
+class Counters(ShownInNotebooks):
     """Counted since the engine was made, or since ``reset``; ``requests`` as an object store would count them. From any thread."""
 
     requests: int = 0
@@ -212,9 +213,11 @@ class Counters:
                 setattr(self, name, getattr(self, name) + number)
 
     def as_dict(self) -> dict[str, int]:
+        """Return the numbers by name."""
         return {name: getattr(self, name) for name in _NAMES}
 
     def reset(self) -> None:
+        """Count from 0 again."""
         with self._lock:
             for name in _NAMES:
                 setattr(self, name, 0)

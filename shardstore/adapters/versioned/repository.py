@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from shardstore._sync import run_sync
@@ -21,6 +23,7 @@ from shardstore.adapters.versioned.virtual_hierarchy import adopt_hierarchy, pla
 from shardstore.errors import Corruption, InvalidInput, NotFound
 from shardstore.format.snapshots.state import check_said
 from shardstore.model.options import check_flags
+from shardstore.model.showing import ShownInNotebooks
 from shardstore.opening.open import open_storage
 from shardstore.opening.options import options_of_another
 from shardstore.progress.shown import reported
@@ -47,7 +50,7 @@ GRACE = timedelta(days=7)
 """How long files that no snapshot needs are left, by default."""
 
 
-class Repository:
+class Repository(ShownInNotebooks):
     """A versioned store: snapshots of a Zarr hierarchy, and branches and tags that point to them.
 
     ``Repository.create`` makes one, ``Repository.open`` opens one. Only shardstore reads its files as such; see the guide.
@@ -625,3 +628,11 @@ def _with_place(prefixes: Sequence[str], place: str | None) -> Sequence[str]:
     """Return virtual prefixes, and a place behind them if it is not among them. Raises ``InvalidInput`` if they are none."""
     check_prefixes(prefixes)
     return prefixes if place is None or place in prefixes else [*prefixes, place]
+
+
+def refs_of(repository: Repository, seconds: float) -> list[tuple[str, str, SnapshotInfo]]:
+    """Return all branches, then all tags, of one state: kind, name, snapshot. Raises ``TimeoutError`` if reading takes so many seconds."""
+    state = run_sync(asyncio.wait_for(repository._store.now(), seconds)).state
+    return sorted(
+        ((ref.type, name, SnapshotInfo.of(state.snapshots[ref.snapshot])) for name, ref in state.refs.items()), key=itemgetter(0, 1)
+    )

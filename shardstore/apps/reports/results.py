@@ -1,9 +1,11 @@
-"""Results as cards for notebooks: surveys, censuses, verifications, and what packing, compacting and repairing have done."""
+"""Cards for notebooks: surveys, censuses, verifications, what packing, compacting and repairing have done, counters and repositories."""
 
 from __future__ import annotations
 
 from functools import singledispatch
 
+from shardstore.adapters.handle import Counters
+from shardstore.adapters.versioned.repository import Repository, refs_of
 from shardstore.apps.reports.page import Card, cards, picture_of
 from shardstore.apps.reports.words import array_rows, no_v3
 from shardstore.maintenance.census import Census
@@ -17,6 +19,8 @@ from shardstore.model.words import count, plural, shape, size
 _MOST_ARRAYS = 50
 _MOST_FINDINGS = 20
 _PICTURE_SIDE = 128
+_MOST_REFS = 20
+_SECONDS = 2.0
 
 
 @singledispatch
@@ -127,3 +131,20 @@ def _repair(result: RepairReport) -> str:
         *(("failed", f"{one.key}: {one.error}") for one in result.failed.first[:_MOST_FINDINGS]),
     ]
     return cards(f"Repair of {result.url}", rows, (), is_complete=True)
+
+
+@html_of.register
+def _counters(result: Counters) -> str:
+    rows = [
+        (name.replace("_", " "), size(number) if name.startswith("bytes") else count(number)) for name, number in result.as_dict().items()
+    ]
+    return cards("Counters", rows, (), is_complete=True)
+
+
+@html_of.register
+def _repository(result: Repository) -> str:
+    refs = refs_of(result, _SECONDS)
+    rows = [
+        (f"{kind} {name}", f"{info.written_at:%Y-%m-%d %H:%M:%S} UTC, {info.id}: {info.message}") for kind, name, info in refs[:_MOST_REFS]
+    ]
+    return cards(repr(result), rows, (), is_complete=len(refs) <= _MOST_REFS)

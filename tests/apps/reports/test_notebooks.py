@@ -109,6 +109,26 @@ def test_results_show_themselves(place: Path, tmp_path: Path) -> None:
     assert report.startswith("<iframe ")
 
 
+def test_counters_show_themselves(place: Path) -> None:
+    store = shardstore.open(place)
+    zarr.open_array(store, path="a3<b>", mode="r")[...]
+    text = html_of(store.counters)
+    assert "<dt>chunks read</dt><dd>8</dd>" in text
+    assert "<dt>index misses</dt><dd>4</dd>" in text
+
+
+def test_repositories_show_their_branches_and_tags_by_one_look_at_the_state(tmp_path: Path) -> None:
+    repository = shardstore.Repository.create(tmp_path / "run.ice")
+    with repository.transaction("main", message="day <b> 1") as store:
+        zarr.create_array(store, name="a", shape=(4,), dtype="u1")
+    repository.create_tag("v1", snapshot_id=repository.lookup_branch("main"))
+    text = html_of(repository)
+    assert text.index("branch main") < text.index("tag v1")
+    assert text.count("day &lt;b&gt; 1") == 2
+    (tmp_path / "run.ice").rename(tmp_path / "gone")
+    assert repository._repr_html_() is None
+
+
 def test_showing_never_raises(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert shardstore.open(tmp_path / "nothing")._repr_html_() is None
     (place / "zarr.json").write_text("{")

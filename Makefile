@@ -27,7 +27,7 @@
 #   make bench-transport   s3fs and gcsfs beside obstore, ten minutes (docs/howto/storages.md)
 #   make readers           which programs read what is written, each in an environment of its own, ten minutes (docs/evidence/readers.md)
 #   make check             formatting, lints, types, layer contracts
-#   make wheel-test        build the wheel, install it in an environment of its own, run a smoke test on it
+#   make wheel-test        build the source distribution and of it the wheel, check their contents, run a smoke test on the installed wheel
 #   make clean             remove environments, builds and caches
 
 PYTHON   ?= python3
@@ -49,6 +49,7 @@ MINISTACK  := build/ministack
 BENCH      := build/bench
 ZARR2      := build/zarr2
 CLIENTS    := build/clients
+PACKAGING  := build/packaging
 
 # Compiled modules are kept: the tests start thousands of processes, and each would compile everything again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -254,10 +255,20 @@ check: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q -n0 tests/project/gate/test_plain_words.py
 
-wheel-test: $(VENV)/.created
+# In an environment of its own: what checks packages needs much that the tests do not.
+$(PACKAGING)/.installed: $(VENV)/.created
+	@echo "installing build, twine and check-wheel-contents into $(PACKAGING)"
+	$(BIN)/python -m venv --clear $(PACKAGING)
+	$(PACKAGING)/bin/python -m pip --disable-pip-version-check --quiet install build twine check-wheel-contents
+	@touch $@
+
+wheel-test: $(PACKAGING)/.installed
 	rm -rf $(WHEEL_DIR) $(WHEEL_VENV)
-	$(PIP) wheel --no-deps --wheel-dir $(WHEEL_DIR) .
-	$(BIN)/python -m venv $(WHEEL_VENV)
+	$(PACKAGING)/bin/python -m build --outdir $(WHEEL_DIR) .
+	$(PACKAGING)/bin/twine check --strict $(WHEEL_DIR)/*
+	$(PACKAGING)/bin/check-wheel-contents $(WHEEL_DIR)
+	$(PACKAGING)/bin/python .ci/contents.py $(WHEEL_DIR)
+	$(PACKAGING)/bin/python -m venv $(WHEEL_VENV)
 	$(WHEEL_VENV)/bin/python -m pip --disable-pip-version-check --quiet install "$$(echo $(WHEEL_DIR)/shardstore-*.whl)[zarr]"
 	cd $(WHEEL_DIR) && "$(CURDIR)/$(WHEEL_VENV)/bin/python" -W error -I "$(CURDIR)/.ci/smoke.py"
 

@@ -1,4 +1,4 @@
-"""Run on the installed wheel, away from the checkout: is everything in it, and does it do its job?"""
+"""Run on the installed wheel, away from the checkout: does it do its job?"""
 
 import importlib.metadata
 import importlib.resources
@@ -11,19 +11,13 @@ import shardstore
 heavy = {"zarr", "s3fs", "gcsfs"} & set(sys.modules)
 assert not heavy, f"importing shardstore imported {heavy}"
 assert "site-packages" in (shardstore.__file__ or ""), f"tested the checkout, not the wheel: {shardstore.__file__}"
+assert shardstore.__version__ == importlib.metadata.version("shardstore") != "unknown"
 scripts = importlib.metadata.entry_points(group="console_scripts", name="shardstore")
 assert [script.value for script in scripts] == ["shardstore.__main__:main"], "the wheel has no command shardstore"
-assert importlib.resources.files("shardstore").joinpath("py.typed").is_file(), "py.typed is missing from the wheel"
-for template in ("page.html.j2", "page.css", "page.js", "cards.html.j2", "cards.css"):
-    assert importlib.resources.files("shardstore.apps.reports").joinpath("templates", template).is_file(), (
-        f"{template} is missing from the wheel"
-    )
 
 from shardstore.native.kernel import kernel, why_no_kernel  # noqa: E402  (after the check above)
 
 has_kernel = importlib.resources.files("shardstore.native").joinpath("libkernel.2.so").is_file()
-for source in ("kernel.c", "build_hook.py"):
-    assert not importlib.resources.files("shardstore.native").joinpath(source).is_file(), f"{source} is in the wheel"
 [tag] = [line for line in importlib.metadata.distribution("shardstore").read_text("WHEEL").splitlines() if line.startswith("Tag: ")]
 assert tag.startswith("Tag: py3-none-linux_" if has_kernel else "Tag: py3-none-any"), f"the kernel is {has_kernel}, and {tag}"
 if has_kernel:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from shardstore.maintenance.packing.pack import pack, reshard, unpack
     from shardstore.maintenance.repair.run import repair
 
-__version__ = "0.1.0"
+    __version__: str
 
 __all__ = [
     "AccessDenied",
@@ -126,6 +126,8 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     if name in ("references", "snapshots"):
         from importlib import import_module
 
@@ -135,3 +137,13 @@ def __getattr__(name: str) -> Any:
     from shardstore.extras import load
 
     return load(f"shardstore.{name}", _LAZY[name], *_NEED_ZARR.get(name, ()))
+
+
+def _version() -> str:
+    """Return the version that is installed. It is made of the tag of the repository while the package is built."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("shardstore")
+    except PackageNotFoundError:  # files on Python's path that were never installed
+        return "unknown"

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MARKDOWN = [
     *sorted(ROOT.glob("*.md")),
-    *(page for name in ("benchmarks", "docs", "examples", "tests") for page in sorted((ROOT / name).rglob("*.md"))),
+    *(page for name in (".github", "benchmarks", "docs", "examples", "tests") for page in sorted((ROOT / name).rglob("*.md"))),
 ]
 FENCED = re.compile(r"^(?P<fence>```+|~~~+).*?^(?P=fence)", re.DOTALL | re.MULTILINE)
 INLINE_CODE = re.compile(r"`[^`\n]+`")

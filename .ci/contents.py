@@ -32,12 +32,12 @@ compare(source.name, names - {"PKG-INFO"}, {name for name in tracked if not name
 
 read = BytesParser().parsebytes(metadata)
 assert wheel.name.startswith(f"shardstore-{read['Version']}-"), read["Version"]
-addresses = [url.partition(", ")[2] for url in read.get_all("Project-URL", [])]
+address = dict(url.split(", ") for url in read.get_all("Project-URL", []))["Repository"]
 relative = re.findall(r"\]\((?![a-z+]+:|#)[^)]*\)", read.get_payload())
 assert not relative, f"links that lead nowhere on a package index: {relative}"
 links = set(re.findall(r"\]\((https://github\.com/[^)#]*)", read.get_payload()))
-ours = {link for link in links if link.startswith(addresses[0] + "/")}
+ours = {link for link in links if link.startswith(address + "/")}
 for link in ours:
-    assert link.removeprefix(addresses[0]).split("/", 3)[3] in tracked, f"{link} is no file of the repository"
-assert ours, f"no link of the README begins with {addresses[0]}"
+    assert link.removeprefix(address).split("/", 3)[3] in tracked, f"{link} is no file of the repository"
+assert ours, f"no link of the README begins with {address}"
 print(f"{len(package)} files in {wheel.name}, {len(names)} in {source.name}, {len(ours)} links of the README lead to files")

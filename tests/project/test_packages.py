@@ -35,7 +35,7 @@ def test_the_recipe_for_conda_needs_what_pip_installs() -> None:
     ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_there_is_one_address(path: Path) -> None:
-    """Whoever hosts the project elsewhere changes ``project.urls``; this names what else has the address."""
+    """A host elsewhere changes ``project.urls``; this names what else has the address."""
     found = re.findall(r"https://(?:github\.com/[\w-]*shardstore[\w/-]*|[\w-]*shardstore[\w-]*\.readthedocs\.io)", path.read_text())
     bases = tuple(PROJECT["urls"][name].rstrip("/") for name in ("Repository", "Documentation"))
     assert [url for url in found if not url.startswith(bases)] == []

@@ -27,6 +27,7 @@
 #   make bench-transport   s3fs and gcsfs beside obstore, ten minutes (docs/howto/storages.md)
 #   make readers           which programs read what is written, each in an environment of its own, ten minutes (docs/evidence/readers.md)
 #   make check             formatting, lints, types, layer contracts
+#   make docs              the site of these pages, in build/site: links, anchors and docstrings checked, and an entry for every public name
 #   make wheel-test        build the source distribution and of it the wheel, check their contents, run a smoke test on the installed wheel
 #   make clean             remove environments, builds and caches
 
@@ -56,7 +57,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-gate test-all night browser-test .browser .mount mount-test torture simulate zarr-suite safety bench bench-here bench-full bench-full-here bench-check bench-check-here bench-page bench-page-here bench-screen bench-screen-here bench-pack \
-	bench-references bench-snapshots bench-upkeep bench-serving bench-mounting bench-in-place bench-transport readers check wheel-test clean
+	bench-references bench-snapshots bench-upkeep bench-serving bench-mounting bench-in-place bench-transport readers check docs wheel-test clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -254,6 +255,16 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q -n0 tests/project/gate/test_plain_words.py
+
+$(VENV)/.installed-docs: pyproject.toml $(VENV)/.created
+	@echo "installing what builds the site into $(VENV)"
+	$(PIP) install --editable '.[docs]'
+	@touch $@
+
+# The variable leaves out the theme's news about the next mkdocs, which pyproject.toml does not allow.
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file .ci/site/mkdocs.yml
+	@echo "the site is in build/site; its search needs a server: python3 -m http.server --directory build/site"
 
 # In an environment of its own: what checks packages needs much that the tests do not.
 $(PACKAGING)/.installed: $(VENV)/.created

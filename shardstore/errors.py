@@ -5,6 +5,23 @@ Every message says what happened, to which key, shard and byte range, and what t
 
 from __future__ import annotations
 
+__all__ = [
+    "AccessDenied",
+    "Conflict",
+    "Corruption",
+    "Incomplete",
+    "InvalidInput",
+    "NoSpace",
+    "NotFound",
+    "ReadOnly",
+    "ShardStoreError",
+    "SnapshotExpired",
+    "StorageError",
+    "Undecodable",
+    "Unsupported",
+    "WriteOutcomeUnknown",
+]
+
 NO_SUCH_BUCKET = "NoSuchBucket"
 """The ``code`` of the error for a bucket that does not exist."""
 

@@ -2,7 +2,8 @@
 
 ``write_json``, ``write_parquet`` and ``write_icechunk`` refer to the chunks of a hierarchy; ``check`` and ``update`` keep what was written
 honest; ``pins`` protects it; ``combine`` makes one set of several. Sets are read by ``shardstore.open("reference::…")``.
-Begin with ``writing.py``.
+
+Contributors: Begin with ``writing.py``.
 """
 
 from __future__ import annotations

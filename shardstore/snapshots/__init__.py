@@ -1,13 +1,13 @@
 """Versioned stores: commits that are all or nothing, branches, tags and time travel, on the Icechunk draft of August 2024.
 
-::
-
     repo = shardstore.Repository.create("s3://bucket/run.ice")
     with repo.transaction("main", message="day 1") as store:
         ds.to_zarr(store)
 
-A store is its files, which never change (``format.snapshots``), and one pointer to the current state (``catalog.py``). Begin with
-``session.py``, what a session sees, and ``commit.py``; ``adapters.versioned`` has what programs use.
+A store is its files, which never change, and one pointer to the current state.
+
+Contributors: the files are in ``format.snapshots``, the pointer in ``catalog.py``; ``adapters.versioned`` has what programs use. Begin with
+``session.py``, what a session sees, and ``commit.py``.
 """
 
 from __future__ import annotations

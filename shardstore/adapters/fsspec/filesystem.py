@@ -43,7 +43,9 @@ class ShardedFileSystem(FilesystemFace, FileLookups, FileTransfers, ChainedFileS
     Instances on the same place with the same options share one engine, with zarr's stores and mappings too.
 
     Args:
-        fo, target_protocol, target_options: the chain below, as fsspec gives them; ``fo`` is the root of the store.
+        fo: the root of the store, in the chain below.
+        target_protocol: the protocol below, as fsspec gives it.
+        target_options: the options of ``target_protocol``.
         fs: a filesystem, or a storage, below, in place of ``target_protocol`` and ``target_options``.
         read_only: refuse every write.
         pipeline: hand zarr's whole selections and assignments to the engine, if zarr opens arrays through this.

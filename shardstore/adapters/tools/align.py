@@ -67,8 +67,11 @@ def align(
         data: an xarray Dataset or DataArray, or a dask array.
         store: where it will be written: what ``shardstore.open`` gave, a URL or path with or without ``sharded::``, or a group or
             array of zarr's. ``None``: a new store.
-        group, mode, region, append_dim: as ``to_zarr`` will get them. Chunks are counted from where the data will lie in the stored array.
-            For a dask array, ``region`` is a slice for each dimension and ``append_dim`` the number of one.
+        group: as ``to_zarr`` will get it.
+        mode: as ``to_zarr`` will get it.
+        region: as ``to_zarr`` will get it; for a dask array, a slice for each dimension. Chunks are counted from where the data will lie
+            in the stored array.
+        append_dim: as ``to_zarr`` will get it; for a dask array, the number of a dimension.
         name: of the array in ``group``; needed for a dask array unless ``store`` is an array. The default for a DataArray is its name.
         chunks_per_shard: of arrays that do not exist yet; the default is what ``store`` would do. They get
             ``encoding["chunks"]`` of their present chunks: otherwise xarray would take the aligned ones for the stored chunks.

@@ -103,9 +103,9 @@ def census(
 ) -> Census:
     """Return which chunks exist, array by array: to count, to draw, to store, and to verify the store against later.
 
+    All arguments but ``contents`` are those of ``verify``, which also takes the censuses of several parts as one.
+
     Args:
-        url, path, executor, workers, part, retries, max_memory, only, storage_options, progress: as ``verify`` has them. What parts have
-            taken, ``verify`` takes together.
         contents: read every object whole and record a digest of it: then ``verify`` finds every object that changed since.
 
     Raises:

@@ -220,7 +220,9 @@ def mount(
         write_memory: bytes that are held back in memory; more go to a temporary file, or are stored at once.
         chunks_per_shard: of arrays that are created; see ``shardstore.open``.
         allow_other: let other users of the machine in too.
-        uid, gid, umask: user, group and missing mode bits of all files.
+        uid: the user of all files.
+        gid: the group of all files.
+        umask: the mode bits that no file has.
         non_empty: mount over a directory that is not empty.
         xattrs: show where a file lies, as ``KEY offset nbytes`` in the stored object, by the extended attribute ``user.shardstore.place``,
             and its version by ``user.shardstore.version``. ``ls -l`` asks for attributes of each file, and takes longer then.

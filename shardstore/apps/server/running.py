@@ -18,7 +18,7 @@ from fsspec.asyn import get_loop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from shardstore.apps.server.access import LOOPBACK, is_loopback
-from shardstore.apps.server.application import Application, BrokenOff, Receive, Scope, Send, application
+from shardstore.apps.server.asgi import Application, BrokenOff, Receive, Scope, Send, application
 from shardstore.errors import InvalidInput, StorageError
 
 STOP_SECONDS = 10

@@ -382,7 +382,7 @@ def repair(
     """Report the repairs of damaged shards at and below ``path``, and with ``yes`` carry them out.
 
     This is safe while shardstore reads and writes: each shard is replaced on condition that it still is the version that was
-    looked at. Its bytes are copied into the quarantine first, with a note.
+    looked at. Its bytes are copied into the quarantine first, with a note. Arguments that are not described here are those of ``compact``.
 
     Args:
         url: the root of the store, as for ``shardstore.open``.
@@ -397,7 +397,6 @@ def repair(
         older_than_hours: leftover files and unfinished uploads of writers that died are removed at this age. A writer that lives
             keeps its files, but an upload does not show whether its writer lives.
         part: ``"I/N"``, the share of the shards that this call is for. Leftovers belong to the first part.
-        executor, workers, retries, max_memory, only, exclusive, locks, progress: as ``compact`` has them.
         storage_options: for the filesystem, and for that of the quarantine if it is of the same protocol.
         now: the time that ages of uploads are measured at; the present by default.
 

@@ -17,7 +17,6 @@ import shardstore
 from shardstore import errors
 from shardstore.adapters.handle import StoreOptions
 from shardstore.adapters.versioned.opened import RepositoryArguments
-from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY
 from shardstore.maintenance.packing.pack import PackKeywords, PackOptions
 from shardstore.plan import policy
 from shardstore.references.combining import ComparisonBounds
@@ -101,26 +100,6 @@ def value_of(text: str) -> Any:
     return ast.literal_eval(text.strip("`"))
 
 
-def signatures() -> Iterator[tuple[str, dict[str, str]]]:
-    """The functions whose signature the reference shows, with the defaults that it gives."""
-    text = (ROOT / "docs/reference/reference.md").read_text().replace(",\n", ", ")
-    for name, arguments in re.findall(r"`(\w+)\(([^`]*\*,[^`]*)\)(?: -> [^`]*)?`", text):
-        yield name, dict(re.findall(r"(\w+)=((?:\"[^\"]*\"|\([^)]*\)|[^,)])+)", arguments))
-
-
-def test_the_signatures_of_the_reference_are_those_of_the_code() -> None:
-    found = dict(signatures())
-    assert {"open", "get_mapper", "pack", "compact", "repair", "verify", "census", "report", "mount", "align"} <= found.keys()
-    for name, said in found.items():
-        parameters = inspect.signature(getattr(shardstore, name)).parameters
-        for argument, default in said.items():
-            assert argument in parameters, (name, argument)
-            assert value_of(default) == parameters[argument].default, (name, argument)
-        named = {each.name for each in parameters.values() if each.default is not each.empty}
-        shows_all = "…" not in said and name not in ("open", "get_mapper", "ShardingTransformer", "pack", "reshard", "unpack", "mount")
-        assert not shows_all or said.keys() == named, name
-
-
 def test_the_defaults_of_the_options_are_those_of_the_code() -> None:
     page = (ROOT / "docs/reference/options.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]*?) \|", page, re.MULTILINE))
@@ -175,7 +154,6 @@ SAID = [
     (shardstore.references.combine, MOST_COMPARED),
     ("docs/howto/references.md", MOST_COMPARED),
     ("docs/howto/references.md", f"of {('seven', 'eight', 'nine')[ComparisonBounds().sets_at_once - 7]} sets at once"),
-    ("docs/reference/reference.md", f"max_memory={DEFAULT_MAX_MEMORY}"),
 ]
 
 

@@ -21,7 +21,7 @@ import pytest
 from shardstore._sync import run_sync
 from shardstore.apps.cli.output import ExitCode
 from shardstore.apps.server import serve
-from shardstore.apps.server.application import MOST_KEY_NBYTES, MOST_SEGMENTS
+from shardstore.apps.server.asgi import MOST_KEY_NBYTES, MOST_SEGMENTS
 from shardstore.errors import Corruption, NotFound, ShardStoreError, StorageError
 from shardstore.model.redaction import redacted
 from shardstore.storage.base import Found, Read, ReadOutcome

@@ -1,21 +1,30 @@
-"""Every Python example of the README and the documentation runs, and every relative link of a page leads to a file and a heading.
+"""Every example of the README and the documentation runs, and every relative link of a page leads to a file and a heading.
 
-The blocks of a page run in order and share their names, in an empty directory. ``s3://bucket`` is a bucket of a local
-server. A block behind ``<!-- skip: reason -->`` is left out.
+The blocks of a page, of Python and of commands, run in order in an empty directory; those of Python share their names. ``s3://bucket`` is a
+bucket of a local server; what lies in the directory is copied there when a command names it. A block behind ``<!-- skip: reason -->`` is
+left out. Of ``make`` and ``pip``, which take long, only targets and extras are looked up. The output of consoles is compared elsewhere
+(``test_page.py``, ``test_guide.py``).
 """
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
+from typer.main import get_command
 
 import shardstore
+from shardstore.apps.cli.app import app
 from shardstore.engine.options import EngineOptions
+from tests.apps.cli.running import succeed
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -25,18 +34,25 @@ MARKDOWN = [
 ]
 FENCED = re.compile(r"^(?P<fence>```+|~~~+).*?^(?P=fence)", re.DOTALL | re.MULTILINE)
 INLINE_CODE = re.compile(r"`[^`\n]+`")
-BLOCK = re.compile(r"(?P<skip><!-- skip: [^\n]+ -->\n+)?^```python\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"(?P<skip><!-- skip: [^\n]+ -->\n+)?^```(?P<language>python|sh)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
+COMMAND = re.compile(r"(?<![./\w-])shardstore (?=[a-z-])(?:\\\n|[^\n|])+")
+BUCKET = re.compile(r"s3://bucket/([\w.]+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
     line: int  # of the page, where the code starts
+    language: str
     code: str
 
 
 def blocks_of(page: Path) -> list[Block]:
     text = page.read_text()
-    return [Block(text.count("\n", 0, match.start("code")) + 1, match["code"]) for match in BLOCK.finditer(text) if match["skip"] is None]
+    return [
+        Block(text.count("\n", 0, match.start("code")) + 1, match["language"], match["code"])
+        for match in BLOCK.finditer(text)
+        if match["skip"] is None
+    ]
 
 
 PAGES_WITH_CODE = [
@@ -81,10 +97,68 @@ def test_examples(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, r
     blocks = blocks_of(page)
     if any("s3://" in block.code for block in blocks):
         request.getfixturevalue("bucket")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
     names: dict[str, object] = {"__name__": "__main__"}
     for block in blocks:
-        # Leading newlines make a traceback show the page's own line numbers.
-        exec(compile("\n" * (block.line - 1) + block.code, str(page), "exec"), names)
+        if block.language == "sh":
+            for command in block.code.replace("\\\n", " ").splitlines():
+                run_command(os.path.expandvars(command))
+        else:
+            # Leading newlines make a traceback show the page's own line numbers.
+            exec(compile("\n" * (block.line - 1) + block.code, str(page), "exec"), names)
+
+
+def run_command(line: str) -> None:
+    for name in BUCKET.findall(line):
+        filesystem = fsspec.filesystem("s3")
+        if Path(name).is_dir() and not filesystem.exists(f"bucket/{name}"):
+            filesystem.put(name, f"bucket/{name}", recursive=True)
+    match shlex.split(line, comments=True):
+        case []:
+            pass
+        case ["shardstore", *arguments, ">", file]:
+            Path(file).write_text(succeed(*arguments).out)
+        case ["shardstore", *arguments]:
+            succeed(*arguments)
+        case ["make", *arguments]:
+            assert {each for each in arguments if "=" not in each} <= TARGETS, line
+        case ["pip", "install", *packages]:
+            extras = {each for package in packages for each in re.findall(r"[\w-]+", package.partition("[")[2])}
+            assert extras <= EXTRAS, line
+        case _:
+            raise AssertionError(f"{line!r} is not run: give the reason in the page, as <!-- skip: reason -->")
+
+
+TARGETS = set(re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text().replace("\\\n", ""), re.MULTILINE)[0].split())
+EXTRAS = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+
+
+def commands_of(page: Path) -> list[str]:
+    """The commands in the blocks of a page, those that are left out too."""
+    blocks = re.findall(r"^```(?:sh|crontab)\n.*?^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    return [command.replace("\\\n", " ") for block in blocks for command in COMMAND.findall(block)]
+
+
+def test_the_command_line_understands_every_command_that_a_page_shows() -> None:
+    commands = [(page.name, command) for page in PAGES for command in commands_of(page)]
+    assert len(commands) > 40
+    for page, command in commands:
+        _, *arguments = shlex.split(command.partition(" > ")[0], comments=True)
+        try:
+            parse(get_command(app), arguments)
+        except Exception as error:  # typer has click's classes of its own
+            raise AssertionError(f"{page}: {command}: {error}") from error
+
+
+def parse(command: Any, arguments: list[str]) -> None:
+    """Take the arguments of a command without doing anything. Options in front of a command do things: they are left out."""
+    while hasattr(command, "resolve_command"):
+        if arguments[0].startswith("-"):
+            return
+        _, command, arguments = command.resolve_command(command.context_class(command), arguments)
+    if arguments != ["--help"]:
+        command.make_context(command.name, arguments)
 
 
 def links_of(page: Path) -> list[str]:

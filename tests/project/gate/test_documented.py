@@ -6,7 +6,6 @@ import ast
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import shardstore
 from shardstore import errors
 from shardstore.adapters.handle import StoreOptions
 from shardstore.adapters.versioned.opened import RepositoryArguments
-from shardstore.maintenance.packing.pack import PackKeywords, PackOptions
+from shardstore.maintenance.packing.pack import PackKeywords
 from shardstore.plan import policy
 from shardstore.references.combining import ComparisonBounds
 from tests.project.trees import MODULES, nodes_of
@@ -108,12 +107,6 @@ def test_the_defaults_of_the_options_are_those_of_the_code() -> None:
     assert len(shown) > 20
     assert {name: value_of(rows[name]) for name in shown} == {name: defaults[name] for name in shown}
     assert {name for name in rows.keys() - shown if defaults.get(name) is not None} == set()
-
-
-def test_the_options_of_pack_are_all_named() -> None:
-    text = (ROOT / "docs/reference/reference.md").read_text()
-    options = text[text.index("Their options, which") : text.index("## shardstore.references")].partition("```")[0]
-    assert {field.name for field in fields(PackOptions)} - set(re.findall(r"`(\w+)`", options)) == set()
 
 
 @pytest.mark.parametrize("function", [shardstore.open, shardstore.pack, shardstore.Repository.create], ids=lambda each: each.__qualname__)

@@ -68,6 +68,12 @@ def with_links(markdown: str, page: str, repository: str) -> str:
     return _NAME.sub(r"<autoref optional identifier='\1'><code>\1</code></autoref>", _LINK.sub(lead, markdown))
 
 
+def with_first_screen(index: str, readme: str) -> str:
+    """The first page: what the README says before its first section, and the lists of the index."""
+    screen = re.sub(r"(?<=\]\()(?![a-z+]+:|#)", "../", readme.partition("\n## ")[0]).replace("](../docs/", "](")
+    return f"{screen}\n## {index.partition(chr(10) + '## ')[2]}"
+
+
 def public_names() -> Iterator[tuple[str, list[str]]]:
     """Yield each module of the package with ``__all__``, and the names in it."""
     for path in sorted((ROOT / PACKAGE).rglob("*.py")):
@@ -145,6 +151,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     if page.is_homepage:
         page.meta["hide"] = ["navigation"]
+        markdown = with_first_screen(markdown, (ROOT / "README.md").read_text())
     return with_links(markdown, page.file.src_uri, config.extra["repository"])
 
 

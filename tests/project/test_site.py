@@ -27,7 +27,7 @@ def pages() -> Any:
 def test_the_navigation_is_the_lists_of_the_index(pages: Any) -> None:
     index = """# shardstore
 
-- [no list of a section](howto/a.md)
+- [of no section](howto/a.md)
 
 ## Start
 
@@ -46,6 +46,13 @@ def test_the_navigation_is_the_lists_of_the_index(pages: Any) -> None:
         {"Start": [{"First": "start/first.md"}]},
         {"How-to": [{"A notebook": "notebooks/a.md"}]},
     ]
+
+
+def test_the_first_page_is_the_first_screen_of_the_readme_and_the_lists(pages: Any) -> None:
+    readme = "# shardstore\n\n[a](docs/howto/a.md) [b](LICENSE) [c](https://host/)\n\n## More\n\nText.\n"
+    index = "# shardstore\n\nIn short.\n\n## Start\n\n- [a](start/a.md)\n\n## How-to\n"
+    shown = "# shardstore\n\n[a](howto/a.md) [b](../LICENSE) [c](https://host/)\n\n## Start\n\n- [a](start/a.md)\n\n## How-to\n"
+    assert pages.with_first_screen(index, readme) == shown
 
 
 @pytest.mark.parametrize(

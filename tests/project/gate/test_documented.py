@@ -140,13 +140,12 @@ MOST_COMPARED = f"{ComparisonBounds().chunks} chunks and {ComparisonBounds().nby
 OF_AUTO = f"at most {policy.AUTO_MAX_CHUNKS:,} chunks"
 SAID = [
     (shardstore.open, f"about {policy.AUTO_SHARD_NBYTES >> 20} MiB decoded a shard, {OF_AUTO}"),
-    ("docs/start/quickstart.md", f"about {policy.AUTO_SHARD_NBYTES >> 20} MiB of decoded data per shard, {OF_AUTO}"),
+    ("docs/start/quickstart.md", f"about {policy.AUTO_SHARD_NBYTES >> 20} MiB of decoded data per shard, and {OF_AUTO}"),
     ("docs/howto/pack.md", f"about {policy.AUTO_SHARD_NBYTES >> 20} MiB decoded, {OF_AUTO}"),
     ("docs/reference/options.md", f"chunks of less than {policy.AUTO_LEAST_CHUNK_NBYTES >> 10} KiB count as that much: {OF_AUTO}"),
     ("docs/reference/options.md", f"one chunk of at most {policy.AUTO_SMALL_ARRAY_NBYTES >> 10} KiB (coordinates)"),
     (shardstore.references.combine, MOST_COMPARED),
     ("docs/howto/references.md", MOST_COMPARED),
-    ("docs/howto/references.md", f"of {('seven', 'eight', 'nine')[ComparisonBounds().sets_at_once - 7]} sets at once"),
 ]
 
 

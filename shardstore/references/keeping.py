@@ -75,7 +75,7 @@ def pins(target: Any, *, store: Any = None, target_options: Mapping[str, Any] | 
     Raises:
         InvalidInput: the set was made of other sets, or of a snapshot, and no store is given; or it refers to nothing in the store.
         NotFound: there is no set, or it does not say what it was made of.
-        Corruption: that cannot be read.
+        Corruption: the set cannot be read.
         StorageError: a request failed.
     """
     place = find_set(target, target_options)
@@ -160,7 +160,7 @@ def check(
 
     Raises:
         NotFound: there is no set, or it does not say what it was made of.
-        Corruption: that cannot be read.
+        Corruption: the set cannot be read.
         StorageError: a request failed.
     """
     check_flags(deep=deep)

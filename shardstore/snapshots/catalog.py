@@ -41,9 +41,9 @@ class Pointer:
     """The place of the current state of a store."""
 
     location: str
-    """The key of the state file, relative to the root of the store (D4); unique."""
+    """The key of the state file, relative to the root of the store. Every state has a key of its own (D4 in docs/design/snapshots.md)."""
     generation: int
-    """That of the state."""
+    """The generation of the state."""
     store_id: str
     version: Generation | None = field(default=None, compare=False)
     """The version of the object that holds the pointer, where the catalog knows it."""
@@ -83,7 +83,7 @@ class Catalog(Protocol):
         ...
 
     async def swap(self, name: str, before: Pointer | None, after: Pointer) -> Pointer:
-        """Let a store's pointer be ``after`` if it is still ``before`` (``None``: if there is none); return it.
+        """Replace a store's pointer by ``after`` if it is still ``before`` (``None``: if there is none); return it.
 
         It is durable, and every ``get`` gives it, when this returns. Where ``after`` is there already, that is this caller's success,
         since no other caller has its location: so a read settles a lost answer, and a swap may be asked for again.

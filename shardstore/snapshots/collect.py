@@ -107,7 +107,7 @@ class Collected:
     kept: int = 0
     """Files that snapshots need."""
     unknown: int = 0
-    """Files whose names are none that this store gives; they are left alone."""
+    """Files with names that this store never gives; they are left alone."""
 
 
 async def collect(store: VersionedStore, grace_ms: int, say: Progress, *, dry_run: bool = False) -> Collected:

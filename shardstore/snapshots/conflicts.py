@@ -61,12 +61,12 @@ class ConflictType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodeConflict:
-    """One conflict."""
+    """One conflict: its kind, and the node that it concerns."""
 
     conflict_type: ConflictType
     path: str
     conflicted_chunks: Sequence[tuple[int, ...]] = ()
-    """The chunks that are concerned, where there are such."""
+    """The chunks that both sessions have changed, if the conflict is about chunks."""
 
     def __str__(self) -> str:
         chunks = self.conflicted_chunks
@@ -89,7 +89,7 @@ class ConflictError(Conflict):
 
 @dataclass(frozen=True, slots=True)
 class ConflictDetector:
-    """Brings a session onto what other sessions have committed if nothing contradicts it."""
+    """Bases a session on what other sessions have committed, if nothing there contradicts its changes."""
 
     def chunks(self) -> Selection:
         """Return whose chunk counts where both have changed one."""

@@ -25,10 +25,10 @@ class Diff:
     deleted_groups: frozenset[str]
     deleted_arrays: frozenset[str]
     updated_groups: frozenset[str]
-    """Groups with other documents, attributes included."""
+    """Groups whose documents differ, attributes included."""
     updated_arrays: frozenset[str]
     moved_nodes: tuple[tuple[str, str], ...]
-    """From one path to another."""
+    """Each node that was moved: its path before, and its path now."""
     updated_chunks: Mapping[str, list[ChunkCoords]]
     """The chunks of each array that were written or erased, in order; by the path that the array has now."""
 

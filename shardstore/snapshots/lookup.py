@@ -17,7 +17,7 @@ _SHOWN_REFS = 10
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInfo:
-    """One snapshot."""
+    """The facts about one snapshot."""
 
     id: str
     parent_id: str | None

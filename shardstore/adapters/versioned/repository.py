@@ -302,7 +302,7 @@ class Repository(ShownInNotebooks):
     ) -> Iterator[ShardedStore]:
         """Give a store whose changes are committed to the branch when the block ends; an exception discards them.
 
-        Nothing changed is no commit. Raises what ``Session.commit`` raises.
+        If nothing has changed, there is no commit. Raises what ``Session.commit`` raises.
         """
         check_said(message, metadata)
         session = self.writable_session(branch, isolation=isolation)
@@ -372,7 +372,7 @@ class Repository(ShownInNotebooks):
         run_sync(self._store.delete_ref(branch, "branch"))
 
     def delete_tag(self, tag: str) -> None:
-        """Delete a tag. The name can be given again: nothing remembers it (D12). Raises ``NotFound``."""
+        """Delete a tag. The name can be given again. Raises ``NotFound``."""
         run_sync(self._store.delete_ref(tag, "tag"))
 
     def reset_branch(self, branch: str, snapshot_id: str, *, from_snapshot_id: str | None = None) -> None:
@@ -402,7 +402,7 @@ class Repository(ShownInNotebooks):
         Args:
             older_than: a time with its time zone.
             delete_expired_branches: delete branches whose snapshot is older, but for ``main``, and let their snapshots expire.
-            delete_expired_tags: likewise of tags.
+            delete_expired_tags: delete tags whose snapshot is older, and let their snapshots expire.
             dry_run: only return what would be left out.
 
         Raises:

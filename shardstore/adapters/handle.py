@@ -29,13 +29,15 @@ from shardstore.engine.reading.shard_chunks import Value
 from shardstore.errors import InvalidInput, NotFound, ReadOnly, Unsupported
 from shardstore.format.presentation import PresentLevel
 from shardstore.format.shard_index import IndexLocation
+from shardstore.model.advice import storage_option
 from shardstore.model.chunk_orders import ChunkOrder
 from shardstore.model.options import check_flags, defaults_of, with_options
 from shardstore.model.redaction import redacted
 from shardstore.model.showing import ShownInNotebooks
-from shardstore.opening.address import links_of_url, protocols_of_links, text_of
+from shardstore.opening.address import is_known, links_of_url, protocols_of_links, text_of
 from shardstore.opening.kinds import Transport, carried_by
 from shardstore.opening.open import as_said, check_static, open_storage
+from shardstore.opening.options import how_to_give
 from shardstore.opening.snapshot_place import SnapshotPlace
 from shardstore.opening.snapshot_urls import may_name_snapshot, named_snapshot
 from shardstore.plan.commits import Strategy
@@ -100,6 +102,36 @@ class StoreOptions(TypedDict, total=False):
     static: bool | None
     transport: Transport
     kernel: bool
+
+
+_OPEN_ARGUMENTS = StoreOptions.__annotations__.keys() | {"read_only", "storage_options"}
+_NO_STORAGE_OPTIONS = (_OPEN_ARGUMENTS | {"mode"}) - {"transport", "static"}  # which may be among those of the filesystem
+
+
+def _remedy(target: Any, name: str) -> str:
+    """Return what to do about an option that ``shardstore.open`` does not have."""
+    if name == "mode":
+        return "did you mean read_only=True? Modes such as 'w' are for zarr: zarr.open_group(store, mode='w')"
+    if (given := how_to_give(target, name)) is not None:
+        return f"it is one of the filesystem: give {given}"
+    if close := difflib.get_close_matches(name, _OPEN_ARGUMENTS, 1):
+        return f"did you mean {close[0]!r}?"
+    return f"there are {', '.join(sorted(_OPEN_ARGUMENTS))}"
+
+
+def _check_storage_options(target: Any, given: Any) -> None:
+    """Raise ``InvalidInput`` if it is no dictionary, or holds what ``shardstore.open`` takes itself."""
+    if given is None:
+        return
+    if not isinstance(given, dict):
+        raise InvalidInput(
+            f"storage_options is a {type(given).__name__}, not a dictionary: give it as {storage_option('s3', 'anon', True)}"
+        )
+    of_links = (value for protocol, value in given.items() if is_known(str(protocol)) and isinstance(value, Mapping))
+    for name in sorted({name for of_link in (given, *of_links) for name in of_link} & _NO_STORAGE_OPTIONS):
+        if how_to_give(target, name) is None:
+            how = _remedy(target, name) if name == "mode" else f"give {name}=… as an argument of its own"
+            raise InvalidInput(f"{name!r} is no storage option: {how}")
 
 
 # -- the engines of this process ---------------------------------------------------------------------------------------
@@ -219,14 +251,10 @@ class Handle:
         locks = options.pop("locks", "auto")
         transport = options.pop("transport", "fsspec")
         static = check_static(options.pop("static", None))
-        if storage_options is not None and not isinstance(storage_options, dict):
-            raise InvalidInput(f"storage_options {storage_options!r} is not a dictionary")
+        _check_storage_options(target, storage_options)
         options["present"] = flavour_of(options.pop("present", "v3"))
         if unknown := sorted(set(options) - StoreOptions.__annotations__.keys()):
-            names = sorted(StoreOptions.__annotations__.keys() | {"read_only", "storage_options"})
-            close = difflib.get_close_matches(unknown[0], names, 1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
-            raise InvalidInput(f"option {unknown[0]!r} is not known: {hint}There are {', '.join(names)}")
+            raise InvalidInput(f"option {unknown[0]!r} is not known: {_remedy(target, unknown[0])}")
         if isinstance(options.get("chunks_per_shard"), list):
             options["chunks_per_shard"] = tuple(options["chunks_per_shard"])
         handle = cls(Recipe(_absolute(target), storage_options, EngineOptions(**options), fsync, locks, transport, static))

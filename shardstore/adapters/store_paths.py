@@ -6,13 +6,9 @@ a versioned store, ``run.ice@main``, is where its name ends.
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-
-from fsspec.registry import available_protocols
 
 from shardstore._sync import run_sync
 from shardstore.adapters.fsspec.root import root_depth
@@ -103,7 +99,6 @@ def resolve(url: str, options: Mapping[str, Any]) -> StorePath:
         Unsupported: this version has no such storage, or a package that it needs is missing.
     """
     address = Address.parse(url)
-    _check_slashes(url)
     if (place := snapshot_in(url, options)) is not None:
         return StorePath(address, options, place.depth, True, Handle.of_snapshot(place, {}))
     depth = run_sync(root_depth(address, options))
@@ -157,17 +152,6 @@ def pair_options(
     if target_options is not None:
         return given, target_options
     return given if takes[source] or not takes[target] else {}, given if takes[target] or not takes[source] else {}
-
-
-_NEARLY_URL = re.compile(r"([a-z][a-z0-9]*)(:/|//)(?!/)(.*)")
-
-
-def _check_slashes(url: str) -> None:
-    """Refuse ``s3:/bucket`` and ``s3//bucket``, which would be paths."""
-    match = _NEARLY_URL.fullmatch(url)
-    if match is None or match[1] not in available_protocols() or os.path.lexists(url.partition("/")[0]):
-        return
-    raise InvalidInput(f"{redacted(url)!r} is not a path that exists: did you mean {redacted(f'{match[1]}://{match[3]}')}?")
 
 
 def _at(address: Address, options: Mapping[str, Any], depth: int, has_root: bool) -> StorePath:

@@ -187,7 +187,9 @@ async def _begin(source: _NodePlace, target: _NodePlace, overwrite: bool, *, mov
     is_free = await target.is_free()
     if not overwrite:
         if not is_free:
-            raise Conflict(f"there is something at {target} already: choose another target, erase it first, or overwrite it")
+            raise Conflict(
+                f"there is something at {target} already: choose another target, remove it first, or give overwrite=True to replace it"
+            )
         await check_no_links(target.storage, target.path)
     elif not is_free:
         await check_no_mounts(target.storage, target.path)
@@ -386,7 +388,7 @@ class _Copying:
         if (source.count, source.versions) != (self.listed.count, self.listed.versions):
             raise Conflict(
                 f"{self.source} was written to while it was being moved. It stays, and {self.target} holds what was copied: see that "
-                "no client writes, then move it again and overwrite that"
+                "no client writes, then move it again with overwrite=True"
             )
         # A document of another flavour has another size.
         if target.count != self.copied or not (self._is_translated or target.nbytes == self.nbytes):

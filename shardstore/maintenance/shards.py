@@ -376,12 +376,12 @@ async def check_can_swap(storage: Storage, exclusive: bool) -> None:
     if not capabilities.atomic_commits:
         raise Unsupported(
             f"{storage.url} offers no compare-and-swap: a chunk that another client writes while its shard is replaced would be lost. "
-            "Stop all writers, and say exclusive=True (--exclusive)"
+            "Stop all writers, and give exclusive=True"
         )
     if not capabilities.across_machines:
         warnings.warn(
             f"{storage.url} lies on a network file system: chunks that another machine writes while their shard is replaced can be lost. "
-            "Let all writers run on this machine, or say locks='cluster' where the file system's locks reach across machines",
+            "Let all writers run on this machine, or give locks='cluster' where the file system's locks reach across machines",
             RuntimeWarning,
             stacklevel=2,
         )

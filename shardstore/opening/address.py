@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -49,10 +50,11 @@ def links_of_url(url: str) -> list[str]:
     ``file://`` URL. A name such as ``run::v2`` is one if there is a file or directory of that name.
 
     Raises:
-        InvalidInput: it is neither a chain nor such a path.
+        InvalidInput: it is neither a chain nor such a path, or is nearly a URL, as ``s3:/bucket`` and ``s3//bucket``, which are paths.
     """
     first, separator, rest = url.partition("::")
     if not separator:
+        _check_slashes(url)
         return [url]
     scheme = scheme_of(first)
     name = scheme or ("" if "/" in first else first)
@@ -61,6 +63,22 @@ def links_of_url(url: str) -> list[str]:
     if "://" not in rest and (not name or scheme in LOCAL_PROTOCOLS or (not scheme and _is_there(first, rest))):
         return [url]
     raise InvalidInput(_why_no_chain(url, name))
+
+
+_NEARLY_URL = re.compile(r"([a-z][a-z0-9]*)(:/|//)(?!/)(.*)", re.DOTALL)
+
+
+def _check_slashes(url: str) -> None:
+    match = _NEARLY_URL.fullmatch(url)
+    if match is None or os.path.lexists(url.partition("/")[0]):
+        return
+    protocol, slashes, rest = match.groups()
+    is_local = protocol in LOCAL_PROTOCOLS
+    if is_known(protocol) and (slashes == ":/" or (kind_of_protocol(protocol) is not None and not is_local)):
+        meant = f"{protocol}://{'/' if is_local else ''}{rest}"
+        raise InvalidInput(
+            f"{redacted(url)!r} is not a path that exists: did you mean {redacted(meant)}? A new directory of this name needs './' in front"
+        )
 
 
 def check_cut(url: str, links: list[str]) -> None:

@@ -12,11 +12,13 @@ import warnings
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, TypeVar
 
+from fsspec.registry import get_filesystem_class
 from fsspec.spec import AbstractFileSystem
 
 from shardstore.errors import InvalidInput
+from shardstore.model.advice import UNSAID, storage_option
 from shardstore.model.redaction import HARMLESS, redacted
-from shardstore.opening.address import Address, parameters_of, text_of
+from shardstore.opening.address import Address, is_known, links_of_url, parameters_of, protocols_of_links, text_of
 from shardstore.opening.kinds import kind_of_protocol
 
 T = TypeVar("T")
@@ -28,17 +30,55 @@ _SWALLOW = frozenset({"zip", "tar", "libarchive", "reference", "dir", "ftp", "si
 
 
 def by_link(url: str, protocols: Sequence[str], options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the options of each protocol of a chain, outermost first: those under its name; of the first, also those under no name."""
+    """Return the options of each protocol of a chain, outermost first: those under its name, and those under no name that ``link_of`` gives
+    it.
+    """
     found: dict[str, dict[str, Any]] = {protocol: {} for protocol in protocols}
     for protocol, given in found.items():
         nested = options.get(protocol)
         if nested is None:
             continue
         if not isinstance(nested, Mapping):
-            raise InvalidInput(f"storage_options[{protocol!r}] of {url!r} is not a dictionary of options")
+            raise InvalidInput(f"the options of {protocol!r} for {url!r} are no dictionary: give {storage_option(protocol, 'NAME')}")
         given.update(nested)
-    found[protocols[0]].update({name: value for name, value in options.items() if name not in found})
+    for name, value in options.items():
+        if name not in found:
+            found[link_of(name, protocols)][name] = value
     return found
+
+
+def link_of(name: str, protocols: Sequence[str]) -> str:
+    """Return the link of a chain that an option under no protocol is for: the only one that knows it; else the first, as in fsspec."""
+    knowing = [protocol for protocol in protocols if knows(protocol, name)] if len(protocols) > 1 else []
+    return knowing[0] if len(knowing) == 1 else protocols[0]
+
+
+def knows(protocol: str, name: str) -> bool:
+    """Return whether the filesystem of a protocol knows an option by name; false if its package is missing."""
+    try:
+        cls = get_filesystem_class(protocol or "file")
+    except (ImportError, ValueError):
+        return False
+    named, _ = parameters_of(cls)
+    kind = kind_of_protocol(protocol)
+    return name in named or (kind is not None and name in kind.passed_on | kind.in_client_kwargs)
+
+
+def how_to_give(target: object, name: str) -> str | None:
+    """Return how an option of a filesystem, or all of those of a protocol, are given to a URL; ``None`` if no link of it knows it."""
+    if not isinstance(target, str) or not target:
+        return None
+    chain = [protocol for protocol in protocols_of_links(links_of_url(target)) if protocol]
+    if name in chain:
+        return f"storage_options={{{name!r}: {{…}}}}"
+    knowing = link_of(name, chain) if chain else ""
+    return _as_given(knowing, name) if knows(knowing, name) else None
+
+
+def _as_given(protocol: str, name: str) -> str:
+    kind = kind_of_protocol(protocol)
+    is_inner = kind is not None and name in kind.in_client_kwargs
+    return storage_option(protocol, "client_kwargs", {name: UNSAID}) if is_inner else storage_option(protocol, name)
 
 
 def options_of_another(
@@ -81,7 +121,8 @@ def own_option(
 def refuse(url: str, options: Mapping[str, Any]) -> None:
     """Refuse all options except harmless ones, for a storage that has no options."""
     if unknown := sorted(set(options) - HARMLESS):
-        raise InvalidInput(f"{_named(unknown)} {'means' if len(unknown) == 1 else 'mean'} nothing to {url!r}")
+        one = len(unknown) == 1
+        raise InvalidInput(f"{_named(unknown)} {'means' if one else 'mean'} nothing to {url!r}: leave {'it' if one else 'them'} out")
 
 
 def check(
@@ -130,11 +171,14 @@ def _check_endpoint(url: str, options: Mapping[str, Any]) -> None:
 
 
 def _hint(name: str, protocol: str, known: frozenset[str], chain: Sequence[str]) -> str:
-    if close := difflib.get_close_matches(name.lower(), known, 1, cutoff=0.7):
-        return f"did you mean {close[0]!r}?"
     kind = kind_of_protocol(protocol)
-    if kind is not None and name in kind.in_client_kwargs:
-        return f"give client_kwargs={{{name!r}: …}}"
+    inner = frozenset[str]() if kind is None else kind.in_client_kwargs
+    if name in inner:
+        return f"give {_as_given(protocol, name)}"
+    if is_known(name):  # options under the protocol of no link
+        return f"it has no link {name!r}: give {storage_option(chain[-1], 'NAME')}"
+    if close := difflib.get_close_matches(name.lower(), known | inner, 1, cutoff=0.7):
+        return f"did you mean {_as_given(protocol, close[0])}?"
     if len(chain) > 1 and protocol == chain[0]:
-        return f"options of another link go under its name, as in {{{chain[-1]!r}: {{{name!r}: …}}}}"
+        return f"options of another link go under its name: {storage_option(chain[-1], name)}"
     return "see the documentation of that filesystem for what it takes"

@@ -119,7 +119,9 @@ def validate_policy(policy: object) -> None:
         return
     if isinstance(policy, tuple | list) and all(_is_count(n) for n in policy):
         return
-    raise InvalidInput(f"chunks_per_shard {policy!r} is neither 'auto', None, a tuple of positive integers, a mapping nor a function")
+    raise InvalidInput(
+        f"chunks_per_shard {policy!r} is neither 'auto', None, a tuple of positive integers such as (4, 4), a mapping nor a function"
+    )
 
 
 def automatic(info: ArrayInfo, *, may_grow: bool = True) -> tuple[int, ...] | None:

@@ -174,7 +174,7 @@ class Comparison:
         return InvalidInput(
             f"array {path!r} is referred to at different places in {url} and {other_url}, and is too large to be read and compared: of a "
             f"set, at most {bounds} are. Write the sets with its chunks in them, by paths={{{path!r}: {{'inline_nbytes': …}}}} with the "
-            f"size of its largest chunk (--inline BYTES), or write all but one of them without it, by paths={{{path!r}: None}} (--exclude)"
+            f"size of its largest chunk, or write all but one of them without it, by paths={{{path!r}: None}}"
         )
 
 

@@ -83,7 +83,7 @@ def pins(target: Any, *, store: Any = None, target_options: Mapping[str, Any] | 
     if store is None:
         if not section.origin.base:
             raise InvalidInput(
-                f"the set {place.shown} was made of other sets, or of a snapshot: say which store the pins are for, by store= (--store)"
+                f"the set {place.shown} was made of other sets, or of a snapshot: give the store that the pins are for, store=…"
             )
         return [Pin(key, one.generation) for key, one in section.objects.items()]
     key_of = keys_in(store)

@@ -74,7 +74,7 @@ class Tally:
             one, other = list(self.protocols.values())[:2]
             raise InvalidInput(
                 f"references lead to {one!r} and to {other!r}: fsspec opens one protocol for a whole set, and fails for the other. "
-                "mixed_protocols=True (--mixed-protocols) writes it all the same; shardstore reads it"
+                "mixed_protocols=True writes it all the same; shardstore reads it"
             )
 
 

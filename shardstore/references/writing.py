@@ -196,9 +196,7 @@ async def _before(place: SetPlace, *, overwrite: bool) -> Before:
         ) from exc
     if isinstance(head, Found):
         if not overwrite:
-            raise InvalidInput(
-                f"there is something at {place.shown} already: overwrite=True (--overwrite) replaces it. Nothing was written"
-            )
+            raise InvalidInput(f"there is something at {place.shown} already: overwrite=True replaces it. Nothing was written")
         if not begins_like_set(bytes(head.buffers[0]), place.name):
             raise InvalidInput(
                 f"what is at {place.shown} is not a set of references: remove it, or choose another place. Nothing was written"
@@ -263,7 +261,7 @@ async def _cleared(place: SetPlace, *, overwrite: bool) -> set[str]:
         raise InvalidInput(f"there is something else at {place.shown}, such as {foreign[0]!r}: choose another place. Nothing was written")
     if keys and not overwrite:
         what = "a set" if METADATA_NAME in keys else "a part of a set, which another run is writing, or has not ended,"
-        raise InvalidInput(f"there is {what} at {place.shown} already: overwrite=True (--overwrite) replaces it. Nothing was written")
+        raise InvalidInput(f"there is {what} at {place.shown} already: overwrite=True replaces it. Nothing was written")
     if METADATA_NAME in keys:
         await place.storage.delete_many([METADATA_NAME])
     return keys - {METADATA_NAME, PINS_SUFFIX}

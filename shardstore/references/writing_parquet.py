@@ -205,9 +205,7 @@ def check_root(array: ReferencedArray, root_as: str | None) -> str:
     if array.path:
         return array.path
     if root_as is None:
-        raise InvalidInput(
-            "the array at the root cannot be read from Parquet, neither by fsspec nor by GDAL: root_as='data' (--root-as data) names it"
-        )
+        raise InvalidInput("the array at the root cannot be read from Parquet, neither by fsspec nor by GDAL: root_as='data' names it")
     return root_as
 
 

@@ -225,8 +225,8 @@ class StorageCatalog:
         if not (able.create_if_absent and able.compare_and_swap):
             raise Unsupported(
                 f"{self.url} cannot change an object on condition that it is still what was read, so two commits at once could both "
-                "succeed: keep the catalog elsewhere, catalog=StorageCatalog(another place), or in a database, "
-                "catalog=SQLCatalog('postgresql+psycopg://…'). No store was made or changed"
+                "succeed: make the store elsewhere, or its catalog (in Python: catalog=StorageCatalog(another place), or in a "
+                "database, catalog=SQLCatalog('postgresql+psycopg://…')). No store was made or changed"
             )
         return able
 

@@ -139,7 +139,9 @@ class VersionedStore:
         while True:
             pointer = pointer or await self.catalog.get(self.name)
             if pointer is None:
-                raise NotFound(f"there is no versioned store {self._place}: make one by Repository.create, or `shardstore snapshots init`")
+                raise NotFound(
+                    f"there is no versioned store {self._place}: make one by `shardstore snapshots init` (in Python: Repository.create)"
+                )
             try:
                 return await self._state_at(pointer)
             except MissingFile:

@@ -97,7 +97,7 @@ class VirtualFiles:
             place = redacted(place if place and url.startswith(place) else url).rpartition("/")[0]
             raise InvalidInput(
                 f"virtual references of {self._storage.url} lead to {redacted(url)}, and may lead {allowed}: if you trust the repository, "
-                f"open it with virtual_prefixes=['{place}/'], or of what lies above, by Repository.open; commands take --virtual-prefix"
+                f"open it with virtual_prefixes=['{place}/'], or what lies above (in Python: Repository.open takes it)"
             )
 
     def _read_of(self, file: bytes | str, ranges: tuple[ByteRequest, ...], check: VirtualCheck | None) -> tuple[Storage, Read]:

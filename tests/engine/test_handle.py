@@ -71,6 +71,8 @@ def test_a_relative_path_is_meant_where_it_was_written(tmp_path: Path, monkeypat
     ("option", "error", "message"),
     [
         ({"chunk_per_shard": (2,)}, InvalidInput, "option 'chunk_per_shard' is not known: did you mean 'chunks_per_shard'"),
+        ({"mode": "r"}, InvalidInput, "option 'mode' is not known: did you mean read_only=True"),
+        ({"zzz": 1}, InvalidInput, "option 'zzz' is not known: there are chunk_order, chunks_per_shard, "),
         ({"stored": "draft"}, InvalidInput, "'auto', 'codec', 'transformer', 'transformer-v3'"),
         ({"lost_transformers": {"a": 2}}, InvalidInput, "tuples of positive whole numbers"),
         ({"present": "v4"}, InvalidInput, "'v3', 'v2'"),

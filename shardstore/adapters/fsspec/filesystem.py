@@ -17,7 +17,7 @@ from fsspec.spec import make_instance
 from shardstore._sync import on_io_loop, run_async
 from shardstore.adapters.fsspec.file import PackedFile, ShardedFile, ShardedTransaction, TextFile
 from shardstore.adapters.fsspec.lookups import FileLookups
-from shardstore.adapters.fsspec.root import Root, check_options, link_below, without_protocol
+from shardstore.adapters.fsspec.root import Root, link_below, options_of_links, without_protocol
 from shardstore.adapters.fsspec.transfers import FileTransfers
 from shardstore.adapters.handle import FilesystemFace, Handle, given_bytes, raise_failed, raise_first, takes_store_options
 from shardstore.adapters.own_shards import seen_shape, set_value
@@ -82,9 +82,9 @@ class ShardedFileSystem(FilesystemFace, FileLookups, FileTransfers, ChainedFileS
         fsspec_options = {name: options.pop(name) for name in _FSSPEC_OPTIONS if name in options}
         super().__init__(asynchronous=asynchronous, loop=loop, batch_size=batch_size, **fsspec_options)
         check_flags(read_only=read_only, pipeline=pipeline)
-        check_options(options, target_protocol)
+        options, options_below = options_of_links(options, fo, target_protocol, target_options, fs)
         pinned = None if snapshot is None else Pinned.parse(snapshot)
-        self._root = Root(link_below(fo, target_protocol, target_options, fs), options, pinned, self._show_snapshot)
+        self._root = Root(link_below(fo, target_protocol, options_below, fs), options, pinned, self._show_snapshot)
         self.read_only = read_only
         self._pipeline = pipeline
         self._given_loop = loop

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -23,9 +23,9 @@ from shardstore.adapters.handle import Handle, StoreOptions
 from shardstore.errors import AccessDenied, InvalidInput, NotFound, ShardStoreError, StorageError
 from shardstore.format.store_keys import metadata_key, metadata_path
 from shardstore.model.redaction import redacted
-from shardstore.opening.address import LOCAL_PROTOCOLS, Address, reads_through_another, scheme_of
-from shardstore.opening.kinds import kind_of_protocol
+from shardstore.opening.address import LOCAL_PROTOCOLS, Address, links_of_url, protocols_of_links, reads_through_another, scheme_of
 from shardstore.opening.open import chained_target, open_storage
+from shardstore.opening.options import knows, link_of
 from shardstore.opening.snapshot_place import Pinned
 from shardstore.opening.snapshot_urls import may_name_snapshot, named_snapshot
 from shardstore.storage.base import Storage
@@ -47,25 +47,40 @@ class ChainLink:
     root: str
 
 
-def check_options(names: Iterable[str], target_protocol: object) -> None:
-    """Refuse options that this link does not have, such as those that were meant for the link below.
+def options_of_links(
+    options: Mapping[str, Any], fo: object, target_protocol: object, target_options: Mapping[str, Any] | None, fs: object
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options of this link, and those of the links below: fsspec gives it all options that are under no protocol.
 
-    Raises:
-        InvalidInput: an option is unknown, and is not a misspelling of a known one.
+    What no link knows is for those below as well, whose filesystems are checked for it, unless it is nearly an option of this link.
     """
-    for name in names:
-        if name not in _OWN_OPTIONS and not difflib.get_close_matches(name, _OWN_OPTIONS, 1):
-            raise InvalidInput(
-                f"{_remedy(name, target_protocol)}; {name!r} is not an option of sharded, which has {', '.join(_OWN_OPTIONS)}"
-            )
+    links = _links_below(fo, target_protocol, target_options or {}) if fs is None else []
+    chain = [protocol for protocol, _ in links]
+    flat = {name: value for name, value in options.items() if name not in _OWN_OPTIONS and _is_below(name, chain)}
+    own = {name: value for name, value in options.items() if name not in flat}
+    below = dict(target_options or {})
+    for i in reversed(range(len(links))):
+        protocol, given = links[i]
+        of_link = {name: value for name, value in flat.items() if not isinstance(target_protocol, str) or link_of(name, chain) == protocol}
+        below = {**given, **of_link, **({"target_options": below} if i + 1 < len(links) else {})}
+    return own, below
 
 
-def _remedy(name: str, target_protocol: object) -> str:
-    below = target_protocol if isinstance(target_protocol, str) else "s3"
-    kind = kind_of_protocol(below)
-    if kind is not None and name in kind.protocols:
-        return f"the link below is {below!r}: say {below}={{…}} instead of {name}={{…}}, in storage_options too"
-    return f"give options of a link below by its protocol: {below}={{{name!r}: …}}, in storage_options too"
+def _links_below(fo: object, target_protocol: object, target_options: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the protocols of the chain below with the options of each; of a URL in ``fo``, all are with the first one."""
+    if isinstance(target_protocol, str):
+        further = target_options.get("target_protocol")
+        rest = [] if further is None else _links_below(fo, further, target_options.get("target_options") or {})
+        return [(target_protocol, target_options), *rest]
+    if isinstance(fo, str) and fo:
+        return [(protocols_of_links(links_of_url(fo))[0], target_options)]
+    return []
+
+
+def _is_below(name: str, chain: Sequence[str]) -> bool:
+    if not chain:
+        return False
+    return any(knows(protocol, name) for protocol in chain) or not difflib.get_close_matches(name, _OWN_OPTIONS, 1)
 
 
 def link_below(fo: object, target_protocol: object, target_options: Mapping[str, Any] | None, fs: object) -> ChainLink:
@@ -285,7 +300,11 @@ async def root_depth(address: Address, options: Mapping[str, Any]) -> int | None
     last = len(address.segments)
     # The root directory of a machine is not a store, unless it is named.
     first = max(int(address.is_absolute and last > 0), last - _MOST_LEVELS)
-    storage = open_storage(address.at(first), dict(options) or None)
+    try:
+        storage = open_storage(address.at(first), dict(options) or None)
+    except ShardStoreError:
+        open_storage(address.at(last), dict(options) or None)  # whose error names what was asked for, not what is above it
+        raise
     paths = ["/".join(address.segments[first:depth]) for depth in range(first, last + 1)]
     answers = await asyncio.gather(*(_is_node(storage, path) for path in paths))
     for answer in answers:

@@ -155,8 +155,8 @@ def _check_containers(opened: OpenedStore, config: Any, say: Progress) -> None:
         place = redacted(outside[0]).rpartition("/")[0]
         raise InvalidInput(
             f"snapshots refer to {len(outside)} objects elsewhere, such as {redacted(outside[0])}, for which the repository of icechunk "
-            f"would have no virtual chunk container: open this one with virtual_prefixes=['{place}/'], or of what lies above (the command "
-            "takes --virtual-prefix), or give config= with a container. Nothing was written"
+            f"would have no virtual chunk container: give virtual_prefixes=['{place}/'], or what lies above, when this one is opened "
+            "(in Python: or config= with a container). Nothing was written"
         )
 
 

@@ -90,8 +90,8 @@ def chunks_of_source(source: Any, options: Mapping[str, Any] | None, source_url:
     place = place if source_url is None else source_url
     if place is None:
         raise InvalidInput(
-            "icechunk does not say where the files of this repository are: give source_url, as s3://bucket/repo, or copy=True to copy its "
-            "chunks"
+            "icechunk does not say where the files of this repository are: give copy=True to copy its chunks (in Python: or source_url, as "
+            "s3://bucket/repo)"
         )
     return repository, f"{place if '://' in place else f'file://{local_path(place)}'}".rstrip("/") + f"/{_CHUNKS}"
 
@@ -328,7 +328,7 @@ class _Import:
             raise InvalidInput(
                 f"virtual references of the repository of icechunk lead to {redacted(url)}, and may lead "
                 f"{', '.join(map(redacted, self._opened.virtual.prefixes)) or 'nowhere'}: if you trust it, give "
-                f"virtual_prefixes=['{redacted(url).rpartition('/')[0]}/'] (--virtual-prefix). There is no repository"
+                f"virtual_prefixes=['{redacted(url).rpartition('/')[0]}/']. There is no repository"
             ) from exc
         return url
 
@@ -339,7 +339,7 @@ class _Import:
             await self._opened.virtual.sizes([url])
         except LeadsNowhere as exc:
             raise InvalidInput(
-                f"{exc}: give source_url, where the files of the repository of icechunk are, or copy=True to copy its chunks"
+                f"{exc}: give copy=True to copy its chunks (in Python: or source_url, where the files of the repository of icechunk are)"
             ) from exc
 
 

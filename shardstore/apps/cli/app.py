@@ -23,6 +23,7 @@ from typer.main import get_command
 import shardstore
 from shardstore.apps.cli.arguments import ARGUMENTS, DEBUG, with_single_options
 from shardstore.apps.cli.output import MEANINGS, ExitCode, complain, exit_code, first_error, message
+from shardstore.apps.cli.words import in_own_words
 from shardstore.model.redaction import redacted
 
 _PROGRAM = "shardstore"
@@ -200,7 +201,7 @@ def _show_warnings_in_one_line() -> None:
     def show(
         message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None, line: str | None = None
     ) -> None:
-        complain("warning", " ".join(str(message).split()))
+        complain("warning", in_own_words(" ".join(str(message).split())))
 
     warnings.showwarning = show
 

@@ -327,7 +327,7 @@ _TEXTS = frozenset({"key", "secret", "token", "profile", "username", "password",
 
 def _value(key: str, text: str) -> Any:
     try:
-        value = json.loads(text)
+        value = json.loads(text.lower() if text in ("True", "False") else text)  # as Python spells them
     except ValueError as exc:
         if text.lstrip().startswith(("{", "[")):
             raise InvalidInput(f"the value of option {key} begins like JSON but is not ({exc}): quote all of it for the shell") from exc

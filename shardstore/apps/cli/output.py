@@ -16,6 +16,7 @@ import typer
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from shardstore.apps.cli.words import in_own_words
 from shardstore.errors import (
     NO_SUCH_BUCKET,
     AccessDenied,
@@ -218,14 +219,14 @@ def exit_code(exc: BaseException) -> ExitCode:
 
 
 def message(exc: BaseException) -> str:
-    """Return the message for an exception, in one line."""
+    """Return the message for an exception, in one line and in the words of the command line."""
     text = " ".join(str(exc).split())
     if not isinstance(exc, ShardStoreError):
         name = type(exc).__name__
         text = f"{name}: {text}" if text else name
         text += " (not an error that shardstore expects: --debug shows where it comes from)"
     notes = [" ".join(note.split()) for note in getattr(exc, "__notes__", ())]
-    return " ".join([text, *(f"[{note}]" for note in notes)])
+    return in_own_words(" ".join([text, *(f"[{note}]" for note in notes)]))
 
 
 _SILENT_SECONDS = 4.0

@@ -54,8 +54,8 @@ class Erasing:
         """
         if not prefix and await holds_versioned_store(self._storage):
             raise InvalidInput(
-                f"{self._storage.url} is a versioned store, and all of its snapshots would be erased: open a session of it by "
-                "shardstore.Repository.open to write into it. Repository.destroy(yes=True) removes it"
+                f"{self._storage.url} is a versioned store, and all of its snapshots would be erased: write to it in sessions "
+                "(in Python: shardstore.Repository.open; Repository.destroy(yes=True) removes all of it)"
             )
         await with_fresh_layout(lambda: self._erase(prefix, keep_documents), _kept_changing(prefix))
         if (tree := self._storage.ability(FileTree)) is not None:  # another process may have removed something already

@@ -137,9 +137,9 @@ class PackOptions:
         if prices is not None and not (isinstance(prices, Mapping) and all(name in _PRICED and _is_price(prices[name]) for name in prices)):
             raise InvalidInput(f"prices {prices!r} do not map {', '.join(map(repr, _PRICED))} to prices of 1,000 requests")
         if self.pins and not self.overwrite:
-            raise InvalidInput("pins go with overwrite: nothing else replaces what is at the target")
+            raise InvalidInput("pins go with overwrite=True: nothing else replaces what is at the target")
         if self.overwrite and self.as_part != WHOLE:
-            raise InvalidInput("a part cannot overwrite, or it would erase what other parts have done: erase the target first")
+            raise InvalidInput("a part cannot have overwrite=True, or it would erase what other parts have done: remove the target first")
 
     @property
     def as_part(self) -> Part:
@@ -389,7 +389,7 @@ def _open_branch(source: Any, place: SnapshotPlace, policy: ShardingPolicy, opti
     if new.takes_place_of is not None and not options.overwrite:
         raise Conflict(
             f"there is something at {redacted(new.storage.url)} already ({new.takes_place_of}): choose another path in the branch, or "
-            "overwrite it, which leaves it in the snapshots before. Nothing was written"
+            "give overwrite=True to replace it, which leaves it in the snapshots before. Nothing was written"
         )
     if inner.kind != new.storage.kind:  # files of a versioned store are never altered, so one snapshot may become part of another
         _check_not_within(

@@ -227,7 +227,7 @@ async def has_begun(places: Places, settings: dict[str, Any]) -> bool:
         if earlier is None:
             raise Conflict(
                 f"there is something at {places.shown_target} already that no earlier run has made: choose another target, "
-                "erase it first, or overwrite it"
+                "remove it first, or give overwrite=True to replace it"
             )
     if earlier is not None:
         check_settings(places, settings, earlier)
@@ -240,8 +240,8 @@ def check_settings(places: Places, settings: dict[str, Any], earlier: dict[str, 
         differing = sorted(name for name in settings.keys() | earlier.keys() if settings.get(name) != earlier.get(name))
         said = ", ".join(f"{name} was {earlier.get(name)!r} and is {settings.get(name)!r}" for name in differing)
         raise Conflict(
-            f"the record at {places.record.shown} is of a run with other options ({said}): use the same, choose another target, or "
-            "overwrite this one"
+            f"the record at {places.record.shown} is of a run with other options ({said}): give the same to continue that run, choose "
+            "another target, or give overwrite=True to begin again"
         )
 
 

@@ -221,12 +221,12 @@ class Record:
         except (ValueError, KeyError, TypeError) as exc:
             raise Corruption(
                 f"{self._prefix + _JOB!r} at {self.shown} belongs to no record of packing, or is damaged: name another place for the "
-                "record; or, if it is one, remove it, and overwrite the target. Nothing was changed"
+                "record; or, if it is one, remove it, and give overwrite=True to begin again. Nothing was changed"
             ) from exc
         if not known:
             raise Conflict(
                 f"the record at {self.shown} is of format {job['format']!r}, which this version does not know (it writes {FORMAT}): go on "
-                "with the version that has made it, choose another target, or overwrite this one"
+                "with the version that has made it, choose another target, or give overwrite=True to begin again"
             )
         target = job.get("target", self._implied)
         if target.rstrip("/") != self._target.rstrip("/"):
@@ -416,7 +416,7 @@ class Record:
         await self._storage.write(key, [data], len(data), UNCONDITIONAL)
 
     def _damaged(self, key: str) -> Corruption:
-        return Corruption(f"{key!r} of the record at {self.shown} is damaged: overwrite the target, or remove both and begin again")
+        return Corruption(f"{key!r} of the record at {self.shown} is damaged: give overwrite=True to begin again")
 
 
 def _line(name: UnitName, entry: Finished) -> str:

@@ -181,7 +181,7 @@ async def removable(
     if foreign:
         raise Conflict(
             f"at {shown_target} the source has nothing for {_named(foreign)}, but another program has written them since, so they are "
-            "not removed: remove them, and the same call goes on from there; or overwrite the target"
+            "not removed: remove them, and the same call goes on from there; or give overwrite=True to begin again"
         )
     return sorted(found, key=lambda info: (info.key.count("/"), info.key))
 
@@ -211,7 +211,7 @@ def check_foreign(keys: list[str], shown_target: str) -> None:
     if keys:
         raise Conflict(
             f"at {shown_target} another program has written {_named(keys)}, which would be replaced, or taken for chunks of an array of "
-            "the source: remove them, or choose another target, or overwrite this one. Nothing was written"
+            "the source: remove them, choose another target, or give overwrite=True to begin again. Nothing was written"
         )
 
 

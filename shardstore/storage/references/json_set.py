@@ -163,7 +163,7 @@ def _tokens(place: SetPlace, pin_file: Sequence[ReadOutcome], digest: SetDigest,
     if section is None:
         raise Corruption(
             f"the file {place.name}{PINS_SUFFIX} next to it is of another set, so it is unknown which versions this one was made of: write "
-            "the set again, or open it without by storage_options={'reference': {'pins': False}}"
+            "the set again, or open it without them by storage_options={'reference': {'pins': False}}"
         )
     base = section.origin.base
     targets.allow([base] if base else list(section.objects))

@@ -24,6 +24,7 @@ import shardstore
 from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
 from shardstore.engine.metadata.hierarchy import HierarchyRegistry
 from shardstore.errors import InvalidInput, NotFound
+from shardstore.storage.wrappers import innermost
 from tests import workers
 from tests.adapters.places import RAW, Place, array_document, make_place, memory_place
 from tests.shards import presented, sharded_arrays
@@ -267,11 +268,12 @@ def refused() -> Iterator[tuple[Callable[[], object], type[Exception], str]]:
     yield lambda: fsspec.core.url_to_fs(f"sharded::{memory}", chunks_per_shard=0), InvalidInput, "chunks_per_shard 0 is neither"
     yield lambda: fsspec.core.url_to_fs(f"sharded::{memory}", present="v4"), InvalidInput, "present 'v4'"
     yield (
-        lambda: fsspec.core.url_to_fs("sharded::s3://b/x", key="k", secret="s"),
+        lambda: fsspec.core.url_to_fs("sharded::s3://b/x", endpoint="k", secret="s"),
         InvalidInput,
-        "a link below.*s3={'key'.*'key' is not an option of sharded",
+        "endpoint of 's3://b/x' is not known .* did you mean storage_options={'s3': {'endpoint_url': …}}",
     )
-    yield lambda: fsspec.core.url_to_fs("sharded::s3://b/x", anon=True), InvalidInput, "s3={'anon'.*'anon' is not an option of sharded"
+    yield lambda: fsspec.core.url_to_fs("sharded::memory://x", anon=True), InvalidInput, "anon means nothing to 'memory:///x': leave it out"
+    yield lambda: ShardedFileSystem(fo="x", fs=fsspec.filesystem("memory"), anon=True), InvalidInput, "option 'anon' is not known"
     yield lambda: ShardedFileSystem(fo=5), InvalidInput, "fo=5 is not a path"  # type: ignore[arg-type]
     yield lambda: ShardedFileSystem(fo="x", fs="s3"), InvalidInput, "fs='s3' is not an fsspec filesystem"
     yield lambda: ShardedFileSystem(fo="x", target_protocol=5), InvalidInput, "target_protocol=5"  # type: ignore[arg-type]
@@ -285,6 +287,19 @@ def refused() -> Iterator[tuple[Callable[[], object], type[Exception], str]]:
 def test_errors_say_what_to_do(use: Callable[[], object], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         use()
+
+
+def test_options_under_no_protocol_are_for_the_link_that_knows_them(tmp_path: Path) -> None:
+    def below(url: str, **options: Any) -> Any:
+        return innermost(fsspec.core.url_to_fs(url, **options)[0].handle.engine.storage)
+
+    for url in ("sharded::s3://b/x", "sharded::s3a://b/x"):
+        assert below(url, anon=True, requester_pays=True, read_only=True).fs.storage_options == {"anon": True, "requester_pays": True}
+    assert below("sharded::gs://b/x", gs={"project": "p"}, token="anon").fs.storage_options == {"project": "p", "token": "anon"}
+    chain = below("sharded::simplecache::s3://b/x", anon=True, cache_storage=str(tmp_path)).fs
+    assert (chain.fs.storage_options, chain.storage) == ({"anon": True}, [str(tmp_path)])
+    by_hand: Any = innermost(ShardedFileSystem(fo="s3://b/x", s3={"anon": True}, requester_pays=True).handle.engine.storage)
+    assert by_hand.fs.storage_options == {"anon": True, "requester_pays": True}
 
 
 def test_options_out_of_json(tmp_path: Path) -> None:

@@ -193,12 +193,23 @@ def test_options_of_links(s3_url: tuple[str, dict[str, Any]], tmp_path: Path) ->
     assert given == {"s3": options, "simplecache": cache}
     storage = open_storage(f"simplecache::{url}", {"s3": options, **cache})
     assert storage.fs.storage == [str(tmp_path)]  # type: ignore[attr-defined]
-    with pytest.raises(InvalidInput, match=r"anon .*ignore.*under its name, as in {'s3': {'anon': …}}"):
-        open_storage(f"simplecache::{url}", {"anon": True})
-    with pytest.raises(InvalidInput, match="gs"):
+    with pytest.raises(InvalidInput, match=r"xyz .*ignore.*under its name: storage_options={'s3': {'xyz': …}}"):
+        open_storage(f"simplecache::{url}", {"xyz": True})
+    with pytest.raises(InvalidInput, match=r"gs .*has no link 'gs': give storage_options={'s3': {'NAME': …}}"):
         open_storage(f"simplecache::{url}", {"s3": options, "gs": {"token": "anon"}})
-    with pytest.raises(InvalidInput, match="not a dictionary"):
+    with pytest.raises(InvalidInput, match=r"no dictionary: give storage_options={'s3': {'NAME': …}}"):
         open_storage(f"simplecache::{url}", {"s3": "anon"})
+
+
+def test_options_under_no_protocol_are_for_the_link_that_knows_them(tmp_path: Path) -> None:
+    given = {"anon": True, "cache_storage": str(tmp_path), "client_kwargs": {"region_name": "r"}}
+    storage: Any = open_storage("simplecache::s3://b/x", given)
+    assert storage.fs.storage == [str(tmp_path)]
+    assert storage.fs.fs.storage_options == {"anon": True, "client_kwargs": {"region_name": "r"}}
+    storage = open_storage("simplecache::s3://b/x", {"simplecache": {"cache_storage": str(tmp_path)}, "s3": {"key": "k"}, "anon": True})
+    assert storage.fs.fs.storage_options == {"key": "k", "anon": True}
+    with pytest.raises(InvalidInput, match=r"skip of .* is not known to the filesystem 'simplecache'"):
+        open_storage("simplecache::s3://b/x", {"anon": True, "skip": 1})
 
 
 def test_options_that_fsspec_would_drop_arrive(tmp_path: Path) -> None:
@@ -214,14 +225,14 @@ def test_options_that_fsspec_would_drop_arrive(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "options", "hint"),
     [
-        ("s3://b/x", {"endpont_url": "x"}, "did you mean 'endpoint_url'"),
-        ("s3://b/x", {"s3": {"request_pays": True}}, "did you mean 'requester_pays'"),
-        ("s3a://b/x", {"Anon": True}, "did you mean 'anon'"),
-        ("s3://b/x", {"region_name": "eu-west-1"}, "client_kwargs={'region_name': …}"),
+        ("s3://b/x", {"endpont_url": "x"}, "did you mean storage_options={'s3': {'endpoint_url': …}}?"),
+        ("s3://b/x", {"s3": {"request_pays": True}}, "did you mean storage_options={'s3': {'requester_pays': …}}?"),
+        ("s3a://b/x", {"Anon": True}, "did you mean storage_options={'s3a': {'anon': …}}?"),
+        ("s3://b/x", {"region_name": "eu-west-1"}, "give storage_options={'s3': {'client_kwargs': {'region_name': …}}}"),
         ("s3://b/x", {"zzz": 1}, "documentation"),
-        ("gs://b/x", {"projct": "p"}, "did you mean 'project'"),
-        ("https://host/x", {"header": {}}, "did you mean 'headers'"),
-        ("reference::memory://x.json", {"remote_protcol": "s3"}, "did you mean 'remote_protocol'"),
+        ("gs://b/x", {"projct": "p"}, "did you mean storage_options={'gs': {'project': …}}?"),
+        ("https://host/x", {"header": {}}, "did you mean storage_options={'https': {'headers': …}}?"),
+        ("reference::memory://x.json", {"remote_protcol": "s3"}, "did you mean storage_options={'reference': {'remote_protocol': …}}?"),
     ],
 )
 def test_options_that_would_be_ignored(url: str, options: dict[str, Any], hint: str) -> None:

@@ -27,6 +27,7 @@ from shardstore import references
 from shardstore.adapters.handle import StoreOptions
 from shardstore.adapters.versioned.opened import RepositoryArguments
 from shardstore.apps.cli.app import COMMANDS
+from shardstore.apps.cli.words import FLAGS, in_own_words
 from shardstore.errors import Conflict, InvalidInput, NotFound, ShardStoreError
 from shardstore.maintenance.packing.pack import PackOptions
 from shardstore.snapshots import Repository, Session
@@ -103,6 +104,12 @@ def parameters() -> set[str]:
     }
 
 
+def test_commands_suggest_options_of_commands() -> None:
+    known = options()
+    assert [flag for flag in FLAGS if f"--{flag.replace('_', '-')}" not in known] == []
+    assert [where for where, text in messages() if re.search(r"storage_options=\{|[a-z]=True \(--|\(in Python:", in_own_words(text))] == []
+
+
 def test_arguments_that_messages_suggest_exist() -> None:
     of_libraries = "fo fs target_protocol target mode align_chunks compute zarr_format asynchronous simple_templates token headers "
     of_libraries += "client_kwargs anon put key tzinfo"
@@ -152,7 +159,7 @@ def test_a_set_that_is_there(form: str, tmp_path: Path) -> None:
     store_at(tmp_path / "a")
     write = getattr(references, f"write_{form}")
     write(tmp_path / "a", tmp_path / "set")
-    refused(lambda: write(tmp_path / "a", tmp_path / "set"), "overwrite=True (--overwrite)")
+    refused(lambda: write(tmp_path / "a", tmp_path / "set"), "overwrite=True replaces it")
     write(tmp_path / "a", tmp_path / "set", overwrite=True)
     line = ["refs", "write", str(tmp_path / "a"), str(tmp_path / "set"), "--format", form]
     said_by(line, "--overwrite")
@@ -161,7 +168,7 @@ def test_a_set_that_is_there(form: str, tmp_path: Path) -> None:
 
 def test_a_set_in_parquet_of_an_array_at_the_root(tmp_path: Path) -> None:
     store_at(tmp_path / "a")
-    refused(lambda: references.write_parquet(tmp_path / "a/x", tmp_path / "set"), "root_as='data' (--root-as data)")
+    refused(lambda: references.write_parquet(tmp_path / "a/x", tmp_path / "set"), "root_as='data' names it")
     references.write_parquet(tmp_path / "a/x", tmp_path / "set", root_as="data")
 
 
@@ -197,7 +204,7 @@ def test_sets_of_two_versions(tmp_path: Path) -> None:
     for target in sets:
         succeed("refs", "update", target)
     references.combine(sets, tmp_path / "all.json", dim="y")
-    refused(lambda: references.pins(tmp_path / "all.json"), "store= (--store)")
+    refused(lambda: references.pins(tmp_path / "all.json"), "store=…")
     assert len(references.pins(tmp_path / "all.json", store=tmp_path / "a")) == 4
 
 
@@ -221,7 +228,7 @@ def repository(tmp_path: Path) -> Repository:
 
 
 def test_a_versioned_store_that_is_not_there(tmp_path: Path) -> None:
-    refused(lambda: Repository.open(tmp_path / "a.ice"), "make one by Repository.create, or `shardstore snapshots init`", NotFound)
+    refused(lambda: Repository.open(tmp_path / "a.ice"), "make one by `shardstore snapshots init` (in Python: Repository.create)", NotFound)
     succeed("snapshots", "init", str(tmp_path / "a.ice"))
     Repository.open(tmp_path / "a.ice")
     refused(lambda: Repository.create(tmp_path / "a.ice"), "open it, or use another place or name")

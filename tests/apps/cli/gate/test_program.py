@@ -22,7 +22,6 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
 import shardstore
-from shardstore.adapters.fsspec.root import check_options
 from shardstore.apps.cli.app import COMMANDS, app
 from shardstore.apps.cli.arguments import storage_options
 from shardstore.apps.cli.output import MEANINGS, ExitCode, exit_code, first_error, message, progress_bar, said_if_slow
@@ -306,8 +305,9 @@ def test_storage_options() -> None:
 
 
 def test_option_values() -> None:
-    pairs = ["key=123", "secret=12", "token=0", "password=true", "profile=null", 'token={"a": 1}']
-    assert storage_options(None, pairs) == {"key": "123", "secret": "12", "token": {"a": 1}, "password": "true", "profile": None}
+    pairs = ["key=123", "secret=12", "token=0", "password=true", "profile=null", 'token={"a": 1}', "anon=False", "use_ssl=True"]
+    read = {"key": "123", "secret": "12", "token": {"a": 1}, "password": "true", "profile": None, "anon": False, "use_ssl": True}
+    assert storage_options(None, pairs) == read
     for value in ('{"region_name"', " [1"):
         with pytest.raises(InvalidInput, match="the value of option client_kwargs begins like JSON but is not"):
             storage_options(None, [f"client_kwargs={value}"])
@@ -315,14 +315,24 @@ def test_option_values() -> None:
 
 @pytest.mark.parametrize(
     ("url", "meant"),
-    [("s3:/bucket/x", "s3://bucket/x"), ("s3//bucket/x", "s3://bucket/x"), ("gs:/b", "gs://b"), ("memory//me:secret@x", "memory://x")],
+    [
+        ("s3:/bucket/x", "s3://bucket/x"),
+        ("s3//bucket/x", "s3://bucket/x"),
+        ("gs:/b", "gs://b"),
+        ("memory//me:secret@x", "memory://x"),
+        ("file:/x", "file:///x"),
+    ],
 )
 def test_urls_that_lack_a_character(url: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     outcome = run("info", url)
-    assert (outcome.code, outcome.error.endswith(f"did you mean {meant}?")) == (2, True), outcome.err
+    assert (outcome.code, f"did you mean {meant}? " in outcome.error) == (2, True), outcome.err
+    with pytest.raises(InvalidInput, match=rf"did you mean {meant}\?"):
+        shardstore.open(url)
     make_store(tmp_path / "s3" / "bucket")
     assert run("info", "s3//bucket").code == 0
+    for path in ("./s3:/x", "data//x", "local//x"):
+        assert shardstore.open(path).url == f"file://{os.path.abspath(path)}"
 
 
 def test_file_urls_are_absolute() -> None:
@@ -431,24 +441,6 @@ def test_without_its_packages_the_program_names_the_extra(package: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "error: the command line needs typer and rich: pip install 'shardstore[cli]'\n"
-
-
-@pytest.mark.parametrize(
-    ("name", "below", "said"),
-    [
-        ("gs", "gcs", "the link below is 'gcs': say gcs={…} instead of gs={…}, in storage_options too; "),
-        ("s3a", "s3", "the link below is 's3': say s3={…}"),
-        (
-            "anon",
-            "s3",
-            "give options of a link below by its protocol: s3={'anon': …}, in storage_options too; 'anon' is not an option of sharded",
-        ),
-    ],
-)
-def test_options_of_links_below(name: str, below: str, said: str) -> None:
-    with pytest.raises(InvalidInput) as caught:
-        check_options([name], below)
-    assert str(caught.value).startswith(said)
 
 
 def test_silence_is_broken_on_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ travels by its recipe: pickled, or into a forked child, it makes an engine again
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 import threading
@@ -31,7 +30,7 @@ from shardstore.format.presentation import PresentLevel
 from shardstore.format.shard_index import IndexLocation
 from shardstore.model.advice import storage_option
 from shardstore.model.chunk_orders import ChunkOrder
-from shardstore.model.options import check_flags, defaults_of, with_options
+from shardstore.model.options import COUNTED_IN_CHUNKS, check_flags, defaults_of, unknown_option, with_options
 from shardstore.model.redaction import redacted
 from shardstore.model.showing import ShownInNotebooks
 from shardstore.opening.address import is_known, links_of_url, protocols_of_links, text_of
@@ -108,15 +107,16 @@ _OPEN_ARGUMENTS = StoreOptions.__annotations__.keys() | {"read_only", "storage_o
 _NO_STORAGE_OPTIONS = (_OPEN_ARGUMENTS | {"mode"}) - {"transport", "static"}  # which may be among those of the filesystem
 
 
-def _remedy(target: Any, name: str) -> str:
-    """Return what to do about an option that ``shardstore.open`` does not have."""
-    if name == "mode":
-        return "did you mean read_only=True? Modes such as 'w' are for zarr: zarr.open_group(store, mode='w')"
-    if (given := how_to_give(target, name)) is not None:
-        return f"it is one of the filesystem: give {given}"
-    if close := difflib.get_close_matches(name, _OPEN_ARGUMENTS, 1):
-        return f"did you mean {close[0]!r}?"
-    return f"there are {', '.join(sorted(_OPEN_ARGUMENTS))}"
+_OF_ZARR = {
+    "mode": "did you mean read_only=True? Modes such as 'w' are for zarr: zarr.open_group(store, mode='w')",
+    "shards": COUNTED_IN_CHUNKS,
+}
+
+
+def _remedy(target: Any, name: str) -> str | None:
+    """Return what to do about an option that ``shardstore.open`` does not have, and zarr or the filesystem has."""
+    given = None if name in _OF_ZARR else how_to_give(target, name)
+    return _OF_ZARR.get(name) if given is None else f"it is one of the filesystem: give {given}"
 
 
 def _check_storage_options(target: Any, given: Any) -> None:
@@ -130,7 +130,7 @@ def _check_storage_options(target: Any, given: Any) -> None:
     of_links = (value for protocol, value in given.items() if is_known(str(protocol)) and isinstance(value, Mapping))
     for name in sorted({name for of_link in (given, *of_links) for name in of_link} & _NO_STORAGE_OPTIONS):
         if how_to_give(target, name) is None:
-            how = _remedy(target, name) if name == "mode" else f"give {name}=… as an argument of its own"
+            how = _OF_ZARR.get(name, f"it is an argument of shardstore.open, as storage_options is: shardstore.open(URL, {name}=…)")
             raise InvalidInput(f"{name!r} is no storage option: {how}")
 
 
@@ -254,7 +254,7 @@ class Handle:
         _check_storage_options(target, storage_options)
         options["present"] = flavour_of(options.pop("present", "v3"))
         if unknown := sorted(set(options) - StoreOptions.__annotations__.keys()):
-            raise InvalidInput(f"option {unknown[0]!r} is not known: {_remedy(target, unknown[0])}")
+            raise unknown_option(unknown[0], _OPEN_ARGUMENTS, _remedy(target, unknown[0]))
         if isinstance(options.get("chunks_per_shard"), list):
             options["chunks_per_shard"] = tuple(options["chunks_per_shard"])
         handle = cls(Recipe(_absolute(target), storage_options, EngineOptions(**options), fsync, locks, transport, static))

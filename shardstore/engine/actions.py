@@ -272,8 +272,8 @@ def refusal_of_update(target: ChunkTarget, action: Action) -> InvalidInput | Non
 def refusal(key: str, data: BytesLike, nbytes: int) -> InvalidInput:
     """Return the error of bytes that are not all of a chunk; ``nbytes`` is the length of every chunk."""
     return InvalidInput(
-        f"chunk {key!r} is not written: it would have {len(data)} bytes, and the array's codecs make {nbytes} of each chunk. Write all of "
-        "them at once"
+        f"chunk {key!r} is not written: it would have {len(data)} bytes, and the array's codecs make {nbytes} of each chunk. Give all "
+        f"{nbytes} bytes of it at once"
     )
 
 

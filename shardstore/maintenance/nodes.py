@@ -197,7 +197,7 @@ class SurveyedNodes:
         if not listed and not self.records(path):
             url = self._engine.storage.url
             where = shown or (join(url.rstrip("/"), path) if path else url)
-            raise NotFound(f"there is no node at {where}, and nothing below it: check the address; a key alone is no node")
+            raise NotFound(f"there is no node at {where}, and nothing below it: check the address. Nodes are arrays and groups, not chunks")
 
     def consolidated(self, path: str) -> list[tuple[str, int, bool]]:
         """Return path, number of arrays and staleness of the consolidated metadata of each group at and below ``path``.

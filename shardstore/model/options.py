@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
@@ -46,6 +47,18 @@ def with_options(options: type, defaults: Mapping[str, Any]) -> Callable[[F], F]
         return function
 
     return decorate
+
+
+def unknown_option(name: str, known: Collection[str], remedy: str | None = None) -> InvalidInput:
+    """Return the error for an option that a function does not have. Without a ``remedy`` it names the nearest one, or all of them."""
+    if remedy is None:
+        close = difflib.get_close_matches(name, known, 1)
+        remedy = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(known))}"
+    return InvalidInput(f"option {name!r} is not known: {remedy}")
+
+
+COUNTED_IN_CHUNKS = "did you mean chunks_per_shard? It counts chunks, and the shards of zarr count elements"
+"""The remedy for ``shards``."""
 
 
 Form = Literal["text", "number", "texts", "bytes", "counts", "prices"]

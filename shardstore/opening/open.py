@@ -123,8 +123,9 @@ def _open(target: object, options: dict[str, Any], local: LocalOpener) -> Storag
         return _open_filesystem(target[0], str(target[1]), local)
     if isinstance(target, AbstractFileSystem):
         raise InvalidInput("a filesystem needs a path in it: give (fs, path)")
+    hint = ": give its store" if hasattr(target, "store_path") else ""
     raise InvalidInput(
-        f"a target is a path, a URL, (fs, path), an fsspec mapping, a zarr store or a storage, not a {type(target).__name__}"
+        f"a target is a path, a URL, (fs, path), an fsspec mapping, a zarr store or a storage, not a {type(target).__name__}{hint}"
     )
 
 

@@ -39,7 +39,8 @@ def opened_dataset(url: str, options: Mapping[str, Any]) -> Iterator[xarray.Data
         except FileNotFoundError as exc:
             raise NotFound(f"there is nothing at {redacted(url)} that xarray opens: check the address") from exc
         except Exception as exc:  # any package may have registered itself with xarray
-            raise InvalidInput(f"xarray cannot open {redacted(url)}: {type(exc).__name__}: {redacted(str(exc))}") from exc
+            text = exc.args[0] if isinstance(exc, KeyError) and exc.args else exc  # whose own text is in quotes
+            raise InvalidInput(f"xarray cannot open {redacted(url)}: {redacted(str(text)) or type(exc).__name__}") from exc
         yield stack.enter_context(data)
 
 

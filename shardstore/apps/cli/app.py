@@ -192,7 +192,8 @@ def _usage_error(exc: Exception) -> ExitCode:
         return ExitCode.INTERRUPTED
     context = getattr(exc, "ctx", None)
     command = context.command_path if context is not None else _PROGRAM
-    complain("error", f"{' '.join(exc.format_message().split()).rstrip('.')}. See {command} --help")  # type: ignore[attr-defined] # checked
+    text = " ".join(exc.format_message().split()).rstrip(".")  # type: ignore[attr-defined] # checked
+    complain("error", f"{text}{'' if text.endswith('?') else '.'} See {command} --help")
     return ExitCode.INVALID
 
 

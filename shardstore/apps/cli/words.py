@@ -10,13 +10,16 @@ import re
 from collections.abc import Callable
 
 _BEFORE = r"(?<![\w.'/-])"
-_VALUE = r"(True|False|None|…|\d+|'[^']*'|\([\d, ]*\))"
+_VALUE = r"(True|False|None|…|\d+(?:\.\d+)?|'[^']*'|\([\d, ]*\))"
 
 FLAGS = (
     *("chunk_order", "chunks_per_shard", "copy", "exclusive", "index_location", "locks", "missing", "mixed_protocols", "overwrite"),
     *("root_as", "store", "templates", "version"),
 )
 """The arguments that are options of commands by the same name."""
+
+BARE = ("chunk_order", "chunks_per_shard", "dead_ratio", "index_location", "max_memory")
+"""Those with which errors begin, followed by the value."""
 
 _OF_FILESYSTEMS = ("follow_links", "static", "transport")
 """Arguments that may be among the options of a filesystem."""
@@ -60,5 +63,5 @@ _RULES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
     (re.compile(r"\bvirtual_prefixes=\['([^']*)'\]"), r"--virtual-prefix \1"),
     (re.compile(r"\bon_error='skip'"), "--skip-damaged"),
     (re.compile(rf"{_BEFORE}({'|'.join(FLAGS)})={_VALUE}"), _flag),
-    (re.compile(rf"{_BEFORE}(chunk_order|chunks_per_shard|index_location) (?=['(\d]){_VALUE}"), _flag),  # as errors begin
+    (re.compile(rf"{_BEFORE}({'|'.join(BARE)}) (?=['(\d]){_VALUE}(?= )"), _flag),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -26,7 +25,7 @@ from shardstore.maintenance.packing.target import Places
 from shardstore.maintenance.packing.translation import Mode, TargetForm
 from shardstore.maintenance.pins import Pin, check_none_held
 from shardstore.model.chunk_orders import ChunkOrder, check_chunk_order
-from shardstore.model.options import check_flags, defaults_of, option, with_options
+from shardstore.model.options import COUNTED_IN_CHUNKS, check_flags, defaults_of, option, unknown_option, with_options
 from shardstore.model.redaction import redacted
 from shardstore.opening.address import Address, text_of
 from shardstore.opening.location import Location, location_of, why_not_apart
@@ -359,9 +358,8 @@ def _check_for_branch(options: PackOptions, executor: ExecutorLike | None, targe
 def _options(given: PackKeywords) -> PackOptions:
     known = {f.name for f in fields(PackOptions)}
     if unknown := sorted(set(given) - known):
-        close = difflib.get_close_matches(unknown[0], sorted(known), 1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise InvalidInput(f"option {unknown[0]!r} is not known: {hint}There are {', '.join(sorted(known))}")
+        meant = {"mode": "did you mean overwrite=True?", "shards": COUNTED_IN_CHUNKS}
+        raise unknown_option(unknown[0], known, meant.get(unknown[0]))
     return PackOptions(**given)
 
 

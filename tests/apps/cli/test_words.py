@@ -30,6 +30,7 @@ from shardstore.model.advice import UNSAID, check_endpoint, storage_option
         ("chunks_per_shard (2,) has", "--chunks-per-shard 2 has"),
         ("chunks_per_shard=None", "--chunks-per-shard none"),
         ("chunk_order 'Z' is not known", "--chunk-order Z is not known"),
+        ("dead_ratio 2.0 is not a number", "--dead-ratio 2.0 is not a number"),
         ("leave it out by paths={'a/b': None}", "leave it out by --exclude a/b"),
         ("out by paths={'a': None, '*': {}}. Nothing", "out by --exclude a. Nothing"),
         ("by paths={'a': {'inline_nbytes': …}} with", "by --inline BYTES with"),

@@ -27,7 +27,7 @@ from shardstore import references
 from shardstore.adapters.handle import StoreOptions
 from shardstore.adapters.versioned.opened import RepositoryArguments
 from shardstore.apps.cli.app import COMMANDS
-from shardstore.apps.cli.words import FLAGS, in_own_words
+from shardstore.apps.cli.words import BARE, FLAGS, in_own_words
 from shardstore.errors import Conflict, InvalidInput, NotFound, ShardStoreError
 from shardstore.maintenance.packing.pack import PackOptions
 from shardstore.snapshots import Repository, Session
@@ -106,7 +106,7 @@ def parameters() -> set[str]:
 
 def test_commands_suggest_options_of_commands() -> None:
     known = options()
-    assert [flag for flag in FLAGS if f"--{flag.replace('_', '-')}" not in known] == []
+    assert [flag for flag in (*FLAGS, *BARE) if f"--{flag.replace('_', '-')}" not in known] == []
     assert [where for where, text in messages() if re.search(r"storage_options=\{|[a-z]=True \(--|\(in Python:", in_own_words(text))] == []
 
 

@@ -122,7 +122,7 @@ def as_known(error: ShardStoreError) -> ShardStoreError:
         link = link.__cause__ or link.__context__
     for failed in links:
         if isinstance(failed, RequestFailed):
-            failed.__class__ = StorageError  # in place, so that it keeps its cause, its notes and its frames
+            failed.__class__ = StorageError  # type: ignore[assignment]  # in place: cause, notes and frames stay
     if isinstance(error, StorageError) and error.has_no_place:
         error.__cause__, error.__suppress_context__, error.__traceback__ = None, True, None
     return error

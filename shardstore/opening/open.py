@@ -189,15 +189,19 @@ def _open_url(url: str, options: dict[str, Any], local: LocalOpener) -> Storage:
 def _check_links(url: str, shown: str, options_by_link: Mapping[str, Mapping[str, Any]]) -> None:
     """Check that the filesystem of each link is installed, and uses its options."""
     chain = list(options_by_link)
+    classes = {protocol: _class_of(protocol, shown) for protocol in chain}  # of all links, before one complains about its options
     for protocol, options in options_by_link.items():
-        try:
-            cls = get_filesystem_class(protocol)
-        except ImportError as exc:
-            extra = extra_of_protocol(protocol)
-            remedy = how_to_install(extra) if extra else str(exc)
-            raise Unsupported(f"{shown!r} needs a package for {protocol!r} that is not installed: {remedy}") from exc
         own = OWN_OPTIONS if protocol in REFERENCES and protocol == chain[0] else frozenset[str]()
-        open_options.check(shown, protocol, cls, options, chain, own)
+        open_options.check(shown, protocol, classes[protocol], options, chain, own)
+
+
+def _class_of(protocol: str, shown: str) -> type[AbstractFileSystem]:
+    try:
+        return get_filesystem_class(protocol)  # type: ignore[no-any-return]  # fsspec has no types
+    except ImportError as exc:
+        extra = extra_of_protocol(protocol)
+        remedy = how_to_install(extra) if extra else str(exc)
+        raise Unsupported(f"{shown!r} needs a package for {protocol!r} that is not installed: {remedy}") from exc
 
 
 def _filesystem_of(url: str, shown: str, options_by_link: Mapping[str, Mapping[str, Any]]) -> tuple[AbstractFileSystem, str]:

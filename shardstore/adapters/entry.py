@@ -47,7 +47,7 @@ def open(
             what is there. ``"keep"``: a new object in which old chunks lie where they lay, so that readers of other libraries who have read
             an index find these chunks after a commit. Or a ``shardstore.plan.commits.Strategy``.
         max_dead_fraction: with more dead bytes than this part of a shard, ``"append"`` rewrites it, and ``"keep"`` uses them again.
-        metadata_ttl: metadata older than this many seconds is read again before a write.
+        metadata_ttl: metadata older than this, such as ``"1s"`` or a ``timedelta``, is read again before a write.
         require_atomic: refuse to write where the storage has no conditional writes, instead of warning once.
         fsync: on local disks, a write is flushed to the disk before it returns.
         locks: on local disks, ``"cluster"`` where writers on several machines share a network mount, or ``"auto"``.

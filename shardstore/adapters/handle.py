@@ -30,6 +30,7 @@ from shardstore.format.presentation import PresentLevel
 from shardstore.format.shard_index import IndexLocation
 from shardstore.model.advice import storage_option
 from shardstore.model.chunk_orders import ChunkOrder
+from shardstore.model.durations import Duration, seconds_of
 from shardstore.model.options import COUNTED_IN_CHUNKS, check_flags, defaults_of, unknown_option, with_options
 from shardstore.model.redaction import redacted
 from shardstore.model.showing import ShownInNotebooks
@@ -74,7 +75,7 @@ ChunksPerShard: TypeAlias = ShardingPolicy
 
 
 class StoreOptions(TypedDict, total=False):
-    """The options of a store that every face takes; ``shardstore.open`` describes them. Sizes in bytes, times in seconds."""
+    """The options of a store that every face takes; ``shardstore.open`` describes them. Sizes in bytes."""
 
     chunks_per_shard: ChunksPerShard
     stored: Stored
@@ -85,7 +86,7 @@ class StoreOptions(TypedDict, total=False):
     chunk_order: ChunkOrder
     present_level: PresentLevel
     lost_transformers: Mapping[str, tuple[int, ...]]
-    metadata_ttl: float
+    metadata_ttl: Duration
     require_atomic: bool
     max_dead_fraction: float
     max_memory: int
@@ -186,7 +187,7 @@ class Recipe:
         return repr((storage.kind, *place, options, self.options, self.fsync, self.locks, self.transport, self.static))
 
 
-takes_store_options = with_options(StoreOptions, defaults_of(EngineOptions) | defaults_of(Recipe) | {"present": "v3"})
+takes_store_options = with_options(StoreOptions, defaults_of(EngineOptions) | defaults_of(Recipe) | {"present": "v3", "metadata_ttl": "1s"})
 """Decorates what takes ``**options: Unpack[StoreOptions]``: its signature names them all."""
 
 
@@ -252,6 +253,8 @@ class Handle:
         transport = options.pop("transport", "fsspec")
         static = check_static(options.pop("static", None))
         _check_storage_options(target, storage_options)
+        if "metadata_ttl" in options:
+            options["metadata_ttl"] = seconds_of("metadata_ttl", options["metadata_ttl"])
         options["present"] = flavour_of(options.pop("present", "v3"))
         if unknown := sorted(set(options) - StoreOptions.__annotations__.keys()):
             raise unknown_option(unknown[0], _OPEN_ARGUMENTS, _remedy(target, unknown[0]))

@@ -233,7 +233,7 @@ def compact(
     pins: Iterable[Pin] = (),
     dead_ratio: float = 0.25,
     dead_bytes: int | None = None,
-    order: ChunkOrder = "C",
+    chunk_order: ChunkOrder = "C",
     executor: ExecutorLike | None = None,
     workers: int | None = None,
     part: str | Part | None = None,
@@ -257,7 +257,7 @@ def compact(
         pins: shards that have to stay unchanged, because offsets into them are held elsewhere. They are left alone, and reported.
         dead_ratio: a shard is rewritten if more than this share of its bytes is dead: neither the index nor part of a chunk.
         dead_bytes: a shard is also rewritten if at least so many bytes are dead.
-        order: ``"C"``, ``"F"`` or ``"morton"``, the order of the chunks in a rewritten shard.
+        chunk_order: ``"C"``, ``"F"`` or ``"morton"``, the order of the chunks in a rewritten shard.
         executor: carries out the tasks, of one shard each: a ``concurrent.futures.Executor``, or the ``distributed.Client`` of a dask
             cluster; threads of this process by default.
         workers: how many tasks run at once.
@@ -280,12 +280,12 @@ def compact(
     """
     check_flags(dry_run=dry_run, exclusive=exclusive)
     bound, held = Bound(dead_ratio, dead_bytes), Pins.of(pins)
-    check_chunk_order(order, "order")
+    check_chunk_order(chunk_order, "chunk_order")
     execution = Execution.of(executor, workers, part, retries, max_memory, only)
     refuse_to_change(run_sync(named_snapshot(url, storage_options)), "compacting")
     place = SharedStorage(open_storage(url, storage_options, locks=locks))
     with reported(progress, compact_step) as say:
-        run = _Compaction(place, bound, held, order, execution, say)
+        run = _Compaction(place, bound, held, chunk_order, execution, say)
         if not dry_run:
             run_sync(check_can_swap(run.engine.storage, exclusive))
         run.look(path)

@@ -48,10 +48,10 @@ _KEYS_A_PAGE = 1000
 DEFAULT_MAX_MEMORY = 256 * 2**20
 
 # Options of every command that carries out tasks.
-WORKERS = CommandOption("The number of concurrent tasks.", "N", "number")
-PART = CommandOption("Do only the I-th of N disjoint shares: any number of shares may run at once, anywhere.", "I/N")
-RETRIES = CommandOption("Retries of a task after its storage failed or its worker was lost.", "N", "number")
-MAX_MEMORY = CommandOption("Bytes that each process holds at once, such as 512MiB.", "BYTES", "bytes")
+WORKERS = CommandOption("How many tasks run at once.", "N", "number", group="Run", default="2 per processor, 4 to 32")
+PART = CommandOption("Do the I-th of N shares; shares may run at once, anywhere.", "I/N", group="Selection")
+RETRIES = CommandOption("How often a failed task is tried again.", "N", "number", group="Run")
+MAX_MEMORY = CommandOption("Memory of each process.", "BYTES", "bytes", group="Run")
 
 
 class Interrupted(ShardStoreError):

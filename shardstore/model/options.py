@@ -61,16 +61,21 @@ COUNTED_IN_CHUNKS = "did you mean chunks_per_shard? It counts chunks, and the sh
 """The remedy for ``shards``."""
 
 
-Form = Literal["text", "number", "texts", "bytes", "counts", "prices"]
+Form = Literal["text", "number", "texts", "bytes", "duration", "counts", "prices"]
 """The forms of values on the command line: texts; whole numbers of at least 0; several texts, each after its own flag; a number of bytes,
-such as ``512MiB``; a JSON object of counts for each dimension; and several ``NAME=NUMBER``. Flags have no value there.
+such as ``512MiB``; a duration, such as ``7d``; a JSON object of counts for each dimension; and several ``NAME=NUMBER``. Flags have no
+value there.
 """
+
+
+Group = Literal["Options", "Shape", "Selection", "Run", "Storage", "Expert"]
+"""The groups of options in a help, in the order in which they are shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommandOption:
     """An option on the command line: in the metadata of a field of a dataclass, or in ``Annotated`` of a parameter of a command, which has
-    its name, type and default.
+    its name, type and default. An option that several commands have is declared once: it means the same for all of them.
     """
 
     help: str
@@ -80,6 +85,9 @@ class CommandOption:
     """The flags, where they are not ``--`` and the field's name, with ``no-`` before it if the default is true."""
     most: int | None = None
     """The largest number."""
+    group: Group = "Options"
+    default: str | None = None
+    """The default in the help, in words, where the value itself says nothing."""
 
 
 KEY = "command"
@@ -87,12 +95,40 @@ KEY = "command"
 
 
 def option(
-    default: Any, shown: CommandOption | str, metavar: str | None = None, *, form: Form = "text", flags: tuple[str, ...] = ()
+    default: Any,
+    shown: CommandOption | str,
+    metavar: str | None = None,
+    *,
+    form: Form = "text",
+    flags: tuple[str, ...] = (),
+    group: Group = "Options",
+    words: str | None = None,
 ) -> Any:
-    """Return the field of a dataclass for an option that the command line has too; ``shown`` may be its help alone.
+    """Return the field of a dataclass for an option that the command line has too; ``shown`` may be its help alone, and ``words`` are
+    the default in the help.
 
     A ``default`` that can be called makes the default.
     """
     if isinstance(shown, str):
-        shown = CommandOption(shown, metavar, form, flags)
+        shown = CommandOption(shown, metavar, form, flags, group=group, default=words)
     return field(default_factory=default, metadata={KEY: shown}) if callable(default) else field(default=default, metadata={KEY: shown})
+
+
+# -- options that several functions and commands have: they mean the same for all of them ----------------------------------
+
+DRY_RUN = CommandOption("Change nothing: show what would be done.")
+OVERWRITE = CommandOption("Replace what is there already.")
+MESSAGE = CommandOption("The message of the commit.", "TEXT", flags=("--message", "-m"))
+INCLUDE = CommandOption("Take only paths that match, with all below them; repeatable.", "PATTERN", "texts", group="Selection")
+EXCLUDE = CommandOption("Leave out paths that match, with all below them; repeatable.", "PATTERN", "texts", group="Selection")
+CHUNK_ORDER = CommandOption("The order of chunks in a shard.", "C|F|morton", flags=("--chunk-order",), group="Shape")
+CHUNKS_PER_SHARD = CommandOption(
+    "How many chunks a shard has.", "N,N|auto|none|JSON", flags=("--chunks-per-shard", "-s"), group="Shape", default="auto"
+)
+ACCESS = CommandOption("What one read takes, such as '1,:,:'; repeatable.", "PATTERN", "texts", flags=("--access", "-a"))
+FAST = CommandOption("Read metadata only: no shard is looked at.")
+OLDER_THAN = CommandOption("Remove only what is older, such as 30d or 12h.", "AGE", "duration")
+AT = CommandOption("The snapshot: a branch, a tag or an id.", "REF", flags=("--at",), default="main")
+SHOW = CommandOption("Show at most this many.", "N", "number", flags=("--show", "-n"))
+OUTPUT = CommandOption("Where the result goes.", "PLACE", flags=("--output",))
+DIM = CommandOption("The dimension along which arrays grow.", "NAME")

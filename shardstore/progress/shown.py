@@ -13,6 +13,24 @@ from shardstore.progress.steps import Lines, Report, Step
 
 P = ParamSpec("P")
 
+_is_hidden = False
+
+
+@contextmanager
+def without_progress() -> Iterator[None]:
+    """Show no progress during the block, whoever asks for it: for a program that runs one command."""
+    global _is_hidden
+    _is_hidden, before = True, _is_hidden
+    try:
+        yield
+    finally:
+        _is_hidden = before
+
+
+def is_hidden() -> bool:
+    """Return whether progress is not shown now."""
+    return _is_hidden
+
 
 @contextmanager
 def step_bar(clock: Callable[[], float] = time.monotonic, *, says_end: bool = False) -> Iterator[Report]:
@@ -20,6 +38,9 @@ def step_bar(clock: Callable[[], float] = time.monotonic, *, says_end: bool = Fa
 
     Elsewhere there are lines, after a while; with ``says_end`` the last step has one in any case.
     """
+    if _is_hidden:
+        yield _ignored
+        return
     if sys.stderr.isatty():
         try:
             from shardstore.progress.bar import drawn_bar  # needs an extra

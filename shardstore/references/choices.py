@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import posixpath
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, Literal, get_args
 
 from shardstore.errors import InvalidInput, Unsupported
@@ -55,14 +55,19 @@ def check_patterns(choices: Choices, found: Iterable[str]) -> None:
     """
     there = list(found)
     needed = [pattern for pattern, choice in (choices.paths or {}).items() if choice is not None or not _WILDCARDS & set(pattern)]
-    unused = [pattern for pattern in needed if not fnmatch.filter(there, pattern)]
+    unused = [pattern for pattern in needed if not any(_covers(pattern, path) for path in there)]
     if unused:
         raise InvalidInput(f"{unused[0]!r} matches the path of no array: there are {', '.join(map(repr, there[:10])) or 'none'}")
 
 
+def _covers(pattern: str, path: str) -> bool:
+    """Return whether a pattern matches an array, or a group that it is in."""
+    return fnmatchcase(path, pattern) or fnmatchcase(path, f"{pattern}/*")
+
+
 def chosen(choices: Choices, path: str) -> ArrayChoice | None:
     """Return how an array is referred to, by the first pattern that matches; ``None``: not. Raises ``InvalidInput`` if it is no choice."""
-    found = next((choice for pattern, choice in (choices.paths or {}).items() if fnmatch.fnmatchcase(path, pattern)), "chunks")
+    found = next((choice for pattern, choice in (choices.paths or {}).items() if _covers(pattern, path)), "chunks")
     if found is None:
         return None
     if found in ("shards", "chunks"):

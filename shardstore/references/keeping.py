@@ -143,7 +143,7 @@ def _place_of(url: str) -> str:
 def check(
     target: Any,
     *,
-    deep: bool = False,
+    indices: bool = False,
     storage_options: Mapping[str, Any] | None = None,
     target_options: Mapping[str, Any] | None = None,
 ) -> CheckReport:
@@ -154,7 +154,7 @@ def check(
 
     Args:
         target: the path or URL of the set.
-        deep: also read the index of each shard, and compare every reference and every document.
+        indices: also read the index of each shard, and compare every reference and every document.
         storage_options: of the filesystem of the store.
         target_options: of the set's filesystem; by default those of the store, if both have the same protocol.
 
@@ -163,7 +163,7 @@ def check(
         Corruption: the set cannot be read.
         StorageError: a request failed.
     """
-    check_flags(deep=deep)
+    check_flags(indices=indices)
     options = options_of_set(target, storage_options, target_options)
     place = find_set(target, options)
     section = pins_of(place)
@@ -179,7 +179,7 @@ def check(
     unpinned = [] if section.origin.base else run_sync(_unpinned(reference_storage(place.url, options), section))
     gone += [url for url, is_there in unpinned if not is_there]
     wrong = _files_gone(place)
-    if deep and not wrong:
+    if indices and not wrong:
         wrong += _wrong(place, section, storage_options, options)
     # A set that left damaged shards out does not say which.
     new = [] if section.origin.arguments.get("on_error") == "skip" else [*now]

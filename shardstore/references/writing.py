@@ -326,8 +326,9 @@ def write_json(
         target: the path or URL of the set; ``.gz`` or ``.zst`` at its end compresses it.
         version: of the format: 1, or 0, the bare mapping.
         flavour: the documents in the set: ``"v2"``, ``"v3"``, ``"dual"`` for both, or ``"auto"``: v2, unless it cannot describe an array.
-        paths: by pattern of paths, the first that matches: ``None`` leaves an array out, ``"shards"`` refers to whole shards, ``"chunks"``
-            is the default; or a mapping of ``flavour`` and ``inline_nbytes`` for these arrays only.
+        paths: by pattern of paths, which also covers what is below; the first that matches counts. ``None`` leaves an array out,
+            ``"shards"`` refers to whole shards, ``"chunks"`` is the default; or a mapping of ``flavour`` and ``inline_nbytes`` for these
+            arrays only.
         urls: ``"absolute"``; ``"relative"`` to the directory of the set; ``"versioned"``: of one version of each object, on buckets that
             keep versions.
         base_url: in front of the keys of objects, instead of the store's own URL. The set has no pins then.

@@ -339,15 +339,15 @@ def test_what_replaces_shards_says_what_it_needs(repository: icechunk.Repository
         with pytest.raises(Unsupported, match="no compare-and-swap"):
             shardstore.compact(store)
         with pytest.raises(InvalidInput, match=r"no place next to this \w+Store: say quarantine=URL"):
-            shardstore.repair(store, yes=True, exclusive=True)
+            shardstore.repair(store, exclusive=True)
         with pytest.raises(InvalidInput, match="overlap"):
-            shardstore.repair(store, quarantine=StorePath(store, "q"), yes=True, exclusive=True)
+            shardstore.repair(store, quarantine=StorePath(store, "q"), exclusive=True)
         shard = value(store, "g/b/c/1")
         assert shard is not None
         put(store, "g/b/c/1", shard[:-1] + bytes([shard[-1] ^ 1]))
         assert not shardstore.verify(store).is_sound
         kept = MemoryStore()
-        shardstore.repair(store, quarantine=kept, yes=True, exclusive=True)
+        shardstore.repair(store, quarantine=kept, exclusive=True)
         assert shardstore.verify(store).is_sound
         assert sync_keys(kept)
 

@@ -57,7 +57,7 @@ def test_an_index_of_another_format_is_not_used() -> None:
 @pytest.mark.parametrize("limit", [0, 700])  # none at all, and one at a time
 def test_values_do_not_depend_on_the_cache(limit: int) -> None:
     storage = HookedStorage(fresh_memory())
-    store = ShardingTransformer(storage, chunks_per_shard=(4,), index_cache_bytes=limit, metadata_ttl=1000.0)
+    store = ShardingTransformer(storage, chunks_per_shard=(4,), index_cache_bytes=limit, metadata_ttl="1000s")
     store.set("a/zarr.json", document((64,), (1,)))
     for i in (*range(64), *range(0, 64, 3)):
         store.set(f"a/c/{i}", b"%d" % i)

@@ -293,7 +293,7 @@ def test_upkeep_names_entries_of_another_length(entry: tuple[int, int]) -> None:
     assert (compacted.rewritten, compacted.damaged.count, shard.stored()) == (0, 1, before)
     (fault,) = [fault for fault in shardstore.verify(shard.storage).findings if fault.kind in ("chunk-size", "entry")]
     assert "index entry 0" in fault.what
-    mended = shardstore.repair(shard.storage, yes=True, quarantine=fresh_memory())
+    mended = shardstore.repair(shard.storage, quarantine=fresh_memory())
     (finding,) = mended.findings.first
     assert (finding.remedy, finding.lost) == ("dropped", ("a/c/0",))
     assert view.get(shard.open(), "a/c/0") is None

@@ -42,7 +42,7 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def store(tmp_path: Path) -> shardstore.ShardedStore:
     """An array of 2 shards of 4 chunks, the last of which is missing, and each shard read from."""
-    store = shardstore.open(tmp_path, chunks_per_shard=(4,), fsync=False, metadata_ttl=3600)
+    store = shardstore.open(tmp_path, chunks_per_shard=(4,), fsync=False, metadata_ttl="1h")
     array = zarr.create_array(store, name="a", shape=(800,), chunks=(100,), dtype="u1", compressors=None, fill_value=0)
     array[:700] = VALUES[:7].ravel()
     for _ in range(2):  # a file is read without a hop when it was read a moment ago
@@ -63,7 +63,7 @@ def page_cache_read(store: Any, key: str, request: Any = EVERYTHING) -> bytes | 
 
 def test_no_thread_is_asked(store: shardstore.ShardedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module.Engine, "get", None)
-    mapper = shardstore.get_mapper(tmp_path, chunks_per_shard=(4,), fsync=False, metadata_ttl=3600)
+    mapper = shardstore.get_mapper(tmp_path, chunks_per_shard=(4,), fsync=False, metadata_ttl="1h")
     assert mapper.engine is store.engine
     store.counters.reset()
     for i in range(7):
@@ -150,11 +150,11 @@ def test_damage_is_told(store: shardstore.ShardedStore, tmp_path: Path) -> None:
 
 def test_wrapped_storages_and_other_views_are_asked(tmp_path: Path, store: shardstore.ShardedStore) -> None:
     """A wrapper sees every read; a view of Zarr v2 has other keys."""
-    traced = shardstore.open(TraceStorage(LocalStorage(tmp_path)), chunks_per_shard=(4,), metadata_ttl=3600)
+    traced = shardstore.open(TraceStorage(LocalStorage(tmp_path)), chunks_per_shard=(4,), metadata_ttl="1h")
     for _ in range(3):
         assert get(traced, "a/c/0") == VALUES[0].tobytes()
     assert page_cache_read(traced, "a/c/0") is None
-    as_v2 = shardstore.get_mapper(tmp_path, present="v2", fsync=False, metadata_ttl=3600)
+    as_v2 = shardstore.get_mapper(tmp_path, present="v2", fsync=False, metadata_ttl="1h")
     for _ in range(3):
         assert as_v2["a/0"] == VALUES[0].tobytes()
     assert as_v2.engine.short_value("a/c/0", EVERYTHING) is None

@@ -57,7 +57,7 @@ def all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def opened(root: Path, **options: Any) -> shardstore.ShardedStore:
-    return shardstore.open(root, chunks_per_shard=PER_SHARD, fsync=False, metadata_ttl=3600, **options)
+    return shardstore.open(root, chunks_per_shard=PER_SHARD, fsync=False, metadata_ttl="1h", **options)
 
 
 def in_threads(array: Any) -> Any:
@@ -140,7 +140,7 @@ def shards(array: Any) -> list[Path]:
 
 def test_the_first_selection_reads_indices(array: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zarr_pipeline, "_fetch", must_not_be_asked)
-    again = other(tmp_path, metadata_ttl=3600)
+    again = other(tmp_path, metadata_ttl="1h")
     again.store.counters.reset()
     np.testing.assert_array_equal(again[:20], VALUES[:20])
     counters = again.store.counters
@@ -165,7 +165,7 @@ _POSITIONS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=
 @given(st.data())
 def test_the_same_values_as_the_engine_gives(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
     """Chunks of any length in any order, some missing, some empty, asked for once or twice, in parts of any length."""
-    store = shardstore.get_mapper(tmp_path_factory.mktemp("parts"), chunks_per_shard=(4, 3), fsync=False, metadata_ttl=3600)
+    store = shardstore.get_mapper(tmp_path_factory.mktemp("parts"), chunks_per_shard=(4, 3), fsync=False, metadata_ttl="1h")
     store["a/zarr.json"] = document((50, 50), (5, 5))
     lengths = st.sampled_from([0, 1, 7, 300, 5000])
     stored = data.draw(st.dictionaries(st.tuples(st.integers(0, 9), st.integers(0, 9)), lengths, max_size=60))

@@ -48,7 +48,7 @@ def place(tmp_path: Path) -> Path:
 
 def opened(place: Path, **options: Any) -> Any:
     """A store of an engine of its own, which has found out what is stored."""
-    store = shardstore.open(LocalStorage(place, fsync=False), metadata_ttl=3600, **options)
+    store = shardstore.open(LocalStorage(place, fsync=False), metadata_ttl="1h", **options)
     run_sync(store.engine.get(("zarr.json", EVERYTHING)))
     return store
 
@@ -120,7 +120,7 @@ def test_first_the_loop_finds_out_what_is_stored(place: Path) -> None:
 
 def test_what_the_loop_is_asked_for(place: Path) -> None:
     assert short(opened(place, present_level=2), "a1/zarr.json") is None  # the shown document is not made from the stored one alone
-    assert short(shardstore.open(TraceStorage(LocalStorage(place)), metadata_ttl=3600), "a1/zarr.json") is None
+    assert short(shardstore.open(TraceStorage(LocalStorage(place)), metadata_ttl="1h"), "a1/zarr.json") is None
     (place / "a1/zarr.json").write_bytes(b"{")
     assert short(opened(place), "a1/zarr.json") is None
     (place / "a1/zarr.json").write_bytes((place / "a2/zarr.json").read_bytes() + b" " * 2**16)

@@ -336,7 +336,7 @@ def repaired(count: int, seed: int) -> tuple[Counter[str], list[str]]:
             objects.put(f"a/c/{number}/0", damaged)
             counts["damages"] += 1
         allows = rng.random() < 0.5
-        report = shardstore.repair(storage, yes=True, allow_reverting=allows, quarantine=fresh_memory(), workers=1)
+        report = shardstore.repair(storage, allow_reverting=allows, quarantine=fresh_memory(), workers=1)
         assert report.failed.count == 0
         view = shardstore.get_mapper(storage)
         for finding in report.findings.first:

@@ -19,6 +19,7 @@ from shardstore.engine.actions import SetValue
 from shardstore.engine.engine import Engine
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import Corruption, InvalidInput, NotFound, StorageError, Unsupported
+from shardstore.model.durations import Duration
 from shardstore.model.ranges import EVERYTHING
 from shardstore.opening.open import open_storage
 from shardstore.presented.flavours import Presented, presented
@@ -41,7 +42,7 @@ def zarray(**members: Any) -> bytes:
     return json.dumps(array_v2([10, 10], [2, 5], "<i4") | members).encode()
 
 
-def written(root: Path, metadata_ttl: float = 1.0, **members: Any) -> shardstore.ShardedMap:
+def written(root: Path, metadata_ttl: Duration = "1s", **members: Any) -> shardstore.ShardedMap:
     """An array ``a`` of v2, all of whose chunks are written."""
     mapper = v2(root, metadata_ttl=metadata_ttl)
     mapper[".zgroup"] = b'{"zarr_format": 2}'

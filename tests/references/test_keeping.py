@@ -56,7 +56,7 @@ def test_update_reads_only_the_indices_of_changed_shards(form: str, tmp_path: Pa
     assert [(event.op, event.key) for event in events] == [("read", "x/c/0/0")]
     assert [event.op for event in trace.events].count("list") == 1
     assert (report.index_requests, report.targets) == (1, 15)
-    assert references.check(tmp_path / "set", deep=True).is_sound
+    assert references.check(tmp_path / "set", indices=True).is_sound
     np.testing.assert_array_equal(ours(tmp_path / "set"), array[...])
     np.testing.assert_array_equal(by_fsspec(tmp_path / "set", "x", 2), array[...])
 
@@ -97,7 +97,7 @@ def test_an_updated_set_is_a_fresh_one(data: st.DataObject, tmp_path_factory: py
         array[y : y + data.draw(st.integers(1, 9)), x : x + data.draw(st.integers(1, 7))] = data.draw(st.integers(0, 5))
     references.update(root / "set")
     write(root / "a.zarr", root / "fresh", **options)
-    assert references.check(root / "set", deep=True).is_sound
+    assert references.check(root / "set", indices=True).is_sound
     assert stored(root / "set") == stored(root / "fresh")
     np.testing.assert_array_equal(ours(root / "set"), array[...])
 
@@ -112,7 +112,7 @@ def test_deep_check_finds_wrong_references(tmp_path: Path) -> None:
     text = json.dumps(document).encode()
     (tmp_path / "set").write_bytes(text)
     (tmp_path / "set.pins").write_bytes(encode_pins(section.origin, SetDigest(0, 0).extended(text), section.objects.values()))
-    report = references.check(tmp_path / "set", deep=True)
+    report = references.check(tmp_path / "set", indices=True)
     assert (report.changed, report.gone, report.wrong) == ((), (), ("x 2", "x 5"))
 
 
@@ -324,7 +324,7 @@ def test_sets_on_s3_with_options(s3_url: tuple[str, dict[str, Any]], tmp_path: P
         array[0, 0] = array[0, 0] + 1  # type: ignore[operator]  # an element of the array is a number
         assert references.check(target, storage_options=options).changed == ("x/c/0/0",)
         assert references.update(target, storage_options=options).index_requests == 1
-        assert references.check(target, deep=True, storage_options=options).is_sound
+        assert references.check(target, indices=True, storage_options=options).is_sound
     assert references.describe(f"{url}/set", target_options=options).objects == 2
     report = references.combine([f"{url}/set", f"{url}/set"], f"{url}/both.json", storage_options=options)
     assert report.references == 16
@@ -334,12 +334,12 @@ def test_missing_chunks_that_are_filled_are_neither_wrong_nor_reused(tmp_path: P
     array = store_at(tmp_path / "a.zarr", np.arange(64, dtype="i4").reshape(8, 8))
     array[4:] = 0
     references.write_parquet(tmp_path / "a.zarr", tmp_path / "set", missing="fill")
-    assert references.check(tmp_path / "set", deep=True).is_sound
+    assert references.check(tmp_path / "set", indices=True).is_sound
     document = json.loads((tmp_path / "a.zarr/x/zarr.json").read_text()) | {"fill_value": 77}
     (tmp_path / "a.zarr/x/zarr.json").write_text(json.dumps(document))
     references.update(tmp_path / "set")
     assert (ours(tmp_path / "set")[4:] == 77).all()
-    assert references.check(tmp_path / "set", deep=True).is_sound
+    assert references.check(tmp_path / "set", indices=True).is_sound
 
 
 def test_an_update_leaves_damaged_shards_out_as_the_set_did(tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ def test_an_update_leaves_damaged_shards_out_as_the_set_did(tmp_path: Path) -> N
     references.write_json(tmp_path / "a.zarr", tmp_path / "set", on_error="skip")
     array[0, 0] = 9
     assert list(references.update(tmp_path / "set").left_out) == ["x/c/0/1"]
-    assert references.check(tmp_path / "set", deep=True).is_sound
+    assert references.check(tmp_path / "set", indices=True).is_sound
 
 
 def test_pins_for_another_store_are_an_error_not_none(tmp_path: Path) -> None:
@@ -415,7 +415,7 @@ def test_a_relative_set_that_moved_with_its_store_is_of_the_store_beside_it(tmp_
         report = references.check(tmp_path / "two" / form)
         assert (report.store, report.changed) == (f"file://{tmp_path}/two/a.zarr", ("x/c/0/0", "x/c/0/1"))  # copies are other files
         references.update(tmp_path / "two" / form)
-        assert references.check(tmp_path / "two" / form, deep=True).is_sound
+        assert references.check(tmp_path / "two" / form, indices=True).is_sound
         assert ours(tmp_path / "two" / form)[0, 0] == 99
         np.testing.assert_array_equal(ours(tmp_path / "one" / form), values)
 
@@ -432,15 +432,15 @@ def test_check_tells_of_what_is_new_and_of_other_documents_and_files(form: str, 
     updated = references.update(tmp_path / "set")
     assert updated.index_requests == 4  # those that were there are not read again
     np.testing.assert_array_equal(ours(tmp_path / "set"), array[...])
-    assert references.check(tmp_path / "set", deep=True).is_sound
+    assert references.check(tmp_path / "set", indices=True).is_sound
     document = json.loads((tmp_path / "a.zarr/x/zarr.json").read_bytes())
     (tmp_path / "a.zarr/x/zarr.json").write_text(json.dumps(document | {"fill_value": 5}))
     assert references.check(tmp_path / "set").is_sound
-    assert references.check(tmp_path / "set", deep=True).wrong == ("x/.zarray (the document)",)
+    assert references.check(tmp_path / "set", indices=True).wrong == ("x/.zarray (the document)",)
     shutil.rmtree(tmp_path / "a.zarr/y")
-    assert references.check(tmp_path / "set", deep=True).gone == ("y/c/0/0",)
+    assert references.check(tmp_path / "set", indices=True).gone == ("y/c/0/0",)
     references.update(tmp_path / "set")
-    assert references.check(tmp_path / "set", deep=True).is_sound
+    assert references.check(tmp_path / "set", indices=True).is_sound
     if form == "parquet":
         (tmp_path / "set/x/refs.1.parq").unlink()
         assert references.check(tmp_path / "set").wrong == ("x/refs.1.parq (a file of the set)",)
@@ -473,7 +473,7 @@ def test_an_update_goes_on_where_one_was_interrupted(tmp_path: Path, monkeypatch
     with pytest.raises(NotFound):
         references.check(tmp_path / "set")
     references.update(tmp_path / "set")
-    assert references.check(tmp_path / "set", deep=True).is_sound
+    assert references.check(tmp_path / "set", indices=True).is_sound
     np.testing.assert_array_equal(ours(tmp_path / "set"), array[...])
 
 
@@ -554,7 +554,7 @@ def test_of_two_runs_that_write_json_the_second_is_a_conflict(overwrite: bool, t
             with pytest.raises(Conflict, match="at the same time; that set stays"):
                 references.write_json(tmp_path / "a.zarr", tmp_path / "set.json", overwrite=overwrite)
         np.testing.assert_array_equal(ours(tmp_path / "set.json"), values[::-1])
-        assert references.check(tmp_path / "set.json", deep=True).is_sound
+        assert references.check(tmp_path / "set.json", indices=True).is_sound
         if not overwrite:
             for name in ("set.json", "set.json.pins"):
                 (tmp_path / name).unlink()

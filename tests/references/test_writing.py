@@ -322,10 +322,10 @@ def test_repair_leaves_what_a_set_refers_to(tmp_path: Path) -> None:
     data[-10] ^= 1
     shard.write_bytes(data)
     pin = shardstore.maintenance.pins.Pin("x/c/0")
-    report = shardstore.repair(tmp_path / "a.zarr", yes=True, pins=[pin])
+    report = shardstore.repair(tmp_path / "a.zarr", pins=[pin])
     assert ([finding.remedy for finding in report.findings.first], report.pinned_count) == (["pinned"], 1)
     assert shard.read_bytes() == bytes(data)
-    assert shardstore.repair(tmp_path / "a.zarr", yes=True, pins=references.pins(tmp_path / "refs.json")).pinned_count == 0
+    assert shardstore.repair(tmp_path / "a.zarr", pins=references.pins(tmp_path / "refs.json")).pinned_count == 0
 
 
 def test_two_protocols_in_one_set_are_refused_unless_asked_for(tmp_path: Path) -> None:

@@ -497,7 +497,7 @@ class Run:
     async def _last_look(self, process: Process) -> None:
         await asyncio.sleep(2 * 86400.0)  # on network file systems only age tells what is left behind
         storage = self.world.storage(process)
-        await repaired(storage, self.world.storage(process, QUARANTINE), hours=0.0, alone=self.writes_alone)
+        await repaired(storage, self.world.storage(process, QUARANTINE), older_than=0, alone=self.writes_alone)
         report = await verified(storage)
         if report.unread:
             raise Violation(f"{report.unread[0]} cannot be read")

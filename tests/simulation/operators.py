@@ -11,6 +11,7 @@ from shardstore.maintenance.compact import compact
 from shardstore.maintenance.execution import Execution
 from shardstore.maintenance.repair.run import RepairReport, repair
 from shardstore.maintenance.verify.run import VerifyReport, verify_engine
+from shardstore.model.durations import Duration
 from shardstore.storage.base import Storage
 from tests.simulation.loop import Process
 from tests.simulation.registers import Violation
@@ -31,16 +32,14 @@ async def compacted(storage: Storage, rng: random.Random) -> None:
     await in_thread(lambda: compact(storage, dead_ratio=ratio, workers=_WORKERS))
 
 
-async def repaired(storage: Storage, quarantine: Storage, *, hours: float = 24.0, alone: bool = False) -> RepairReport:
+async def repaired(storage: Storage, quarantine: Storage, *, older_than: Duration = "24h", alone: bool = False) -> RepairReport:
     """Repair what is damaged, which must be nothing.
 
     Raises:
         Violation: a shard is damaged.
     """
     report = await in_thread(
-        lambda: repair(
-            storage, yes=True, quarantine=quarantine, older_than_hours=hours, workers=_WORKERS, exclusive=alone, now=_now(), retries=2
-        )
+        lambda: repair(storage, quarantine=quarantine, older_than=older_than, workers=_WORKERS, exclusive=alone, now=_now(), retries=2)
     )
     if damaged := [finding for finding in report.findings.first if finding.remedy != "emptied"]:
         raise Violation(f"a shard was damaged: {damaged[0]}")

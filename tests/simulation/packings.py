@@ -119,7 +119,7 @@ class Packing(Run):
         if not self.is_complete:
             raise Violation("nothing fails any more, and packing does not end")
         storage = self.world.storage(process, TARGET)
-        await repaired(storage, self.world.storage(process, QUARANTINE), hours=0.0, alone=True)
+        await repaired(storage, self.world.storage(process, QUARANTINE), older_than=0, alone=True)
         await self._check_packed(process)
         self.check_hidden(name for name in self.world.stored() if name.startswith(f"{TARGET}/"))
 

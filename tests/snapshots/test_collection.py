@@ -138,8 +138,8 @@ def test_an_expiry_is_one_swap(tmp_path: Path) -> None:
         (lambda repo: repo.expire_snapshots(datetime(2026, 1, 1)), "time with a time zone"),  # noqa: DTZ001  # which is what is refused
         (lambda repo: repo.expire_snapshots("yesterday"), "time with a time zone"),
         (lambda repo: repo.expire_snapshots(FUTURE, dry_run="no"), "dry_run"),
-        (lambda repo: repo.garbage_collect(7), "no timedelta"),
-        (lambda repo: repo.garbage_collect(timedelta(-1)), "no timedelta of at least 0"),
+        (lambda repo: repo.garbage_collect(7), "is no duration"),
+        (lambda repo: repo.garbage_collect(timedelta(-1)), "is no duration"),
     ],
 )
 def test_bad_input(repo: Repository, call: Callable[[Repository], object], sentence: str) -> None:

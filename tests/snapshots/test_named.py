@@ -419,7 +419,7 @@ def writes() -> dict[str, Callable[[str, Path], object]]:
         "unpack": lambda url, tmp_path: shardstore.unpack(tmp_path / "plain.zarr", url),
         "reshard below": lambda url, tmp_path: shardstore.reshard(tmp_path / "plain.zarr", f"{url}/new"),
         "compact": lambda url, _: shardstore.compact(url),
-        "repair": lambda url, _: shardstore.repair(url, yes=True),
+        "repair": lambda url, _: shardstore.repair(url),
     }
 
 

@@ -22,6 +22,7 @@ from zarr.core.buffer import cpu, default_buffer_prototype
 import shardstore
 from shardstore.format.shard_index import IndexLocation
 from shardstore.model.capabilities import Capabilities
+from shardstore.model.durations import Duration
 from shardstore.model.ranges import ByteRange, ByteSuffix
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.trace import Event, TracedBlock, TraceStorage
@@ -32,7 +33,7 @@ from tests.stored import StorageObjects, document
 
 CHUNK = 1000  # bytes; raw, so that every chunk is as long
 PER_SHARD = 16
-HOUR = 3600.0
+HOUR = "1h"
 
 
 class WithoutCompose(TraceStorage):
@@ -366,7 +367,7 @@ def test_assigning_the_fill_value_deletes_whole_shards() -> None:
 
 @pytest.mark.parametrize("wrapper", [TraceStorage, WithoutCompose])
 @pytest.mark.parametrize("ttl", [HOUR, 0.0], ids=["metadata known", "metadata stale"])
-def test_updating_one_chunk(one_shard: Counted, wrapper: type[TraceStorage], ttl: float) -> None:
+def test_updating_one_chunk(one_shard: Counted, wrapper: type[TraceStorage], ttl: Duration) -> None:
     """One revalidation, one read of the index, at most one of the rest, one write."""
     trace, array = one_shard.client(wrapper, metadata_ttl=ttl)
     with trace.count() as block:

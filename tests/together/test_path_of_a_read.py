@@ -62,7 +62,7 @@ needs_profile = pytest.mark.skipif(sys.version_info < (3, 12), reason="Python 3.
 
 @needs_profile
 def test_a_warm_local_selection_goes_through_few_modules(tmp_path: Path) -> None:
-    array = made(str(tmp_path), metadata_ttl=3600)
+    array = made(str(tmp_path), metadata_ttl="1h")
     for most, part in [(15, (slice(10, 30), slice(10, 30))), (14, (slice(10, 100), slice(10, 100)))]:
         array[part]
         entered = modules_entered(partial(array.__getitem__, part))
@@ -70,7 +70,7 @@ def test_a_warm_local_selection_goes_through_few_modules(tmp_path: Path) -> None
 
 
 def test_few_chunks_in_memory_are_read_without_a_hop_to_the_io_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    array = made(str(tmp_path), metadata_ttl=3600)
+    array = made(str(tmp_path), metadata_ttl="1h")
     array[0:20, 0:20]
     hops: list[object] = []
 
@@ -85,7 +85,7 @@ def test_few_chunks_in_memory_are_read_without_a_hop_to_the_io_loop(tmp_path: Pa
 
 @needs_profile
 def test_an_assignment_of_a_chunk_goes_through_few_modules(tmp_path: Path) -> None:
-    array = made(str(tmp_path), metadata_ttl=3600)
+    array = made(str(tmp_path), metadata_ttl="1h")
     array[0:16, 0:16] = 1
     entered = modules_entered(lambda: array.__setitem__((slice(0, 16), slice(0, 16)), 2))
     assert len(entered) <= 30, sorted(entered)
@@ -143,7 +143,7 @@ def test_a_cold_selection_on_s3_goes_through_few_modules(s3_url: tuple[str, dict
 @needs_profile
 def test_an_assignment_on_s3_goes_through_few_modules(s3_url: tuple[str, dict[str, Any]]) -> None:
     url, options = s3_url
-    array = made(url, storage_options=options, metadata_ttl=3600)
+    array = made(url, storage_options=options, metadata_ttl="1h")
     array[0:16, 0:32] = 1
     entered = modules_entered(lambda: array.__setitem__((slice(0, 16), slice(0, 32)), 2))
     assert len(entered) <= 31, sorted(entered)

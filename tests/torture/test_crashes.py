@@ -201,7 +201,7 @@ def check_swept(place: Place) -> int:
     """What killed writers have left are unfinished uploads, which are told, and end when somebody says so; how many."""
     options: dict[str, Any] = {"storage_options": place.storage_options}
     told = [finding for finding in shardstore.verify(place.url, **options).findings if finding.kind == "upload"]
-    swept = shardstore.repair(place.url, yes=True, older_than_hours=0, **options).leftovers.uploads
+    swept = shardstore.repair(place.url, older_than=0, **options).leftovers.uploads
     assert len(told) == swept
     assert not [finding for finding in shardstore.verify(place.url, **options).findings if finding.kind == "upload"]
     return swept

@@ -265,7 +265,7 @@ def test_a_document_of_unknown_fate_is_read_again(effect: Effect, memory: Kind) 
     """The client that wrote it must not lay out shards by what it knew, however short a time ago."""
     inner = memory.make()
     storage = FaultStorage(inner)
-    store = shardstore.open(storage, chunks_per_shard=lambda array: (2,) if array.shape == (16,) else (4,), metadata_ttl=3600)
+    store = shardstore.open(storage, chunks_per_shard=lambda array: (2,) if array.shape == (16,) else (4,), metadata_ttl="1h")
     engine = store.engine
     on_io_loop(engine.update(("e/zarr.json", SetValue(document((16,), (4,))))))
     storage.plan(Fault(1, effect, operations=frozenset({"write"})))
@@ -285,7 +285,7 @@ def test_erased_documents_of_unknown_fate_are_read_again(effect: Effect, memory:
     inner = memory.make()
     on_io_loop(restore(inner, before()))
     storage = FaultStorage(inner)
-    store = client(storage, metadata_ttl=3600)
+    store = client(storage, metadata_ttl="1h")
     check_view(store, before())
     storage.plan(Fault(1, effect, operations=frozenset({"delete_many"}), keys="*zarr.json"))
     with pytest.raises((WriteOutcomeUnknown, StorageError)):

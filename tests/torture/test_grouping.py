@@ -34,7 +34,7 @@ from tests.torture.conftest import Record
 
 CHUNKS = 64
 SHARD = "x/c/0"
-OPTIONS: dict[str, Any] = {"chunks_per_shard": (CHUNKS,), "metadata_ttl": 3600.0}
+OPTIONS: dict[str, Any] = {"chunks_per_shard": (CHUNKS,), "metadata_ttl": "1h"}
 
 Write = Callable[[Storage], Counters]
 """Write all chunks of the array that is there, and say what the engine did."""

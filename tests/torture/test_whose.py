@@ -361,7 +361,7 @@ class Machine(RuleBasedStateMachine):
         before = self.world()
         with suppress(ShardStoreError):
             if repairs:
-                shardstore.repair(str(self.root / store), yes=True, older_than_hours=0)
+                shardstore.repair(str(self.root / store), older_than=0)
             else:
                 shardstore.compact(str(self.root / store))
         self.check(before, lambda path, was_there: False, f"{'repair' if repairs else 'compact'} of {store}")

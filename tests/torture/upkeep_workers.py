@@ -220,7 +220,7 @@ def _compacted(place: Place, storage: Storage) -> int:
 
 
 def _repaired(place: Place, storage: Storage) -> int:
-    report = shardstore.repair(storage, yes=True, allow_reverting=True, quarantine=quarantine_of(place), workers=2)
+    report = shardstore.repair(storage, allow_reverting=True, quarantine=quarantine_of(place), workers=2)
     _only_conflicts(report.failed.first)
     assert {finding.remedy for finding in report.findings.first} <= {"cut"}, report.findings.first
     return report.findings.count

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
@@ -22,6 +22,7 @@ from shardstore.adapters.versioned.session import Session
 from shardstore.adapters.versioned.virtual_hierarchy import adopt_hierarchy, place_of_objects
 from shardstore.errors import Corruption, InvalidInput, NotFound
 from shardstore.format.snapshots.state import check_said
+from shardstore.model.durations import Duration, time_before, timedelta_of
 from shardstore.model.options import check_flags
 from shardstore.model.showing import ShownInNotebooks
 from shardstore.opening.open import open_storage
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
 Isolation = Literal["snapshot", "serializable"]
 
-GRACE = timedelta(days=7)
+GRACE = "7d"
 """How long files that no snapshot needs are left, by default."""
 
 
@@ -388,7 +389,7 @@ class Repository(ShownInNotebooks):
 
     def expire_snapshots(
         self,
-        older_than: datetime,
+        older_than: datetime | Duration,
         *,
         delete_expired_branches: bool = False,
         delete_expired_tags: bool = False,
@@ -400,19 +401,19 @@ class Repository(ShownInNotebooks):
         clock of its writer. What follows a snapshot that is gone follows the nearest ancestor that is left.
 
         Args:
-            older_than: a time with its time zone.
+            older_than: a time with its time zone, or a duration before now, such as ``"30d"`` or a ``timedelta``.
             delete_expired_branches: delete branches whose snapshot is older, but for ``main``, and let their snapshots expire.
             delete_expired_tags: delete tags whose snapshot is older, and let their snapshots expire.
             dry_run: only return what would be left out.
 
         Raises:
-            InvalidInput: ``older_than`` has no time zone.
+            InvalidInput: ``older_than`` has no time zone, or is neither a time nor a duration.
         """
         check_flags(delete_expired_branches=delete_expired_branches, delete_expired_tags=delete_expired_tags, dry_run=dry_run)
-        before = milliseconds("older_than", older_than)
+        before = milliseconds("older_than", older_than if isinstance(older_than, datetime) else time_before("older_than", older_than))
         return run_sync(expire(self._store, before, branches=delete_expired_branches, tags=delete_expired_tags, dry_run=dry_run))
 
-    def garbage_collect(self, grace: timedelta = GRACE, *, dry_run: bool = False, progress: Progress | bool | None = None) -> Collected:
+    def garbage_collect(self, grace: Duration = GRACE, *, dry_run: bool = False, progress: Progress | bool | None = None) -> Collected:
         """Remove the files that no snapshot has needed for as long as ``grace``; return how many.
 
         The time counts from the collection that first found that nothing needs a file any more; while a snapshot needed it does not
@@ -422,7 +423,8 @@ class Repository(ShownInNotebooks):
         that are among them, cannot be committed any more, and says so. If a collection was interrupted, the next one ends it.
 
         Args:
-            grace: seven days by default. Longer than the longest session, and the longest work on a snapshot that may expire.
+            grace: such as ``"7d"``, the default, or a ``timedelta``. Longer than the longest session, and the longest work on a
+                snapshot that may expire.
             dry_run: only return what would be removed.
             progress: called with (what, how much is done, how much it is in all or ``None``); or ``True``: it is shown on stderr.
 
@@ -431,10 +433,7 @@ class Repository(ShownInNotebooks):
             Corruption: a file that a snapshot needs is missing or damaged. Nothing was removed, but what an interrupted one had left.
         """
         check_flags(dry_run=dry_run)
-        given: object = grace
-        if not isinstance(given, timedelta) or given < timedelta():
-            raise InvalidInput(f"grace {grace!r} is no timedelta of at least 0")
-        milliseconds = int(grace.total_seconds() * 1000)
+        milliseconds = int(timedelta_of("grace", grace).total_seconds() * 1000)
         with reported(progress, step_of("files")) as say:
             return run_sync(collect(self._store, milliseconds, say, dry_run=dry_run))
 

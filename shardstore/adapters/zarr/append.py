@@ -16,6 +16,7 @@ from shardstore.engine.appending.view import GrownView
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import InvalidInput, ReadOnly, ShardStoreError, Unsupported
 from shardstore.format.store_keys import check_node_path
+from shardstore.model.durations import Duration, seconds_of
 from shardstore.storage.abilities import RestrictsKeys
 
 
@@ -25,7 +26,7 @@ def append(
     dim: str,
     *,
     path: str = "",
-    lease: float = 30.0,
+    lease: Duration = "30s",
     storage_options: dict[str, Any] | None = None,
 ) -> slice:
     """Append rows along a dimension while other programs do the same, and return which rows they became.
@@ -44,7 +45,8 @@ def append(
             out. The arrays have to exist, with ``dimension_names``, and all that have the dimension have to be in the data.
         dim: the dimension along which arrays grow.
         path: the group, or the array, in the store.
-        lease: seconds without a sign of life after which this writer counts as dead; it gives one each third of that.
+        lease: the time without a sign of life after which this writer counts as dead, such as ``"30s"`` or a ``timedelta``; it gives
+            one each third of that.
         storage_options: for the filesystem: credentials, endpoint, retries.
 
     Returns:
@@ -59,13 +61,14 @@ def append(
         WriteOutcomeUnknown: the rows are stored, and may be shown later or not.
         StorageError: a request failed; nothing that any reader sees was changed, unless the message says so.
     """
-    given: tuple[object, object] = (dim, lease)
-    if not isinstance(given[0], str) or not dim:
+    given: object = dim
+    if not isinstance(given, str) or not dim:
         raise InvalidInput(f"dim={dim!r} is not the name of a dimension")
-    if isinstance(given[1], bool) or not isinstance(given[1], int | float) or not 0 < lease < math.inf:
-        raise InvalidInput(f"lease={lease!r} is not a number of seconds")
+    lease_seconds = seconds_of("lease", lease)
+    if not 0 < lease_seconds < math.inf:
+        raise InvalidInput(f"lease {lease!r} never ends, or ends at once: give a time such as '30s'")
     handle = _handle(target, storage_options)
-    line = handle.engine.canonical.append_line(check_node_path(path.strip("/")), dim, float(lease))
+    line = handle.engine.canonical.append_line(check_node_path(path.strip("/")), dim, lease_seconds)
     run_sync(line.find())
     documents = line.documents
     rows = rows_to_append(data, dim, documents.path, documents.by_name())
@@ -113,6 +116,7 @@ def _options(given: EngineOptions) -> StoreOptions:
     of_creation = ("chunks_per_shard", "stored", "present", "present_level", "lost_transformers")
     options: dict[str, Any] = {each.name: getattr(given, each.name) for each in fields(given) if each.name not in of_creation}
     options["strategy"] = "keep"
+    options["metadata_ttl"] = f"{given.metadata_ttl:f}s" if given.metadata_ttl < math.inf else math.inf
     return cast(StoreOptions, options)
 
 

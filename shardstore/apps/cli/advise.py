@@ -6,17 +6,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
-import typer
 from rich.cells import cell_len
 from rich.text import Text
 
 from shardstore._sync import run_sync
-from shardstore.apps.cli.arguments import AsJson, StorageOptions, argument
+from shardstore.apps.cli.arguments import AsJson, Fast, StorageOptions, argument
 from shardstore.apps.cli.output import columns_of_screen, complain, print_json, progress_bar, show
 from shardstore.apps.reports.words import no_v3
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.format.metadata_v3 import item_nbytes
-from shardstore.format.store_keys import join
 from shardstore.maintenance.advice import (
     Access,
     Advice,
@@ -32,7 +30,7 @@ from shardstore.maintenance.advice import (
 from shardstore.maintenance.advice import advise as advised
 from shardstore.maintenance.survey.run import ArraySurvey, survey
 from shardstore.model.coalescing import ReadLimits
-from shardstore.model.options import CommandOption
+from shardstore.model.options import ACCESS, SHOW, CommandOption
 from shardstore.model.words import count, plural, shape, size
 
 _DEFAULT_KIND = "s3"
@@ -42,37 +40,29 @@ _GAP = 2  # blanks between columns
 
 def advise(
     *,
-    url: Annotated[str | None, argument("[URL]", "An array, or a store with one array or --array.")] = None,
-    access: Annotated[
-        list[str] | None, CommandOption("What one read takes; may be repeated, with weights.", "PATTERN", flags=("--access", "-a"))
-    ] = None,
-    objects: Annotated[int | None, CommandOption("At most this many objects.", "N", flags=("--objects", "-n"))] = None,
-    array: Annotated[str | None, CommandOption("The array below URL.", "PATH")] = None,
-    array_shape: Annotated[str | None, CommandOption("Without URL: the array's shape.", "N,…", flags=("--shape",))] = None,
-    chunks: Annotated[str | None, CommandOption("Without URL: the chunk shape.", "N,…")] = None,
-    dtype: Annotated[str | None, CommandOption("Without URL: the data type, such as uint16.")] = None,
+    url: Annotated[str | None, argument("[URL]", "An array, or a store with one array.")] = None,
+    access: Annotated[list[str] | None, ACCESS] = None,
+    objects: Annotated[int | None, CommandOption("Make at most this many objects.", "N", default="twice those of auto")] = None,
+    array_shape: Annotated[str | None, CommandOption("Without URL: the array's shape.", "N,N,…", flags=("--shape",), group="Shape")] = None,
+    chunks: Annotated[str | None, CommandOption("Without URL: the chunk shape.", "N,N,…", group="Shape")] = None,
+    dtype: Annotated[str | None, CommandOption("Without URL: the data type, such as uint16.", "TYPE", group="Shape")] = None,
     kind: Annotated[
-        str | None,
-        typer.Option("--kind", help="The kind of storage to read from: s3, gcs, http, local.", show_default="that of URL, or s3"),
+        str | None, CommandOption("What is read from: s3, gcs, http, local.", "KIND", group="Expert", default="that of URL, or s3")
     ] = None,
-    fast: Annotated[bool, CommandOption("Assume uncompressed chunks, instead of reading the sizes of those that exist.")] = False,
-    most: Annotated[int, typer.Option("--show", metavar="N", help="How many candidates to show.", min=1)] = 8,
+    fast: Fast = False,
+    most: Annotated[int, SHOW] = 8,
     as_json: AsJson = False,
     storage: StorageOptions,
 ) -> None:
-    """Compare shard shapes by the requests and bytes that an access costs, and recommend one.
+    """Compare shard shapes by what a way of reading costs, and recommend one.
 
-    A PATTERN has one part for each dimension: `:` for all of it, or a number of consecutive elements, at a random position. A weight at
-    its end, as in `"1,:,: x10"`, means that this pattern is read ten times as often. The expected requests are those of a reader that has
-    read the metadata and no index yet. Every chunk is assumed to exist.
+    A PATTERN has one part for each dimension: : for all of it, or a number of elements in a row, at a random position. "1,:,: x10" is read
+    ten times as often. Requests are those of a reader that knows the metadata, and no index yet. Every chunk is assumed to exist.
 
     Examples:
-
-        shardstore advise data.zarr/ct --access "1,:,:"
-
-        shardstore advise s3://bucket/data.zarr --array ct -a "1,:,: x10" -a "64,64,64" --objects 1000
-
-        shardstore advise --shape 10000,2048,2048 --chunks 64,64,64 --dtype uint16 -a "128,128,128"
+      shardstore advise data.zarr/ct --access "1,:,:"
+      shardstore advise s3://bucket/data.zarr/ct -a "1,:,: x10" -a "64,64,64" --objects 1000
+      shardstore advise --shape 10000,2048,2048 --chunks 64,64,64 --dtype uint16 -a "128,128,128"
     """
     accesses = [parse_access(text) for text in access or ()]
     if not accesses:
@@ -85,7 +75,7 @@ def advise(
         if array_shape or chunks or dtype:
             raise InvalidInput("--shape, --chunks and --dtype are for advice without a URL: an existing array has its own")
         target = storage.resolve(url)
-        path = join(target.path, array.strip("/")) if array else target.path
+        path = target.path
         with progress_bar("looking", "objects") as bar:
             found = run_sync(survey(target.engine.canonical, path, indices=not fast, progress=bar, shown=target.shown(path)))
         if (nothing := no_v3(found)) is not None:
@@ -121,7 +111,7 @@ def _only(arrays: tuple[ArraySurvey, ...], path: str) -> ArraySurvey:
     if not arrays:
         raise NotFound(f"there is no array at {path!r}: shardstore info shows the arrays of a store")
     names = ", ".join(array.path for array in arrays[:10])
-    raise InvalidInput(f"{repr(path) if path else 'the store'} has {len(arrays)} arrays ({names}): choose one by --array, or by the URL")
+    raise InvalidInput(f"{repr(path) if path else 'the store'} has {len(arrays)} arrays ({names}): choose one by the URL")
 
 
 def _facts_without_data(array_shape: str | None, chunks: str | None, dtype: str | None) -> ArrayFacts:

@@ -21,7 +21,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 import shardstore
-from shardstore.apps.cli.arguments import ARGUMENTS, DEBUG, with_single_options
+from shardstore.apps.cli.arguments import ARGUMENTS, DEBUG, help_of, with_single_options
 from shardstore.apps.cli.output import MEANINGS, ExitCode, complain, exit_code, first_error, message
 from shardstore.apps.cli.words import in_own_words
 from shardstore.model.redaction import redacted
@@ -31,7 +31,7 @@ _PROGRAM = "shardstore"
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command in the list of the program's help; ``summary`` is the first paragraph of the command's own help."""
+    """A command in the list of the program's help; ``summary`` is the first sentence of the command's own help."""
 
     module: str
     function: str
@@ -51,77 +51,64 @@ def _commands(module: str, *, is_group: bool = False, **summaries: str) -> dict[
 
 
 COMMANDS: Mapping[str, Command] = {
-    **_commands(
-        "info", info="Show each array: how it is stored and presented, which shards and chunks exist, bytes, dead bytes, and damage."
-    ),
+    **_commands("info", info="Show the state of a store: its arrays, shards, chunks, bytes, and damage."),
     **_commands(
         "keys",
-        ls="List keys: metadata documents, chunks, and other objects. Names are relative to URL; directories end with `/`.",
-        cat="Write the bytes of a chunk, a metadata document or another object to stdout, as a client sees them.",
+        ls="List keys: metadata documents, chunks, and other objects.",
+        cat="Write the bytes of a chunk, a metadata document or another object to stdout.",
     ),
     **_commands(
         "nodes",
-        cp="Copy a node with all that is in it. Shards are copied unchanged: nothing is decoded or packed again.",
-        mv="Move a node with all that is in it. Shards are moved unchanged.",
+        cp="Copy a node with all that is in it; shards stay unchanged.",
+        mv="Move a node with all that is in it; shards stay unchanged.",
         rm="Remove an array, a group, a directory, or a single chunk.",
     ),
-    **_commands("advise", advise="Compare shard shapes by the requests and bytes that an access costs, and recommend one."),
+    **_commands("advise", advise="Compare shard shapes by what a way of reading costs, and recommend one."),
     **_commands(
         "pack",
-        pack="Pack a Zarr hierarchy into shards. Chunks are moved unchanged: nothing is decoded or compressed again.",
-        reshard="Move the chunks of sharded arrays into other shards. Chunks, and arrays without shards, stay unchanged.",
-        unpack="Unpack shards: write every chunk as its own object, bytes unchanged.",
+        pack="Pack a Zarr hierarchy into shards; chunks stay unchanged.",
+        reshard="Move the chunks of sharded arrays into other shards; chunks stay unchanged.",
+        unpack="Unpack shards: write every chunk as its own object; chunks stay unchanged.",
     ),
-    **_commands(
-        "append",
-        append="Append rows to the arrays of a group, while other programs append too. Readers see all rows of a source at once, or none.",
-    ),
+    **_commands("append", append="Append rows to the arrays of a group, while other programs append too."),
     **_commands(
         "checking",
-        verify="Check metadata, indexes, bounds and checksums, and find objects that belong to no node. Writes nothing.",
-        census="Count which chunks exist, array by array, as a table, a compact file, and a picture.",
+        verify="Check that stored data is sound: metadata, indices, bounds and checksums.",
+        census="Count which chunks exist, array by array.",
     ),
     **_commands(
         "rewriting",
-        compact="Rewrite the shards with too many dead bytes, and delete those that hold no chunk. Chunks are kept byte for byte.",
+        compact="Rewrite shards with too many dead bytes, and delete those that hold no chunk.",
+        repair="Repair damaged shards, as far as can be proved.",
     ),
-    **_commands(
-        "refs",
-        is_group=True,
-        refs="Write and update sets of references, through which programs that know no shards read every chunk in place.",
-    ),
-    **_commands(
-        "snapshots",
-        is_group=True,
-        snapshots="Make versioned stores, show and change their history, and maintain them.",
-    ),
-    **_commands("info", report="Make one page about a store and its state: arrays, shards, sizes, which chunks exist, damage, and advice."),
+    **_commands("refs", is_group=True, refs="Write and update sets of references, for programs that do not know shards."),
+    **_commands("snapshots", is_group=True, snapshots="Make versioned stores, show and change their history, and maintain them."),
+    **_commands("info", report="Make one page about a store and its state."),
     **_commands(
         "serving",
-        serve="Serve a store over HTTP for reading, chunk by chunk, to browsers, viewers and clients of S3.",
-        mount="Mount a store as a tree of plain chunk files, for programs that know neither shards nor object stores.",
-        unmount="Unmount a store that `shardstore mount` has mounted, after everything written has been stored.",
+        serve="Serve a store over HTTP for reading, to browsers, viewers and clients of S3.",
+        mount="Mount a store as a tree of plain chunk files.",
+        unmount="Unmount a store, after everything written has been stored.",
     ),
-    **_commands("rewriting", repair="Show how damaged shards would be repaired; with --yes, repair them."),
 }
 
 
 def _loaded_group(name: str, command: Command) -> Any:
-    group = typer.Typer(name=name, rich_markup_mode="markdown", add_completion=False)
+    group = typer.Typer(name=name, rich_markup_mode="rich", add_completion=False)
 
-    @group.callback(help=command.load().__doc__, invoke_without_command=True)
+    @group.callback(help=help_of(command.load()), invoke_without_command=True)
     def show_help(context: typer.Context) -> None:
         if context.invoked_subcommand is None:
             typer.echo(context.get_help())
 
     for inner, function in import_module(command.module).COMMANDS.items():
-        group.command(inner)(with_single_options(function))
+        group.command(inner, help=help_of(function))(with_single_options(function))
     return get_command(group)
 
 
 def _loaded(name: str, function: Callable[..., None]) -> Any:
-    one = typer.Typer(rich_markup_mode="markdown", add_completion=False)
-    one.command(name)(with_single_options(function))
+    one = typer.Typer(rich_markup_mode="rich", add_completion=False)
+    one.command(name, help=help_of(function))(with_single_options(function))
     return get_command(one)
 
 
@@ -211,7 +198,7 @@ def _show_warnings_in_one_line() -> None:
 def _without_tracebacks_of_gcsfs() -> Iterator[None]:
     """Hide tracebacks of gcsfs: it logs each request that it gives up, with a traceback, which Python shows if the program handles no logs.
 
-    With ``--debug`` the traceback of the error is shown in any case, without any secrets.
+    With ``--verbose`` the traceback of the error is shown in any case, without any secrets.
     """
     log, nowhere = logging.getLogger("gcsfs"), logging.NullHandler()
     log.addHandler(nowhere)
@@ -238,16 +225,16 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-_EXIT_CODES = "Exit codes:\n\n" + "\n".join(f"* {code.value}: {meaning}" for code, meaning in MEANINGS.items())
+_EXIT_CODES = "Exit codes:\n" + ";\n".join(f"{code.value}: {meaning}" for code, meaning in MEANINGS.items())
 
 app = typer.Typer(
     name=_PROGRAM,
     cls=Commands,
     invoke_without_command=True,
-    rich_markup_mode="markdown",
+    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Work with Zarr stores whose chunks are packed into shards: pack, inspect, verify and repair them; copy, move and remove nodes.",
+    help="Work with Zarr stores whose chunks are packed into shards.",
     epilog=_EXIT_CODES,
 )
 

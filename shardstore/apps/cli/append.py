@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack
 from typing import Annotated, Any
 
@@ -15,8 +16,8 @@ from shardstore.apps.cli.execution import interruptible
 from shardstore.apps.cli.output import complain, print_json, progress_bar
 from shardstore.errors import InvalidInput, ShardStoreError
 from shardstore.extras import needed
-from shardstore.format.store_keys import join
-from shardstore.model.options import CommandOption
+from shardstore.model.durations import seconds_of
+from shardstore.model.options import DIM, CommandOption
 from shardstore.model.redaction import redacted
 from shardstore.model.words import plural, row_numbers
 
@@ -25,33 +26,30 @@ def append(
     *,
     sources: Annotated[list[str], argument("SRC…", "What xarray opens, such as netCDF files or Zarr stores: paths or URLs.")],
     destination: Annotated[str, argument("DST", "A Zarr v3 store, or a group in it: a path, URL or chain of URLs.")],
-    dim: Annotated[str, CommandOption("The dimension along which the arrays grow.", "NAME")],
-    path: Annotated[str, CommandOption("The group in DST.", "GROUP")] = "",
-    lease: Annotated[float, CommandOption("Seconds without a sign of life after which this program counts as dead.", "SECONDS")] = 30.0,
+    dim: Annotated[str, DIM],
+    lease: Annotated[
+        str, CommandOption("This program counts as dead if it gives no sign of life for so long.", "TIME", "duration", group="Expert")
+    ] = "30s",
     as_json: AsJson = False,
     storage: PairOptions,
 ) -> None:
     """Append rows to the arrays of a group, while other programs append too. Readers see all rows of a source at once, or none.
 
-    The arrays have to exist, with dimension names. Each SRC is an append of its own, in their order; which rows it became is printed.
+    The arrays have to exist, with dimension names. Each SRC is an append of its own, in their order. The rows that it became are printed.
     Variables without the dimension are left out. With dask, a source is read piece by piece.
 
     Examples:
-
-        shardstore append monday.nc data.zarr --dim time
-
-        shardstore append monday.nc tuesday.nc s3://bucket/data.zarr --dim time --path model/surface
-
-        shardstore append s3://bucket/new.zarr s3://bucket/data.zarr --dim time -o endpoint_url=http://127.0.0.1:9000
+      shardstore append monday.nc data.zarr --dim time
+      shardstore append monday.nc tuesday.nc s3://bucket/data.zarr/model/surface --dim time
+      shardstore append s3://bucket/new.zarr s3://bucket/data.zarr --dim time -o endpoint_url=http://127.0.0.1:9000
     """
-    if not lease > 0:
-        raise InvalidInput(f"--lease {lease:g} is not a time: give a number of seconds, such as 30")
+    if not 0 < seconds_of("--lease", lease) < math.inf:
+        raise InvalidInput(f"--lease {lease} never ends, or ends at once: give a time such as 30s")
     datasets = needed("shardstore.adapters.tools.datasets", "zarr", "shardstore append stores rows by zarr-python")
     given, target_options = storage.parsed(), storage.parsed_target()
     target = resolve(destination, pair_options(sources[0], destination, given, target_options)[1])
     target.check_changeable("appending to")
-    group = join(target.path, path.strip("/")).rstrip("/")
-    appending = _Appending(target, dim, group, lease)
+    appending = _Appending(target, dim, lease)
     with ExitStack() as opened:
         data = [
             opened.enter_context(datasets.opened_dataset(source, pair_options(source, destination, given, target_options)[0]))
@@ -69,16 +67,16 @@ def append(
             raise
         finally:
             if as_json and appending.done:
-                print_json({"target": target.shown(group), "dim": dim, "appended": appending.done})
+                print_json({"target": str(target), "dim": dim, "appended": appending.done})
 
 
 class _Appending:
     """Appends of several sources to one group, one behind the other."""
 
-    def __init__(self, target: StorePath, dim: str, path: str, lease: float) -> None:
+    def __init__(self, target: StorePath, dim: str, lease: str) -> None:
         self._target = target
         self._dim = dim
-        self._path = path
+        self._path = target.path.rstrip("/")
         self._lease = lease
         self.done: list[dict[str, Any]] = []
         """The sources that were appended, and which rows they became."""

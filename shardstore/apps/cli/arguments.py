@@ -1,23 +1,32 @@
-"""Arguments and options that several commands take. A group of options is a dataclass, and a command takes it as one parameter."""
+"""Arguments and options that several commands take, each declared once, here: it means the same for all of them.
+
+A set of options is a dataclass, and a command takes it as one parameter.
+"""
 
 from __future__ import annotations
 
+import inspect
 import json
+import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import Field, dataclass, fields, is_dataclass, replace
 from functools import wraps
 from inspect import Parameter, Signature, signature
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
+from rich.markup import escape
 
 from shardstore.apps.cli.output import said_if_slow
 from shardstore.errors import InvalidInput
-from shardstore.model.options import KEY, CommandOption, Form
+from shardstore.model.durations import seconds_of
+from shardstore.model.options import CHUNKS_PER_SHARD, DRY_RUN, FAST, KEY, OVERWRITE, CommandOption, Form, Group
 from shardstore.model.redaction import redacted
+from shardstore.progress.shown import without_progress
 
 if TYPE_CHECKING:
     from shardstore.adapters.store_paths import StorePath
@@ -26,7 +35,7 @@ DEBUG = "shardstore.debug"
 _WAITING = "waiting for the storage to answer"
 
 
-def _note_debug(context: typer.Context, value: bool) -> bool:
+def _note_verbose(context: typer.Context, value: bool) -> bool:
     context.meta[DEBUG] = value or context.meta.get(DEBUG, False)
     return value
 
@@ -38,23 +47,17 @@ def argument(metavar: str, text: str) -> Any:
 
 Url = Annotated[str, argument("URL", "A path, URL or chain of URLs: of a store, a node in it, or a key.")]
 StoreUrl = Annotated[str, argument("URL", "A versioned store: a path, URL or chain of URLs.")]
-OptionsJson = Annotated[
-    str | None,
-    CommandOption("Options of the filesystem, as a JSON object: credentials, endpoint, retries.", "JSON", flags=("--storage-options",)),
-]
-AsJson = Annotated[bool, CommandOption("Print JSON, and nothing else, on stdout.", flags=("--json",))]
-DryRun = Annotated[bool, CommandOption("Change nothing: show what would be done.")]
+
+AsJson = Annotated[bool, CommandOption("Print the result as JSON.", flags=("--json",))]
+DryRun = Annotated[bool, DRY_RUN]
 Yes = Annotated[bool, CommandOption("Do not ask.", flags=("--yes", "-y"))]
-Shards = Annotated[
-    str,
-    CommandOption(
-        "For each dimension, for arrays with as many; 'auto'; 'none'; or a JSON object from patterns of paths to these.",
-        "N,N,…",
-        flags=("--chunks-per-shard", "-s"),
-    ),
-]
-Debug = Annotated[
-    bool, typer.Option("--debug", help="Show the traceback of an error.", callback=_note_debug, is_eager=True, show_default=False)
+Overwrite = Annotated[bool, OVERWRITE]
+Recursive = Annotated[bool, CommandOption("Include all that is below.", flags=("--recursive", "-r"))]
+Fast = Annotated[bool, FAST]
+Explain = Annotated[bool, CommandOption("Show what can be found, and what cannot.")]
+Shards = Annotated[str, CHUNKS_PER_SHARD]
+VirtualPrefix = Annotated[
+    list[str] | None, CommandOption("A URL that ends in /, below which chunks may lie outside; repeatable.", "URL", group="Expert")
 ]
 
 
@@ -62,10 +65,12 @@ Debug = Annotated[
 class StorageOptions:
     """The options of the filesystem of a URL."""
 
-    options_json: OptionsJson = None
     options: Annotated[
         list[str] | None,
-        CommandOption("One option of the filesystem; may be repeated. VALUE is JSON, or else text.", "KEY=VALUE", flags=("--option", "-o")),
+        CommandOption("A filesystem option, such as anon=true; repeatable.", "KEY=VALUE", flags=("--option", "-o"), group="Storage"),
+    ] = None
+    options_json: Annotated[
+        str | None, CommandOption("Such options as one JSON object.", "JSON", flags=("--storage-options",), group="Storage")
     ] = None
 
     def parsed(self) -> dict[str, Any]:
@@ -86,7 +91,7 @@ class PairOptions(StorageOptions):
 
     target_options_json: Annotated[
         str | None,
-        CommandOption("Options of the filesystem of DST, where they differ from those of SRC.", "JSON", flags=("--target-options",)),
+        CommandOption("Those of the second place, where they differ, as JSON.", "JSON", flags=("--target-options",), group="Storage"),
     ] = None
 
     def parsed_target(self) -> dict[str, Any] | None:
@@ -110,40 +115,106 @@ class PairOptions(StorageOptions):
 
 @dataclass(frozen=True, slots=True)
 class Without:
-    """The fields of a group of options that a command does not have, in ``Annotated``."""
+    """The fields of a set of options that a command does not have, in ``Annotated``."""
 
     names: frozenset[str]
 
 
 def with_single_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the function for the program's parser: it takes the fields of each group as options of their own, and ``--debug``.
+    """Return the function for the program's parser: it takes the fields of each set as options of their own, and those of every command.
 
-    A group is a dataclass. Options are its fields with a ``CommandOption`` in their metadata, or with one, or an ``Option`` of the parser,
-    in ``Annotated``, as parameters have it; other fields keep their defaults.
+    A set is a dataclass. Options are its fields with a ``CommandOption`` in their metadata, or with one, or an ``Option`` of the parser, in
+    ``Annotated``, as parameters have it; other fields keep their defaults.
     """
     hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, _Group] = {name: group for name, hint in hints.items() if (group := _Group.find(hint)) is not None}
+    sets: dict[str, _Set] = {name: found for name, hint in hints.items() if (found := _Set.find(hint)) is not None}
     parameters: list[Parameter] = []
+    readers: dict[str, Callable[[Any], Any]] = {}
     for name, parameter in signature(command).parameters.items():
-        if name in groups:
-            parameters += groups[name].parameters
+        if name in sets:
+            parameters += sets[name].parameters
         else:
             parameters.append(_parameter(name, parameter.default, hints[name]))
-    parameters.append(_parameter("debug", False, Debug))
+            readers |= _reader_of_parameter(name, hints[name])
+    parameters += [_parameter(name, False, annotation) for name, annotation in _OF_EVERY_COMMAND.items()]
+    parameters.sort(key=_place_in_help)
 
     @wraps(command)
-    def run(*, debug: bool, **given: Any) -> None:
-        made = {name: group.make(given) for name, group in groups.items()}
-        command(**given, **made)
+    def run(*, quiet: bool, no_progress: bool, verbose: bool, **given: Any) -> None:
+        if quiet and given.get("as_json"):
+            raise InvalidInput("--quiet prints no results, and --json prints them: give one of them")
+        with _said(quiet=quiet, no_progress=no_progress, verbose=verbose):
+            made = {name: found.make(given) for name, found in sets.items()}
+            made |= {name: read(given.pop(name)) for name, read in readers.items()}
+            command(**given, **made)
 
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # what typer builds the command from
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
 
 
+_OF_EVERY_COMMAND: Mapping[str, Any] = {
+    "quiet": Annotated[bool, CommandOption("Print no results: only warnings and errors.", flags=("--quiet", "-q"))],
+    "no_progress": Annotated[bool, CommandOption("Show no progress.")],
+    "verbose": Annotated[
+        bool,
+        typer.Option(
+            *("--verbose", "-v"),
+            help="Log what happens, and show the traceback of an error.",
+            callback=_note_verbose,
+            is_eager=True,  # an error of another option has a traceback too
+            metavar="",
+            show_default=False,
+        ),
+    ],
+}
+
+_GROUPS: tuple[str, ...] = get_args(Group)
+
+
+def _place_in_help(parameter: Parameter) -> int:
+    """Return the number of the group that an option is in: the parser shows groups in the order in which they begin."""
+    return _GROUPS.index(getattr(parameter.annotation.__metadata__[0], "rich_help_panel", None) or _GROUPS[0])
+
+
+@contextmanager
+def _said(*, quiet: bool, no_progress: bool, verbose: bool) -> Iterator[None]:
+    """Print, during the block, what the user wants to see."""
+    with ExitStack() as during:
+        if quiet:
+            during.enter_context(redirect_stdout(during.enter_context(open(os.devnull, "w"))))
+        if quiet or no_progress:
+            during.enter_context(without_progress())
+        if verbose:
+            during.enter_context(_logged())
+        yield
+
+
+@contextmanager
+def _logged() -> Iterator[None]:
+    """Print on stderr, during the block, what the package logs."""
+    log, handler = logging.getLogger("shardstore"), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+
+
+def help_of(function: Callable[..., None]) -> str:
+    """Return the help of a command from its docstring: a paragraph is one line, but each example has its own, behind a ``$``."""
+    paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+    lines = [each.replace("\n  ", "\n$ ") if each.startswith("Examples:") else " ".join(each.split()) for each in paragraphs]
+    return escape("\n\n".join(lines))
+
+
 @dataclass(frozen=True, slots=True)
-class _Group:
-    """A group of options of a command."""
+class _Set:
+    """A set of options of a command."""
 
     cls: type[Any]
     parameters: list[Parameter]
@@ -151,7 +222,7 @@ class _Group:
     """What makes the value of a field from what is given on the command line."""
 
     @classmethod
-    def find(cls, hint: Any) -> _Group | None:
+    def find(cls, hint: Any) -> _Set | None:
         left_out = next((extra.names for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Without)), frozenset[str]())
         group = getattr(hint, "__origin__", hint) if left_out else hint
         if not is_dataclass(group) or not isinstance(group, type):
@@ -170,7 +241,7 @@ class _Group:
         return cls(group, parameters, readers)
 
     def make(self, given: dict[str, Any]) -> Any:
-        """Take the group's values out of what is given on the command line, and return the group. Raises ``InvalidInput``."""
+        """Take the set's values out of what is given on the command line, and return the set. Raises ``InvalidInput``."""
         taken = {parameter.name: given.pop(parameter.name) for parameter in self.parameters}
         read = {name: self.readers[name](value) if name in self.readers else value for name, value in taken.items()}
         return self.cls(**{name: value for name, value in read.items() if value is not None or name not in self.readers})
@@ -186,13 +257,15 @@ def _parameter(name: str, default: Any, annotation: Any) -> Parameter:
 
 def _of_parser(name: str, default: Any, shown: CommandOption) -> Any:
     is_number = shown.form == "number"
+    has_default = default is not None and default is not Parameter.empty and default != ""
     return typer.Option(
         *(shown.flags or _flags(name, default)),
-        metavar=shown.metavar,
-        help=shown.help,
-        show_default=default is not None and default is not Parameter.empty,
+        metavar="" if isinstance(default, bool) else shown.metavar,
+        help=escape(shown.help) + (f" [dim]\\[default: {shown.default}][/dim]" if shown.default and not has_default else ""),
+        show_default=has_default,
         min=0 if is_number else None,
         max=shown.most if is_number else None,
+        rich_help_panel=None if shown.group == _GROUPS[0] else shown.group,
     )
 
 
@@ -207,7 +280,7 @@ def _parameter_of(option: Field[Any]) -> Parameter:
     if is_flag:
         default = False
     elif shown.form == "bytes" and isinstance(option.default, int):
-        default = f"{option.default >> 20}MiB"
+        default = f"{option.default >> 20}MiB" if option.default else "0"
     elif isinstance(option.default, str | int):
         default = option.default
     shown = replace(shown, flags=shown.flags or _flags(option.name, option.default))
@@ -223,9 +296,19 @@ def _reader_of(option: Field[Any]) -> Callable[[Any], Any]:
     shown: CommandOption = option.metadata[KEY]
     if option.default is True:
         return lambda given: not given
-    (flag, *_) = shown.flags or _flags(option.name, option.default)
+    return _reader(shown, option.name, option.default)
+
+
+def _reader(shown: CommandOption, name: str, default: Any) -> Callable[[Any], Any]:
+    (flag, *_) = shown.flags or _flags(name, default)
     reader = _READERS.get(shown.form)
     return lambda given: None if given is None or given == [] else reader(flag, given) if reader else given
+
+
+def _reader_of_parameter(name: str, annotation: Any) -> dict[str, Callable[[Any], Any]]:
+    """Return the function that reads the value of a parameter, by its name; nothing if it needs none."""
+    shown = next((extra for extra in getattr(annotation, "__metadata__", ()) if isinstance(extra, CommandOption)), None)
+    return {name: _reader(shown, name, None)} if shown is not None and shown.form in _READERS else {}
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
@@ -274,7 +357,17 @@ def _parse_prices(name: str, pairs: list[str]) -> dict[str, float]:
     return prices
 
 
-_READERS: Mapping[Form, Callable[[str, Any], Any]] = {"bytes": parse_bytes, "counts": _parse_counts, "prices": _parse_prices}
+def _checked_duration(name: str, text: str) -> str:
+    seconds_of(name, text)
+    return text
+
+
+_READERS: Mapping[Form, Callable[[str, Any], Any]] = {
+    "bytes": parse_bytes,
+    "duration": _checked_duration,
+    "counts": _parse_counts,
+    "prices": _parse_prices,
+}
 
 
 def parse_policy(text: str) -> Any:

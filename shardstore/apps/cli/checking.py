@@ -12,17 +12,17 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from shardstore.adapters.store_paths import pair_options, resolve
+from shardstore.adapters.store_paths import StorePath, resolve
 from shardstore.adapters.tools.verification import census_step, decoder, picture_saver, verify_step
-from shardstore.apps.cli.arguments import AsJson, StorageOptions, Url, other_options
-from shardstore.apps.cli.execution import WorkOptions, check_writable
+from shardstore.apps.cli.arguments import AsJson, Explain, PairOptions, StorageOptions, Url
+from shardstore.apps.cli.execution import WorkOptions, check_writable, unfinished_pack
 from shardstore.apps.cli.output import ExitCode, alike, complain, end, exit_code, has_colours, message, print_json, show, show_more, wrapped
-from shardstore.errors import InvalidInput
+from shardstore.errors import InvalidInput, NotFound
 from shardstore.maintenance.census import ArrayCensus, Census, merged, read_census, take_census
 from shardstore.maintenance.execution import Execution
 from shardstore.maintenance.verify.findings import Detectable, Finding
 from shardstore.maintenance.verify.run import ArrayVerified, Copy, VerifyReport, verify_engine
-from shardstore.model.options import CommandOption
+from shardstore.model.options import OUTPUT, CommandOption
 from shardstore.model.words import count, plural, shape, size
 
 _ARRAYS_NAMED = 8
@@ -31,41 +31,35 @@ _ARRAYS_NAMED = 8
 def verify(
     *,
     url: Url,
-    deep: Annotated[bool, CommandOption("Decode every chunk, by zarr's codecs.")] = False,
-    against: Annotated[str | None, CommandOption("Compare metadata and every chunk with another copy.", "URL")] = None,
+    deep: Annotated[bool, CommandOption("Decode every chunk.")] = False,
+    against: Annotated[str | None, CommandOption("Compare with another copy, chunk by chunk.", "URL")] = None,
     census: Annotated[
         list[Path] | None,
-        CommandOption("Find what is missing or has moved since a census; repeat it if parts have taken it.", "FILE"),
+        CommandOption("Compare with a census, or with all its parts; repeatable.", "FILE"),
     ] = None,
+    explain: Explain = False,
     work: WorkOptions,
     as_json: AsJson = False,
-    storage: StorageOptions,
-    against_options: Annotated[str | None, CommandOption("Options of the filesystem of the other copy, where they differ.", "JSON")] = None,
+    storage: PairOptions,
 ) -> None:
-    """Check metadata, indexes, bounds and checksums, and find objects that belong to no node. Writes nothing.
+    """Check that stored data is sound: metadata, indices, bounds and checksums. Writes nothing.
 
-    Chunks are read if they have checksums, or with --deep. The output says for each array which damage can be detected, and which cannot.
-    Errors make readers fail or see wrong values: the exit code is 5 then. Notes are about valid data, or about what harms no reader.
+    Chunks are read if they have checksums, or with --deep. The verdict comes first; --explain adds which damage can be found, and which
+    cannot. Errors make readers fail or see wrong values: the exit code is 5 then. Notes are about what harms no reader.
 
     Examples:
-
-        shardstore verify data.zarr
-
-        shardstore verify --deep s3://bucket/data.zarr/ct -o anon=true
-
-        shardstore verify packed.zarr --against s3://bucket/original.zarr
-
-        shardstore verify data.zarr --census monday.census
-
-        shardstore verify --json s3://bucket/data.zarr --part 3/16
+      shardstore verify data.zarr
+      shardstore verify --deep s3://bucket/data.zarr/ct -o anon=true
+      shardstore verify packed.zarr --against s3://bucket/original.zarr
+      shardstore verify data.zarr --census monday.census
+      shardstore verify --json s3://bucket/data.zarr --part 3/16
     """
     expected = merged([read_census(file) for file in census]) if census else None
-    given = storage.parsed()
     target = storage.resolve(url)
+    _check_complete(target)
     copy = None
     if against is not None:
-        copy_options = other_options(against_options, "--against-options")
-        there = resolve(against, pair_options(url, against, given, copy_options)[1])
+        there = resolve(against, storage.parsed_pair(url, against)[1])
         copy = Copy(there.engine.canonical, there.path)
     advice = "nothing was changed, and the findings so far are not shown; --part I/N verifies in smaller pieces"
     with work.running(advice, verify_step) as (arguments, progress):
@@ -82,7 +76,7 @@ def verify(
     if as_json:
         print_json(report.to_json())
     else:
-        _show_verified(str(target), report)
+        _show_verified(str(target), report, explain=explain)
     work.write_failures(report.unread)
     sys.stdout.flush()
     if report.unread:
@@ -97,23 +91,45 @@ def verify(
 # -- for people --------------------------------------------------------------------------------------------------------
 
 
-def _show_verified(where: str, report: VerifyReport) -> None:
+def _check_complete(target: StorePath) -> None:
+    """Raise ``NotFound`` if a pack into the place has not ended: its objects belong to no node yet, and are not to be removed."""
+    if not target.has_root and (why := unfinished_pack(target)) is not None:
+        raise NotFound(f"{target} is not complete: {why}")
+
+
+def _verdict(where: str, report: VerifyReport) -> Text:
+    amounts = f"{plural(report.errors, 'error')}, {plural(report.notes, 'note')}"
+    if report.errors:
+        return Text.assemble((where, "bold"), ": ", ("damaged", "bold red"), f": {amounts}")
+    if report.unread:
+        unread = f"{plural(len(report.unread), 'object')} could not be read"
+        return Text.assemble((where, "bold"), ": ", (unread, "bold red"), f": {amounts}")
+    return Text.assemble((where, "bold"), ": ", ("sound", "bold green") if report.arrays else "no array was found", f": {amounts}")
+
+
+def _show_verified(where: str, report: VerifyReport, *, explain: bool) -> None:
     arrays, objects = plural(len(report.arrays), "array"), plural(report.objects, "object")
-    show(Text.assemble((where, "bold"), f"  {arrays}, {objects}, {size(report.nbytes_read)} read"))
-    if report.arrays:
-        show("", *map(_array, report.arrays))
-    for arrays_alike in _by_detectable(report.arrays):
-        show("", wrapped("in ", _named(arrays_alike, report.arrays), "dim"))
-        for label, sentences in (("detects", arrays_alike[0].detectable.found), ("cannot detect", arrays_alike[0].detectable.missed)):
-            for sentence in sentences:
-                show(wrapped(f"{label}  ", sentence, "dim", indent=2))
+    show(_verdict(where, report), Text(f"{arrays}, {objects}, {size(report.nbytes_read)} read"))
     errors = [finding for finding in report.findings if finding.severity == "error"]
     notes = [finding for finding in report.findings if finding.severity == "note"]
     if errors or notes:
         show("")
     _show_findings("error  ", "bold red", errors, report.errors)
     _show_findings("note   ", "yellow", notes, report.notes)
-    show("", Text(f"{plural(report.errors, 'error')}, {plural(report.notes, 'note')}", "bold"))
+    if report.arrays:
+        show("", *map(_array, report.arrays))
+    if explain:
+        _show_detectable(report)
+    elif report.arrays:
+        show("", Text("--explain shows which damage this can find, and which it cannot"))
+
+
+def _show_detectable(report: VerifyReport) -> None:
+    for arrays_alike in _by_detectable(report.arrays):
+        show("", wrapped("in ", _named(arrays_alike, report.arrays), "dim"))
+        for label, sentences in (("detects", arrays_alike[0].detectable.found), ("cannot detect", arrays_alike[0].detectable.missed)):
+            for sentence in sentences:
+                show(wrapped(f"{label}  ", sentence, "dim", indent=2))
 
 
 def _show_findings(label: str, style: str, findings: Sequence[Finding], total: int) -> None:
@@ -159,36 +175,32 @@ _EMPTY, _FULL = (44, 48, 56), (96, 190, 255)  # red, green, blue
 def census(
     *,
     url: Url,
-    output: Annotated[Path | None, CommandOption("Store the census in this file, for shardstore verify --census.", "FILE")] = None,
-    contents: Annotated[bool, CommandOption("Read every object whole and store its digest, not only that of its index.")] = False,
+    output: Annotated[Path | None, OUTPUT] = None,
+    contents: Annotated[bool, CommandOption("Read objects whole, for digests of all their bytes.")] = False,
     draw: Annotated[bool, CommandOption("Draw each array in the terminal.")] = False,
     picture: Annotated[Path | None, CommandOption("Draw all arrays into a .png or .svg file.", "FILE")] = None,
-    axes: Annotated[str | None, CommandOption("The two axes that pictures show; by default the longest two.", "I,J")] = None,
+    axes: Annotated[str | None, CommandOption("The two axes that pictures show.", "I,J", default="the longest two")] = None,
     work: WorkOptions,
     as_json: AsJson = False,
     storage: StorageOptions,
 ) -> None:
-    """Count which chunks exist, array by array, as a table, a compact file, and a picture.
+    """Count which chunks exist, array by array. The result is a table, a compact file, or a picture.
 
-    Makes one listing, and one request for the index of each shard. Shards whose index cannot be read are listed; the exit code is 5 then.
-    Each part stores a census of its own: give all of them to shardstore verify.
+    Makes one listing, and one request for the index of each shard. The exit code is 5 if an index cannot be read. Each part stores a census
+    of its own: give all of them to shardstore verify --census.
 
     Examples:
-
-        shardstore census data.zarr
-
-        shardstore census s3://bucket/data.zarr --output monday.census
-
-        shardstore census s3://bucket/data.zarr --part 3/16 --output 3.census
-
-        shardstore census data.zarr/ct --draw --picture ct.png --axes 0,2
+      shardstore census data.zarr
+      shardstore census s3://bucket/data.zarr --output monday.census
+      shardstore census s3://bucket/data.zarr --part 3/16 --output 3.census
+      shardstore census data.zarr/ct --draw --picture ct.png --axes 0,2
     """
     chosen = None if axes is None else _axes(axes)
     save = None if picture is None else picture_saver()
     target = storage.resolve(url)
     for name, file in (("--output", output), ("--picture", picture)):
         check_writable(name, file)
-    if work.only_failed is not None and output is not None and output.exists():
+    if work.failed_from is not None and output is not None and output.exists():
         raise InvalidInput(f"--output {output} exists, and a census of only what failed would replace it: give another file")
     with work.running("nothing was stored; --part I/N counts in smaller pieces", census_step) as (arguments, progress):
         taken = take_census(

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
 
-from shardstore.adapters.store_paths import is_versioned_store, options_for
+from shardstore._sync import run_sync
+from shardstore.adapters.store_paths import StorePath, is_versioned_store, options_for
 from shardstore.apps.cli.output import ExitCode, complain, end, exit_code, message
 from shardstore.errors import InvalidInput, StorageError, Unsupported
 from shardstore.maintenance.cluster import ExecutorLike
 from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY, MAX_MEMORY, PART, RETRIES, WORKERS
+from shardstore.maintenance.packing.unfinished import unfinished
 from shardstore.maintenance.pins import Pin, parse_pins
 from shardstore.maintenance.shards import FailedShard, FirstItems
 from shardstore.model.options import CommandOption, option
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
-Scheduler = Annotated[str | None, CommandOption("Let the workers of this dask cluster do the work.", "tcp://HOST:PORT")]
+Scheduler = Annotated[str | None, CommandOption("A dask cluster that does the work.", "HOST:PORT", group="Run")]
 
 CONNECT_SECONDS = 15.0
 """The time for the scheduler of a cluster to answer."""
@@ -73,8 +75,10 @@ class WorkOptions:
     scheduler: Scheduler = None
     retries: int = option(2, RETRIES)
     max_memory: int = option(DEFAULT_MAX_MEMORY, MAX_MEMORY)
-    failures: Annotated[Path | None, CommandOption("Write the keys that failed into this file, for --only-failed.", "FILE")] = None
-    only_failed: Annotated[Path | None, CommandOption("Do only what failed: a file that --failures has written.", "FILE")] = None
+    failures: Annotated[Path | None, CommandOption("Write the keys that failed into this file.", "FILE", group="Run")] = None
+    failed_from: Annotated[
+        Path | None, CommandOption("Do only the keys in this file, which --failures wrote.", "FILE", group="Selection")
+    ] = None
 
     @contextmanager
     def running(self, advice: str, step: Callable[P, Step]) -> Iterator[tuple[dict[str, Any], Callable[P, None]]]:
@@ -85,7 +89,7 @@ class WorkOptions:
             Unsupported, StorageError: as ``cluster``.
         """
         check_writable("--failures", self.failures)
-        only = None if self.only_failed is None else read_failures(self.only_failed)
+        only = None if self.failed_from is None else read_failures(self.failed_from)
         given = {"part": self.part, "workers": self.workers, "retries": self.retries, "max_memory": self.max_memory, "only": only}
         with interruptible(advice), cluster(self.scheduler) as executor, step_bar() as bar:
             yield given | {"executor": executor}, lambda *args, **kwargs: bar(step(*args, **kwargs))
@@ -109,8 +113,8 @@ class WorkOptions:
 class ReplaceOptions(WorkOptions):
     """The options of work that replaces shards."""
 
-    exclusive: bool = option(False, "Confirm that no other program writes: needed if the storage has no compare-and-swap.")
-    locks: str = option("auto", "cluster: locks of this file system also hold between machines.", "auto|cluster")
+    exclusive: bool = option(False, "Confirm that no other program writes meanwhile.", group="Expert")
+    locks: str = option("auto", "cluster: locks also hold between machines.", "auto|cluster", group="Expert")
 
     def replacing(self) -> dict[str, Any]:
         """Return the arguments that say how shards are replaced."""
@@ -129,9 +133,9 @@ def read_failures(file: Path) -> list[str]:
             raise TypeError("a key is not a text")
         return keys
     except OSError as exc:
-        raise InvalidInput(f"--only-failed {file} cannot be read: {exc.strerror}") from exc
+        raise InvalidInput(f"--failed-from {file} cannot be read: {exc.strerror}") from exc
     except (ValueError, KeyError, TypeError) as exc:
-        raise InvalidInput(f"--only-failed {file} is not what --failures has written: {exc}") from exc
+        raise InvalidInput(f"--failed-from {file} is not what --failures has written: {exc}") from exc
 
 
 def check_writable(name: str, file: Path | None) -> None:
@@ -142,6 +146,17 @@ def check_writable(name: str, file: Path | None) -> None:
     """
     if file is not None and (file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK)):
         raise InvalidInput(f"{name} {file} cannot be written: it is a directory, or its directory is missing or not writable")
+
+
+def unfinished_pack(target: StorePath) -> str | None:
+    """Return, in words, that a pack into a store has not ended; ``None`` if no record next to the store shows that. Makes one listing."""
+    if target.handle.snapshot is not None:
+        return None
+    root = target.address.at(target.depth)
+    record = run_sync(unfinished(root, target.engine.canonical.storage, dict(target.options) or None, is_there=target.has_root))
+    if record is None:
+        return None
+    return f"a pack into it has not ended, as its record {record} shows: run the same pack again to end it"
 
 
 @contextmanager
@@ -186,9 +201,9 @@ def end_with(failed: FirstItems[FailedShard], damaged: int) -> None:
 class HeldOptions:
     """The options that name pinned shards: offsets into them are held elsewhere."""
 
-    pins: Annotated[Path | None, CommandOption("A file of keys of pinned shards, one a line: they stay unchanged.", "FILE")] = None
+    pins: Annotated[Path | None, CommandOption("Leave the shards in this file unchanged.", "FILE", group="Selection")] = None
     pins_of: Annotated[
-        list[str] | None, CommandOption("A set of references, or a versioned store, whose shards stay unchanged; repeatable.", "SET")
+        list[str] | None, CommandOption("Leave the shards of this set or store unchanged; repeatable.", "SET", group="Selection")
     ] = None
 
     def held(self, url: str, options: Mapping[str, Any]) -> list[Pin]:

@@ -15,46 +15,40 @@ from rich.table import Table
 from rich.text import Text
 
 from shardstore._sync import run_sync
-from shardstore.adapters.store_paths import StorePath, resolve
+from shardstore.adapters.store_paths import StorePath
 from shardstore.adapters.tools.versions import rows_of, runtime_facts
-from shardstore.apps.cli.arguments import AsJson, OptionsJson, StorageOptions, Url, argument, storage_options
-from shardstore.apps.cli.execution import check_writable
+from shardstore.apps.cli.arguments import AsJson, Explain, Fast, Overwrite, StorageOptions, Url, argument
+from shardstore.apps.cli.execution import check_writable, unfinished_pack
 from shardstore.apps.cli.output import ExitCode, alike, end, print_json, progress_bar, show, show_more, wrapped
 from shardstore.apps.reports.facts import MOST_ARRAYS, store_document
 from shardstore.apps.reports.reporting import Report, page_module, report_on, write_whole
 from shardstore.apps.reports.words import abilities, array_rows, no_v3, presented_as, stored_as, writers
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.maintenance.survey.run import ArraySurvey, StorageFacts, Stored, Survey, storage_facts, survey
-from shardstore.model.options import CommandOption, option
+from shardstore.model.options import ACCESS, FAST, OUTPUT, SHOW, CommandOption, option
 from shardstore.model.words import plural, shape, size
 
 
 def info(
     *,
     url: Annotated[str | None, argument("URL", "A path, URL or chain of URLs: of a store, or a node in it.")] = None,
-    fast: Annotated[bool, CommandOption("Metadata only: shards are neither counted nor read.")] = False,
-    probe: Annotated[
-        bool, CommandOption("Ask the server which conditions it honours. May write and remove an empty object if it honours none.")
-    ] = False,
-    runtime: Annotated[
-        bool, CommandOption("Versions of installed packages, the codec pipeline that zarr would use, and whether there is a kernel.")
-    ] = False,
+    fast: Fast = False,
+    probe: Annotated[bool, CommandOption("Ask the server which conditions it honours.")] = False,
+    runtime: Annotated[bool, CommandOption("Show versions of packages, and the codec pipeline.")] = False,
+    explain: Explain = False,
     as_json: AsJson = False,
     storage: StorageOptions,
 ) -> None:
-    """Show each array: how it is stored and presented, which shards and chunks exist, bytes, dead bytes, and damage.
+    """Show the state of a store: its arrays, shards, chunks, bytes, and damage.
 
-    Makes one listing, and one request for the index of each shard. Damaged shards are listed, and the exit code is 5 then.
+    The verdict comes first; --explain adds what it is based on, and what the storage can do. Makes one listing, one request for the index
+    of each shard, and one for the record of a pack. The exit code is 5 if shards are damaged.
 
     Examples:
-
-        shardstore info data.zarr
-
-        shardstore info --fast s3://bucket/data.zarr -o anon=true
-
-        shardstore info --json s3://bucket/data.zarr/ct
-
-        shardstore info --runtime
+      shardstore info data.zarr
+      shardstore info --fast s3://bucket/data.zarr -o anon=true
+      shardstore info --json s3://bucket/data.zarr/ct
+      shardstore info --runtime
     """
     document: dict[str, Any] = {}
     if url is None and not runtime:
@@ -64,19 +58,21 @@ def info(
     damaged = False
     if url is not None:
         target = storage.resolve(url)
-        found = _survey(target, fast)
+        packing = unfinished_pack(target) if not (fast and target.has_root) else None
+        found = _survey(target, fast, packing)
         engine = target.engine
         facts = storage_facts(engine, target.handle.snapshot, run_sync(engine.storage.probe()) if probe else None)
         damaged = found.damaged_objects > 0
-        document |= store_document(found, facts)
+        document |= store_document(found, facts) | {"unfinished_pack": packing}
         if not as_json:
-            _show(str(target), found, facts)
+            show(_verdict(target, found, fast=fast, packing=packing))
+            _show(found, facts, explain=explain)
             if target.handle.snapshot is not None:
                 show(wrapped("snapshot ", target.handle.snapshot.described, "bold"))
             if found.arrays or found.groups:
                 show(_flavours(facts.stored))
-            elif target.is_versioned_store():
-                show(wrapped("", f"a versioned store: name a snapshot, such as {target}@main; shardstore snapshots log shows them"))
+            if explain:
+                show("", wrapped("", _EXPLAINED))
     if as_json:
         print_json(document)
     elif runtime:
@@ -86,9 +82,14 @@ def info(
         end(ExitCode.CORRUPT, f"{how_many} damaged: write all their chunks again, or restore them")
 
 
-def _survey(target: StorePath, fast: bool) -> Survey:
-    with progress_bar("looking", "objects") as bar:
-        found = run_sync(survey(target.engine.canonical, target.path, indices=not fast, progress=bar, shown=str(target)))
+def _survey(target: StorePath, fast: bool, packing: str | None) -> Survey:
+    try:
+        with progress_bar("looking", "objects") as bar:
+            found = run_sync(survey(target.engine.canonical, target.path, indices=not fast, progress=bar, shown=str(target)))
+    except NotFound as exc:
+        if packing is None:
+            raise
+        raise NotFound(f"{target} is not complete: {packing}") from exc
     if found.kind == "directory" and not found.arrays and not found.groups and target.has_root:
         raise NotFound(f"there is no node at {target}: shardstore ls and cat show keys")
     return found
@@ -97,31 +98,54 @@ def _survey(target: StorePath, fast: bool) -> Survey:
 # -- for people --------------------------------------------------------------------------------------------------------
 
 
-def _show(where: str, found: Survey, storage: StorageFacts) -> None:
+_EXPLAINED = (
+    "Damage of the index of a shard is found here, and an index that leads out of its shard. Damage of the chunks themselves is not: "
+    "shardstore verify reads those that have checksums, and with --deep all of them."
+)
+
+
+def _verdict(target: StorePath, found: Survey, *, fast: bool, packing: str | None) -> Text:
+    where = Text.assemble((str(target), "bold"), ": ")
+    if packing is not None:
+        return where + Text.assemble(("not complete", "bold red"), f": {packing}")
+    if found.damaged_objects or found.unreadable:
+        amounts = [(found.damaged_objects, "shard"), (len(found.unreadable), "node that cannot be read")]
+        nouns = {"node that cannot be read": "nodes that cannot be read"}
+        return where + Text.assemble(
+            ("damaged", "bold red"), ": ", ", ".join(plural(number, noun, nouns.get(noun)) for number, noun in amounts if number)
+        )
+    if not found.arrays and not found.groups and target.is_versioned_store():
+        return where + Text(f"a versioned store: name a snapshot, such as {target}@main; shardstore snapshots log shows them")
+    if (nothing := no_v3(found)) is not None:
+        return where + Text(nothing)
+    if fast:
+        return where + Text("not looked for damage: --fast reads metadata only")
+    return where + Text.assemble(("no damage was found", "bold green"))
+
+
+def _show(found: Survey, storage: StorageFacts, *, explain: bool) -> None:
     parts = [plural(found.groups, "group"), plural(len(found.arrays), "array")]
     if found.objects is not None and found.stored_nbytes is not None:
         parts += [plural(found.objects, "object"), size(found.stored_nbytes)]
-    show(Text.assemble((where, "bold"), "  ", ", ".join(parts)))
+    show(Text(", ".join(parts)))
+    for first, more in alike(found.damage, lambda damage: damage.what):
+        show(wrapped("damaged  ", f"{first.key}: {first.what}", "bold red"))
+        show_more([damage.key for damage in more], "         ")
+    for unreadable in found.unreadable:
+        show(Text.assemble(("not a node  ", "yellow"), f"{unreadable.path or '/'}: {unreadable.reason}"))
     for array in found.arrays:
         show("")
         show(_array(array, storage.kind))
     if found.other_objects:
         show("")
         show(Text(f"{plural(found.other_objects, 'other object')}, {size(found.other_nbytes or 0)}: not part of any node"))
-    if (nothing := no_v3(found)) is not None:
-        show("", Text(nothing))
-    elif found.v2_documents:
+    if no_v3(found) is None and found.v2_documents:
         show("", Text(f"{plural(len(found.v2_documents), 'node')} of Zarr v2: shown unchanged; shards are of Zarr v3"))
-    for unreadable in found.unreadable:
-        show(Text.assemble(("not a node  ", "yellow"), f"{unreadable.path or '/'}: {unreadable.reason}"))
     show("")
     for group in found.consolidated:
         state = ("out of date: renew it by zarr.consolidate_metadata", "yellow") if group.is_stale else ("up to date", "")
         show(Text.assemble(f"consolidated metadata of {group.path or '/'}: {plural(group.arrays, 'array')}, ", state))
-    show(*_capabilities(storage))
-    for first, more in alike(found.damage, lambda damage: damage.what):
-        show(wrapped("damaged  ", f"{first.key}: {first.what}", "bold red"))
-        show_more([damage.key for damage in more], "         ")
+    show(*_capabilities(storage, explain=explain))
 
 
 def _rows(rows: list[tuple[str, str]]) -> Table:
@@ -142,9 +166,9 @@ def _flavours(stored: Stored) -> Text:
     return Text.assemble(("stored ", "bold"), stored_as(stored), ("  presented ", "bold"), presented_as(stored))
 
 
-def _capabilities(storage: StorageFacts) -> list[Text]:
+def _capabilities(storage: StorageFacts, *, explain: bool) -> list[Text]:
     lines = [wrapped(f"storage {storage.kind}: ", writers(storage.kind, storage.capabilities, storage.is_known), "bold")]
-    able = abilities(storage.kind, storage.capabilities)
+    able = abilities(storage.kind, storage.capabilities) if explain else []
     if able:
         lines.append(Text("  it can"))
     width = len("promise") + 2
@@ -161,73 +185,42 @@ _STDOUT = "-"
 _DEFAULT_FILE = "report.html"
 
 
-@dataclass(frozen=True, slots=True)
-class ReportOptions:
-    """The file for the page, and options of the filesystem: ``-o`` may be either, since it is common for both."""
-
-    output: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Where the page goes: a file, or - for stdout.", show_default=_DEFAULT_FILE)
-    ] = None
-    options: Annotated[
-        list[str] | None,
-        CommandOption(
-            "As --output; or, with a =, one option of the filesystem; may be repeated.", "FILE|KEY=VALUE", flags=("-o", "--option")
-        ),
-    ] = None
-    options_json: OptionsJson = None
-
-    def parsed(self) -> tuple[str | None, dict[str, object]]:
-        """Return the file, if one is given, and the options of the filesystem. Raises ``InvalidInput``."""
-        files = [text for text in self.options or () if "=" not in text]
-        if self.output is not None:
-            files.append(self.output)
-        if len(files) > 1:
-            raise InvalidInput(f"{' and '.join(files)}: give one file for the page")
-        return (files[0] if files else None), storage_options(self.options_json, [text for text in self.options or () if "=" in text])
-
-
 @dataclass(frozen=True)
 class PageOptions:
     """Options of ``shardstore.report``."""
 
-    fast: bool = option(False, "Metadata only: shards are neither counted nor read.")
+    fast: bool = option(False, FAST)
     pictures: bool = option(True, "Do not draw which chunks exist.")
-    preview: bool = option(False, "Show a slice of each array: at most 4 MiB of chunks each.")
-    access: Sequence[str] = option(
-        (), "What is read at once, for advice, as for shardstore advise.", "PATTERN", form="texts", flags=("--access", "-a")
-    )
-    verified: str | None = option(None, "A file with the output of shardstore verify --json, to be shown on the page.", "FILE")
-    most_arrays: int = option(MOST_ARRAYS, "Show at most this many arrays; all are counted.", "N", form="number")
+    preview: bool = option(False, "Show a slice of each array, of 4 MiB at most.")
+    access: Sequence[str] = option((), ACCESS)
+    verified: str | None = option(None, "A result of verify --json, to be shown on the page.", "FILE")
+    most_arrays: int = option(MOST_ARRAYS, SHOW)
 
 
 def report(
     *,
     url: Url,
-    given: ReportOptions,
+    output: Annotated[str | None, replace(OUTPUT, default=f"{_DEFAULT_FILE}; - is stdout")] = None,
     as_json: AsJson = False,
-    force: Annotated[bool, CommandOption("Replace the file, if there is one.")] = False,
+    overwrite: Overwrite = False,
     shown: PageOptions,
+    storage: StorageOptions,
 ) -> None:
-    """Make one page about a store and its state: arrays, shards, sizes, which chunks exist, damage, and advice.
+    """Make one page about a store and its state. It shows arrays, shards, sizes, which chunks exist, damage, and advice.
 
-    The page needs no network and no other file. Makes one listing, and one request for the index of each shard. --json prints the same
-    facts. Where something is damaged, the page is made, and the exit code is 5.
+    The page needs no network and no other file. --json prints the same facts. Makes one listing, and one request for the index of each
+    shard. Where something is damaged, the page is made, and the exit code is 5.
 
     Examples:
-
-        shardstore report data.zarr
-
-        shardstore report s3://bucket/data.zarr -o report.html -o anon=true
-
-        shardstore verify --deep --json data.zarr > verified.json; shardstore report data.zarr --verified verified.json --preview
-
-        shardstore report --json data.zarr
+      shardstore report data.zarr
+      shardstore report s3://bucket/data.zarr --output report.html -o anon=true
+      shardstore verify --deep --json data.zarr > verified.json; shardstore report data.zarr --verified verified.json --preview
+      shardstore report --json data.zarr
     """
-    output, options = given.parsed()
-    file = _checked_file(output, as_json, force)
+    file = _checked_file(output, as_json, overwrite)
     if not as_json:
         page_module()  # its package may be missing: that is reported before the work
-    target = resolve(url, options)
+    target = storage.resolve(url)
     if as_json:
         shown = replace(shown, pictures=False, preview=False)
     with progress_bar("looking", "objects") as bar:
@@ -244,7 +237,7 @@ def report(
         end(ExitCode.CORRUPT, f"{target} is damaged: {_damage(made)}")
 
 
-def _checked_file(output: str | None, as_json: bool, force: bool) -> Path | None:
+def _checked_file(output: str | None, as_json: bool, overwrite: bool) -> Path | None:
     """Return the file for the page, which can be written; ``None`` for stdout. Raises ``InvalidInput``."""
     if as_json and output is not None:
         raise InvalidInput("--json prints on stdout: give no file with it")
@@ -252,8 +245,8 @@ def _checked_file(output: str | None, as_json: bool, force: bool) -> Path | None
         return None
     file = Path(output or _DEFAULT_FILE)
     check_writable("--output", file)
-    if file.exists() and not force:
-        raise InvalidInput(f"{file} exists: give another file, or --force to replace it")
+    if file.exists() and not overwrite:
+        raise InvalidInput(f"{file} exists: give another file, or --overwrite to replace it")
     return file
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from shardstore._sync import iterate, run_sync
 from shardstore.adapters.store_paths import StorePath
-from shardstore.apps.cli.arguments import AsJson, StorageOptions, Url, argument
+from shardstore.apps.cli.arguments import AsJson, Recursive, StorageOptions, Url, argument
 from shardstore.apps.cli.output import JsonList, first_error
 from shardstore.errors import Corruption, InvalidInput, NotFound
 from shardstore.format.store_keys import check_prefix, join, metadata_key
@@ -33,25 +33,21 @@ def ls(
     *,
     url: Url,
     prefix: Annotated[str | None, argument("[PREFIX]", "A directory or key below URL.")] = None,
-    recursive: Annotated[bool, CommandOption("Everything below, not only the first level.", flags=("--recursive", "-r"))] = False,
-    long: Annotated[bool, CommandOption("Sizes in bytes too.", flags=("--long", "-l"))] = False,
-    stored: Annotated[bool, CommandOption("The stored objects, shards and all, instead of chunks.")] = False,
+    recursive: Recursive = False,
+    long: Annotated[bool, CommandOption("Show sizes in bytes too.", flags=("--long", "-l"))] = False,
+    stored: Annotated[bool, CommandOption("List the stored objects, which are shards, instead of chunks.")] = False,
     as_json: AsJson = False,
     storage: StorageOptions,
 ) -> None:
-    """List keys: metadata documents, chunks, and other objects. Names are relative to URL; directories end with `/`.
+    """List keys: metadata documents, chunks, and other objects. Names are relative to URL, and directories end with /.
 
-    Chunks are listed from the indices of the shards, one request a shard.
+    Chunks are found by the indices of the shards, with one request for each shard.
 
     Examples:
-
-        shardstore ls data.zarr
-
-        shardstore ls -l s3://bucket/data.zarr ct/c/0
-
-        shardstore ls -r --json s3://bucket/data.zarr/ct
-
-        shardstore ls -r -l --stored data.zarr
+      shardstore ls data.zarr
+      shardstore ls -l s3://bucket/data.zarr ct/c/0
+      shardstore ls -r --json s3://bucket/data.zarr/ct
+      shardstore ls -r -l --stored data.zarr
     """
     target = storage.resolve(url)
     path = check_prefix(join(target.path, (prefix or "").strip("/"))).strip("/")
@@ -161,17 +157,12 @@ def cat(
     ] = None,
     storage: StorageOptions,
 ) -> None:
-    """Write the bytes of a chunk, a metadata document or another object to stdout, as a client sees them.
-
-    A chunk is read out of its shard; metadata documents are those of the chunk-level view.
+    """Write the bytes of a chunk, a metadata document or another object to stdout. They are as a client sees them.
 
     Examples:
-
-        shardstore cat s3://bucket/data.zarr ct/zarr.json
-
-        shardstore cat s3://bucket/data.zarr/ct/c/0/3/1 > chunk.bin
-
-        shardstore cat data.zarr ct/c/0/0/0 --range 0:16 | xxd
+      shardstore cat s3://bucket/data.zarr ct/zarr.json
+      shardstore cat s3://bucket/data.zarr/ct/c/0/3/1 > chunk.bin
+      shardstore cat data.zarr ct/c/0/0/0 --range 0:16 | xxd
     """
     wanted = parse_range(byte_range)
     target = storage.resolve(url).as_key()

@@ -7,14 +7,12 @@ from typing import Annotated
 
 from shardstore.adapters.store_paths import StorePath
 from shardstore.adapters.whole_nodes import copy, missing_group, move, removal, remove, stale_groups
-from shardstore.apps.cli.arguments import AsJson, PairOptions, StorageOptions, Url, Yes, argument
+from shardstore.apps.cli.arguments import AsJson, DryRun, Overwrite, PairOptions, Recursive, StorageOptions, Url, Yes, argument
 from shardstore.apps.cli.output import ask, complain, print_result, progress_bar
 from shardstore.errors import InvalidInput
-from shardstore.model.options import CommandOption
 from shardstore.model.words import plural, size
 
 Destination = Annotated[str, argument("DST", "Its new place, not the directory to put it into.")]
-Overwrite = Annotated[bool, CommandOption("Erase what is at DST first.")]
 
 
 def cp(
@@ -25,17 +23,14 @@ def cp(
     as_json: AsJson = False,
     storage: PairOptions,
 ) -> None:
-    """Copy a node with all that is in it. Shards are copied unchanged: nothing is decoded or packed again.
+    """Copy a node with all that is in it; shards stay unchanged. Metadata is written last.
 
-    Within one storage the storage copies, and no data passes through this machine where it can. Metadata is written last.
+    Within one storage, the storage copies where it can, and no data passes through this machine.
 
     Examples:
-
-        shardstore cp s3://bucket/data.zarr/ct s3://bucket/data.zarr/ct-backup
-
-        shardstore cp data.zarr s3://bucket/data.zarr -o endpoint_url=http://127.0.0.1:9000
-
-        shardstore cp --overwrite s3://bucket/data.zarr/ct local.zarr/ct
+      shardstore cp s3://bucket/data.zarr/ct s3://bucket/data.zarr/ct-backup
+      shardstore cp data.zarr s3://bucket/data.zarr -o endpoint_url=http://127.0.0.1:9000
+      shardstore cp --overwrite s3://bucket/data.zarr/ct local.zarr/ct
     """
     one, other, copied = _transfer("copying", copy, source, destination, storage, overwrite=overwrite)
     document = {"source": str(one), "target": str(other), "objects": copied}
@@ -52,18 +47,14 @@ def mv(
     as_json: AsJson = False,
     storage: PairOptions,
 ) -> None:
-    """Move a node with all that is in it. Shards are moved unchanged.
+    """Move a node with all that is in it; shards stay unchanged. No program should write to the node meanwhile.
 
-    On local disks this is one rename, of however many chunks. Object stores have no rename: there the storage copies the
-    shards, and the source is removed once all of it has arrived. Nothing should write to the node while it is moved.
+    On local disks this is one rename. Object stores have no rename: the storage copies, and the source is removed when all has arrived.
 
     Examples:
-
-        shardstore mv data.zarr/ct data.zarr/ct-old
-
-        shardstore mv s3://bucket/data.zarr/ct s3://bucket/data.zarr/scans/ct
-
-        shardstore mv s3://bucket/new.zarr s3://bucket/data.zarr --overwrite
+      shardstore mv data.zarr/ct data.zarr/ct-old
+      shardstore mv s3://bucket/data.zarr/ct s3://bucket/data.zarr/scans/ct
+      shardstore mv s3://bucket/new.zarr s3://bucket/data.zarr --overwrite
     """
     one, other, moved = _transfer("moving", move, source, destination, storage, overwrite=overwrite)
     print_result(as_json, {"source": str(one), "target": str(other), "operations": moved}, f"moved {one} to {other}")
@@ -74,23 +65,21 @@ def mv(
 def rm(
     *,
     url: Url,
+    dry_run: DryRun = False,
     yes: Yes = False,
-    recursive: Annotated[bool, CommandOption("Groups with what is in them, and directories.", flags=("--recursive", "-r"))] = False,
+    recursive: Recursive = False,
     as_json: AsJson = False,
     storage: StorageOptions,
 ) -> None:
     """Remove an array, a group, a directory, or a single chunk.
 
-    Of an array or group the metadata is removed last. A single chunk is taken out of its shard at once. Anything else is removed after a
-    question on a terminal; without a terminal it is refused unless --yes is given. A place without anything of Zarr is left alone.
+    A single chunk is taken out of its shard at once. Anything else is removed after a question; without a terminal, --yes is needed. A
+    place without Zarr data is left alone.
 
     Examples:
-
-        shardstore rm data.zarr/ct/c/0/3/1
-
-        shardstore rm s3://bucket/data.zarr/ct --yes
-
-        shardstore rm -r s3://bucket/data.zarr/scans
+      shardstore rm data.zarr/ct/c/0/3/1
+      shardstore rm s3://bucket/data.zarr/ct --yes
+      shardstore rm -r s3://bucket/data.zarr/scans
     """
     target = storage.resolve(url).as_key()
     target.check_changeable("removing from")
@@ -99,6 +88,9 @@ def rm(
     described = f"{found.what} {target}: {amount}"
     if found.needs_recursive and not recursive:
         raise InvalidInput(f"{target} is a {found.what} of {amount}: give --recursive to remove it with all that is in it")
+    if dry_run:
+        print_result(as_json, {"would_remove": str(target), "kind": found.what, "dry_run": True}, f"would remove {described}")
+        return
     if found.needs_consent and not yes:
         ask(f"remove {described}", "nothing was removed")
     remove(target, found)

@@ -29,14 +29,13 @@ from shardstore.errors import (
     Unsupported,
 )
 from shardstore.model.words import count, plural
-from shardstore.progress.shown import step_bar
+from shardstore.progress.shown import is_hidden, step_bar
 from shardstore.progress.steps import Step
 
 T = TypeVar("T")
 
 _NO_TERMINAL_WIDTH = 100_000  # columns: into a file or a pipe nothing is wrapped or cut
 
-_COLUMNS = 80  # of paragraphs if there is no screen
 _LEAST_COLUMNS = 30  # for the text behind a label
 
 _KEYS_SHOWN = 8  # of items that are alike; --json has more
@@ -64,8 +63,8 @@ def show(*renderables: RenderableType) -> None:
 
 
 def wrapped(label: str, text: str, style: str = "", *, indent: int = 0) -> Text:
-    """Return a paragraph behind its label, in lines as wide as the screen, or of 80 columns without a screen."""
-    width = max(columns_of_screen() or _COLUMNS, indent + len(label) + _LEAST_COLUMNS)
+    """Return a paragraph behind its label, in lines as wide as the screen; without a screen it is one line."""
+    width = max(columns_of_screen() or _NO_TERMINAL_WIDTH, indent + len(label) + _LEAST_COLUMNS)
     margin = " " * indent
     lines = textwrap.wrap(
         text,
@@ -224,7 +223,7 @@ def message(exc: BaseException) -> str:
     if not isinstance(exc, ShardStoreError):
         name = type(exc).__name__
         text = f"{name}: {text}" if text else name
-        text += " (not an error that shardstore expects: --debug shows where it comes from)"
+        text += " (not an error that shardstore expects: --verbose shows where it comes from)"
     notes = [" ".join(note.split()) for note in getattr(exc, "__notes__", ())]
     return in_own_words(" ".join([text, *(f"[{note}]" for note in notes)]))
 
@@ -251,7 +250,7 @@ def progress_bar(action: str, noun: str) -> Iterator[ProgressBar]:
 @contextmanager
 def said_if_slow(text: str, after_seconds: float = _SILENT_SECONDS) -> Iterator[None]:
     """Print ``text`` on stderr, if that is a terminal, after the block has taken so long."""
-    if not sys.stderr.isatty():
+    if is_hidden() or not sys.stderr.isatty():
         yield
         return
     timer = threading.Timer(after_seconds, lambda: stderr_console().print(f"{text} …"))

@@ -26,8 +26,8 @@ _SHOWN_FAILURES = 10
 
 _BEFORE_WRITING = ("listing", "checking")
 
-Source = Annotated[str, argument("SRC", "A Zarr hierarchy: a path, URL or chain of URLs.")]
-Destination = Annotated[str, argument("DST", "Where the result goes; nothing may be there yet.")]
+Source = Annotated[str, argument("SRC", "Zarr of any version, a zip file or references, by URL.")]
+Destination = Annotated[str, argument("DST", "The place of the result, or a branch of a store, URL@main.")]
 _UNPACK = Without(frozenset({"stored", "chunk_order", "index_location", "index_checksum", "message"}))
 _RESHARD = Without(frozenset({"message"}))
 
@@ -43,24 +43,12 @@ def pack(
     as_json: AsJson = False,
     storage: PairOptions,
 ) -> None:
-    """Pack a Zarr hierarchy into shards. Chunks are moved unchanged: nothing is decoded or compressed again.
-
-    SRC may be Zarr v2 or v3, sharded or not, of the 2022 draft, a zip file or a set of references. The result is Zarr v3 with
-    sharding_indexed. After an interruption, the same command continues; run again later, it packs what has changed.
-
-    DST may be a branch of a versioned store, URL@main, or a path in it: the result becomes part of it by one commit.
+    """Pack a Zarr hierarchy into shards; chunks stay unchanged. After an interruption, the same command continues. Run again later, it
+    packs what has changed in SRC.
 
     Examples:
-
-        shardstore pack old.zarr new.zarr
-
-        shardstore pack --dry-run --price put=0.005 --price get=0.0004 s3://bucket/old.zarr s3://bucket/new.zarr
-
-        shardstore pack -s 8,8,8 --chunk-checksums s3://bucket/old.zarr s3://bucket/new.zarr
-
-        shardstore pack --part 3/16 s3://bucket/old.zarr s3://bucket/new.zarr
-
-        shardstore pack old.zarr run.ice@main/old -m "the state of May"
+      shardstore pack old.zarr new.zarr --dry-run --price put=0.005
+      shardstore pack s3://bucket/old.zarr s3://bucket/new.zarr -s 8,8,8 --part 3/16
     """
     function = partial(packing.pack, chunks_per_shard=parse_policy(chunks_per_shard))
     _run(function, source, destination, options, scheduler, held, as_json, storage)
@@ -77,11 +65,10 @@ def reshard(
     as_json: AsJson = False,
     storage: PairOptions,
 ) -> None:
-    """Move the chunks of sharded arrays into other shards. Chunks, and arrays without shards, stay unchanged.
+    """Move the chunks of sharded arrays into other shards; chunks stay unchanged. So do arrays without shards.
 
     Examples:
-
-        shardstore reshard -s 16,16,1 data.zarr other.zarr
+      shardstore reshard -s 16,16,1 data.zarr other.zarr
     """
     function = partial(packing.reshard, chunks_per_shard=parse_policy(chunks_per_shard))
     _run(function, source, destination, options, scheduler, held, as_json, storage)
@@ -97,11 +84,10 @@ def unpack(
     as_json: AsJson = False,
     storage: PairOptions,
 ) -> None:
-    """Unpack shards: write every chunk as its own object, bytes unchanged.
+    """Unpack shards: write every chunk as its own object; chunks stay unchanged.
 
     Examples:
-
-        shardstore unpack data.zarr plain.zarr
+      shardstore unpack data.zarr plain.zarr
     """
     _run(packing.unpack, source, destination, options, scheduler, held, as_json, storage)
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, get_args
 
 import typer
 
 from shardstore import references
-from shardstore.apps.cli.arguments import AsJson, PairOptions, StorageOptions, argument
+from shardstore.apps.cli.arguments import AsJson, Overwrite, PairOptions, StorageOptions, argument
 from shardstore.apps.cli.execution import interruptible
 from shardstore.apps.cli.output import ExitCode, complain, print_result
 from shardstore.errors import InvalidInput
-from shardstore.model.options import CommandOption, option
+from shardstore.model.options import DIM, EXCLUDE, INCLUDE, OUTPUT, CommandOption, option
 from shardstore.model.words import plural, shape, size
 from shardstore.progress.shown import step_bar
 from shardstore.references.choices import Flavour
@@ -26,48 +26,48 @@ from shardstore.references.report import ReferenceProgress, ReferenceReport
 _MOST_SHOWN = 20  # keys
 _NOT_PINNED = "not pinned: replaced objects will not be detected"
 
+MIXED_PROTOCOLS = CommandOption("Allow several protocols in one set; fsspec cannot read it.", group="Expert")
 Set = Annotated[str, argument("SET", "A set of references: a file of JSON, or a directory of Parquet.")]
 Format = Annotated[
     str | None,
-    CommandOption("By default JSON if SET ends in .json, .json.gz or .json.zst.", "json|parquet", flags=("--format",)),
+    CommandOption("The format of the set.", "json|parquet", flags=("--format",), group="Shape", default="by the ending"),
 ]
-FlavourOption = Annotated[str | None, CommandOption("The documents in the set. JSON: auto; Parquet: v2.", "v2|v3|dual|auto")]
-Overwrite = Annotated[bool, CommandOption("Replace the set that is there.")]
+FlavourOption = Annotated[
+    str | None, CommandOption("The documents in the set.", "v2|v3|dual|auto", group="Shape", default="auto; Parquet: v2")
+]
 
 
 @dataclass(frozen=True)
 class SetOptions:
     """Options of ``references.write_json`` and ``write_parquet``."""
 
-    inline_nbytes: int = option(
-        0, "Write chunks of at most this many bytes into the set itself.", "BYTES", form="number", flags=("--inline",)
-    )
-    urls: str = option("absolute", "How references name objects.", "absolute|relative|versioned")
-    base_url: str | None = option(None, "Prefix of keys in references, instead of the URL of SRC.", "URL")
-    pins: bool = option(True, "Do not record which versions of objects the references were made from.")
-    mixed_protocols: bool = option(False, "Allow URLs of several protocols in one set, which fsspec cannot read.")
+    inline_nbytes: int = option(0, "Write chunks up to this size into the set.", "BYTES", form="bytes", flags=("--inline",), group="Expert")
+    urls: str = option("absolute", "How references name objects.", "absolute|relative|versioned", group="Shape")
+    base_url: str | None = option(None, "The URL that references begin with.", "URL", group="Expert", words="SRC")
+    pins: bool = option(True, "Do not record the versions of objects.", group="Expert")
+    mixed_protocols: bool = option(False, MIXED_PROTOCOLS)
 
 
 @dataclass(frozen=True)
 class JsonOptions:
     """Options of ``references.write_json`` alone."""
 
-    version: int = option(1, "JSON: the version of the format.", "0|1", form="number")
-    templates: bool = option(False, "JSON: write the common beginning of all URLs only once.")
-    generators: bool = option(False, "JSON: write one rule for all references of an array, if there is one. fsspec ignores it by default.")
+    version: int = option(1, "JSON: the version of the format.", "0|1", form="number", flags=("--json-version",), group="Expert")
+    templates: bool = option(False, "JSON: write the beginning of all URLs once.", group="Expert")
+    generators: bool = option(False, "JSON: write one rule for an array, where there is one.", group="Expert")
 
 
 @dataclass(frozen=True)
 class ParquetOptions:
     """Options of ``references.write_parquet`` alone."""
 
-    record_size: int = option(100_000, "Parquet: chunks in a file.", "N", form="number")
-    missing: str = option("null", "Parquet: fill writes a chunk of the fill value for each missing one.", "null|fill")
-    root_as: str | None = option(None, "Parquet: the name of an array at the root.", "NAME")
+    record_size: int = option(100_000, "Parquet: chunks in a file.", "N", form="number", group="Expert")
+    missing: str = option("null", "Parquet: fill stores missing chunks.", "null|fill", group="Expert")
+    root_as: str | None = option(None, "Parquet: the name of an array at the root.", "NAME", group="Expert")
 
 
 def refs() -> None:
-    """Write and update sets of references, through which programs that know no shards read every chunk in place."""
+    """Write and update sets of references, for programs that do not know shards. They read every chunk where it is."""
 
 
 def write(
@@ -76,29 +76,26 @@ def write(
     target: Annotated[str, argument("SET", "Where the set goes.")],
     form: Format = None,
     flavour: FlavourOption = None,
-    include: Annotated[list[str] | None, CommandOption("Only arrays whose paths match; repeatable.", "PATTERN")] = None,
-    exclude: Annotated[list[str] | None, CommandOption("No arrays whose paths match; repeatable.", "PATTERN")] = None,
-    whole_shards: Annotated[list[str] | None, CommandOption("Refer to whole shards of these arrays; repeatable.", "PATTERN")] = None,
+    include: Annotated[list[str] | None, INCLUDE] = None,
+    exclude: Annotated[list[str] | None, EXCLUDE] = None,
+    whole_shards: Annotated[
+        list[str] | None, CommandOption("Refer to whole shards of what matches; repeatable.", "PATTERN", group="Selection")
+    ] = None,
     options: SetOptions,
     json_options: JsonOptions,
     parquet_options: ParquetOptions,
-    skip_damaged: Annotated[bool, CommandOption("Leave out damaged shards, instead of stopping with an error.")] = False,
+    skip_damaged: Annotated[bool, CommandOption("Leave out damaged shards, and go on.", group="Selection")] = False,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
     storage: PairOptions,
 ) -> None:
-    """Write references to all chunks of a hierarchy: of shards, to the inner chunks, which stay where they are.
+    """Write references to all chunks of a hierarchy. No data is copied.
 
-    Makes one listing, and one small request for the index of each shard. No data is copied. When a shard is rewritten, references into it
-    become wrong. fsspec, kerchunk and GDAL do not detect that; shardstore does, and shardstore refs check shows what changed.
+    When a shard is rewritten, references into it become wrong. Only shardstore detects that: see shardstore refs check.
 
     Examples:
-
-        shardstore refs write data.zarr data.refs
-
-        shardstore refs write s3://bucket/data.zarr s3://bucket/data.json.zst --flavour v3
-
-        shardstore refs write data.zarr refs.json --exclude 'labels/*' --inline 4096 --urls relative
+      shardstore refs write data.zarr data.refs
+      shardstore refs write data.zarr refs.json --exclude 'labels/*' --inline 4096 --urls relative
     """
     kind = _format(form, target)
     own, other = (json_options, parquet_options) if kind == "json" else (parquet_options, json_options)
@@ -128,7 +125,7 @@ def write(
 def check(
     *,
     target: Set,
-    deep: Annotated[bool, CommandOption("Read the index of each shard too, and compare every reference.")] = False,
+    indices: Annotated[bool, CommandOption("Read the index of each shard too, and compare every reference.")] = False,
     as_json: AsJson = False,
     storage: PairOptions,
 ) -> None:
@@ -137,10 +134,9 @@ def check(
     One listing; no data is read. Options are those of the store; give --target-options if the set needs different ones.
 
     Examples:
-
-        shardstore refs check data.refs
+      shardstore refs check data.refs
     """
-    report = references.check(target, deep=deep, storage_options=storage.parsed() or None, target_options=storage.parsed_target())
+    report = references.check(target, indices=indices, storage_options=storage.parsed() or None, target_options=storage.parsed_target())
     print_result(as_json, asdict(report), *_check_lines(report))
     if not report.is_sound:
         objects = len(report.changed) + len(report.gone) + len(report.new)
@@ -152,8 +148,8 @@ def check(
 def update(
     *,
     target: Set,
-    source: Annotated[str | None, CommandOption("The store, if it has moved since the set was written.", "URL")] = None,
-    output: Annotated[str | None, CommandOption("Another place for the new set.", "SET")] = None,
+    source: Annotated[str | None, CommandOption("The store, if it has moved.", "URL", default="that of the set")] = None,
+    output: Annotated[str | None, replace(OUTPUT, default="SET itself")] = None,
     as_json: AsJson = False,
     storage: PairOptions,
 ) -> None:
@@ -162,10 +158,8 @@ def update(
     Options are those of the store; give --target-options if the set needs different ones.
 
     Examples:
-
-        shardstore refs update data.refs
-
-        shardstore refs update s3://bucket/data.json --output s3://bucket/today.json
+      shardstore refs update data.refs
+      shardstore refs update s3://bucket/data.json --output s3://bucket/today.json
     """
     with _progress("run the same command again") as progress:
         report = references.update(
@@ -184,11 +178,11 @@ def update(
 def combine(
     *,
     sets: Annotated[list[str], argument("SET...", "Sets of references, in their order.")],
-    target: Annotated[str, CommandOption("Where the new set goes.", "SET", flags=("--output",))],
-    dim: Annotated[str | None, CommandOption("The dimension along which arrays are put one behind the other.", "NAME")] = None,
+    target: Annotated[str, OUTPUT],
+    dim: Annotated[str | None, DIM] = None,
     form: Format = None,
     flavour: FlavourOption = None,
-    mixed_protocols: Annotated[bool, CommandOption("Allow URLs of several protocols in one set, which fsspec cannot read.")] = False,
+    mixed_protocols: Annotated[bool, MIXED_PROTOCOLS] = False,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
     storage: PairOptions,
@@ -200,8 +194,7 @@ def combine(
     values of coordinates, use VirtualiZarr or kerchunk.
 
     Examples:
-
-        shardstore refs combine monday.json tuesday.json --dim time --output week.refs
+      shardstore refs combine monday.json tuesday.json --dim time --output week.refs
     """
     with _progress("no new set was finished: run the same command again, with --overwrite if a part of it exists") as progress:
         report = references.combine(
@@ -223,8 +216,7 @@ def info(*, target: Set, as_json: AsJson = False, storage: StorageOptions) -> No
     """Show the arrays of a set, and the store that it was made from. References are not counted.
 
     Examples:
-
-        shardstore refs info data.refs
+      shardstore refs info data.refs
     """
     found = references.describe(target, target_options=storage.parsed() or None)
     print_result(
@@ -239,14 +231,13 @@ def info(*, target: Set, as_json: AsJson = False, storage: StorageOptions) -> No
 def pins(
     *,
     target: Set,
-    store: Annotated[str | None, CommandOption("The store that the keys belong to, if the set was made from another one.", "URL")] = None,
+    store: Annotated[str | None, CommandOption("The store that the keys are of.", "URL", default="that of the set")] = None,
     storage: StorageOptions,
 ) -> None:
     """Print the objects that a set holds offsets into, a line each, for compact --pins and repair --pins.
 
     Examples:
-
-        shardstore refs pins data.refs > pinned.txt
+      shardstore refs pins data.refs > pinned.txt
     """
     for pin in references.pins(target, store=store, target_options=storage.parsed() or None):
         typer.echo(json.dumps({"key": pin.key, "generation": pin.generation}))

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 from shardstore.adapters.store_paths import StorePath
-from shardstore.apps.cli.arguments import AsJson, StorageOptions, Url
+from shardstore.apps.cli.arguments import AsJson, DryRun, StorageOptions, Url, Yes
 from shardstore.apps.cli.execution import HeldOptions, ReplaceOptions, end_with
-from shardstore.apps.cli.output import complain, print_result
+from shardstore.apps.cli.output import ask, complain, is_interactive, print_result
+from shardstore.errors import InvalidInput
 from shardstore.maintenance.compact import CompactReport, compact_step
 from shardstore.maintenance.compact import compact as compact_store
 from shardstore.maintenance.repair.run import RepairReport, ShardRepair, repair_step
 from shardstore.maintenance.repair.run import repair as repair_store
 from shardstore.model.chunk_orders import check_chunk_order
-from shardstore.model.options import CommandOption, option
+from shardstore.model.options import CHUNK_ORDER, DRY_RUN, OLDER_THAN, CommandOption, option
 from shardstore.model.words import plural, size
 from shardstore.progress.steps import Progress, Step
 
@@ -28,10 +29,12 @@ _MOST_SHOWN = 20  # chunks by name, of one shard
 class CompactOptions:
     """Options of ``shardstore.compact``."""
 
-    dead_ratio: Annotated[float, CommandOption("Rewrite shards if more than this fraction of their bytes is dead.", "RATIO")] = 0.25
-    dead_bytes: Annotated[int | None, CommandOption("Also rewrite shards with at least this many dead bytes.", "N")] = None
-    order: str = option("C", "The order of the chunks in rewritten shards.", "C|F|morton")
-    dry_run: bool = option(False, "Change nothing: show what would be done.")
+    dead_ratio: Annotated[float, CommandOption("Rewrite shards with more than this share of dead bytes.", "SHARE", group="Selection")] = (
+        0.25
+    )
+    dead_bytes: int | None = option(None, "Rewrite shards with as many dead bytes, too.", "BYTES", form="bytes", group="Selection")
+    chunk_order: str = option("C", CHUNK_ORDER)
+    dry_run: bool = option(False, DRY_RUN)
 
 
 def compact(
@@ -43,20 +46,17 @@ def compact(
     as_json: AsJson = False,
     storage: StorageOptions,
 ) -> None:
-    """Rewrite the shards with too many dead bytes, and delete those that hold no chunk. Chunks are kept byte for byte.
+    """Rewrite shards with too many dead bytes, and delete those that hold no chunk. Chunks stay unchanged.
 
-    Dead bytes of a shard belong neither to its index nor to a chunk. Programs that use shardstore may read and write the store at the same
-    time; no other library may. Damaged shards are left unchanged, and the exit code is 5: shardstore repair is for them.
+    Dead bytes belong neither to the index of a shard nor to a chunk. Programs that use shardstore may read and write meanwhile; no other
+    library may. Damaged shards stay unchanged, and the exit code is 5: shardstore repair is for them.
 
     Examples:
-
-        shardstore compact --dry-run data.zarr
-
-        shardstore compact s3://bucket/data.zarr/ct --dead-ratio 0.5
-
-        shardstore compact s3://bucket/data.zarr --pins-of s3://bucket/data.refs --part $SLURM_ARRAY_TASK_ID/16
+      shardstore compact --dry-run data.zarr
+      shardstore compact s3://bucket/data.zarr/ct --dead-ratio 0.5
+      shardstore compact s3://bucket/data.zarr --pins-of s3://bucket/data.refs --part $SLURM_ARRAY_TASK_ID/16
     """
-    check_chunk_order(options.order, "--order")  # before pins are read, and a cluster is reached
+    check_chunk_order(options.chunk_order, "--chunk-order")  # before pins are read, and a cluster is reached
     target = storage.resolve(url)
     target.check_changeable("compacting")
     report = _carry_out(compact_store, target, storage, held, work, compact_step, vars(options))
@@ -122,59 +122,79 @@ def _not_done(report: CompactReport | RepairReport) -> dict[str, Any]:
 class RepairOptions:
     """Options of ``shardstore.repair``."""
 
-    yes: Annotated[bool, CommandOption("Repair. Without this, nothing is changed.", flags=("--yes", "-y"))] = False
-    allow_reverting: bool = option(
-        False, "Go back to the older index of a shard whose newest one cannot be proved: acknowledged writes may be undone."
-    )
-    quarantine: str | None = option(None, "Where damaged objects are kept; next to the store by default.", "URL")
-    older_than_hours: Annotated[
-        float, CommandOption("Age of leftover files and unfinished uploads that are removed.", "HOURS", flags=("--older-than",))
-    ] = 24.0
+    allow_reverting: bool = option(False, "Go back to an older index, which may undo writes.", group="Expert")
+    quarantine: str | None = option(None, "Where damaged objects are kept.", "URL", group="Expert", words="next to the store")
+    older_than: str = option("24h", OLDER_THAN)
 
 
 def repair(
     *,
     url: Url,
+    dry_run: DryRun = False,
+    yes: Yes = False,
     options: RepairOptions,
     held: HeldOptions,
     work: ReplaceOptions,
     as_json: AsJson = False,
     storage: StorageOptions,
 ) -> None:
-    """Show how damaged shards would be repaired; with --yes, repair them.
+    """Repair damaged shards, as far as can be proved. It shows what it would do, asks, and does it.
 
-    Only what can be proved is restored: wrong bytes of an index are corrected, impossible entries removed. The rest is removed. If only an
-    older index of a shard is found, the shard is left unchanged; with --allow-reverting it is cut after that index. The output names
-    chunks that are lost, that may be old (reverted), and whose position is not proved (uncertain). Before an object is replaced or
-    removed, it is copied to a quarantine, with a note. Metadata is never guessed. Without --yes the exit code is 5 if something is
-    damaged; with --yes, if chunks were lost, are reverted or uncertain, or a shard was left.
+    Wrong entries of an index are removed, and the output names the chunks that are lost. Objects are first copied to a quarantine. Files
+    and uploads of writers that died are removed, too. If only an older index of a shard is found, the shard stays unchanged, unless
+    --allow-reverting is given. The exit code is 5 if damage is left, or chunks are lost.
 
     Examples:
-
-        shardstore repair data.zarr
-
-        shardstore repair data.zarr --yes
-
-        shardstore repair s3://bucket/data.zarr/ct --yes --quarantine s3://bucket/damaged
+      shardstore repair data.zarr --dry-run
+      shardstore repair data.zarr
+      shardstore repair s3://bucket/data.zarr/ct --yes --quarantine s3://bucket/damaged
     """
+    if not (dry_run or yes or is_interactive()):
+        raise InvalidInput("repair asks before it changes a store, and there is no terminal: give --dry-run to look, or --yes to repair")
     target = storage.resolve(url)
     target.check_changeable("repairing")
-    report = _carry_out(repair_store, target, storage, held, work, repair_step, vars(options))
-    print_result(as_json, _repair_document(target, report), *_repair_lines(report))
+    report = _repaired(target, storage, held, work, options, dry_run=dry_run or not yes)
+    if not (dry_run or yes) and (work_found := _repairs(report)):
+        if not as_json:
+            _say_repaired(target, report, as_json=False)
+        ask(f"repair {target}: {work_found}", "nothing was changed")
+        report = _repaired(target, storage, held, work, options, dry_run=False)
+    _say_repaired(target, report, as_json=as_json)
     work.write_failures(report.failed.first)
+    doubtful = report.pinned_count + report.lost_count + report.reverted_count + report.uncertain_count + report.left_count
+    end_with(report.failed, len(report.unreadable) + (report.damaged_count if report.is_dry_run else doubtful))
+
+
+def _repaired(
+    target: StorePath, storage: StorageOptions, held: HeldOptions, work: ReplaceOptions, options: RepairOptions, *, dry_run: bool
+) -> RepairReport:
+    return _carry_out(repair_store, target, storage, held, work, repair_step, vars(options) | {"dry_run": dry_run})
+
+
+def _repairs(report: RepairReport) -> str:
+    """Return, in words, what a repair would do; nothing if there is nothing to do."""
+    amounts = (
+        (report.findings.count - report.left_count - report.pinned_count, "shard"),
+        (report.leftovers.files, "file of a writer that died"),
+        (report.leftovers.uploads, "unfinished upload"),
+    )
+    plurals = {"file of a writer that died": "files of writers that died"}
+    return ", ".join(plural(count, noun, plurals.get(noun)) for count, noun in amounts if count)
+
+
+def _say_repaired(target: StorePath, report: RepairReport, *, as_json: bool) -> None:
+    print_result(as_json, _repair_document(target, report), *_repair_lines(report))
     for path in report.unreadable:
         complain("warning", f"{path or 'the root'} has metadata that cannot be read, which is never guessed: restore it")
-    if report.damaged_count and report.is_dry_run:
-        complain("warning", "nothing was changed: --yes does it")
-    elif report.left_count:
+    if report.left_count:
         what = plural(report.left_count, "damaged shard")
-        complain("warning", f"{what} left: restore from a copy, or say --allow-reverting to go back to an older index")
+        complain("warning", f"{what} left: restore from a copy, or give --allow-reverting to go back to an older index")
     if report.pinned_count:
         complain(
             "warning", f"{plural(report.pinned_count, 'damaged shard')} left, because pinned: sets of references hold offsets into them"
         )
-    doubtful = report.pinned_count + report.lost_count + report.reverted_count + report.uncertain_count + report.left_count
-    end_with(report.failed, len(report.unreadable) + (report.damaged_count if report.is_dry_run else doubtful))
+    if report.is_dry_run and report.damaged_count:
+        complain("warning", "nothing was changed yet")
 
 
 def _repair_lines(report: RepairReport) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -14,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from shardstore.apps.cli.arguments import ARGUMENTS, StorageOptions, argument, parse_policy, secret_in
+from shardstore.apps.cli.arguments import ARGUMENTS, Shards, StorageOptions, argument, parse_policy, secret_in
 from shardstore.apps.cli.output import complain
 from shardstore.apps.mounting import mounts
 from shardstore.errors import InvalidInput, NotFound
@@ -26,16 +25,16 @@ from shardstore.model.redaction import redacted
 class ServeOptions:
     """Options of ``shardstore.serve``."""
 
-    host: str = option("127.0.0.1", "The address to listen at. By default only this machine can connect.")
-    port: int = option(8080, CommandOption("The port to listen at; 0: any free one.", form="number", most=65535))
-    cors: Sequence[str] = option((), "Web pages that may read: https://viewer.example, or '*'; may be repeated.", "ORIGIN", form="texts")
-    hosts: Sequence[str] = option((), "Another name of this server; may be repeated.", "NAME", form="texts", flags=("--allow-host",))
-    max_age: int = option(0, "How long clients may keep a value without asking again.", "SECONDS", form="number")
-    in_flight: int = option(256, "The number of concurrent requests.", form="number")
-    stored: bool = option(True, "Do not show the stored objects.")
-    listing: bool = option(True, "Do not list directories and buckets.")
-    report: bool = option(True, "Make the page at / from metadata only: no shard is read for it.")
-    follow_links: bool = option(False, "Serve targets of links in a local directory, even outside of the directory.")
+    host: str = option("127.0.0.1", "The address to listen at.", "ADDRESS")
+    port: int = option(8080, CommandOption("The port to listen at; 0 is any free one.", "N", "number", most=65535))
+    cors: Sequence[str] = option((), "A web page that may read, or '*'; repeatable.", "ORIGIN", form="texts")
+    hosts: Sequence[str] = option((), "Another name of this server; repeatable.", "NAME", form="texts", flags=("--allow-host",))
+    max_age: str = option("0s", "How long clients may keep a value.", "TIME", form="duration", group="Expert")
+    in_flight: int = option(256, "Requests that are carried out at once.", "N", form="number", group="Expert")
+    stored: bool = option(True, "Do not show the stored objects.", group="Selection")
+    listing: bool = option(True, "Do not list directories and buckets.", group="Selection")
+    report: bool = option(True, "Make the front page from metadata only.", group="Selection")
+    follow_links: bool = option(False, "Follow links that lead out of a local directory.", group="Selection")
 
 
 StoreOrSnapshot = Annotated[str, argument("URL", "A path, URL or chain of URLs: of a store, or a snapshot, URL@REF.")]
@@ -45,28 +44,21 @@ def serve(
     *,
     url: StoreOrSnapshot,
     options: ServeOptions,
-    token_file: Annotated[Path | None, CommandOption("A file with the token that requests have to have.", "FILE")] = None,
-    token_env: Annotated[str | None, CommandOption("The variable that has the token.", "NAME")] = None,
-    no_token: Annotated[
-        bool, CommandOption("Serve without a token to every client that reaches --host, although the storage needs credentials.")
-    ] = False,
+    token_file: Annotated[Path | None, CommandOption("The file with the token that requests need.", "FILE")] = None,
+    token_env: Annotated[str | None, CommandOption("The environment variable with the token.", "NAME")] = None,
+    no_token: Annotated[bool, CommandOption("Let everyone read with your credentials.")] = False,
     open_browser: Annotated[bool, CommandOption("Open the front page in a browser.", flags=("--open",))] = False,
-    verbose: Annotated[bool, CommandOption("Print errors that occur while values are read.")] = False,
     storage: StorageOptions,
 ) -> None:
-    """Serve a store over HTTP for reading, chunk by chunk, to browsers, viewers and clients of S3.
+    """Serve a store over HTTP for reading, to browsers, viewers and clients of S3.
 
-    / is the report on the store. /zarr3/ shows Zarr v3 and /zarr2/ Zarr v2, both chunk by chunk, and /stored/ the stored
-    objects. The three are buckets of an S3 endpoint too. Nothing can be written. Ctrl-C ends it: requests have ten seconds to finish, and a
-    second Ctrl-C stops them.
+    / is the report on the store. /zarr3/ and /zarr2/ show its chunks in Zarr v3 and v2, and /stored/ the stored objects. The three are
+    also buckets of an S3 endpoint. Ctrl-C ends it: requests have ten seconds to finish, and a second Ctrl-C stops them.
 
     Examples:
-
-        shardstore serve data.zarr
-
-        shardstore serve s3://bucket/data.zarr --cors https://viewer.example
-
-        shardstore serve run.ice@main --host 0.0.0.0 --token-file token
+      shardstore serve data.zarr
+      shardstore serve s3://bucket/data.zarr --cors https://viewer.example
+      shardstore serve run.ice@main --host 0.0.0.0 --token-file token
     """
     from shardstore.apps import server  # imports much that mounting does not need
     from shardstore.apps.server.access import is_loopback
@@ -78,8 +70,6 @@ def serve(
         raise InvalidInput(
             f"every client that reaches {host} could read with your {secret!r}: give --token-file or --token-env, or --no-token"
         )
-    if verbose:
-        logging.basicConfig(level=logging.INFO, format="%(message)s")
     has_been_asked = False
 
     def stop() -> None:
@@ -128,17 +118,18 @@ class MountOptions:
     """Options of ``shardstore.mount``."""
 
     read_only: bool = option(False, "Refuse every write.")
-    present: str = option("v3", "The format that is shown.", "v3|v2|draft")
-    durable: str = option("close", "Store a file when it is closed; or in batches, at fsync or 1 to 5 s after.", "close|fsync")
-    read_ahead: int = option(16 << 20, "Bytes to read ahead when chunks are opened in order.", "BYTES", form="bytes")
-    write_memory: int = option(256 << 20, "The most bytes of unstored writes in memory.", "BYTES", form="bytes")
+    present: str = option("v3", "The format that is shown.", "v3|v2|draft", group="Shape")
+    durable: str = option("close", "When files are stored; fsync: in batches.", "close|fsync", group="Run")
+    read_ahead: int = option(16 << 20, "How much is read ahead.", "BYTES", form="bytes", group="Run")
+    write_memory: int = option(256 << 20, "Memory for writes that are not stored yet.", "BYTES", form="bytes", group="Run")
+    attr_ttl: str = option("1s", "How long names and sizes are cached.", "TIME", form="duration", group="Run")
     allow_other: bool = option(False, "Let other users of this machine read and write.")
-    uid: int | None = option(None, "The user of all files.", form="number")
-    gid: int | None = option(None, "The group of all files.", form="number")
-    non_empty: bool = option(False, "Mount over a directory that is not empty.")
-    xattrs: bool = option(False, "Show where a chunk is stored in the attribute user.shardstore.place; ls -l takes longer.")
-    outlives: bool = option(False, "Return once it is mounted.", flags=("--background",))
-    log_file: str | None = option(None, "Log errors to this file.", "FILE", flags=("--log",))
+    uid: int | None = option(None, "The number of the user that has all files.", "N", form="number", group="Expert", words="yours")
+    gid: int | None = option(None, "The number of their group.", "N", form="number", group="Expert", words="yours")
+    non_empty: bool = option(False, "Mount over a directory that is not empty.", group="Expert")
+    xattrs: bool = option(False, "Show where chunks are stored, in an attribute.", group="Expert")
+    outlives: bool = option(False, "Return once it is mounted.", flags=("--background",), group="Run")
+    log_file: str | None = option(None, "Log errors to this file.", "FILE", flags=("--log",), group="Run")
 
 
 def mount(
@@ -146,23 +137,19 @@ def mount(
     url: StoreOrSnapshot,
     directory: Annotated[Path, argument("DIR", "An empty directory.")],
     options: MountOptions,
-    attr_seconds: Annotated[float, CommandOption("How long names and sizes are cached.", "SECONDS", "number")] = 1.0,
-    chunks_per_shard: Annotated[str, CommandOption("Shards of arrays that are created.", "auto|none|I,J,K")] = "auto",
-    umask: Annotated[str, CommandOption("Permission bits that no file has, octal.", "MODE")] = "022",
+    chunks_per_shard: Shards = "auto",
+    umask: Annotated[str, CommandOption("Permission bits that no file has, octal.", "MODE", group="Expert")] = "022",
     storage: StorageOptions,
 ) -> None:
-    """Mount a store as a tree of plain chunk files, for programs that know neither shards nor object stores.
+    """Mount a store as a tree of plain chunk files. Linux only.
 
-    Chunks are files that can be read, written, renamed and removed; below lie shards. A file is stored whole when it is closed; if that
-    fails, close returns the error. Ctrl-C, or `shardstore unmount DIR`, stores unstored writes, and unmounts. Linux only.
+    Chunks are files that can be read, written, renamed and removed. A file is stored when it is closed; if that fails, close returns the
+    error. Ctrl-C, or shardstore unmount DIR, stores what is not stored yet, and unmounts.
 
     Examples:
-
-        shardstore mount s3://bucket/data.zarr /mnt/data
-
-        shardstore mount data.zarr /mnt/data --durable fsync --background
-
-        shardstore mount run.ice@main /mnt/run
+      shardstore mount s3://bucket/data.zarr /mnt/data
+      shardstore mount data.zarr /mnt/data --durable fsync --background
+      shardstore mount run.ice@main /mnt/run
     """
     storage_options = storage.parsed()
     if storage_options or redacted(url) != url:
@@ -170,7 +157,6 @@ def mount(
     mounted = mounts.mount(
         url,
         directory,
-        attr_seconds=attr_seconds,
         chunks_per_shard=parse_policy(chunks_per_shard),
         umask=_bits(umask),
         storage_options=storage_options,
@@ -191,11 +177,10 @@ def unmount(
     directory: Annotated[Path, argument("DIR", "Where a store is mounted.")],
     force: Annotated[bool, CommandOption("Unmount even if files are in use or cannot be stored: these are lost.")] = False,
 ) -> None:
-    """Unmount a store that `shardstore mount` has mounted, after everything written has been stored.
+    """Unmount a store, after everything written has been stored.
 
     Examples:
-
-        shardstore unmount /mnt/data
+      shardstore unmount /mnt/data
     """
     mounts.unmount(directory, force=force)
 

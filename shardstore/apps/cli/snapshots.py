@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from itertools import islice
 from typing import Annotated, Any
 
@@ -25,7 +24,8 @@ from shardstore.apps.cli.output import ExitCode, ask, complain, print_json, prin
 from shardstore.apps.cli.snapshots_bridges import progress
 from shardstore.errors import InvalidInput
 from shardstore.format.snapshots.state import RefType, State
-from shardstore.model.options import CommandOption, option
+from shardstore.model.durations import is_duration, time_before
+from shardstore.model.options import AT, MESSAGE, OLDER_THAN, SHOW, CommandOption, option
 from shardstore.model.redaction import redacted
 from shardstore.model.words import plural, size
 from shardstore.snapshots.collect import Expired
@@ -36,7 +36,6 @@ from shardstore.snapshots.named import needing_pyarrow, state_at
 from shardstore.snapshots.rewriting import Repacked
 
 _CHUNKS_SHOWN = 8  # of each array
-_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _FOLDERS = {"t/": "states", "s/": "structures", "a/": "attribute files", "m/": "manifests", "c/": "chunk files"}
 _SHOWN_FINDINGS = 20
 
@@ -46,7 +45,7 @@ class RefOptions:
     """The branch or tag that is made or deleted."""
 
     name: Annotated[str | None, argument("[NAME]", "Without it, all are listed.")] = None
-    at: str | None = option(None, "The snapshot: a branch, a tag or an id; main, if not given.", "REF")
+    at: str | None = option(None, AT)
     delete: bool = option(False, "Delete it. Its snapshots stay, and can be found by their ids.")
 
 
@@ -60,10 +59,8 @@ def init(*, url: StoreUrl, as_json: AsJson = False, storage: StorageOptions) -> 
     The pointer to its current state is the object catalog.json next to its files.
 
     Examples:
-
-        shardstore snapshots init run.ice
-
-        shardstore snapshots init s3://bucket/run.ice
+      shardstore snapshots init run.ice
+      shardstore snapshots init s3://bucket/run.ice
     """
     with needing_pyarrow("to make a versioned store"):
         repository = Repository.create(url, storage_options=storage.parsed() or None)
@@ -74,17 +71,15 @@ def init(*, url: StoreUrl, as_json: AsJson = False, storage: StorageOptions) -> 
 def log(
     *,
     url: Annotated[str, argument("URL[@REF]", "A versioned store, or one snapshot of it; main, if none is named.")],
-    number: Annotated[int | None, typer.Option("-n", metavar="N", help="The newest N only.", min=1, show_default=False)] = None,
+    number: Annotated[int | None, SHOW] = None,
     as_json: AsJson = False,
     storage: StorageOptions,
 ) -> None:
     """List a snapshot and its ancestors, the newest first.
 
     Examples:
-
-        shardstore snapshots log run.ice
-
-        shardstore snapshots log s3://bucket/run.ice@v1 -n 10
+      shardstore snapshots log run.ice
+      shardstore snapshots log s3://bucket/run.ice@v1 -n 10
     """
     options = storage.parsed()
     place = snapshot_in(url, options)
@@ -103,12 +98,9 @@ def branch(*, url: StoreUrl, given: RefOptions, as_json: AsJson = False, storage
     """List branches, or make one, or delete one.
 
     Examples:
-
-        shardstore snapshots branch run.ice
-
-        shardstore snapshots branch run.ice try --at v1
-
-        shardstore snapshots branch run.ice try --delete
+      shardstore snapshots branch run.ice
+      shardstore snapshots branch run.ice try --at v1
+      shardstore snapshots branch run.ice try --delete
     """
     _refs("branch", Repository.create_branch, Repository.delete_branch, url, given, as_json, storage.parsed())
 
@@ -117,12 +109,9 @@ def tag(*, url: StoreUrl, given: RefOptions, as_json: AsJson = False, storage: S
     """List tags, or make one, or delete one. A tag never points elsewhere; the name of a deleted one can be given again.
 
     Examples:
-
-        shardstore snapshots tag s3://bucket/run.ice
-
-        shardstore snapshots tag run.ice v1
-
-        shardstore snapshots tag run.ice v0 --at 1CZ33ZREE1WVR4D62DV0
+      shardstore snapshots tag s3://bucket/run.ice
+      shardstore snapshots tag run.ice v1
+      shardstore snapshots tag run.ice v0 --at 1CZ33ZREE1WVR4D62DV0
     """
     _refs("tag", Repository.create_tag, Repository.delete_tag, url, given, as_json, storage.parsed())
 
@@ -132,6 +121,7 @@ def reset(
     url: StoreUrl,
     branch: Annotated[str, argument("BRANCH", "The branch that is to point elsewhere.")],
     ref: Annotated[str, argument("REF", "A branch, a tag or the id of a snapshot.")],
+    dry_run: DryRun = False,
     yes: Yes = False,
     as_json: AsJson = False,
     storage: StorageOptions,
@@ -142,8 +132,7 @@ def reset(
     time, nothing is changed, and the exit code is 6.
 
     Examples:
-
-        shardstore snapshots reset run.ice main v1
+      shardstore snapshots reset run.ice main v1
     """
     options = storage.parsed()
     state = _state_of_whole(url, options)
@@ -152,12 +141,14 @@ def reset(
     change = f"branch {branch} of {redacted(url)} from snapshot {before} to {after}"
     if unreachable:
         change += f", and leave {plural(len(unreachable), 'snapshot')} that no branch or tag leads to: they can be found by their ids only"
-    if before != after:
+    if before != after and not dry_run:
         if not yes:
             ask(f"reset {change}", "nothing was changed")
         Repository.open(url, storage_options=options or None).reset_branch(branch, after, from_snapshot_id=before)
-    line = f"is at snapshot {after} already" if before == after else f"was at snapshot {before}, and is at {after}"
-    print_result(as_json, {"branch": branch, "before": before, "snapshot": after, "left": unreachable}, f"branch {branch} {line}")
+    moved = f"is at {before}, and would be at {after}" if dry_run else f"was at snapshot {before}, and is at {after}"
+    line = f"is at snapshot {after} already" if before == after else moved
+    document = {"branch": branch, "before": before, "snapshot": after, "left": unreachable, "dry_run": dry_run}
+    print_result(as_json, document, f"branch {branch} {line}")
 
 
 def diff(
@@ -173,10 +164,8 @@ def diff(
     No chunk is read, and of the manifests only those that the two snapshots do not share.
 
     Examples:
-
-        shardstore snapshots diff run.ice v1
-
-        shardstore snapshots diff --json s3://bucket/run.ice main try
+      shardstore snapshots diff run.ice v1
+      shardstore snapshots diff --json s3://bucket/run.ice main try
     """
     options = storage.parsed()
     refuse_snapshot(url, options)
@@ -188,9 +177,9 @@ def diff(
 def expire(
     *,
     url: StoreUrl,
-    older_than: Annotated[str, CommandOption("A duration, as 30d, 12h or 8w; or a time with its zone, as 2026-01-31T00:00:00Z.", "TIME")],
-    branches: Annotated[bool, CommandOption("Delete branches whose snapshot is older, too, but for main.")] = False,
-    tags: Annotated[bool, CommandOption("Delete tags whose snapshot is older, too.")] = False,
+    older_than: Annotated[str, replace(OLDER_THAN, form="text")],
+    branches: Annotated[bool, CommandOption("Delete branches, too, but for main.", group="Selection")] = False,
+    tags: Annotated[bool, CommandOption("Delete tags, too.", group="Selection")] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: AsJson = False,
@@ -201,10 +190,8 @@ def expire(
     No file is removed: snapshots gc does that later. What branches and tags show stays unchanged.
 
     Examples:
-
-        shardstore snapshots expire run.ice --older-than 30d --dry-run
-
-        shardstore snapshots expire s3://bucket/run.ice --older-than 2026-01-31T00:00:00Z --yes
+      shardstore snapshots expire run.ice --older-than 30d --dry-run
+      shardstore snapshots expire s3://bucket/run.ice --older-than 2026-01-31T00:00:00Z --yes
     """
     before = _time_before(older_than)
     repository = _opened(url, storage.parsed())
@@ -224,9 +211,7 @@ def gc(
     url: StoreUrl,
     grace: Annotated[
         str,
-        CommandOption(
-            "Keep files that were unreferenced for less than this (7d, 12h, 0). It has to be longer than any session.", "DURATION"
-        ),
+        CommandOption("Keep files that were needed so recently.", "TIME", "duration"),
     ] = "7d",
     dry_run: DryRun = False,
     as_json: AsJson = False,
@@ -238,14 +223,12 @@ def gc(
     the same time. If it was interrupted, run it again.
 
     Examples:
-
-        shardstore snapshots gc run.ice --dry-run
-
-        shardstore snapshots gc s3://bucket/run.ice --grace 2d
+      shardstore snapshots gc run.ice --dry-run
+      shardstore snapshots gc s3://bucket/run.ice --grace 2d
     """
     repository = _opened(url, storage.parsed())
     with progress("files") as say:
-        found = repository.garbage_collect(_duration("--grace", grace), dry_run=dry_run, progress=say)
+        found = repository.garbage_collect(grace, dry_run=dry_run, progress=say)
     if as_json:
         print_json(asdict(found) | {"dry_run": dry_run})
         return
@@ -264,8 +247,7 @@ def stats(*, url: StoreUrl, as_json: AsJson = False, storage: StorageOptions) ->
     """Show how much a versioned store has: snapshots, files and bytes, and what of them no snapshot needs.
 
     Examples:
-
-        shardstore snapshots stats run.ice
+      shardstore snapshots stats run.ice
     """
     repository = _opened(url, storage.parsed())
     with progress("files") as say:
@@ -279,10 +261,8 @@ def verify(*, url: StoreUrl, as_json: AsJson = False, storage: StorageOptions) -
     The bytes of chunks are not read: shardstore verify URL@REF does that for one snapshot. The exit code is 5 if something is wrong.
 
     Examples:
-
-        shardstore snapshots verify run.ice
-
-        shardstore verify run.ice@main
+      shardstore snapshots verify run.ice
+      shardstore verify run.ice@main
     """
     repository = _opened(url, storage.parsed())
     with progress("files") as say:
@@ -302,10 +282,10 @@ def verify(*, url: StoreUrl, as_json: AsJson = False, storage: StorageOptions) -
 def rewrite(
     *,
     url: StoreUrl,
-    chunks: Annotated[bool, CommandOption("Also combine chunks of one shard that several commits wrote.")] = False,
+    repack: Annotated[bool, CommandOption("Combine the chunks of a shard, too.")] = False,
     shards: Shards = "auto",
-    branch: Annotated[str, CommandOption("The branch whose tip is rewritten.", "NAME")] = FIRST_BRANCH,
-    message: Annotated[str | None, CommandOption("Of the commit.", "TEXT", flags=("--message", "-m"))] = None,
+    branch: Annotated[str, CommandOption("The branch that is rewritten.", "NAME")] = FIRST_BRANCH,
+    message: Annotated[str | None, MESSAGE] = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
     storage: StorageOptions,
@@ -316,16 +296,14 @@ def rewrite(
     session.
 
     Examples:
-
-        shardstore snapshots rewrite run.ice
-
-        shardstore snapshots rewrite --chunks -s 8,8,8 s3://bucket/run.ice --branch main
+      shardstore snapshots rewrite run.ice
+      shardstore snapshots rewrite --repack -s 8,8,8 s3://bucket/run.ice --branch main
     """
     repository = _opened(url, storage.parsed(), pack=parse_policy(shards))
     said = {} if message is None else {"message": message}
     repacked: Repacked | None = None
     ids: list[str] = []
-    if chunks:
+    if repack:
         with progress("files") as say:
             snapshot, repacked = repository.repack(branch=branch, dry_run=dry_run, progress=say, **said)
         ids += [snapshot] if snapshot is not None else []
@@ -378,24 +356,10 @@ def _opened(url: str, options: dict[str, Any], pack: Any = "auto") -> Repository
         return Repository.open(url, storage_options=options or None, pack=pack)
 
 
-def _duration(name: str, text: str) -> timedelta:
-    """Return a duration such as 7d. Raises ``InvalidInput``."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
-    if found is None or (found[2] not in _UNITS and float(found[1])):
-        raise InvalidInput(f"{name} {text!r} is no duration: give a number and a unit, such as 12h, 7d or 8w")
-    try:
-        return timedelta(seconds=float(found[1]) * _UNITS.get(found[2], 1))
-    except OverflowError as exc:
-        raise InvalidInput(f"{name} {text!r} is longer than a time can be: give a shorter one, such as 7d") from exc
-
-
 def _time_before(text: str) -> datetime:
     """Return the time that a text means: a duration before now, or a time with its zone. Raises ``InvalidInput``."""
-    if re.match(r"\d+(\.\d+)?\s*[a-z]*$", text.strip().lower()):
-        try:
-            return datetime.now(UTC) - _duration("--older-than", text)
-        except OverflowError as exc:
-            raise InvalidInput(f"--older-than {text!r} is before all times: give a shorter one, such as 30d") from exc
+    if is_duration(text):
+        return time_before("--older-than", text)
     try:
         found = datetime.fromisoformat(text)
     except ValueError as exc:

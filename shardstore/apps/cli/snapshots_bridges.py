@@ -18,11 +18,11 @@ from shardstore._sync import run_sync
 from shardstore.adapters.store_paths import pair_options, refuse_snapshot
 from shardstore.adapters.versioned.repository import Repository
 from shardstore.adapters.versioned.session import Session
-from shardstore.apps.cli.arguments import AsJson, DryRun, PairOptions, StorageOptions, argument, parse_policy
+from shardstore.apps.cli.arguments import AsJson, DryRun, PairOptions, StorageOptions, VirtualPrefix, argument, parse_policy
 from shardstore.apps.cli.output import complain, print_result
 from shardstore.errors import InvalidInput
 from shardstore.format.metadata_v3 import is_array
-from shardstore.model.options import CommandOption, option
+from shardstore.model.options import AT, CHUNKS_PER_SHARD, DRY_RUN, MESSAGE, CommandOption, option
 from shardstore.model.redaction import redacted
 from shardstore.model.words import plural
 from shardstore.progress.shown import step_bar
@@ -30,10 +30,6 @@ from shardstore.references.places import JSON_SUFFIXES, open_set
 from shardstore.snapshots.lookup import FIRST_BRANCH
 from shardstore.snapshots.named import needing_pyarrow
 from shardstore.snapshots.reachable import Progress, step_of
-
-VirtualPrefix = Annotated[
-    list[str] | None, CommandOption("A URL, with / at its end, below which chunks outside of the store may lie; may be repeated.", "URL")
-]
 
 
 class Form(Enum):
@@ -48,16 +44,11 @@ class Form(Enum):
 class ExportRequest:
     """The options of an export, apart from the format."""
 
-    ref: str | None = option(None, "zarr, references: which snapshot, by branch, tag or id; main.", "REF")
-    chunks_per_shard: str | None = option(
-        None,
-        "zarr: along each dimension, 'auto', 'none' or a JSON object, as of pack; auto.",
-        "N,N,…",
-        flags=("--chunks-per-shard", "-s"),
-    )
+    at: str | None = option(None, AT)
+    chunks_per_shard: str | None = option(None, CHUNKS_PER_SHARD)
     check: bool = option(True, "zarr: do not compare the result with the snapshot.")
     virtual_prefix: VirtualPrefix = None
-    dry_run: bool = option(False, "Write nothing: show what would be written.")
+    dry_run: bool = option(False, DRY_RUN)
     policy: Any = "auto"
     """``chunks_per_shard``, parsed."""
     target_options: Mapping[str, Any] = field(default_factory=dict)
@@ -65,7 +56,7 @@ class ExportRequest:
     @property
     def snapshot(self) -> str:
         """The branch, tag or id of the snapshot that is meant."""
-        return FIRST_BRANCH if self.ref is None else self.ref
+        return FIRST_BRANCH if self.at is None else self.at
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,36 +72,29 @@ def export(
     *,
     url: Annotated[str, argument("SRC", "A versioned store: a path, URL or chain of URLs.")],
     target: Annotated[str, argument("DST", "A folder or URL at which there is nothing.")],
-    to: Annotated[Form, CommandOption("The format that the store becomes.")],
+    to: Annotated[Form, CommandOption("What the store becomes.", "|".join(form.value for form in Form))],
     request: ExportRequest,
     as_json: AsJson = False,
     storage: PairOptions,
 ) -> None:
     """Write a versioned store in another format: icechunk with its whole history; zarr and references one snapshot.
 
-    icechunk: a repository of Icechunk with all snapshots, branches and tags, which xarray and other programs read. No chunk is copied:
-    virtual references lead into the chunk files of SRC, so no file of SRC may be removed as long as DST is used. Messages and metadata are
-    kept, and the metadata of each commit has the id and the time of its snapshot. Branches and tags are made last: an export that was
-    interrupted shows an empty branch main.
+    icechunk: a repository of Icechunk with all snapshots, branches and tags. No chunk is copied: DST needs the files of SRC.
 
-    zarr: an ordinary sharded hierarchy, which does not need SRC. Chunk files that are whole shards are copied by the server, all other
-    chunks are packed, and the result is compared with the snapshot. After an interruption, the same command continues.
+    zarr: a sharded hierarchy, which does not need SRC. The result is compared with the snapshot. After an interruption, the same command
+    continues.
 
-    references: a set of references into the chunk files of SRC, in JSON if DST ends in .json, else in Parquet. No chunk is copied.
+    references: a set of references into the files of SRC, in JSON if DST ends in .json, else in Parquet. No chunk is copied.
 
     Examples:
-
-        shardstore snapshots export run.ice out.icechunk --to icechunk
-
-        shardstore snapshots export s3://bucket/run.ice s3://bucket/out --to icechunk
-
-        shardstore snapshots export s3://bucket/run.ice s3://bucket/out.zarr --to zarr --ref v1
-
-        shardstore snapshots export run.ice run.json --to references
+      shardstore snapshots export run.ice out.icechunk --to icechunk
+      shardstore snapshots export s3://bucket/run.ice s3://bucket/out --to icechunk
+      shardstore snapshots export s3://bucket/run.ice s3://bucket/out.zarr --to zarr --at v1
+      shardstore snapshots export run.ice run.json --to references
     """
     for_zarr = {"-s": request.chunks_per_shard is not None, "--no-check": not request.check}
     refused = [name for name, is_given in for_zarr.items() if is_given and to is not Form.ZARR]
-    refused += ["--ref"] if request.ref is not None and to is Form.ICECHUNK else []
+    refused += ["--at"] if request.at is not None and to is Form.ICECHUNK else []
     if refused:
         raise InvalidInput(f"{refused[0]} means nothing with --to {to.value}")
     policy = "auto" if request.chunks_per_shard is None else parse_policy(request.chunks_per_shard)
@@ -131,21 +115,18 @@ def import_(
     url: Annotated[str, argument("DST", "Where the versioned store goes.")],
     copy: Annotated[bool, CommandOption("Copy the chunks of SRC, instead of referring to them.")] = False,
     virtual_prefix: VirtualPrefix = None,
-    dry_run: Annotated[bool, CommandOption("Make nothing: show what would be made.")] = False,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
     storage: PairOptions,
 ) -> None:
     """Make a versioned store of the whole history of a repository of Icechunk: snapshots, branches, tags, messages, metadata and times.
 
-    Chunks stay in SRC, unless --copy is given. Without --copy no file of SRC may be removed as long as DST is used, and programs that open
-    DST in Python have to give virtual_prefixes. The command needs icechunk 2, and also reads repositories of icechunk 1. DST appears when
-    it is complete.
+    Chunks stay in SRC, and no file of SRC may be removed as long as DST is used; --copy copies the chunks. Programs that open DST in Python
+    have to give virtual_prefixes. The command needs icechunk 2, and also reads repositories of icechunk 1. DST appears when it is complete.
 
     Examples:
-
-        shardstore snapshots import theirs run.ice --copy
-
-        shardstore snapshots import s3://bucket/theirs s3://bucket/run.ice
+      shardstore snapshots import theirs run.ice --copy
+      shardstore snapshots import s3://bucket/theirs s3://bucket/run.ice
     """
     source_options, target_options = storage.parsed_pair(source, url)
     _silence_icechunk()
@@ -175,10 +156,8 @@ def adopt(
     *,
     source: Annotated[str, argument("SRC", "A Zarr hierarchy, sharded or not, or reference::URL.")],
     url: Annotated[str, argument("URL", "Where the versioned store goes.")],
-    message: Annotated[str, CommandOption("The message of the commit.", "TEXT", flags=("--message", "-m"))] = "Adopted",
-    virtual_prefix: Annotated[
-        list[str] | None, CommandOption("A URL, with / at its end, below which the objects of a set of references may lie.", "URL")
-    ] = None,
+    message: Annotated[str, MESSAGE] = "Adopted",
+    virtual_prefix: VirtualPrefix = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
     storage: StorageOptions,
@@ -189,10 +168,8 @@ def adopt(
     store in Python have to give virtual_prefixes=["SRC/"].
 
     Examples:
-
-        shardstore snapshots adopt data.zarr data.ice
-
-        shardstore snapshots adopt s3://bucket/data.zarr s3://bucket/data.ice -m "as of today"
+      shardstore snapshots adopt data.zarr data.ice
+      shardstore snapshots adopt s3://bucket/data.zarr s3://bucket/data.ice -m "as of today"
     """
     source_options, target_options = map(dict, pair_options(source, url, storage.parsed(), None))
     with needing_pyarrow("to make a versioned store"), progress("chunks") as say, _place_for(url, target_options, dry_run) as place:

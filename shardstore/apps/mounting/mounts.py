@@ -22,6 +22,7 @@ from shardstore.adapters.file_access import mounted_kind, portable_target
 from shardstore.adapters.handle import ChunksPerShard, PresentOption
 from shardstore.errors import Conflict, InvalidInput, StorageError, Unsupported
 from shardstore.extras import how_to_install
+from shardstore.model.durations import Duration, timedelta_of
 from shardstore.model.options import check_flags
 from shardstore.model.redaction import redacted
 
@@ -191,7 +192,7 @@ def mount(
     read_only: bool = False,
     present: PresentOption = "v3",
     durable: Durable = "close",
-    attr_seconds: float = 1.0,
+    attr_ttl: Duration = "1s",
     read_ahead: int = 16 * 2**20,
     write_memory: int = 256 * 2**20,
     chunks_per_shard: ChunksPerShard = "auto",
@@ -215,7 +216,7 @@ def mount(
         present: what is shown; see ``shardstore.open``.
         durable: when a file is stored: ``"close"``, when it is closed; or ``"fsync"``, in batches, at ``fsync`` of any file or directory,
             soon after the last file was closed, and when it is unmounted.
-        attr_seconds: names and sizes are believed for so long: changes by other programs may be seen as late as that.
+        attr_ttl: names and sizes are believed for so long: changes by other programs may be seen as late as that.
         read_ahead: bytes that are read ahead of chunks that are opened in order.
         write_memory: bytes that are held back in memory; more go to a temporary file, or are stored at once.
         chunks_per_shard: of arrays that are created; see ``shardstore.open``.
@@ -239,9 +240,7 @@ def mount(
     check_flags(read_only=read_only)
     if durable not in ("close", "fsync"):
         raise InvalidInput(f"durable {durable!r} is neither 'close' nor 'fsync'")
-    seconds: Any = attr_seconds
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
-        raise InvalidInput(f"attr_seconds {attr_seconds!r} is not a number of seconds")
+    attr_seconds = timedelta_of("attr_ttl", attr_ttl).total_seconds()
     sizes: dict[str, Any] = {"read_ahead": read_ahead, "write_memory": write_memory}
     for name, nbytes in sizes.items():
         if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < 0:

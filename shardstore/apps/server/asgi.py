@@ -58,6 +58,7 @@ from shardstore.errors import (
 )
 from shardstore.format.store_keys import check_directory, check_key
 from shardstore.format.v2.keys import is_document
+from shardstore.model.durations import Duration, timedelta_of
 from shardstore.model.redaction import redacted
 from shardstore.model.words import printable
 
@@ -524,7 +525,7 @@ def application(
     cors: Sequence[str] = (),
     token: str | None = None,
     hosts: Sequence[str] | None = None,
-    max_age: int = 0,
+    max_age: Duration = 0,
     in_flight: int = MOST_IN_FLIGHT,
     stored: bool = True,
     listing: bool = True,
@@ -540,7 +541,7 @@ def application(
         cors: origins of web pages that may read, as ``https://viewer.example``; ``"*"`` for all.
         token: what a request has to have: in ``Authorization: Bearer``, as ``?token=``, or as the access key id of a client of S3.
         hosts: names that ``Host`` may have; ``None``: any.
-        max_age: seconds for which clients may keep a value without asking; 0: they ask each time, and get 304 if it has not changed.
+        max_age: how long clients may keep a value without asking; 0: they ask each time, and get 304 if it has not changed.
         in_flight: requests that are carried out at once; as many more wait, and the rest are answered 503.
         stored: show the stored objects too, below ``/stored/``.
         listing: list directories and buckets.
@@ -553,15 +554,16 @@ def application(
         InvalidInput: an argument cannot be right.
         NotFound, StorageError, Unsupported: the store cannot be opened.
     """
-    numbers: list[tuple[str, object, int]] = [("max_age", max_age, 0), ("in_flight", in_flight, 1), ("piece_nbytes", piece_nbytes, 1)]
+    numbers: list[tuple[str, object, int]] = [("in_flight", in_flight, 1), ("piece_nbytes", piece_nbytes, 1)]
     for name, value, least in numbers:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise InvalidInput(f"{name} {value!r} is not a whole number of at least {least}")
     access = Access.of(hosts, cors, token)
+    max_age_seconds = int(timedelta_of("max_age", max_age).total_seconds())
     return Application(
-        open_served(url, storage_options, stored=stored, max_age=max_age, follow_links=follow_links),
+        open_served(url, storage_options, stored=stored, max_age=max_age_seconds, follow_links=follow_links),
         access,
-        max_age=max_age,
+        max_age=max_age_seconds,
         in_flight=in_flight,
         listing=listing,
         report=report,

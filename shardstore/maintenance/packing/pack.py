@@ -25,7 +25,20 @@ from shardstore.maintenance.packing.target import Places
 from shardstore.maintenance.packing.translation import Mode, TargetForm
 from shardstore.maintenance.pins import Pin, check_none_held
 from shardstore.model.chunk_orders import ChunkOrder, check_chunk_order
-from shardstore.model.options import COUNTED_IN_CHUNKS, check_flags, defaults_of, option, unknown_option, with_options
+from shardstore.model.options import (
+    CHUNK_ORDER,
+    COUNTED_IN_CHUNKS,
+    DRY_RUN,
+    EXCLUDE,
+    INCLUDE,
+    MESSAGE,
+    OVERWRITE,
+    check_flags,
+    defaults_of,
+    option,
+    unknown_option,
+    with_options,
+)
 from shardstore.model.redaction import redacted
 from shardstore.opening.address import Address, text_of
 from shardstore.opening.location import Location, location_of, why_not_apart
@@ -58,27 +71,27 @@ _PRICED = ("list", "get", "put")
 class PackOptions:
     """Options of ``pack``, ``reshard`` and ``unpack``. Sizes in bytes."""
 
-    stored: Literal["codec", "transformer"] = option("codec", "Zarr v3, or a hierarchy of the 2022 draft.", "codec|transformer")
+    stored: Literal["codec", "transformer"] = option(
+        "codec", "Zarr v3, or the 2022 draft.", "codec|transformer", flags=("--stored-as",), group="Shape"
+    )
     """The format of the target: Zarr v3 with ``sharding_indexed``, or a hierarchy of the 2022 draft."""
-    chunk_order: ChunkOrder = option("C", "The order of the chunks in a shard.", "C|F|morton")
-    index_location: IndexLocation = option("end", "The place of the index in a shard.", "end|start")
-    index_checksum: bool = option(True, "Write indices without a checksum.")
-    chunk_checksums: bool = option(False, "Append the codec crc32c, and its four bytes to each chunk: then every reader finds damage.")
+    chunk_order: ChunkOrder = option("C", CHUNK_ORDER)
+    index_location: IndexLocation = option("end", "Where the index of a shard is.", "end|start", group="Shape")
+    index_checksum: bool = option(True, "Write indices without a checksum.", group="Shape")
+    chunk_checksums: bool = option(False, "Add a checksum to each chunk.", group="Shape")
     """Append the codec ``crc32c`` to the inner codecs, and its four bytes to each chunk."""
-    ome: bool = option(False, "Rewrite the metadata of OME-Zarr 0.4 to 0.5, the version for Zarr v3.")
+    ome: bool = option(False, "Rewrite metadata of OME-Zarr 0.4 to 0.5.", group="Shape")
     """Rewrite the metadata of OME-Zarr 0.4 to 0.5, the version for Zarr v3: into the attribute ``ome`` of each group, and
     ``dimension_names`` for the arrays of images.
     """
-    include: str | Sequence[str] = option(
-        (), "Only nodes whose paths match, and everything below them; repeatable.", "PATTERN", form="texts"
-    )
+    include: str | Sequence[str] = option((), INCLUDE)
     """Patterns (``fnmatch``) of paths of nodes; a pattern also covers everything below a node that it matches. Groups above included nodes
     are included too.
     """
-    exclude: str | Sequence[str] = option((), "No nodes whose paths match; repeatable.", "PATTERN", form="texts")
-    dry_run: bool = option(False, "Write nothing: show what would be done, and about how many requests it takes.")
+    exclude: str | Sequence[str] = option((), EXCLUDE)
+    dry_run: bool = option(False, DRY_RUN)
     """Write nothing: report what would be done, with an estimate of its requests."""
-    overwrite: bool = option(False, "Replace what is at DST. Objects there that are not replaced are removed at the end.")
+    overwrite: bool = option(False, OVERWRITE)
     """Replace what is at the target: object by object, and the rest when the new hierarchy is complete next to it. Refused if it cannot
     be known that the target is not the source, and if something is mounted in the target.
     """
@@ -90,38 +103,38 @@ class PackOptions:
     """The number of retries of a unit after its storage failed, or its worker was lost."""
     part: str | Part = option(WHOLE, PART)
     """``"I/N"``: only the ``I``-th of ``N`` disjoint shares. The part that ends last makes the result visible."""
-    only_failed: bool = option(False, "Do only what failed in the last run.")
+    only_failed: bool = option(False, "Do only what failed in the last run.", group="Selection")
     max_memory: int = option(DEFAULT_MAX_MEMORY, MAX_MEMORY)
     """Bytes that each process holds at once, whatever the size of shards."""
-    record: Any = option(None, "Where to keep the record of finished work; by default next to DST, with .pack after its name.", "URL")
+    record: Any = option(None, "Where finished work is recorded.", "URL", group="Expert", words="DST.pack")
     """The place of the record of finished work: a URL, path or storage. By default next to the target, with ``.pack`` after its name; of a
     store that takes no other objects, in memory, for this run.
     """
     prices: Mapping[str, float] | None = option(
         None,
-        "The price of 1,000 requests of a kind: list, get or put, such as put=0.005; repeatable.",
+        "The price of 1,000 list, get or put requests; repeatable.",
         "KIND=PRICE",
         form="prices",
         flags=("--price",),
+        group="Expert",
     )
     """Prices for 1,000 requests, by ``"list"``, ``"get"`` and ``"put"``."""
     lost_transformers: Mapping[str, tuple[int, ...]] = option(
         dict,
-        "Chunks per shard of arrays of the 2022 draft whose documents have lost them, by path: '{\"a\": [2, 2]}'.",
+        "Shards that documents of the draft have lost, by path.",
         "JSON",
         form="counts",
+        group="Expert",
     )
     """The chunks per shard of arrays of the 2022 draft, by path, whose documents have lost their storage transformer."""
     storage_options: dict[str, Any] | None = None
     target_options: dict[str, Any] | None = None
     """Options of the target's filesystem: by default those of the source if both have the same protocol."""
-    check_space: bool = option(True, "Begin even if a local disk does not seem to have enough room.", flags=("--no-space-check",))
+    check_space: bool = option(True, "Begin even if a local disk seems to be too full.", flags=("--no-space-check",), group="Expert")
     """Refuse to begin if a local target does not have enough room. Quotas are not known before they are used up."""
-    fsync: bool = option(True, "Do not wait until a local disk has stored the data durably.")
+    fsync: bool = option(True, "Do not wait until a local disk has the data.", group="Expert")
     """True if written data must survive the loss of power; concerns local disks."""
-    message: str | None = option(
-        None, "The message of the commit, if DST is a branch of a versioned store.", "TEXT", flags=("--message", "-m")
-    )
+    message: str | None = option(None, MESSAGE)
     """The message of the commit, if the target is a branch of a versioned store; by default it names the source."""
 
     def __post_init__(self) -> None:
@@ -408,7 +421,7 @@ def _open_places(source: Any, target: Any, options: PackOptions, target_options:
     """
     inner = _source(source, options.storage_options)
     written = open_storage(target, target_options, fsync=options.fsync)
-    kept, prefix = _record(target, written, options, target_options)
+    kept, prefix = place_of_record(target, written, options, target_options)
     _check_apart(inner, written, kept, options.overwrite)
     settled = _detected(source, inner, options)
     shown = DraftStorage(_checked(written)) if options.stored == "transformer" else _checked(written)
@@ -476,7 +489,7 @@ def _in_memory() -> Storage:
     return GenericStorage(fs, "")
 
 
-def _record(target: Any, written: Storage, options: PackOptions, target_options: dict[str, Any] | None) -> tuple[Storage, str]:
+def place_of_record(target: Any, written: Storage, options: PackOptions, target_options: dict[str, Any] | None) -> tuple[Storage, str]:
     """Return the storage of the record, and its prefix there: as it was asked for, next to the target, inside where nothing can be next to
     it, or in memory, for this run, where it cannot be inside.
     """

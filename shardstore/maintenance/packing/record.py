@@ -254,6 +254,13 @@ class Record:
                 f"{self.shown} cannot be the place of a record: it holds other objects ({named}): name an empty one. Nothing was changed"
             )
 
+    async def is_of_unfinished_work(self, *, is_there: bool) -> bool:
+        """Return whether a run has begun that has not ended; ``is_there``: all documents of the target were written once, so that only the
+        announcement of a run shows that it has not ended.
+        """
+        kinds = _BEGUN if is_there else _BEFORE_JOB
+        return any([info.key.startswith(kinds, len(self._prefix)) async for info in self._storage.list(self._prefix)])
+
     def _owns(self, key: str) -> bool:
         return _OWN.fullmatch(key.removeprefix(self._prefix)) is not None
 

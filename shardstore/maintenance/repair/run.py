@@ -18,7 +18,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -51,6 +51,7 @@ from shardstore.maintenance.shards import (
     look_at,
     shard_step,
 )
+from shardstore.model.durations import Duration, seconds_of
 from shardstore.model.generation import UNCONDITIONAL, Generation
 from shardstore.model.options import check_flags
 from shardstore.model.ranges import CopiedRange
@@ -138,20 +139,20 @@ class Leftovers:
     uploads: int = 0
 
 
-async def clear_leftovers(storage: Storage, path: str, older_than_hours: float, now: datetime, *, only_count: bool) -> Leftovers:
+async def clear_leftovers(storage: Storage, path: str, older_than_seconds: float, now: datetime, *, only_count: bool) -> Leftovers:
     """Remove leftovers that are that old; of local files, those in the whole store, and only if ``path`` is empty.
 
     Raises:
         StorageError: the server does not list unfinished uploads, or failed.
     """
     if (local := storage.ability(LocalFiles)) is not None:
-        return Leftovers(files=0 if path else await local.sweep(older_than_hours * 3600, only_count=only_count))
+        return Leftovers(files=0 if path else await local.sweep(older_than_seconds, only_count=only_count))
     kind = innermost(storage)
     if not isinstance(kind, S3Storage):
         return Leftovers()
     count = 0
     async for upload in kind.unfinished_uploads(join(path, "")):
-        if now - upload.begun >= timedelta(hours=older_than_hours):
+        if (now - upload.begun).total_seconds() >= older_than_seconds:
             count += 1
             if not only_count:
                 await kind.abort_upload(upload)
@@ -362,11 +363,11 @@ def repair(
     url: Any,
     *,
     path: str = "",
-    yes: bool = False,
+    dry_run: bool = False,
     allow_reverting: bool = False,
     quarantine: Any = None,
     pins: Iterable[Pin] = (),
-    older_than_hours: float = 24.0,
+    older_than: Duration = "24h",
     executor: ExecutorLike | None = None,
     workers: int | None = None,
     part: str | Part | None = None,
@@ -379,7 +380,7 @@ def repair(
     progress: Callable[[Progress], None] | bool | None = None,
     now: datetime | None = None,
 ) -> RepairReport:
-    """Report the repairs of damaged shards at and below ``path``, and with ``yes`` carry them out.
+    """Repair damaged shards at and below ``path``; with ``dry_run``, only report what would be repaired.
 
     This is safe while shardstore reads and writes: each shard is replaced on condition that it still is the version that was
     looked at. Its bytes are copied into the quarantine first, with a note. Arguments that are not described here are those of ``compact``.
@@ -387,15 +388,15 @@ def repair(
     Args:
         url: the root of the store, as for ``shardstore.open``.
         path: the array or group that is looked at; all by default.
-        yes: carry out the repairs. Without it nothing is changed.
+        dry_run: change nothing; the report says what would be done.
         allow_reverting: where the newest index of a shard cannot be proved and an older one lies in the shard, go back to that. All
             chunks of such a shard are named as ``reverted``: acknowledged writes may be undone. Without it such a shard stays as it
             is.
         quarantine: the place where the bytes of damaged objects are kept: a URL, or anything that ``url`` can be. By default next to the
             store, under its name with ``.quarantine`` behind.
         pins: shards that have to stay unchanged, because offsets into them are held elsewhere. They are left alone, and reported.
-        older_than_hours: leftover files and unfinished uploads of writers that died are removed at this age. A writer that lives
-            keeps its files, but an upload does not show whether its writer lives.
+        older_than: leftover files and unfinished uploads of writers that died are removed at this age, such as ``"24h"``. A writer
+            that lives keeps its files, but an upload does not show whether its writer lives.
         part: ``"I/N"``, the share of the shards that this call is for. Leftovers belong to the first part.
         storage_options: for the filesystem, and for that of the quarantine if it is of the same protocol.
         now: the time that ages of uploads are measured at; the present by default.
@@ -408,9 +409,8 @@ def repair(
         StorageError: the storage cannot be listed.
         ShardStoreError: the executor was lost, with its scheduler or a process; the work done by then stays.
     """
-    check_flags(yes=yes, exclusive=exclusive, allow_reverting=allow_reverting)
-    if type(older_than_hours) not in (int, float) or older_than_hours < 0:
-        raise InvalidInput(f"older_than_hours {older_than_hours!r} is not a number, 0 or more")
+    check_flags(dry_run=dry_run, exclusive=exclusive, allow_reverting=allow_reverting)
+    older_than_seconds = seconds_of("older_than", older_than)
     execution = Execution.of(executor, workers, part, retries, max_memory, only)
     refuse_to_change(run_sync(named_snapshot(url, storage_options)), "repairing")
     place = SharedStorage(open_storage(url, storage_options, locks=locks))
@@ -418,11 +418,11 @@ def repair(
     try:
         kept_in = SharedStorage(open_quarantine(url, quarantine, place.storage, storage_options))
     except InvalidInput:
-        if yes or quarantine is not None:
+        if not dry_run or quarantine is not None:
             raise
     with reported(progress, repair_step) as say:
         run = ShardRun(place, execution, say)
-        if yes:
+        if not dry_run:
             run_sync(check_can_swap(run.engine.storage, exclusive))
         held = run_sync(Pins.of(pins).resolved(run.engine))
         suspects: list[StoredShard] = []
@@ -434,7 +434,7 @@ def repair(
                 findings.append(finding)
 
         tasks = (
-            MendTask(place, shard, kept_in if yes else None, execution.window_bytes, allow_reverting, held.at(shard.key))
+            MendTask(place, shard, None if dry_run else kept_in, execution.window_bytes, allow_reverting, held.at(shard.key))
             for shard in suspects
         )
         run.work_on_each(mend, tasks, len(suspects), mended)
@@ -442,8 +442,8 @@ def repair(
     leftovers = Leftovers()
     if execution.part.number == 1 and execution.only is None:
         moment = now or datetime.now(UTC)
-        leftovers = run_sync(clear_leftovers(run.engine.storage, path.strip("/"), older_than_hours, moment, only_count=not yes))
-    return _report(run, path, findings, kept_in, leftovers, is_dry_run=not yes)
+        leftovers = run_sync(clear_leftovers(run.engine.storage, path.strip("/"), older_than_seconds, moment, only_count=dry_run))
+    return _report(run, path, findings, kept_in, leftovers, is_dry_run=dry_run)
 
 
 def _report(

@@ -74,7 +74,7 @@ def test_every_face_on_a_place_shares_one_engine(place: Place, fs: ShardedFileSy
 def test_metadata_that_one_face_replaces_is_seen_by_the_others(place: Place, fs: ShardedFileSystem) -> None:
     """Also by those with other options, whose engines are others: the array is deleted and made anew in another layout."""
     sibling = place.filesystem(chunks_per_shard=(8,))
-    mapping = shardstore.get_mapper(place.url, storage_options=place.storage_options or None, index_cache_bytes=0, metadata_ttl=3600)
+    mapping = shardstore.get_mapper(place.url, storage_options=place.storage_options or None, index_cache_bytes=0, metadata_ttl="1h")
     assert len({id(fs.engine), id(sibling.engine), id(mapping.engine)}) == 3
     assert sibling.cat_file("a/c/3") == mapping["a/c/3"] == b"\x03\x03"
     fs.rm("a", recursive=True)
@@ -88,8 +88,8 @@ def test_metadata_that_one_face_replaces_is_seen_by_the_others(place: Place, fs:
 
 
 def test_what_siblings_know_of_a_layout_is_not_believed_for_ever(place: Place) -> None:
-    a = place.filesystem(chunks_per_shard=(4,), metadata_ttl=3600)
-    b = place.filesystem(chunks_per_shard=(8,), metadata_ttl=3600)
+    a = place.filesystem(chunks_per_shard=(4,), metadata_ttl="1h")
+    b = place.filesystem(chunks_per_shard=(8,), metadata_ttl="1h")
     assert a.engine is not b.engine
     for turn, (writer, reader) in enumerate([(a, b), (b, a)] * 2):
         writer.pipe({"x/zarr.json": ARRAY, **{f"x/c/{i}": bytes([turn, i]) for i in range(16)}})

@@ -178,7 +178,7 @@ def test_writers_by_shards_and_by_chunks_share_shards_and_lose_nothing() -> None
 
 def test_an_assignment_costs_one_commit_a_shard_and_a_selection_one_index_a_shard() -> None:
     trace = TraceStorage(memory())
-    store = shardstore.open(trace, metadata_ttl=1000.0)
+    store = shardstore.open(trace, metadata_ttl="1000s")
     array = create(store, shape=(16, 18))
     store.counters.reset()
     trace.reset()
@@ -186,7 +186,7 @@ def test_an_assignment_costs_one_commit_a_shard_and_a_selection_one_index_a_shar
     assert store.counters.commits == 4
     assert not [event for event in trace.events if event.op == "read" and event.key.endswith("zarr.json")]
     trace.reset()
-    other = shardstore.open(trace, metadata_ttl=999.0)
+    other = shardstore.open(trace, metadata_ttl="999s")
     document = pickle.loads(pickle.dumps(array.metadata))
     opened: Any = zarr.Array(zarr.AsyncArray(document, store_path=zarr.storage.StorePath(other, "a")))
     np.testing.assert_array_equal(opened[...], np.ones((16, 18)))

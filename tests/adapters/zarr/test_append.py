@@ -186,7 +186,7 @@ def large(store: shardstore.ShardedStore) -> tuple[zarr.Array[Any], np.ndarray[A
 @pytest.mark.parametrize("strategy", ["append", "keep"])
 def test_on_s3_what_is_new_is_sent_and_nothing_fetched(s3: tuple[S3Storage, Calls], strategy: Any) -> None:
     storage, calls = s3
-    array, values = large(shardstore.open(storage, chunks_per_shard=(64,), strategy=strategy, metadata_ttl=3600))
+    array, values = large(shardstore.open(storage, chunks_per_shard=(64,), strategy=strategy, metadata_ttl="1h"))
     calls.made.clear()
     for chunk in (5, 40):
         array[chunk * 2**18 : (chunk + 1) * 2**18] = values[chunk * 2**18 : (chunk + 1) * 2**18] = chunk
@@ -199,7 +199,7 @@ def test_on_s3_what_is_new_is_sent_and_nothing_fetched(s3: tuple[S3Storage, Call
 def test_on_s3_where_it_cannot_be_conditional_it_rewrites(s3: tuple[S3Storage, Calls]) -> None:
     """As with moto: found out at the first append, which is written whole; the next one is planned otherwise."""
     storage, calls = s3
-    array, values = large(shardstore.open(storage, chunks_per_shard=(64,), strategy="append", metadata_ttl=3600))
+    array, values = large(shardstore.open(storage, chunks_per_shard=(64,), strategy="append", metadata_ttl="1h"))
     facts_of(storage.client).multipart_conditions = False
     for chunk in (5, 40):
         array[chunk * 2**18 : (chunk + 1) * 2**18] = values[chunk * 2**18 : (chunk + 1) * 2**18] = chunk
@@ -215,7 +215,7 @@ def test_on_s3_where_it_cannot_be_conditional_it_rewrites(s3: tuple[S3Storage, C
 @pytest.mark.gate
 def test_rewriting_copies_what_is_long_enough(s3: tuple[S3Storage, Calls]) -> None:
     storage, calls = s3
-    array, values = large(shardstore.open(storage, chunks_per_shard=(64,), metadata_ttl=3600))
+    array, values = large(shardstore.open(storage, chunks_per_shard=(64,), metadata_ttl="1h"))
     calls.made.clear()
     array[: 2**18] = values[: 2**18] = 9
     assert calls.methods.count("upload_part_copy") == 1
@@ -237,7 +237,7 @@ def test_rewriting_copies_what_is_long_enough(s3: tuple[S3Storage, Calls]) -> No
 def test_on_s3_every_request_of_an_append_fails_once(s3: tuple[S3Storage, Calls], effect: str) -> None:
     """The old values or the new ones, whole; the new ones where the assignment returned; no upload is left that is known."""
     storage, calls = s3
-    store = shardstore.open(storage, chunks_per_shard=(64,), strategy="append", metadata_ttl=3600)
+    store = shardstore.open(storage, chunks_per_shard=(64,), strategy="append", metadata_ttl="1h")
     array, values = large(store)
     for at in range(1, 20):
         version = 100 + at
@@ -262,7 +262,7 @@ def test_on_s3_every_request_of_an_append_fails_once(s3: tuple[S3Storage, Calls]
             done = True
         calls.before = lambda _method, parameters: parameters
         calls.after = lambda _method, _parameters, response: response
-        found = zarr.open_array(shardstore.open(storage, metadata_ttl=3600), path="a", mode="r")[:]
+        found = zarr.open_array(shardstore.open(storage, metadata_ttl="1h"), path="a", mode="r")[:]
         is_new = np.array_equal(found, new)
         assert is_new or np.array_equal(found, values)
         assert is_new or not done

@@ -169,8 +169,8 @@ def test_groups_below_a_consolidated_root_grow_alone() -> None:
         (lambda: rows(4, 2).transpose(), {}, "order and all other sizes"),
         (lambda: rows(4, 2), {"dim": "height"}, "no array .* has the dimension 'height': they have 'time', 'x'"),
         (lambda: rows(4, 2), {"dim": ""}, "is not the name of a dimension"),
-        (lambda: rows(4, 2), {"lease": 0}, "is not a number of seconds"),
-        (lambda: rows(4, 2), {"lease": float("inf")}, "is not a number of seconds"),
+        (lambda: rows(4, 2), {"lease": 0}, "never ends, or ends at once"),
+        (lambda: rows(4, 2), {"lease": float("inf")}, "never ends, or ends at once"),
         (lambda: rows(4, 2), {"path": "../x"}, "cannot be the path"),
         (lambda: np.zeros(3), {}, "is a group"),
         (lambda: np.zeros((2, 6)), {"path": "a"}, "'b', 'plain', 'time' would become shorter"),
@@ -251,9 +251,9 @@ def test_the_outcome_is_unknown_if_stored_rows_cannot_be_shown(fails: str) -> No
 
     broken.before = before
     with pytest.raises(shardstore.WriteOutcomeUnknown, match=r"rows 3 to 5 .* on fire"):
-        shardstore.append(broken, rows(4, 2), "time", lease=0.1)
+        shardstore.append(broken, rows(4, 2), "time", lease="0.1s")
     check(place, rows(1, 3))
-    where = shardstore.append(again(place), rows(6, 2), "time", lease=0.1)
+    where = shardstore.append(again(place), rows(6, 2), "time", lease="0.1s")
     if fails == "document":  # the rows were committed, and are shown now
         assert where == slice(5, 7)
         check(place, rows(1, 7))

@@ -27,6 +27,7 @@ from zarr.storage import LoggingStore
 import shardstore
 from shardstore.adapters.zarr import short_path
 from shardstore.engine.engine import Engine
+from shardstore.model.durations import Duration
 from shardstore.native.kernel import kernel
 from shardstore.storage.local.storage import LocalStorage
 from tests.harness.scale import EXAMPLES
@@ -55,7 +56,7 @@ def no_time_in_gzip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gzip, "time", SimpleNamespace(time=lambda: 0.0))
 
 
-def opened(root: Path, *, per_shard: Any = PER_SHARD, ttl: float = 60, **options: Any) -> shardstore.ShardedStore:
+def opened(root: Path, *, per_shard: Any = PER_SHARD, ttl: Duration = "60s", **options: Any) -> shardstore.ShardedStore:
     return shardstore.open(root, chunks_per_shard=per_shard, fsync=False, metadata_ttl=ttl, kernel=uses_kernel, **options)
 
 
@@ -64,7 +65,7 @@ def elsewhere(root: Path, *, per_shard: Any = PER_SHARD) -> shardstore.ShardedSt
     return shardstore.open(LocalStorage(root, fsync=False), chunks_per_shard=per_shard)
 
 
-def created(root: Path, *, per_shard: Any = PER_SHARD, ttl: float = 60, **options: Any) -> zarr.Array[Any]:
+def created(root: Path, *, per_shard: Any = PER_SHARD, ttl: Duration = "60s", **options: Any) -> zarr.Array[Any]:
     array = zarr.create_array(opened(root, per_shard=per_shard, ttl=ttl), shape=SHAPE, chunks=CHUNK, dtype="i4", fill_value=7, **options)
     array[...] = VALUES
     array[...]
@@ -221,9 +222,9 @@ def damaged(root: Path) -> None:
     file.write_bytes(data)
 
 
-@pytest.mark.parametrize("ttl", [0, 60])
+@pytest.mark.parametrize("ttl", [0, "60s"])
 @pytest.mark.parametrize("change", [written, resized, replaced, damaged, shutil.rmtree])
-def test_what_another_process_does(tmp_path: Path, ttl: float, change: Callable[[Path], None]) -> None:
+def test_what_another_process_does(tmp_path: Path, ttl: Duration, change: Callable[[Path], None]) -> None:
     root = tmp_path / "a"
     array = created(root, ttl=ttl)
     check_same(array, np.s_[:9, :9])
@@ -232,9 +233,9 @@ def test_what_another_process_does(tmp_path: Path, ttl: float, change: Callable[
         check_same(array, selection)
 
 
-@pytest.mark.parametrize("ttl", [0, 60])
+@pytest.mark.parametrize("ttl", [0, "60s"])
 @pytest.mark.parametrize("change", [written, resized, replaced, shutil.rmtree])
-def test_what_another_process_does_to_an_array_without_shards(tmp_path: Path, ttl: float, change: Callable[[Path], None]) -> None:
+def test_what_another_process_does_to_an_array_without_shards(tmp_path: Path, ttl: Duration, change: Callable[[Path], None]) -> None:
     root = tmp_path / "a"
     array = created(root, per_shard=None, ttl=ttl)
     assert check_same(array, np.s_[:9, :9]) == reads_by_kernel()
@@ -432,7 +433,7 @@ def selections(draw: st.DrawFn, shape: tuple[int, ...]) -> Any:
 @settings(max_examples=EXAMPLES * 2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_random_arrays_are_read_both_ways(tmp_path: Path, made: dict[str, Any], data: st.DataObject) -> None:
     root = tmp_path / os.urandom(8).hex()
-    store = opened(root, per_shard=made.pop("per_shard"), ttl=data.draw(st.sampled_from([0, 60])))
+    store = opened(root, per_shard=made.pop("per_shard"), ttl=data.draw(st.sampled_from([0, "60s"])))
     with suppress(TypeError, ValueError, NotImplementedError):  # not every codec takes every type
         array: Any = None
         array = zarr.create_array(store, **made)

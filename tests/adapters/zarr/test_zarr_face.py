@@ -168,7 +168,7 @@ def test_selections_and_assignments_past_the_memory_bound_go_in_waves() -> None:
 
 def test_asking_whether_anything_is_there_reads_few_indices() -> None:
     trace = TraceStorage(memory())
-    store = shardstore.open(trace, chunks_per_shard=(2,), metadata_ttl=1000.0)
+    store = shardstore.open(trace, chunks_per_shard=(2,), metadata_ttl="1000s")
     zarr.create_array(store, name="a", shape=(400,), chunks=(1,), dtype="i4")[...] = 1
     trace.reset()
     assert not sync(store.is_empty("a/c"))

@@ -92,7 +92,7 @@ def test_each_wave_checks_the_document_so_waves_of_few_shards_are_large(large_wa
     values = np.arange(1, 24 * PER_SHARD * CHUNK + 1, dtype="i4")
     array = zarr.create_array(store, name="a", shape=values.shape, chunks=(CHUNK,), dtype="i4", fill_value=0)
     array[...] = values
-    fresh = zarr.open_array(shardstore.open(server, chunks_per_shard=(PER_SHARD,), metadata_ttl=3600), path="a", mode="r")
+    fresh = zarr.open_array(shardstore.open(server, chunks_per_shard=(PER_SHARD,), metadata_ttl="1h"), path="a", mode="r")
     limit_pipeline(fresh, usual_wave_bytes=SHARD_NBYTES, large_wave_bytes=large_wave_shards * SHARD_NBYTES)
     with server.count() as block:
         np.testing.assert_array_equal(fresh[...], values)

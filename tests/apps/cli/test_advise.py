@@ -50,7 +50,7 @@ def test_an_array_that_exists_is_compared(place: Place) -> None:
     assert answer["array"]["chunk_nbytes"] == 50
     everything = [*answer["candidates"], *answer["compared"]]
     assert [tuple(c["chunks_per_shard"]) for c in everything if c["is_present"]] == [(2, 3)]
-    by_option = succeed("advise", place.url, "--array", "ct", "-a", ":,1", "--json", *place.options).json
+    by_option = succeed("advise", f"{place.url}/ct/", "-a", ":,1", "--json", *place.options).json
     assert by_option == answer
     told = succeed("advise", f"{place.url}/ct", "-a", ":,1", *place.options).out
     assert "\n=  (2, 3)  " in told
@@ -133,8 +133,8 @@ def test_wrong_questions(arguments: list[str], code: int, said: str) -> None:
 def test_which_array(local: Place) -> None:
     outcome = run("advise", local.url, "-a", "1,:")
     assert outcome.code == 2
-    assert "3 arrays (ct, scans/pt, time): choose one by --array" in outcome.error
-    assert run("advise", local.url, "--array", "nothing", "-a", "1,:").code == 3
+    assert "3 arrays (ct, scans/pt, time): choose one by the URL" in outcome.error
+    assert run("advise", f"{local.url}/nothing", "-a", "1,:").code == 3
     assert run("advise", f"{local.url}/ct", "--shape", "1,2", "-a", "1,:").code == 2
 
 

@@ -61,9 +61,9 @@ def test_each_source_is_an_append_of_its_own(store: Path, sources: list[str]) ->
     check(store, 5, "g/h")
 
 
-@pytest.mark.parametrize(("place", "path"), [("", "g/h"), ("g", "h"), ("g/h", ""), ("g/h/", "/")])
-def test_the_group_may_be_in_the_url_or_an_option(store: Path, sources: list[str], place: str, path: str) -> None:
-    outcome = succeed("append", sources[0], f"{store}/{place}", "--dim", "time", "--path", path, "--json")
+@pytest.mark.parametrize("place", ["g/h", "g/h/"])
+def test_the_group_is_in_the_url(store: Path, sources: list[str], place: str) -> None:
+    outcome = succeed("append", sources[0], f"{store}/{place}", "--dim", "time", "--json")
     assert outcome.json == {"target": f"{store}/g/h", "dim": "time", "appended": [{"source": sources[0], "start": 5, "stop": 8}]}
     check(store, 8, "g/h")
     check(store, 5)
@@ -140,15 +140,24 @@ def refused(store: Path, *arguments: str) -> Outcome:
     ("change", "code", "words"),
     [
         (["--dim", "tim"], 2, "has the dimension 'tim'"),
-        (["--dim", "time", "--path", "no"], 3, "no array or group of Zarr v3 at 'no'"),
-        (["--dim", "time", "--path", "t"], 2, "data.zarr/t is an array: name the group that it is in"),
-        (["--dim", "time", "--lease", "0"], 2, "--lease 0"),
-        (["--dim", "time", "--lease", "nan"], 2, "--lease nan"),
+        (["--dim", "time", "--lease", "0"], 2, "--lease 0 never ends, or ends at once"),
+        (["--dim", "time", "--lease", "30"], 2, "--lease '30' is no duration"),
+        (["--dim", "time", "--lease", "nan"], 2, "--lease 'nan' is no duration"),
         ([], 2, "--dim"),
     ],
 )
 def test_what_cannot_be_right_is_refused(store: Path, sources: list[str], change: list[str], code: int, words: str) -> None:
     outcome = refused(store, sources[0], str(store), *change)
+    assert outcome.code == code
+    assert words in outcome.error
+
+
+@pytest.mark.parametrize(
+    ("below", "code", "words"),
+    [("no", 3, "no array or group of Zarr v3 at 'no'"), ("t", 2, "data.zarr/t is an array: name the group that it is in")],
+)
+def test_what_is_no_group_is_refused(store: Path, sources: list[str], below: str, code: int, words: str) -> None:
+    outcome = refused(store, sources[0], f"{store}/{below}", "--dim", "time")
     assert outcome.code == code
     assert words in outcome.error
 

@@ -29,8 +29,10 @@ from tests.stored import LocalObjects, document, snapshot
 def test_a_sound_store(place: Place) -> None:
     outcome = succeed("verify", place.url, *place.options)
     assert outcome.err == ""
-    assert outcome.lines[-1] == "0 errors, 0 notes"
-    told = " ".join(outcome.out.split())
+    assert outcome.lines[0].endswith(": sound: 0 errors, 0 notes")
+    assert outcome.lines[-1] == "--explain shows which damage this can find, and which it cannot"
+    assert "detects every change" not in outcome.out
+    told = " ".join(succeed("verify", place.url, "--explain", *place.options).out.split())
     assert "ct 6 objects, 21 chunks, 0 errors" in told
     assert "detects every change of an index" in told
     assert "cannot detect a flipped bit inside a chunk: without a checksum it shows only with --deep, and not always" in told
@@ -48,6 +50,7 @@ def test_errors_have_their_exit_code_and_notes_have_none(place: Place) -> None:
     place.objects.put("notes.txt", b"note")
     outcome = run("verify", place.url, *place.options)
     assert (outcome.code, outcome.err) == (5, "error: 1 error was found\n")
+    assert outcome.lines[0].endswith(": damaged: 1 error, 1 note")
     told = " ".join(outcome.out.split())
     assert "error index ct/c/0/1: its index cannot be read: the object has 5 bytes" in told
     assert "note stray notes.txt: 4 bytes that belong to no node. Nothing of the hierarchy refers to it" in told
@@ -58,7 +61,7 @@ def test_errors_have_their_exit_code_and_notes_have_none(place: Place) -> None:
     assert error["remedy"].startswith("restore the object")
     assert (note["severity"], note["kind"]) == ("note", "stray")
     place.objects.delete("ct/c/0/1")
-    assert succeed("verify", place.url, *place.options).lines[-1] == "0 errors, 1 note"
+    assert succeed("verify", place.url, *place.options).lines[0].endswith(": sound: 0 errors, 1 note")
 
 
 def test_what_is_found_many_times_is_said_once(local: Place) -> None:
@@ -76,7 +79,7 @@ def test_what_is_found_many_times_is_said_once(local: Place) -> None:
     assert "write its chunks again and 1 more like this: ct/c/0/1 error index ct/c/0/2: its index cannot be read: the object has 5" in told
     assert told.count("note stray") == 1
     assert "and 11 more like this: ct/stray1.txt, ct/stray10.txt, " in told
-    assert "ct/stray6.txt and 3 more 3 errors, 12 notes" in told
+    assert "ct/stray6.txt and 3 more ct 6 objects" in told
     assert len(run("verify", local.url, "--json").json["findings"]) == 15
     info = " ".join(run("info", local.url).out.split())
     assert info.count("damaged ct/c/0/") == 2
@@ -89,22 +92,33 @@ def test_several_findings_in_one_object_are_counted(capsys: pytest.CaptureFixtur
 
 
 def test_arrays_of_one_kind_share_what_is_said_of_them(local: Place) -> None:
-    lines = succeed("verify", local.url).lines
-    assert lines[2:7] == ["ct  6 objects, 21 chunks, 0 errors", lines[3], "time  2 objects, 2 chunks, 0 errors", "", "in ct, scans/pt"]
+    lines = succeed("verify", local.url, "--explain").lines
+    assert lines[3:8] == ["ct  6 objects, 21 chunks, 0 errors", lines[4], "time  2 objects, 2 chunks, 0 errors", "", "in ct, scans/pt"]
     assert sum("cannot detect" in line for line in lines) == 5
 
 
 @pytest.mark.parametrize("command", ["verify", "info"])
-def test_sentences_are_wrapped_where_there_is_no_screen(local: Place, command: str) -> None:
+def test_sentences_are_not_wrapped_where_there_is_no_screen(local: Place, command: str) -> None:
     local.objects.put("ct/c/0/1", b"short")
     local.objects.put("ct/notes.txt", b"note")
-    first, *lines = run(command, local.url).lines
-    assert local.url in first  # which is never broken
-    assert max(map(len, lines)) <= 80
+    first, *lines = run(command, local.url, "--explain").lines
+    assert local.url in first
+    assert max(map(len, lines)) > 100
     assert [line for line in lines if line != line.rstrip()] == []
+    assert not any(line.startswith(" " * 12) for line in lines)  # a line that goes on
 
 
-def test_keys_are_never_broken() -> None:
+def test_verify_says_that_a_pack_has_not_ended(local: Place, tmp_path: Path) -> None:
+    target = str(tmp_path / "packed.zarr")
+    succeed("pack", local.url, target, "--part", "1/4", "--quiet")
+    refused = run("verify", target)
+    assert (refused.code, f"{target} is not complete: a pack into it has not ended" in refused.error) == (3, True)
+    succeed("pack", local.url, target, "--quiet")
+    assert succeed("verify", target).lines[0] == f"{target}: sound: 0 errors, 0 notes"
+
+
+def test_keys_are_never_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardstore.apps.cli.output.columns_of_screen", lambda: 80)
     key = "a/" * 60 + "zarr.json"
     text = wrapped("note  ", f"{key}: it is long. {'word ' * 30}", indent=2).plain
     assert key in text
@@ -132,7 +146,7 @@ def test_parts_and_workers(local: Place) -> None:
 def test_deep_and_against(local: Place, tmp_path: Path) -> None:
     copy = str(tmp_path / "copy.zarr")
     succeed("cp", local.url, copy)
-    assert succeed("verify", local.url, "--deep", "--against", copy).lines[-1] == "0 errors, 0 notes"
+    assert succeed("verify", local.url, "--deep", "--against", copy).lines[0].endswith(": sound: 0 errors, 0 notes")
     stored = document(local.objects, "time/zarr.json")
     local.objects.put("time/zarr.json", json.dumps(stored | {"attributes": {"units": "s"}}).encode())
     local.objects.put("time/c/1", b"12345678" * 2)
@@ -148,8 +162,8 @@ def test_deep_and_against(local: Place, tmp_path: Path) -> None:
 def test_against_takes_options_of_its_own(local: Place, s3_url: tuple[str, dict[str, Any]]) -> None:
     bucket, options = s3_url
     succeed("cp", local.url, f"{bucket}/copy.zarr", "--target-options", json.dumps(options))
-    outcome = succeed("verify", local.url, "--against", f"{bucket}/copy.zarr", "--against-options", json.dumps(options))
-    assert outcome.lines[-1] == "0 errors, 0 notes"
+    outcome = succeed("verify", local.url, "--against", f"{bucket}/copy.zarr", "--target-options", json.dumps(options))
+    assert outcome.lines[0].endswith(": sound: 0 errors, 0 notes")
 
 
 def test_nothing_there(local: Place) -> None:
@@ -187,7 +201,7 @@ def test_census_as_json(place: Place) -> None:
 def test_a_census_shows_later_what_is_gone(place: Place, tmp_path: Path) -> None:
     file = str(tmp_path / "x.census")
     succeed("census", place.url, "--output", file, "--contents", *place.options)
-    assert succeed("verify", place.url, "--census", file, *place.options).lines[-1] == "0 errors, 0 notes"
+    assert succeed("verify", place.url, "--census", file, *place.options).lines[0].endswith(": sound: 0 errors, 0 notes")
     place.objects.delete("ct/c/0/1")
     outcome = run("verify", place.url, "--census", file, *place.options)
     assert outcome.code == 5
@@ -235,26 +249,27 @@ def test_a_census_in_parts(local: Place, tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["verify", "census", "compact", "repair"])
 def test_what_failed_is_written_and_can_be_fed_back(command: str, local: Place, tmp_path: Path) -> None:
     failures = tmp_path / "failures"
-    succeed(command, local.url, "--failures", str(failures))
+    more = ["--dry-run"] if command == "repair" else []
+    succeed(command, local.url, "--failures", str(failures), *more)
     assert failures.read_text() == ""
     WorkOptions(failures=failures).write_failures(
         [Unread("ct/c/0/1", StorageError("the server is tired")), Unread("ct/c/1/2", StorageError("as before"))]
     )
     assert json.loads(failures.read_text().splitlines()[0]) == {"key": "ct/c/0/1", "error": "the server is tired"}
-    found = succeed(command, local.url, "--only-failed", str(failures), "--json").json
+    found = succeed(command, local.url, "--failed-from", str(failures), "--json", *more).json
     looked_at = found["shards"] if "shards" in found else sum(array["objects"] for array in found["arrays"])
     assert looked_at == 2
     failures.write_text("what is this")
-    refused = run(command, local.url, "--only-failed", str(failures))
+    refused = run(command, local.url, "--failed-from", str(failures), *more)
     assert (refused.code, "is not what --failures has written" in refused.error) == (2, True)
-    assert run(command, local.url, "--only-failed", str(tmp_path / "nowhere")).code == 2
+    assert run(command, local.url, "--failed-from", str(tmp_path / "nowhere")).code == 2
     before = snapshot(local.objects)
     assert run(command, local.url, "--failures", str(tmp_path / "nowhere/failures")).code == 2
     failures.write_text('{"key": "nonsense/c/0", "error": ""}\n')
-    absent = run(command, local.url, "--only-failed", str(failures))
+    absent = run(command, local.url, "--failed-from", str(failures), *more)
     assert (absent.code, "nonsense/c/0" in absent.err) == (3, True)
     failures.write_text('{"key": 5}\n')
-    assert run(command, local.url, "--only-failed", str(failures)).code == 2
+    assert run(command, local.url, "--failed-from", str(failures)).code == 2
     assert snapshot(local.objects) == before
 
 
@@ -280,7 +295,7 @@ def test_one_object_that_cannot_be_read_concerns_no_other(
     if command == ["repair", "--yes"]:
         assert local.objects.get("ct/c/1/2") == shard
     monkeypatch.undo()
-    assert run(*command, local.url, "--only-failed", str(failures)).code == 0
+    assert run(*command, local.url, "--failed-from", str(failures)).code == 0
 
 
 def test_results_that_cannot_be_written_are_refused_before_the_work(local: Place, tmp_path: Path) -> None:
@@ -291,13 +306,13 @@ def test_results_that_cannot_be_written_are_refused_before_the_work(local: Place
     failures.write_text('{"key": "ct/c/0/1", "error": ""}\n')
     succeed("census", local.url, "--output", str(output))
     before = output.read_bytes()
-    assert run("census", local.url, "--only-failed", str(failures), "--output", str(output)).code == 2
+    assert run("census", local.url, "--failed-from", str(failures), "--output", str(output)).code == 2
     assert output.read_bytes() == before
 
 
 @pytest.mark.parametrize("command", ["verify", "census", "compact", "repair"])
 def test_options_of_long_work(command: str, local: Place) -> None:
-    succeed(command, local.url, "--workers", "2", "--retries", "0", "--max-memory", "1MiB")
+    succeed(command, local.url, *(["--dry-run"] if command == "repair" else []), "--workers", "2", "--retries", "0", "--max-memory", "1MiB")
     assert run(command, local.url, "--max-memory", "much").code == 2
     assert run(command, local.url, "--max-memory", "0").code == 2
     assert run(command, local.url, "--workers", "0").code == 2

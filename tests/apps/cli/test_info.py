@@ -115,7 +115,7 @@ def test_zarr_v2_and_no_zarr_are_told(tmp_path: Path, flags: list[str]) -> None:
     old = tmp_path / "old"
     zarr.create_group(str(old), zarr_format=2).create_array("x", shape=(4,), chunks=(2,), dtype="i4")
     told = "Zarr v2 (.zgroup, .zarray): shown unchanged; shards are of Zarr v3"
-    assert told in succeed("info", str(old), *flags).lines
+    assert succeed("info", str(old), *flags).lines[0] == f"{old}: {told}"
     outcome = run("advise", str(old), "-a", "1", *flags)
     assert (outcome.code, outcome.error) == (3, f"{old}: {told}")
     assert succeed("info", str(old), "--json", *flags).json["v2_documents"] == [".zgroup", "x/.zarray"]
@@ -223,3 +223,30 @@ def test_what_is_stored_and_presented(local: Place) -> None:
     assert info["flavour"] == {"stored": "v3", "presented": "v3", "presentable": ["v3", "v2"]}
     told = " ".join(succeed("info", local.url).out.split())
     assert "stored final Zarr v3 presented as final Zarr v3 (present='v2' shows Zarr v2)" in told
+
+
+def test_info_says_that_a_pack_has_not_ended(local: Place, tmp_path: Path) -> None:
+    target = str(tmp_path / "packed.zarr")
+    succeed("pack", local.url, target, "--part", "1/50", "--quiet")
+    assert (Path(f"{target}.pack").exists(), Path(target).exists()) == (True, False)
+    assert f"{target} is not complete: a pack into it has not ended" in run("info", target).error
+    succeed("pack", local.url, target, "--part", "2/2", "--quiet")
+    for flags in ([], ["--fast"]):
+        first = succeed("info", target, *flags).lines[0]
+        assert first.startswith(f"{target}: not complete: a pack into it has not ended, as its record file://{target}.pack shows")
+    assert "has not ended" in succeed("info", target, "--json").json["unfinished_pack"]
+    succeed("pack", local.url, target, "--quiet")
+    assert succeed("info", target).lines[0] == f"{target}: no damage was found"
+    assert succeed("info", target, "--json").json["unfinished_pack"] is None
+    (tmp_path / f"packed.zarr.pack/begun-{'0' * 32}.jsonl").touch()  # of a run that renews it
+    assert ": not complete: " in succeed("info", target).lines[0]
+    assert succeed("info", target, "--fast").lines[0] == f"{target}: not looked for damage: --fast reads metadata only"
+
+
+def test_what_the_verdict_is_based_on_is_behind_explain(local: Place) -> None:
+    lines = succeed("info", local.url).lines
+    assert lines[0] == f"{local.url}: no damage was found"
+    assert not any("it can" in line or "shardstore verify" in line for line in lines)
+    told = succeed("info", local.url, "--explain").out
+    assert "  it can\n" in told
+    assert "Damage of the chunks themselves is not: shardstore verify reads those that have checksums" in told

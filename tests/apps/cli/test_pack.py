@@ -118,7 +118,7 @@ def test_parts(source: Path, tmp_path: Path) -> None:
         (("--max-memory", "1MiB"), 2, "at least 16 MiB"),
         (("--price", "put"), 2, "not of the form"),
         (("--price", "head=1"), 2, "prices"),
-        (("--stored", "v3"), 2, "'codec' and 'transformer'"),
+        (("--stored-as", "v3"), 2, "'codec' and 'transformer'"),
         (("--chunk-order", "Z"), 2, "chunk_order 'Z' is not known: there are 'C', 'F', 'morton'"),
         (("--lost-transformers", "5"), 2, "give an object"),
         (("--scheduler", "tcp://127.0.0.1:9"), 1, "no dask scheduler answers"),
@@ -310,14 +310,23 @@ def test_the_options_of_pack_are_those_of_the_function() -> None:
     shown = {field.name for field in fields(PackOptions) if KEY in field.metadata}
     assert {field.name for field in fields(PackOptions)} - shown == {"pins", "storage_options", "target_options"}
     flags = {
-        *("--stored", "--chunk-order", "--index-location", "--no-index-checksum", "--chunk-checksums", "--ome", "--include", "--exclude"),
+        *(
+            "--stored-as",
+            "--chunk-order",
+            "--index-location",
+            "--no-index-checksum",
+            "--chunk-checksums",
+            "--ome",
+            "--include",
+            "--exclude",
+        ),
         *("--dry-run", "--overwrite", "--workers", "--retries", "--part", "--only-failed", "--max-memory", "--record", "--price"),
         *("--lost-transformers", "--no-space-check", "--no-fsync", "--message"),
     }
     of_command = {name: set(re.findall(r"--[a-z][a-z-]+", succeed(name, "--help").out)) for name in ("pack", "reshard", "unpack")}
     assert flags <= of_command["pack"]
     assert flags - of_command["reshard"] == {"--message"}
-    assert flags - of_command["unpack"] == {"--message", "--stored", "--chunk-order", "--index-location", "--no-index-checksum"}
+    assert flags - of_command["unpack"] == {"--message", "--stored-as", "--chunk-order", "--index-location", "--no-index-checksum"}
 
 
 def test_values_on_the_command_line_become_those_of_the_function(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ def test_a_set_from_its_writing_to_its_update(store: Path) -> None:
     assert run("refs", "write", str(store), target).code == 0
     assert run("refs", "check", target).code == 0
     zarr.open_array(shardstore.open(store), path="x")[0] = 99
-    done = run("refs", "check", target, "--deep")
+    done = run("refs", "check", target, "--indices")
     assert done.code == ExitCode.CONFLICT
     assert "x/c/0: changed" in done.out
     done = run("refs", "update", target)

@@ -34,7 +34,7 @@ def test_the_page_goes_into_report_html_by_default(store: Path, tmp_path: Path) 
     assert refused.code == ExitCode.INVALID
     assert "report.html exists" in refused.error
     assert (tmp_path / "report.html").read_text() == page
-    succeed("report", "data.zarr", "--force")
+    succeed("report", "data.zarr", "--overwrite")
 
 
 def _umask() -> int:
@@ -45,16 +45,15 @@ def _umask() -> int:
     return umask
 
 
-def test_o_is_a_file_or_an_option(store: Path, tmp_path: Path) -> None:
-    succeed("report", "data.zarr", "-o", "out.html", "-o", "auto_mkdir=true")
+def test_the_file_and_an_option_of_the_filesystem(store: Path, tmp_path: Path) -> None:
+    succeed("report", "data.zarr", "--output", "out.html", "-o", "auto_mkdir=true")
     assert (tmp_path / "out.html").exists()
     succeed("report", "data.zarr", "--output", "a=b.html")
     assert (tmp_path / "a=b.html").exists()
-    assert succeed("report", "data.zarr", "-o", "-").out.startswith("<!doctype html>")
-    assert "give one file" in run("report", "data.zarr", "-o", "x.html", "-o", "y.html").error
-    assert "--json prints on stdout" in run("report", "data.zarr", "--json", "-o", "x.html").error
-    assert "cannot be written" in run("report", "data.zarr", "-o", "none/x.html").error
-    assert "auto_mkdr" in run("report", "data.zarr", "-o", "z.html", "-o", "auto_mkdr").err  # not an option: it has no =
+    assert succeed("report", "data.zarr", "--output", "-").out.startswith("<!doctype html>")
+    assert "--json prints on stdout" in run("report", "data.zarr", "--json", "--output", "x.html").error
+    assert "cannot be written" in run("report", "data.zarr", "--output", "none/x.html").error
+    assert "is not of the form key=value" in run("report", "data.zarr", "-o", "z.html").error
 
 
 def test_json_is_the_facts_and_nothing_else(store: Path) -> None:
@@ -95,4 +94,4 @@ def test_a_snapshot_and_a_versioned_store(store: Path, tmp_path: Path) -> None:
     page = (tmp_path / "report.html").read_text()
     assert "it never changes" in page
     assert ">snapshot<" in page
-    assert "name a snapshot, such as" in run("report", "run.ice", "-o", "x.html").error
+    assert "name a snapshot, such as" in run("report", "run.ice", "--output", "x.html").error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +44,7 @@ def test_compact_says_what_it_would_do_and_does_it(place: Place, loose: str) -> 
 
 
 def test_compact_puts_chunks_into_the_order_that_is_asked_for(place: Place, loose: str) -> None:
-    succeed("compact", "--order", "F", place.url, *place.options)
+    succeed("compact", "--chunk-order", "F", place.url, *place.options)
     layout, shard = sharded_arrays(place.objects)["ct"], place.objects.get(loose)
     assert shard is not None
     offsets = np.array([offset for offset, _ in index_entries(layout, shard)]).reshape(layout.chunks_per_shard).transpose().reshape(-1)
@@ -77,9 +78,9 @@ def test_bounds_and_shares(local: Place) -> None:
     assert run("compact", local.url, "--dead-ratio", "2").code == 2
     assert run("compact", local.url, "--part", "3").code == 2
     for more in ((), ("--pins-of", "nothing"), ("--scheduler", "tcp://127.0.0.1:9")):  # nothing is read, and no cluster is asked
-        refused = run("compact", local.url, "--order", "Z", *more)
+        refused = run("compact", local.url, "--chunk-order", "Z", *more)
         assert refused.code == 2
-        assert "--order 'Z' is not known: there are 'C', 'F', 'morton'" in refused.err
+        assert "--chunk-order 'Z' is not known: there are 'C', 'F', 'morton'" in refused.err
     assert run("compact", f"{local.url}/nowhere").code == 3
     shares = [succeed("compact", local.url, "--json", "--part", f"{i}/2").json["shards"] for i in (1, 2)]
     assert sum(shares) == 9
@@ -114,7 +115,7 @@ def torn(place: Place) -> str:
 
 def test_repair_says_what_it_would_do_and_does_it(place: Place, torn: str) -> None:
     before = snapshot(place.objects)
-    outcome = run("repair", place.url, *place.options)
+    outcome = run("repair", "--dry-run", place.url, *place.options)
     assert outcome.code == 5
     what = f"{torn}: behind its last valid index there are 71 bytes, of an append that was not finished, or that is damaged; "
     named = "ct/c/0/3, ct/c/0/4, ct/c/0/5, ct/c/1/3, ct/c/1/4, ct/c/1/5"
@@ -123,10 +124,11 @@ def test_repair_says_what_it_would_do_and_does_it(place: Place, torn: str) -> No
         f"(allow_reverting=True): 6 chunks in it; may be old: {named}"
     )
     assert outcome.lines == [left, "9 shards looked at, 1 would be dealt with"]
-    assert outcome.err == "warning: nothing was changed: --yes does it\n"
+    left_warning = "warning: 1 damaged shard left: restore from a copy, or give --allow-reverting to go back to an older index\n"
+    assert outcome.err == f"{left_warning}warning: nothing was changed yet\n"
     outcome = run("repair", place.url, "--yes", *place.options)
     assert (outcome.code, outcome.lines[0]) == (5, left)
-    assert outcome.err == "warning: 1 damaged shard left: restore from a copy, or say --allow-reverting to go back to an older index\n"
+    assert outcome.err == left_warning
     assert snapshot(place.objects) == before
     assert snapshot(quarantine_of(place)) == {}
     outcome = run("repair", "--yes", "--allow-reverting", f"{place.url}/ct", *place.options)
@@ -142,16 +144,41 @@ def test_repair_says_what_it_would_do_and_does_it(place: Place, torn: str) -> No
     store = shardstore.open(place.url, storage_options=place.storage_options or None, index_cache_bytes=0)
     array = zarr.open_array(store, path="ct", mode="r")
     assert np.array_equal(array[:12], VALUES)
-    assert succeed("repair", place.url, *place.options).lines == ["9 shards looked at, 0 would be dealt with"]
+    assert succeed("repair", place.url, "--dry-run", *place.options).lines == ["9 shards looked at, 0 would be dealt with"]
 
 
-def test_lost_chunks_are_told_by_the_exit_code(local: Place, tmp_path: Path) -> None:
-    layout = sharded_arrays(local.objects)["ct"]
-    shard = local.objects.get("ct/c/0/0")
+def lose_a_chunk(local: Place) -> None:
+    layout, shard = sharded_arrays(local.objects)["ct"], local.objects.get("ct/c/0/0")
     assert shard is not None
     entries = index_entries(layout, shard)
     entries[4] = (10**9, 1)
     local.objects.put("ct/c/0/0", shard[: -layout.index_nbytes] + encode_index(layout, entries))
+
+
+def test_repair_asks_before_it_changes_anything(local: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = snapshot(local.objects)
+    refused = run("repair", local.url)
+    assert (refused.code, "give --dry-run to look, or --yes to repair" in refused.error) == (2, True)
+    for module in ("output", "rewriting"):
+        monkeypatch.setattr(f"shardstore.apps.cli.{module}.is_interactive", lambda: True)
+    assert succeed("repair", local.url).lines == ["9 shards looked at, 0 would be dealt with"]  # nothing to ask about
+    lose_a_chunk(local)
+    damaged = snapshot(local.objects)
+    declined = run("repair", local.url, stdin="n\n")
+    assert (declined.code, "9 shards looked at, 1 would be dealt with" in declined.out) == (1, True)
+    assert f"This would repair {local.url}: 1 shard." in declined.err
+    assert "nothing was changed" in declined.err
+    assert snapshot(local.objects) == damaged != before
+    only_looked = run("repair", local.url, "--dry-run", "--yes")
+    assert (only_looked.code, snapshot(local.objects)) == (5, damaged)
+    printed = run("repair", local.url, "--json", stdin="y\n").out
+    document = json.loads(printed[printed.index("{") :])  # behind the answer, which this runner prints
+    assert (document["dry_run"], document["findings"]["count"]) == (False, 1)
+    assert snapshot(local.objects) != damaged
+
+
+def test_lost_chunks_are_told_by_the_exit_code(local: Place, tmp_path: Path) -> None:
+    lose_a_chunk(local)
     outcome = run("repair", local.url, "--yes", "--json", "--quarantine", str(tmp_path / "kept"))
     assert outcome.code == 5
     (finding,) = outcome.json["findings"]["shards"]
@@ -172,6 +199,6 @@ def test_metadata_that_cannot_be_read_is_named(local: Place) -> None:
 
 
 def test_wrong_usage(local: Place) -> None:
-    assert run("repair", local.url, "--older-than", "-1").code == 2
+    assert run("repair", local.url, "--yes", "--older-than", "24").code == 2
     assert run("repair", local.url, "--yes", "--quarantine", f"{local.url}/inside").code == 2
-    assert run("repair", f"{local.url}/nowhere").code == 3
+    assert run("repair", f"{local.url}/nowhere", "--dry-run").code == 3

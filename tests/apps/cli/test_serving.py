@@ -55,13 +55,25 @@ def test_options_reach_the_server(served: list[Served], tmp_path: Path, monkeypa
     assert done.lines == ["serving data.zarr at http://127.0.0.1:1/"]
     given = served[-1].given
     assert (given["cors"], given["token"], given["port"], given["host"]) == (["https://a.example", "*"], "s3cret", 0, "127.0.0.1")
-    assert (given["stored"], given["listing"], given["max_age"], given["in_flight"]) == (True, True, 0, 256)
+    assert (given["stored"], given["listing"], given["max_age"], given["in_flight"]) == (True, True, "0s", 256)
     assert given["follow_links"] is False
-    arguments = ("--no-stored", "--no-listing", "--max-age", "5", "--in-flight", "9", "--token-env", "TOKEN", "-o", "a=1", "--follow-links")
+    arguments = (
+        "--no-stored",
+        "--no-listing",
+        "--max-age",
+        "5s",
+        "--in-flight",
+        "9",
+        "--token-env",
+        "TOKEN",
+        "-o",
+        "a=1",
+        "--follow-links",
+    )
     run("serve", "data.zarr", *arguments)
     given = served[-1].given
     assert given["follow_links"] is True
-    assert (given["stored"], given["listing"], given["max_age"], given["in_flight"]) == (False, False, 5, 9)
+    assert (given["stored"], given["listing"], given["max_age"], given["in_flight"]) == (False, False, "5s", 9)
     assert (given["token"], given["storage_options"]) == ("other", {"a": 1})
 
 

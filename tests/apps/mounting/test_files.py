@@ -363,7 +363,7 @@ def test_a_part_is_not_written_over_what_others_have_stored(tmp_path: Path) -> N
         finally:
             await files.release(file)
 
-    other = Handle.make(url, None, {"metadata_ttl": 0.5}).engine
+    other = Handle.make(url, None, {"metadata_ttl": "0.5s"}).engine
 
     async def same_shard() -> None:
         await other.update_many([("ct/c/0/0/1", SetValue(b"beside"))])

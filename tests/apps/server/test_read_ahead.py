@@ -14,6 +14,7 @@ import shardstore
 from shardstore.adapters.read_views import StoredView, ValueRead
 from shardstore.apps.server import serve
 from shardstore.apps.server.buckets import GatheredReads
+from shardstore.model.durations import Duration
 from shardstore.model.generation import UNCONDITIONAL, Generation
 from shardstore.model.ranges import ByteRange, ByteSuffix
 from shardstore.storage.base import Absent, Changed, Found, Read, ReadOutcome, Storage
@@ -114,9 +115,9 @@ def test_memory_is_bounded() -> None:
     assert it.ahead._blocks.used == sum(len(data) for _, data in blocks) <= KEPT_NBYTES
 
 
-@pytest.mark.parametrize(("max_age", "is_ahead"), [(0, False), (60, True)])
+@pytest.mark.parametrize(("max_age", "is_ahead"), [(0, False), ("60s", True)])
 @pytest.mark.parametrize("view", ["zarr3", "zarr2"])
-def test_a_server_reads_ahead_only_where_values_may_be_kept(max_age: int, is_ahead: bool, view: str) -> None:
+def test_a_server_reads_ahead_only_where_values_may_be_kept(max_age: Duration, is_ahead: bool, view: str) -> None:
     storage = TraceStorage(MemoryStorage(f"/served-{uuid.uuid4().hex}"))
     fill(storage)
     with serve(storage, port=0, max_age=max_age) as serving, connected(serving) as http:
@@ -147,7 +148,7 @@ def fill(storage: Storage) -> None:
 def test_stored_objects_are_read_as_they_are() -> None:
     storage = TraceStorage(MemoryStorage(f"/stored-{uuid.uuid4().hex}"))
     fill(storage)
-    with serve(storage, port=0, max_age=60) as serving, connected(serving) as http:
+    with serve(storage, port=0, max_age="1min") as serving, connected(serving) as http:
         for _ in range(3):
             storage.events.clear()
             assert http.get("stored/ct/c/0/0/0", headers={"range": "bytes=0-9"}).status_code == 206

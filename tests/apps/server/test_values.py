@@ -161,7 +161,7 @@ def test_where_no_version_is_told_each_listing_has_another_tag(store: Path) -> N
 
 
 def test_cache_control_and_types_are_said(store: Path) -> None:
-    with serve(store, port=0, max_age=60) as serving, connected(serving) as http:
+    with serve(store, port=0, max_age="1min") as serving, connected(serving) as http:
         assert http.get(CHUNK).headers["cache-control"] == "max-age=60"
         assert http.get("zarr3/ct/c/9/9/9").headers["cache-control"] == "no-cache"  # a chunk may come
     with serve(store, port=0) as serving, connected(serving) as http:

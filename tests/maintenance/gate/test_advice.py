@@ -22,7 +22,7 @@ from shardstore.model.ranges import ByteRange
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.trace import TraceStorage
 
-HOUR = 3600.0
+HOUR = "1h"
 ROOMY = ReadLimits(gap_bytes=512 * 2**10, request_bytes=16 * 2**20)
 
 

@@ -94,7 +94,7 @@ def test_dead_bytes_go_and_chunks_stay(storage: Any, index_location: str, order:
     layout = fill(objects, index_location=index_location)
     before = snapshot(objects)
     values = presented(objects)
-    report = compact(storage, order=order)
+    report = compact(storage, chunk_order=order)
     assert presented(objects) == values
     assert objects.get(TIGHT) == before[TIGHT]
     loose = objects.get(LOOSE)

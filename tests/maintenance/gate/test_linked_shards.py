@@ -30,7 +30,7 @@ def store(path: Path) -> Path:
 
 
 def repaired(url: Any, **options: Any) -> Any:
-    return shardstore.repair(url, yes=True, allow_reverting=True, **options)
+    return shardstore.repair(url, allow_reverting=True, **options)
 
 
 @pytest.mark.parametrize("function", [shardstore.compact, repaired])
@@ -82,7 +82,7 @@ def test_the_quarantine_is_not_in_the_store_by_whatever_name(tmp_path: Path, pla
     before = files(tmp_path)
     given = place.format(tmp_path) if "::" in place else tmp_path / place
     with pytest.raises(InvalidInput, match=r"the quarantine .* and the store .* overlap"):
-        shardstore.repair(tmp_path / "p", yes=True, quarantine=given)
+        shardstore.repair(tmp_path / "p", quarantine=given)
     assert files(tmp_path) == before
 
 
@@ -90,5 +90,5 @@ def test_the_quarantine_beside_a_store_is_not_a_link_to_it(tmp_path: Path) -> No
     store(tmp_path / "p")
     (tmp_path / "p.quarantine").symlink_to(tmp_path / "p")
     with pytest.raises(InvalidInput, match="overlap"):
-        shardstore.repair(tmp_path / "p", yes=True)
+        shardstore.repair(tmp_path / "p")
     assert shardstore.repair(tmp_path / "p").quarantine is None

@@ -44,7 +44,7 @@ def spoil(file: Path, damaged: bytes) -> None:
 
 
 def mend(root: Path, **options: Any) -> ShardRepair:
-    report: RepairReport = shardstore.repair(str(root), yes=True, **options)
+    report: RepairReport = shardstore.repair(str(root), **options)
     (finding,) = report.findings.first
     return finding
 
@@ -98,7 +98,7 @@ def test_going_back_to_an_older_index_has_to_be_allowed_and_names_every_chunk(tm
     file = store_of(root, 3)
     damaged = damage(file.read_bytes())
     spoil(file, damaged)
-    report = shardstore.repair(str(root), yes=True)
+    report = shardstore.repair(str(root))
     (left,) = report.findings.first
     assert (left.remedy, left.reverted, left.lost, left.quarantined) == ("left", CHUNKS, (), None)
     assert "--allow-reverting" in left.how
@@ -133,7 +133,7 @@ def test_the_tail_of_an_append_that_the_file_says_was_not_finished_needs_no_perm
             pytest.skip("the file system has no extended attributes")
         stream.seek(0, 2)
         stream.write(record + b"the beginning of a chunk")
-    report = shardstore.repair(str(tmp_path / "x"), yes=True, older_than_hours=0)
+    report = shardstore.repair(str(tmp_path / "x"), older_than=0)
     assert (report.findings.count, report.leftovers.files) == (0, 1)
     assert file.read_bytes() == before
     assert values(tmp_path / "x") == [2] * 3 + [1] * 13
@@ -151,7 +151,7 @@ def test_an_index_that_more_followed_on_is_not_taken_for_the_newest() -> None:
     damaged[len(second) - 20] ^= 1
     damaged[len(second) - 60] ^= 1
     objects.put(SHARD, bytes(damaged))
-    (finding,) = shardstore.repair(storage, yes=True, quarantine=fresh_memory()).findings.first
+    (finding,) = shardstore.repair(storage, quarantine=fresh_memory()).findings.first
     assert (finding.remedy, objects.get(SHARD)) == ("left", bytes(damaged))
 
 
@@ -162,7 +162,7 @@ def test_chunks_that_the_older_index_does_not_have_are_named_too() -> None:
     first = laid_out(layout, [(n, bytes([n]) * 30) for n in range(3)])
     second = appended(layout, first, index_entries(layout, first), {5: b"acknowledged"})
     objects.put(SHARD, second[: -layout.index_nbytes] + bytes(layout.index_nbytes))
-    report = shardstore.repair(storage, yes=True, allow_reverting=True, quarantine=fresh_memory())
+    report = shardstore.repair(storage, allow_reverting=True, quarantine=fresh_memory())
     (finding,) = report.findings.first
     assert (finding.remedy, finding.kept, finding.reverted) == ("cut", 3, tuple(f"a/c/{n}" for n in range(7)))
     assert objects.get(SHARD) == first
@@ -181,7 +181,7 @@ def test_chunks_of_any_length_are_found_with_few_requests() -> None:
     objects.put(SHARD, bytes(changed))
     traced = TraceStorage(storage)
     with traced.count() as block:
-        (finding,) = shardstore.repair(traced, yes=True, quarantine=fresh_memory()).findings.first
+        (finding,) = shardstore.repair(traced, quarantine=fresh_memory()).findings.first
     assert (finding.remedy, finding.kept, finding.uncertain) == ("corrected", 96, ())
     assert objects.get(SHARD) == sound
     reads = [event for event in block.events if event.op == "read" and event.key == SHARD]
@@ -212,11 +212,11 @@ def test_exchanged_entries_are_told_by_the_checksum_of_the_index_or_named() -> N
     body, checksum = sound[: -layout.index_nbytes], sound[-4:]
 
     objects.put(SHARD, body + index + checksum)
-    (finding,) = shardstore.repair(storage, yes=True, quarantine=fresh_memory()).findings.first
+    (finding,) = shardstore.repair(storage, quarantine=fresh_memory()).findings.first
     assert (finding.remedy, finding.uncertain, objects.get(SHARD)) == ("corrected", (), sound)
 
     objects.put(SHARD, body + index + bytes(4))
-    report = shardstore.repair(storage, yes=True, quarantine=fresh_memory())
+    report = shardstore.repair(storage, quarantine=fresh_memory())
     (finding,) = report.findings.first
     assert (finding.remedy, finding.kept, finding.lost, finding.uncertain) == ("rebuilt", 8, (), tuple(chunks))
     assert report.uncertain_count == finding.uncertain_count == 8
@@ -260,7 +260,7 @@ def shard_of_own_lengths(index_location: str) -> tuple[Any, StorageObjects, list
 def test_a_chunk_of_a_length_of_its_own_is_proved_or_refuted_at_its_place(index_location: str, lost: int) -> None:
     storage, objects, chunks, sound = shard_of_own_lengths(index_location)
     objects.put(SHARD, sound.replace(chunks[lost], b""))
-    (finding,) = shardstore.repair(storage, yes=True, quarantine=fresh_memory()).findings.first
+    (finding,) = shardstore.repair(storage, quarantine=fresh_memory()).findings.first
     gone = [n for n in range(lost, 8) if n != 5]
     if lost:
         assert (finding.remedy, finding.uncertain, finding.lost) == ("dropped", ("a/c/5",), tuple(f"a/c/{n}" for n in gone))
@@ -278,7 +278,7 @@ def test_beside_bytes_that_no_entry_names_a_length_of_its_own_proves_nothing() -
     old, new, other = (with_checksum(data) for data in (b"old" * 5, b"new" * 5, b"another one"))
     sound = laid_out(layout, [(0, new), (DEAD, old), (1, other)])
     objects.put(SHARD, sound.replace(new, b""))
-    (finding,) = shardstore.repair(storage, yes=True, quarantine=fresh_memory()).findings.first
+    (finding,) = shardstore.repair(storage, quarantine=fresh_memory()).findings.first
     assert shardstore.get_mapper(storage)["a/c/0"] == old
     assert (finding.remedy, finding.lost, "a/c/0" in finding.uncertain) == ("dropped", ("a/c/1",), True)
 
@@ -287,7 +287,7 @@ def test_entries_that_name_bytes_of_the_index_are_damage_for_repair_as_they_are_
     storage, objects, chunks, sound = shard_of_own_lengths("end")
     objects.put(SHARD, sound.replace(chunks[7], chunks[7][:-1]))  # the index is one byte early: no entry ends past the object
     assert "entry-in-index" in [finding.kind for finding in shardstore.verify(storage).findings]
-    (finding,) = shardstore.repair(storage, yes=True, quarantine=fresh_memory()).findings.first
+    (finding,) = shardstore.repair(storage, quarantine=fresh_memory()).findings.first
     assert (finding.remedy, finding.lost, finding.uncertain) == ("dropped", ("a/c/7",), ("a/c/5",))
     assert shardstore.verify(storage).errors == 0
 
@@ -300,7 +300,7 @@ def test_where_an_index_does_not_fit_its_object_slots_that_it_says_are_empty_are
     older = laid_out(layout, [(n, with_checksum(bytes([n]) * 30)) for n in range(4)])
     newest = laid_out(layout, [(n, with_checksum(bytes([n]) * 20)) for n in (0, 1, 7)])
     objects.put(SHARD, older[: layout.index_nbytes] + newest[layout.index_nbytes :])
-    (finding,) = shardstore.repair(storage, yes=True, quarantine=fresh_memory()).findings.first
+    (finding,) = shardstore.repair(storage, quarantine=fresh_memory()).findings.first
     assert {*finding.lost, *finding.uncertain} == {f"a/c/{n}" for n in range(8)}
 
 
@@ -312,7 +312,7 @@ def test_half_an_entry_does_not_say_that_bytes_are_missing() -> None:
     entries = index_entries(layout, sound)
     entries[2] = (entries[2][0], MISSING)
     objects.put(SHARD, encode_index(layout, entries) + sound[layout.index_nbytes :])
-    (finding,) = shardstore.repair(storage, yes=True, quarantine=fresh_memory()).findings.first
+    (finding,) = shardstore.repair(storage, quarantine=fresh_memory()).findings.first
     assert (finding.remedy, finding.lost, finding.uncertain) == ("dropped", ("a/c/2",), ())
 
 
@@ -332,7 +332,7 @@ def test_under_a_corrected_index_no_place_is_certain_where_bytes_came_between_ch
     for slot in range(wrong):
         longer[index_at + 16 * slot + 2] ^= 0x40
     objects.put(SHARD, bytes(longer))
-    (finding,) = shardstore.repair(storage, yes=True, quarantine=fresh_memory()).findings.first
+    (finding,) = shardstore.repair(storage, quarantine=fresh_memory()).findings.first
     assert shardstore.get_mapper(storage)["a/c/4"] == chunks[3]
     assert (finding.remedy, finding.uncertain) == ("corrected", tuple(f"a/c/{n}" for n in range(8)))
 
@@ -360,7 +360,7 @@ def test_an_older_index_that_lies_over_the_newest_with_wrong_bytes_is_not_correc
         index[16 * number + 3] ^= 0x21
     damaged = second[: -len(index)] + bytes(index)
     objects.put(SHARD, damaged)
-    (finding,) = shardstore.repair(storage, yes=True, quarantine=fresh_memory()).findings.first
+    (finding,) = shardstore.repair(storage, quarantine=fresh_memory()).findings.first
     if finding.remedy == "left":
         assert (finding.reverted_count, objects.get(SHARD)) == (8, damaged)
     else:
@@ -393,7 +393,7 @@ def test_places_that_only_the_order_tells_are_uncertain() -> None:
     index[16 * 2 : 16 * 4] = b"\x07" * 32
     index[-4:] = bytes(4)
     objects.put(SHARD, sound[: -len(index)] + index)
-    (finding,) = shardstore.repair(storage, yes=True, quarantine=fresh_memory()).findings.first
+    (finding,) = shardstore.repair(storage, quarantine=fresh_memory()).findings.first
     assert (finding.remedy, finding.uncertain, objects.get(SHARD)) == ("rebuilt", tuple(f"a/c/{n}" for n in range(8)), sound)
 
 
@@ -406,7 +406,7 @@ def test_entries_that_agree_with_an_order_by_the_length_of_the_object_are_uncert
     index_at = len(sparse) - layout.index_nbytes
     damaged = sparse[:index_at] + b"?" * 4 + sparse[index_at : index_at + 48] + sparse[index_at + 64 : -4] + b"?" * 20
     objects.put(SHARD, damaged)
-    (finding,) = shardstore.repair(storage, yes=True, quarantine=fresh_memory()).findings.first
+    (finding,) = shardstore.repair(storage, quarantine=fresh_memory()).findings.first
     view = shardstore.get_mapper(storage)
     wrong = {f"a/c/{n}" for n in range(16) if view.get(f"a/c/{n}") != (None if n == 3 else bytes([n]) * 4)}
     assert finding.remedy == "rebuilt"
@@ -427,7 +427,7 @@ def test_an_entry_that_an_older_index_has_too_is_uncertain_where_no_checksum_say
     entries = index_entries(layout, second)
     entries[0] = older[0]
     objects.put(SHARD, second[: -layout.index_nbytes] + encode_index(layout, entries)[:-4] + bytes(4))
-    (finding,) = shardstore.repair(storage, yes=True, quarantine=fresh_memory()).findings.first
+    (finding,) = shardstore.repair(storage, quarantine=fresh_memory()).findings.first
     assert finding.remedy == "rebuilt"
     assert shardstore.get_mapper(storage)["a/c/0"] == with_checksum(bytes(20))  # the old value
     assert "a/c/0" in finding.uncertain
@@ -441,7 +441,7 @@ def test_what_is_removed_names_all_that_it_may_have_held() -> None:
     shard = objects.get(SHARD)
     assert shard is not None
     objects.put(SHARD, shard[:-9] + bytes(9))
-    (finding,) = shardstore.repair(storage, yes=True, quarantine=fresh_memory()).findings.first
+    (finding,) = shardstore.repair(storage, quarantine=fresh_memory()).findings.first
     assert (finding.remedy, finding.lost) == ("deleted", tuple(f"a/c/{n}" for n in range(6)))
 
 
@@ -451,6 +451,6 @@ def test_an_empty_index_without_checksum_does_not_say_that_the_shard_is_empty() 
     layout = put_array(objects, "a", array_document(checksum=False))
     sound = laid_out(layout, [(n, bytes([n]) * 40) for n in range(8)])
     objects.put(SHARD, sound[: -layout.index_nbytes] + b"\xff" * layout.index_nbytes)
-    (finding,) = shardstore.repair(storage, yes=True, quarantine=fresh_memory()).findings.first
+    (finding,) = shardstore.repair(storage, quarantine=fresh_memory()).findings.first
     assert (finding.remedy, finding.lost_count) == ("deleted", 8)
     assert finding.quarantined is not None

@@ -139,7 +139,7 @@ def test_an_update_fails_at_every_request(form: str, effect: Effect, tmp_path: P
         if form == "json" or (root / "set/.zmetadata").exists():
             assert references.check(root / "set").changed in ((), ("x/c/0",))
         references.update(root / "set")
-        assert references.check(root / "set", deep=True).is_sound
+        assert references.check(root / "set", indices=True).is_sound
         np.testing.assert_array_equal(by_fsspec(root / "set", "x", 2), [*NEW[:8], *OLD[8:]])
         if not any(storage.struck for storage in opened):
             break
@@ -199,7 +199,7 @@ def test_an_update_killed_at_every_request(form: str, after: bool, tmp_path: Pat
             if form == "json" or (root / "set/.zmetadata").exists():
                 assert references.check(root / "set").changed in ((), ("x/c/0",))
             references.update(root / "set")
-            assert references.check(root / "set", deep=True).is_sound
+            assert references.check(root / "set", indices=True).is_sound
             np.testing.assert_array_equal(by_fsspec(root / "set", "x", 2), [*NEW[:8], *OLD[8:]])
             if not ended.was_killed:
                 break

@@ -658,7 +658,7 @@ def test_consolidated_metadata_needs_no_listing(server: WebServer, tmp_path: Pat
 
 def test_requests_of_a_view(server: WebServer, tmp_path: Path) -> None:
     publish(server, tmp_path, EXPECTED)
-    array = zarr.open_array(shardstore.open(f"{server.url}/data", metadata_ttl=1e6), path="ct", mode="r")
+    array = zarr.open_array(shardstore.open(f"{server.url}/data", metadata_ttl="10000w"), path="ct", mode="r")
     server.methods()
     assert np.array_equal(array[5:10, 10:20], EXPECTED[5:10, 10:20])
     assert len(server.methods()) == 3  # the index of a shard; a chunk, and the document beside it

@@ -128,7 +128,7 @@ def test_one_request_a_chunk_where_nothing_changes(fs: Plain, through: str) -> N
 @pytest.mark.parametrize("with_versions", [False, True])
 def test_one_look_a_chunk_where_something_may_change(fs: Plain, with_versions: bool) -> None:
     fs.traces = {path: {"etag": "1"} for path in fs.objects} if with_versions else {}
-    array = zarr.open_array(shardstore.open((fs, "p"), metadata_ttl=1e9), path="a", mode="r")
+    array = zarr.open_array(shardstore.open((fs, "p"), metadata_ttl="10000w"), path="a", mode="r")
     read_chunks(array, 200, 1)
     fs.asked()
     read_chunks(array, 100, 2)

@@ -108,6 +108,6 @@ def work(
         if storage is not None and number == appends - 1:
             storage.is_armed = True
         first, count = 1000 * writer + 10 * number, int(rng.integers(1, 8))
-        appended = shardstore.append(store, rows(first, count), "time", lease=1.0)
+        appended = shardstore.append(store, rows(first, count), "time", lease="1s")
         connection.send((appended.start, appended.stop, first))
     connection.close()

@@ -21,6 +21,7 @@ from zarr.storage import MemoryStore
 
 import shardstore
 from shardstore.errors import InvalidInput, NotFound, ShardStoreError
+from shardstore.model.durations import Duration
 from shardstore.storage.base import Storage
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
@@ -31,7 +32,7 @@ from tests.golden import FIXTURES
 from tests.shards import presented, sharded_arrays
 from tests.stored import LocalObjects, Objects, StorageObjects, as_zarr_memory, copy_tree, document, snapshot
 
-HOUR = 3600.0
+HOUR = "1h"
 
 
 @dataclass
@@ -71,7 +72,7 @@ def chunk_keys(objects: Objects) -> list[str]:
 
 
 @pytest.mark.parametrize("ttl", [0.0, HOUR], ids=["revalidating", "trusting"])
-def test_not_an_array_is_never_believed_for_a_write(place: Place, ttl: float) -> None:
+def test_not_an_array_is_never_believed_for_a_write(place: Place, ttl: Duration) -> None:
     """A client that once saw no array must not write a chunk straight onto a stored shard: it would destroy all of it."""
     old = place.client(chunks_per_shard=(4,), metadata_ttl=ttl)
     assert view.get(old, "ct/c/0") is None
@@ -148,7 +149,7 @@ def test_a_single_read_notices_another_shard_shape(place: Place) -> None:
 
 
 @pytest.mark.parametrize("ttl", [0.0, HOUR], ids=["revalidating", "trusting"])
-def test_reads_notice_that_an_array_is_no_longer_sharded(place: Place, ttl: float) -> None:
+def test_reads_notice_that_an_array_is_no_longer_sharded(place: Place, ttl: Duration) -> None:
     """The object ``ct/c/0`` was a shard and is a chunk."""
     old = place.client(metadata_ttl=ttl)
     create(place.client(chunks_per_shard=(2,)))[...] = np.arange(1, 9)

@@ -111,7 +111,7 @@ def test_upkeep(path: Path, as_target: Callable[[Path], Any]) -> None:
     assert [array.path for array in shardstore.census(target).arrays] == ["a"]
     assert shardstore.compact(target).url == f"file://{path}"
     (path / "a/c/0").write_bytes(b"broken")
-    shardstore.repair(target, yes=True)
+    shardstore.repair(target)
     found = {entry.name for entry in path.parent.iterdir()}
     assert found == {path.name, f"{path.name}.quarantine", NAMES[path.name]}
 

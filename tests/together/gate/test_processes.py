@@ -297,7 +297,7 @@ def test_spawned_processes_share_a_shard(tmp_path: Path, spawned: ProcessPoolExe
 STALE = """
 import sys, shardstore
 from tests import view
-store = shardstore.open(sys.argv[1], metadata_ttl=3600)
+store = shardstore.open(sys.argv[1], metadata_ttl="1h")
 print(view.get(store, "ct/c/0"), flush=True)
 sys.stdin.readline()
 view.put(store, "ct/c/1", b"\\x63")

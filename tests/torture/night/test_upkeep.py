@@ -88,7 +88,7 @@ def jobs_of(place: Place, layout: Sharding) -> list[Job]:
 def judge(place: Place, results: list[Done], record: Record) -> None:
     """All that was acknowledged is there at the end, by a second reader, and no shard holds a dead byte any more."""
     objects = StorageObjects(open_storage(place.url, place.storage_options or None))
-    shardstore.repair(objects.storage, yes=True, allow_reverting=True, quarantine=quarantine_of(place))
+    shardstore.repair(objects.storage, allow_reverting=True, quarantine=quarantine_of(place))
     shardstore.compact(objects.storage, dead_ratio=0.0)
     values = presented(objects)
     writes, reads = results[:WRITERS], results[WRITERS : WRITERS + READERS]

@@ -276,7 +276,7 @@ def wide() -> tuple[ShardedFileSystem, Place]:
     place = memory_place()
     writer = place.filesystem(chunks_per_shard=(100,))
     writer.pipe({"zarr.json": array_document((100_000,), (100,)), **{f"c/{i}": bytes([i % 256]) * 100 for i in range(1000)}})
-    return place.filesystem(gap_bytes=0, metadata_ttl=3600), place
+    return place.filesystem(gap_bytes=0, metadata_ttl="1h"), place
 
 
 def requests(fs: ShardedFileSystem) -> int:

@@ -22,7 +22,7 @@ from tests.adapters.zarr.test_short_path import CHUNK, PER_SHARD, SHAPE, VALUES,
 def opened(s3_url: tuple[str, dict[str, Any]], **options: Any) -> shardstore.ShardedStore:
     url, storage_options = s3_url
     return shardstore.open(
-        url, storage_options=storage_options, chunks_per_shard=PER_SHARD, **{"transport": "obstore", "metadata_ttl": 3600, **options}
+        url, storage_options=storage_options, chunks_per_shard=PER_SHARD, **{"transport": "obstore", "metadata_ttl": "1h", **options}
     )
 
 
@@ -127,7 +127,7 @@ def read(array, expected):
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     url, options = json.loads(sys.argv[1])
-    array = zarr.open_array(shardstore.open(url, storage_options=options, transport="obstore", metadata_ttl=3600), mode="r")
+    array = zarr.open_array(shardstore.open(url, storage_options=options, transport="obstore", metadata_ttl="1h"), mode="r")
     expected = array[...]
     assert read(array, expected) == ([True, True], 4)
     found = {}

@@ -165,8 +165,8 @@ def test_an_error_is_one_line_with_its_notes() -> None:
     assert first_error(group) is error
 
 
-def test_debug_shows_the_traceback(local: Place) -> None:
-    outcome = run("cat", f"{local.url}/nothing", "--debug")
+def test_verbose_shows_the_traceback(local: Place) -> None:
+    outcome = run("cat", f"{local.url}/nothing", "--verbose")
     assert outcome.code == 3
     assert "Traceback (most recent call last)" in outcome.err
     assert outcome.err.splitlines()[-1].startswith("error: there is no key")
@@ -224,7 +224,7 @@ class LostFilesystem(MemoryFileSystem):  # type: ignore[misc] # fsspec ships no 
             raise
 
 
-@pytest.mark.parametrize("flags", [[], ["--debug"]])
+@pytest.mark.parametrize("flags", [[], ["--verbose"]])
 def test_an_unreachable_server_is_one_line_without_secrets(monkeypatch: pytest.MonkeyPatch, flags: list[str]) -> None:
     monkeypatch.setitem(_registry, "lost", LostFilesystem)
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's own, which would hide Python's last resort

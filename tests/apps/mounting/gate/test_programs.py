@@ -168,7 +168,7 @@ def test_copies_need_no_order(store: Path, mount: MakeMount, tmp_path: Path, ord
 
 def test_directories_of_a_new_array_can_be_made_after_its_document(store: Path, mount: MakeMount) -> None:
     """As ``cp -r`` does, in the order of inodes, without a look at what is there."""
-    with mount(store, attr_seconds=0.1) as mounted:
+    with mount(store, attr_ttl="0.1s") as mounted:
         root = Path(mounted.directory)
         (root / "new").mkdir()
         (root / "new/zarr.json").write_bytes((root / "ct/zarr.json").read_bytes())

@@ -119,7 +119,7 @@ def test_arrays_on_a_mounted_disk_are_kept_up(tmp_path: Path, mount: Mount) -> N
     mount(tmp_path / "p/a")
     pack(made(tmp_path / "s"), tmp_path / "p")
     assert shardstore.compact(tmp_path / "p").shards == 2
-    assert shardstore.repair(tmp_path / "p", yes=True).shards == 2
+    assert shardstore.repair(tmp_path / "p").shards == 2
 
 
 # -- without root ------------------------------------------------------------------------------------------------------

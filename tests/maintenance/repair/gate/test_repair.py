@@ -65,7 +65,7 @@ class Damaged:
         return {key: data for key, data in presented(self.objects).items() if "/c/" in key}
 
     def repair(self, **options: Any) -> RepairReport:
-        options = {"yes": True, "allow_reverting": True, "quarantine": self.quarantine, "workers": 2, **options}
+        options = {"allow_reverting": True, "quarantine": self.quarantine, "workers": 2, **options}
         return shardstore.repair(self.storage, **options)
 
     def mended(self, shard: bytes) -> ShardRepair:
@@ -73,7 +73,7 @@ class Damaged:
         self.put(shard)
         self.empty_quarantine()
         before = snapshot(self.objects)
-        (told,) = self.repair(yes=False).findings.first
+        (told,) = self.repair(dry_run=True).findings.first
         assert snapshot(self.objects) == before
         assert snapshot(self.kept) == {}
         report = self.repair()
@@ -184,7 +184,7 @@ def test_a_real_array_after_a_torn_append() -> None:
     whole = snapshot(objects)
     for number, key in enumerate(sorted(key for key in whole if "/c/" in key)):
         objects.put(key, whole[key] + whole[key][: 100 * (number + 1)])
-    report = shardstore.repair(storage, yes=True, allow_reverting=True, quarantine=fresh_memory())
+    report = shardstore.repair(storage, allow_reverting=True, quarantine=fresh_memory())
     assert [finding.remedy for finding in report.findings.first] == ["cut"] * 4
     assert snapshot(objects) == whole
     assert np.array_equal(zarr.open_array(shardstore.open(storage), path="x", mode="r")[...], values)
@@ -427,7 +427,7 @@ def test_without_yes_nothing_changes_anywhere(kind: str, tmp_path: Path, request
     assert snapshot(beside) == {}
     if kind == "local":
         assert not (tmp_path / "x.zarr.quarantine").exists()
-    report = shardstore.repair(url, yes=True, allow_reverting=True, storage_options=options or None)
+    report = shardstore.repair(url, allow_reverting=True, storage_options=options or None)
     assert report.quarantine == f"{place.storage.url}.quarantine"
     assert {f.key: f.remedy for f in report.findings.first if f.remedy != "emptied"} == {
         f.key: f.remedy for f in told.findings.first if f.remedy != "emptied"
@@ -466,11 +466,11 @@ def test_metadata_is_not_guessed() -> None:
 def test_arguments_that_cannot_be_right() -> None:
     place = Damaged()
     url = place.storage.url
-    for wrong in ({"older_than_hours": -1}, {"part": "3/2"}, {"path": "../x"}, {"quarantine": f"{url}/inside"}, {"quarantine": url}):
+    for wrong in ({"older_than": "-1h"}, {"part": "3/2"}, {"path": "../x"}, {"quarantine": f"{url}/inside"}, {"quarantine": url}):
         with pytest.raises(InvalidInput):
             place.repair(**wrong)
     with pytest.raises(InvalidInput, match="quarantine"):
-        shardstore.repair(place.storage, yes=True)
+        shardstore.repair(place.storage)
     assert shardstore.repair(place.storage).quarantine is None
 
 
@@ -493,7 +493,7 @@ def test_without_compare_and_swap_only_when_nobody_else_writes() -> None:
     hooked.capabilities_override = Capabilities()
     with pytest.raises(Unsupported, match="exclusive"):
         place.repair()
-    assert place.repair(yes=False).findings.count == 4
+    assert place.repair(dry_run=True).findings.count == 4
     assert place.repair(exclusive=True).findings.count == 4
     assert place.values() == saved
 
@@ -514,7 +514,7 @@ def test_processes_do_the_work_too(tmp_path: Path) -> None:
     place = Damaged(LocalStorage(tmp_path / "x", fsync=False))
     saved = many(place)
     with ProcessPoolExecutor(2) as executor:
-        report = shardstore.repair(str(tmp_path / "x"), yes=True, allow_reverting=True, executor=executor)
+        report = shardstore.repair(str(tmp_path / "x"), allow_reverting=True, executor=executor)
     assert report.findings.count == 4
     assert place.values() == saved
 
@@ -525,7 +525,7 @@ def test_requests_of_a_sound_store() -> None:
         place.objects.put(f"a/c/{number}", laid_out(place.layout, chunks(range(3))))
     traced = TraceStorage(place.storage)
     with traced.count() as block:
-        report = shardstore.repair(traced, yes=True, quarantine=place.quarantine)
+        report = shardstore.repair(traced, quarantine=place.quarantine)
     assert (report.shards, report.findings.count) == (20, 0)
     reads = [event for event in block.events if event.op == "read" and "/c/" in event.key]
     assert [event.nbytes for event in reads] == [place.layout.index_nbytes] * 20
@@ -541,13 +541,13 @@ def test_temporary_and_lock_files_of_dead_writers(tmp_path: Path) -> None:
     left = [tmp_path / f"x/a/c/.0.abcdef-999999.1{TEMP_SUFFIX}", tmp_path / f"x/a/.zarr.json{LOCK_SUFFIX}"]
     for file in left:
         file.write_bytes(b"")
-    assert place.repair(yes=False, older_than_hours=0).leftovers.files == 2
+    assert place.repair(dry_run=True, older_than=0).leftovers.files == 2
     assert all(file.exists() for file in left)
-    assert place.repair(older_than_hours=1).leftovers.files == 0
-    assert place.repair(older_than_hours=0, part="2/2").leftovers.files == 0
-    assert place.repair(older_than_hours=0, path="a").leftovers.files == 0
+    assert place.repair(older_than="1h").leftovers.files == 0
+    assert place.repair(older_than=0, part="2/2").leftovers.files == 0
+    assert place.repair(older_than=0, path="a").leftovers.files == 0
     assert all(file.exists() for file in left)
-    assert place.repair(older_than_hours=0).leftovers.files == 2
+    assert place.repair(older_than=0).leftovers.files == 2
     assert not any(file.exists() for file in left)
 
 
@@ -570,9 +570,9 @@ def test_unfinished_uploads(s3_url: tuple[str, dict[str, Any]]) -> None:
     now = max(upload["Initiated"] for upload in listed())  # by the server's clock
     everything = unfinished()
     assert len(everything) == 3
-    assert place.repair(now=now, older_than_hours=24).leftovers.uploads == 0
+    assert place.repair(now=now, older_than="24h").leftovers.uploads == 0
     later = now + timedelta(hours=25)
-    assert place.repair(yes=False, now=later).leftovers.uploads == 2
+    assert place.repair(dry_run=True, now=later).leftovers.uploads == 2
     assert unfinished() == everything
     assert place.repair(now=later, path="a").leftovers.uploads == 1
     assert place.repair(now=later).leftovers.uploads == 1
@@ -683,7 +683,7 @@ def test_at_every_request_old_or_mended_and_never_without_a_copy(effect: Any, wh
         faulty = FaultStorage(hooked if which == "store" else place.quarantine, [fault])
         targets = {"store": (faulty, place.quarantine), "quarantine": (hooked, faulty)}[which]
         try:
-            assert shardstore.repair(targets[0], yes=True, allow_reverting=True, quarantine=targets[1], workers=1).failed.count <= 1
+            assert shardstore.repair(targets[0], allow_reverting=True, quarantine=targets[1], workers=1).failed.count <= 1
         except (ShardStoreError, CancelledError):
             raised = True
         else:
@@ -714,7 +714,7 @@ def test_a_repaired_shard_is_durable_before_it_is_told(tmp_path: Path) -> None:
 
     hooked = HookedStorage(place.storage)
     hooked.before = note
-    shardstore.repair(hooked, yes=True, quarantine=traced)
+    shardstore.repair(hooked, quarantine=traced)
     assert done == ["delete with 2 kept"]
 
 
@@ -729,7 +729,7 @@ def test_a_draft_hierarchy() -> None:
     shard = objects.get(key)
     assert shard is not None
     objects.put(key, shard[:-16] + struct.pack("<2Q", 10**9, 1))
-    (finding,) = shardstore.repair(url, yes=True).findings.first
+    (finding,) = shardstore.repair(url).findings.first
     assert (finding.remedy, finding.lost) == ("dropped", ("a/c/3",))
     view = shardstore.get_mapper(url)
     assert [view.get(f"a/c/{n}") for n in range(4)] == [chunk(0), chunk(1), chunk(2), None]

@@ -572,7 +572,7 @@ def test_verification_tells_a_tail_and_repair_cuts_it_off(tmp_path: Path) -> Non
     with pytest.raises(ValueError, match="checksum"):
         zarr.open_array(tmp_path / "a", mode="r")[:]
     assert [(f.kind, f.key) for f in shardstore.verify(tmp_path).findings if f.kind not in ("lock", "dead")] == [("tail", "a/c/0")]
-    shardstore.repair(tmp_path, yes=True, older_than_hours=0)
+    shardstore.repair(tmp_path, older_than=0)
     assert [f.kind for f in shardstore.verify(tmp_path).findings] == ["dead"]
     np.testing.assert_array_equal(zarr.open_array(tmp_path / "a", mode="r")[:], before)
 

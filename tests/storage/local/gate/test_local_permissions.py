@@ -303,7 +303,7 @@ def test_what_is_repaired_is_as_private_in_the_quarantine(tmp_path: Path) -> Non
     (root / "a/c").chmod(0o750)
     before = os.umask(0o022)
     try:
-        report = shardstore.repair(str(root), yes=True)
+        report = shardstore.repair(str(root))
     finally:
         os.umask(before)
     (finding,) = report.findings.first

@@ -132,7 +132,7 @@ def test_chunks_of_known_shards_are_read_in_the_calling_thread(
 ) -> None:
     values = np.arange(64, dtype="i4")
     array = zarr.create_array(
-        shardstore.ShardedStore(both, chunks_per_shard=(8,), metadata_ttl=3600), name="a", shape=(64,), chunks=(4,), dtype="i4"
+        shardstore.ShardedStore(both, chunks_per_shard=(8,), metadata_ttl="1h"), name="a", shape=(64,), chunks=(4,), dtype="i4"
     )
     array[:] = values
     np.testing.assert_array_equal(array[:], values)

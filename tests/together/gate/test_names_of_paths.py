@@ -107,7 +107,7 @@ def test_packing(path: Path, as_target: Callable[[Path], Any]) -> None:
 @pytest.mark.parametrize("as_target", TEXT_OR_PATH, ids=["path", "text"])
 def test_upkeep(path: Path, as_target: Callable[[Path], Any]) -> None:
     target = as_target(path)
-    assert shardstore.verify(target, deep=True).errors == 0
+    assert shardstore.verify(target, indices=True).errors == 0
     assert [array.path for array in shardstore.census(target).arrays] == ["a"]
     assert shardstore.compact(target).url == f"file://{path}"
     (path / "a/c/0").write_bytes(b"broken")
@@ -125,7 +125,7 @@ def test_references(path: Path) -> None:
         assert report is not None
         found = shardstore.open(f"reference::{sets}/{urls}.json", read_only=True)
         assert np.asarray(zarr.open_array(found, path="a", mode="r")[...]).tolist() == [2] * 4
-        assert references.check(sets / f"{urls}.json", deep=True).is_sound
+        assert references.check(sets / f"{urls}.json", indices=True).is_sound
         assert {pin.key for pin in references.pins(sets / f"{urls}.json")} == {"a/c/0", "a/c/1"}
     references.write_parquet(path, sets / "set.parq")
     assert references.check(sets / "set.parq").is_sound

@@ -76,7 +76,7 @@ def options() -> set[str]:
 
 
 def test_options_and_commands_that_messages_name_exist() -> None:
-    known, named = options() | {"--debug", "--device"}, commands().keys()  # --device is of containers
+    known, named = options() | {"--device"}, commands().keys()  # --device is of containers
     found = list(messages())
     assert len(found) > 400
     unknown = [(where, option) for where, text in found for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text) if option not in known]
@@ -358,8 +358,7 @@ def test_a_region_of_what_is_not_there_yet(tmp_path: Path) -> None:
         (["rm", "{a}"], "give --recursive", ["--recursive", "--yes"]),
         (["rm", "--recursive", "{a}/x"], "Give --yes", ["--yes"]),
         (["advise", "{a}/x"], "such as --access '1,:,:'", ["--access", "1,:"]),
-        (["advise", "{a}", "--access", "1,:"], "choose one by --array", ["--array", "x"]),
-        (["report", "{a}", "--output", "{b}.html"], "--force to replace it", ["--force"]),
+        (["report", "{a}", "--output", "{b}.html"], "--overwrite to replace it", ["--overwrite"]),
         (["ls", "{a}", "-o", "anon"], "such as -o anon=true", None),
         (["refs", "write", "{a}", "{a}.json", "--flavour", "v4"], "is none of", None),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import io
 import json
 import logging
@@ -62,12 +61,6 @@ def test_each_command_has_examples(command: str) -> None:
     examples = told[told.index("Examples:") :]
     assert examples.count(f"shardstore {command} ") >= 3
     assert "--storage-options" in told
-
-
-def test_the_summary_of_each_command_is_the_first_paragraph_of_its_help() -> None:
-    for name, listed in COMMANDS.items():
-        first = inspect.cleandoc(listed.load().__doc__ or "").partition("\n\n")[0]
-        assert " ".join(first.split()) == listed.summary, name
 
 
 def modules_loaded_by(*arguments: str) -> set[str]:

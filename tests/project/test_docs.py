@@ -1,7 +1,7 @@
 """Every example of the README and the documentation runs, and every relative link of a page leads to a file and a heading.
 
 The blocks of a page, of Python and of commands, run in order in an empty directory; those of Python share their names. ``s3://bucket`` is a
-bucket of a local server; what lies in the directory is copied there when a command names it. A block behind ``<!-- skip: reason -->`` is
+bucket of a local server, ``gs://bucket`` one of an emulator; what lies in the directory is copied there when a command names it. A block behind ``<!-- skip: reason -->`` is
 left out. Of ``make`` and ``pip``, which take long, only targets and extras are looked up. The output of consoles is compared elsewhere
 (``test_page.py``, ``test_guide.py``).
 """
@@ -89,6 +89,14 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     server.stop()
 
 
+@pytest.fixture
+def gcs_bucket(gcs_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty bucket named ``bucket`` where gcsfs looks, by fsspec's configuration, when it is given no options."""
+    options = {"endpoint_url": gcs_endpoint, "token": "anon", "project": "test"}
+    monkeypatch.setitem(fsspec.config.conf, "gs", options)
+    fsspec.filesystem("gs").call("POST", "b", project="test", json={"name": "bucket"})
+
+
 @pytest.mark.parametrize("page", PAGES_WITH_CODE)
 def test_examples(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     if page.name == "mounting.md":
@@ -99,6 +107,8 @@ def test_examples(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, r
         request.getfixturevalue("bucket")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
+    if any('"gs://bucket/' in block.code for block in blocks):
+        request.getfixturevalue("gcs_bucket")
     names: dict[str, object] = {"__name__": "__main__"}
     for block in blocks:
         if block.language == "sh":

@@ -61,7 +61,9 @@ class Reader:
 
 
 @pytest.mark.parametrize(
-    ("page", "least"), [(README, 2), (PAGE, 11), (ROOT / "docs/howto/verify.md", 4)], ids=["README", "command-line", "verify"]
+    ("page", "least"),
+    [(README, 2), (PAGE, 11), (ROOT / "docs/howto/verify.md", 4), (ROOT / "docs/howto/ome-zarr.md", 1)],
+    ids=["README", "command-line", "verify", "ome-zarr"],
 )
 def test_the_page_shows_what_the_commands_print(page: Path, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -62,8 +62,12 @@ class Reader:
 
 @pytest.mark.parametrize(
     ("page", "least"),
-    [(README, 2), (PAGE, 11), (ROOT / "docs/howto/verify.md", 4), (ROOT / "docs/howto/ome-zarr.md", 1)],
-    ids=["README", "command-line", "verify", "ome-zarr"],
+    [
+        (README, 2),
+        (PAGE, 11),
+        *((ROOT / f"docs/howto/{name}.md", least) for name, least in (("verify", 4), ("ome-zarr", 1), ("versions", 2))),
+    ],
+    ids=["README", "command-line", "verify", "ome-zarr", "versions"],
 )
 def test_the_page_shows_what_the_commands_print(page: Path, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

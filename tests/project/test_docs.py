@@ -1,16 +1,19 @@
-"""Every example of the README and the documentation runs, and every relative link of a page leads to a file and a heading.
+"""Every example of the README and the documentation runs, every notebook prints what it shows, and every relative link of a page leads to a
+file and a heading.
 
 The blocks of a page, of Python and of commands, run in order in an empty directory; those of Python share their names. ``s3://bucket`` is a
-bucket of a local server, ``gs://bucket`` one of an emulator; what lies in the directory is copied there when a command names it. A block behind ``<!-- skip: reason -->`` is
-left out. Of ``make`` and ``pip``, which take long, only targets and extras are looked up. The output of consoles is compared elsewhere
+bucket of a local server, ``gs://bucket`` one of an emulator; what lies in the directory is copied there when a command names it. A block behind
+``<!-- skip: reason -->`` is left out. Of ``make`` and ``pip``, which take long, only targets and extras are looked up. The output of consoles is compared elsewhere
 (``test_page.py``, ``test_guide.py``).
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
+import tempfile
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -28,6 +31,7 @@ from tests.apps.cli.running import succeed
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
 MARKDOWN = [
     *sorted(ROOT.glob("*.md")),
     *(page for name in (".github", "benchmarks", "docs", "examples", "tests") for page in sorted((ROOT / name).rglob("*.md"))),
@@ -171,6 +175,22 @@ def parse(command: Any, arguments: list[str]) -> None:
         command.make_context(command.name, arguments)
 
 
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.stem)
+def test_notebooks_show_what_their_cells_print(
+    notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If it fails after a change that is meant: ``jupyter nbconvert --execute --inplace`` stores the outputs again."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    names: dict[str, object] = {"__name__": "__main__"}
+    cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert any(cell["outputs"] for cell in cells)
+    for cell in cells:
+        code = "".join(cell["source"])
+        exec(compile(code, str(notebook), "exec"), names)
+        assert capsys.readouterr().out == "".join(line for output in cell["outputs"] for line in output["text"]), code
+
+
 def links_of(page: Path) -> list[str]:
     """The targets of a page's links and pictures that are no URLs."""
     return re.findall(r"\]\((?![a-z+]+:)([^)\s]+)\)", INLINE_CODE.sub("", FENCED.sub("", page.read_text())))
@@ -209,7 +229,7 @@ def test_the_map_has_every_page() -> None:
     listed = {(index.parent / link.partition("#")[0]).resolve() for link in links_of(index)}
     overview = ROOT / "docs/design/overview.md"
     listed |= {(overview.parent / link).resolve() for link in links_of(overview) if link.startswith("decisions/")}
-    assert [str(page.relative_to(ROOT)) for page in PAGES if page not in listed and page != index] == []
+    assert [str(page.relative_to(ROOT)) for page in [*PAGES, *NOTEBOOKS] if page not in listed and page != index] == []
 
 
 def test_conformance_names_code_and_tests_that_exist() -> None:

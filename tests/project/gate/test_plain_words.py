@@ -38,7 +38,7 @@ def test_words_that_strangers_stumble_over_are_avoided() -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value
         for word in AVOIDED.findall(node.value)
     ]
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "docs").rglob("*.ipynb"))]:
         for number, line in enumerate(page.read_text().splitlines(), 1):
             found += [(page.name, number, word) for word in AVOIDED.findall(line)]
     assert found == []

@@ -107,7 +107,7 @@ def test_packing(path: Path, as_target: Callable[[Path], Any]) -> None:
 @pytest.mark.parametrize("as_target", TEXT_OR_PATH, ids=["path", "text"])
 def test_upkeep(path: Path, as_target: Callable[[Path], Any]) -> None:
     target = as_target(path)
-    assert shardstore.verify(target, indices=True).errors == 0
+    assert shardstore.verify(target, deep=True).errors == 0
     assert [array.path for array in shardstore.census(target).arrays] == ["a"]
     assert shardstore.compact(target).url == f"file://{path}"
     (path / "a/c/0").write_bytes(b"broken")

@@ -263,7 +263,7 @@ $(VENV)/.installed-docs: pyproject.toml $(VENV)/.created
 
 # The variable leaves out the theme's news about the next mkdocs, which pyproject.toml does not allow.
 docs: $(VENV)/.installed-docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file .ci/site/mkdocs.yml
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file .ci/site/mkdocs.yml
 	@echo "the site is in build/site; its search needs a server: python3 -m http.server --directory build/site"
 
 # In an environment of its own: what checks packages needs much that the tests do not.

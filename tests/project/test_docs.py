@@ -2,9 +2,9 @@
 file and a heading.
 
 The blocks of a page, of Python and of commands, run in order in an empty directory; those of Python share their names. ``s3://bucket``
-is a bucket of a local server, ``gs://bucket`` one of an emulator; what lies in the directory is copied there when a command names it. A block
-behind ``<!-- skip: reason -->`` is left out. Of ``make`` and ``pip``, which take long, only targets and extras are looked up. The output of
-consoles is compared elsewhere (``test_page.py``, ``test_guide.py``).
+is a bucket of a local server, ``gs://bucket`` one of an emulator. What lies in the directory is copied there when a command names it. A
+block behind ``<!-- skip: reason -->`` is left out. Of ``make`` and ``pip``, which take long, only targets and extras are looked up. The
+output of consoles is compared elsewhere (``test_page.py``, ``test_guide.py``).
 """
 
 from __future__ import annotations

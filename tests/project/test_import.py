@@ -61,7 +61,7 @@ def test_the_protocol_is_registered_without_loading_anything(usual: set[str]) ->
 def test_errors_name_the_packages_that_the_extras_have() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert {name: tuple(re.split(r"[<>=!~;\[ ]", each)[0] for each in extras[name]) for name in EXTRAS} == EXTRAS
-    assert extras.keys() - EXTRAS.keys() == {"all", "bench", "dev", "test", "zstd"}
+    assert extras.keys() - EXTRAS.keys() == {"all", "bench", "dev", "docs", "test", "zstd"}
 
 
 def test_all_is_every_extra_but_the_one_that_is_built() -> None:

@@ -18,7 +18,7 @@ _is_hidden = False
 
 @contextmanager
 def without_progress() -> Iterator[None]:
-    """Show no progress during the block, whoever asks for it: for a program that runs one command."""
+    """Show no progress during the block, even where it is asked for: for a program that runs one command."""
     global _is_hidden
     _is_hidden, before = True, _is_hidden
     try:

@@ -292,7 +292,7 @@ def reporting(place: Path, shards: int) -> dict[str, float]:
         for j in range(side):
             (place / f"many/a/c/{i}/{j}").write_bytes(one)
     found: dict[str, float] = {}
-    for name, options in (("info", ()), ("report", ("-o", str(place / "report.html"), "--force"))):
+    for name, options in (("info", ()), ("report", ("--output", str(place / "report.html"), "--overwrite"))):
         times = []
         for _ in range(3):
             began = time.perf_counter()

@@ -51,7 +51,7 @@ def test_arrays_are_chosen(options: list[str], arrays: list[str], store: Path) -
         ("set.json", ["--record-size", "5"]),
         ("set.json", ["--missing", "fill"]),
         ("set", ["--templates"]),
-        ("set", ["--version", "0"]),
+        ("set", ["--json-version", "0"]),
         ("set.json", ["--include", "x", "--whole-shards", "sub/*"]),
         ("set.json", ["--exclude", "x", "--include", "x"]),
     ],

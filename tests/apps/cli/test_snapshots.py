@@ -91,7 +91,7 @@ def test_snapshots_are_packed_verified_and_counted(anywhere: Store, tmp_path: Pa
     succeed("pack", "-s", "2,2", f"{anywhere.url}@v1", packed, *anywhere.options)
     np.testing.assert_array_equal(zarr.open_array(shardstore.open(packed), path="scans/ct", mode="r")[...], DATA)
     assert succeed("verify", f"{anywhere.url}@v1/scans/ct", "--json", *anywhere.options).json["objects"] == 5
-    against = ["--against", f"{anywhere.url}@v1", "--against-options", anywhere.options[1]] if anywhere.options else []
+    against = ["--against", f"{anywhere.url}@v1", "--target-options", anywhere.options[1]] if anywhere.options else []
     succeed("verify", packed, *(against or ["--against", f"{anywhere.url}@v1"]))
     (array,) = succeed("census", "--json", f"{anywhere.url}@main/scans", *anywhere.options).json["arrays"]
     assert (array["path"], array["chunks"]) == ("scans/ct", 3)

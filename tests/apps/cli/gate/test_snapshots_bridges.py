@@ -149,7 +149,7 @@ def test_export_to_zarr_copies_shards_and_compares(repo: Repository, tmp_path: P
 
 def test_export_to_zarr_of_a_tag_or_branch(repo: Repository, tmp_path: Path) -> None:
     found = succeed(
-        "snapshots", "export", repo.url, str(tmp_path / "out.zarr"), "--to", "zarr", "--ref", "side", "--no-check", "--json"
+        "snapshots", "export", repo.url, str(tmp_path / "out.zarr"), "--to", "zarr", "--at", "side", "--no-check", "--json"
     ).json
     assert (found["to"], found["complete"], found["chunks"]) == ("zarr", True, 16)
     np.testing.assert_array_equal(zarr.open_array(tmp_path / "out.zarr", path="a", mode="r")[...], DATA)
@@ -158,7 +158,7 @@ def test_export_to_zarr_of_a_tag_or_branch(repo: Repository, tmp_path: Path) -> 
 @pytest.mark.filterwarnings("ignore")  # of pandas
 @pytest.mark.parametrize("name", ["out.json", "out.refs"])
 def test_export_to_references(repo: Repository, tmp_path: Path, name: str) -> None:
-    arguments = ["snapshots", "export", repo.url, str(tmp_path / name), "--to", "references", "--ref", "side"]
+    arguments = ["snapshots", "export", repo.url, str(tmp_path / name), "--to", "references", "--at", "side"]
     assert succeed(*arguments, "--dry-run").lines == [f"would write 16 references to {tmp_path / name}"]
     assert succeed(*arguments).lines == [f"wrote 16 references to chunks of side to {tmp_path / name}"]
     for again in (run(*arguments, "--dry-run"), run(*arguments)):
@@ -171,7 +171,7 @@ def test_export_to_references(repo: Repository, tmp_path: Path, name: str) -> No
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        (["--to", "icechunk", "--ref", "v1"], "--ref means nothing with --to icechunk"),
+        (["--to", "icechunk", "--at", "v1"], "--at means nothing with --to icechunk"),
         (["--to", "references", "-s", "2,2"], "-s means nothing with --to references"),
         (["--to", "icechunk", "--no-check"], "--no-check means nothing with --to icechunk"),
     ],

@@ -41,8 +41,8 @@ def test_what_expired_is_removed(store: Repository, tmp_path: Path) -> None:
     assert len(list(store.ancestry())) == 4
     assert snapshots(store, "rewrite", "-m", "one manifest") == [f"branch main is at snapshot {store.lookup_branch('main')}"]
     assert next(store.ancestry()).message == "one manifest"
-    assert snapshots(store, "rewrite", "--chunks", "-s", "4") == ["there was nothing to do"]
-    assert snapshots(store, "rewrite", "--chunks", "-s", "4", "--dry-run") == ["no manifests would be merged"]
+    assert snapshots(store, "rewrite", "--repack", "-s", "4") == ["there was nothing to do"]
+    assert snapshots(store, "rewrite", "--repack", "-s", "4", "--dry-run") == ["no manifests would be merged"]
     assert snapshots(store, "expire", "--older-than", "1h") == ["nothing has expired"]
     assert snapshots(store, "expire", "--older-than", "0", "--dry-run") == ["4 snapshots would expire"]
     assert len(list(store.ancestry())) == 5

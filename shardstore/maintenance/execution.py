@@ -49,7 +49,7 @@ DEFAULT_MAX_MEMORY = 256 * 2**20
 
 # Options of every command that carries out tasks.
 WORKERS = CommandOption("How many tasks run at once.", "N", "number", group="Run", default="2 per processor, 4 to 32")
-PART = CommandOption("Do the I-th of N shares; shares may run at once, anywhere.", "I/N", group="Selection")
+PART = CommandOption("Do share I of N; all shares may run at the same time.", "I/N", group="Selection")
 RETRIES = CommandOption("How often a failed task is tried again.", "N", "number", group="Run")
 MAX_MEMORY = CommandOption("Memory of each process.", "BYTES", "bytes", group="Run")
 

@@ -40,7 +40,7 @@ _GAP = 2  # blanks between columns
 
 def advise(
     *,
-    url: Annotated[str | None, argument("[URL]", "An array, or a store with one array.")] = None,
+    url: Annotated[str | None, argument("URL", "An array, or a store with one array.")] = None,
     access: Annotated[list[str] | None, ACCESS] = None,
     objects: Annotated[int | None, CommandOption("Make at most this many objects.", "N", default="twice those of auto")] = None,
     array_shape: Annotated[str | None, CommandOption("Without URL: the array's shape.", "N,N,…", flags=("--shape",), group="Shape")] = None,
@@ -56,8 +56,8 @@ def advise(
 ) -> None:
     """Compare shard shapes by what a way of reading costs, and recommend one.
 
-    A PATTERN has one part for each dimension: : for all of it, or a number of elements in a row, at a random position. "1,:,: x10" is read
-    ten times as often. Requests are those of a reader that knows the metadata, and no index yet. Every chunk is assumed to exist.
+    A PATTERN has one part for each dimension: a number of elements in a row, at a random position, or ":" for all. "1,:,: x10" is read ten
+    times as often. Requests are those of a reader that knows the metadata, and no index yet. Every chunk is assumed to exist.
 
     Examples:
       shardstore advise data.zarr/ct --access "1,:,:"

@@ -24,12 +24,10 @@ from shardstore.model.words import plural, row_numbers
 
 def append(
     *,
-    sources: Annotated[list[str], argument("SRC…", "What xarray opens, such as netCDF files or Zarr stores: paths or URLs.")],
+    sources: Annotated[list[str], argument("SRC", "What xarray opens, such as netCDF files or Zarr stores.")],
     destination: Annotated[str, argument("DST", "A Zarr v3 store, or a group in it: a path, URL or chain of URLs.")],
     dim: Annotated[str, DIM],
-    lease: Annotated[
-        str, CommandOption("This program counts as dead if it gives no sign of life for so long.", "TIME", "duration", group="Expert")
-    ] = "30s",
+    lease: Annotated[str, CommandOption("How long a silent writer counts as alive.", "TIME", "duration", group="Expert")] = "30s",
     as_json: AsJson = False,
     storage: PairOptions,
 ) -> None:

@@ -57,7 +57,7 @@ Fast = Annotated[bool, FAST]
 Explain = Annotated[bool, CommandOption("Show what can be found, and what cannot.")]
 Shards = Annotated[str, CHUNKS_PER_SHARD]
 VirtualPrefix = Annotated[
-    list[str] | None, CommandOption("A URL that ends in /, below which chunks may lie outside; repeatable.", "URL", group="Expert")
+    list[str] | None, CommandOption("Where outside chunks may lie: a URL ending in /; repeatable.", "URL", group="Expert")
 ]
 
 
@@ -70,7 +70,7 @@ class StorageOptions:
         CommandOption("A filesystem option, such as anon=true; repeatable.", "KEY=VALUE", flags=("--option", "-o"), group="Storage"),
     ] = None
     options_json: Annotated[
-        str | None, CommandOption("Such options as one JSON object.", "JSON", flags=("--storage-options",), group="Storage")
+        str | None, CommandOption("All of them, as one JSON object.", "JSON", flags=("--storage-options",), group="Storage")
     ] = None
 
     def parsed(self) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class PairOptions(StorageOptions):
 
     target_options_json: Annotated[
         str | None,
-        CommandOption("Those of the second place, where they differ, as JSON.", "JSON", flags=("--target-options",), group="Storage"),
+        CommandOption("Those of the second place, if they differ, as JSON.", "JSON", flags=("--target-options",), group="Storage"),
     ] = None
 
     def parsed_target(self) -> dict[str, Any] | None:
@@ -285,6 +285,12 @@ def _parameter_of(option: Field[Any]) -> Parameter:
         default = option.default
     shown = replace(shown, flags=shown.flags or _flags(option.name, option.default))
     return _parameter(option.name, default, Annotated[bool if is_flag else _TYPES.get(shown.form, str | None), shown])
+
+
+def flag_of(option: Field[Any]) -> str:
+    """Return the first flag of a field with a ``CommandOption``."""
+    shown: CommandOption = option.metadata[KEY]
+    return (shown.flags or _flags(option.name, option.default))[0]
 
 
 def _flags(name: str, default: Any) -> tuple[str]:

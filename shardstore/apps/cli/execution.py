@@ -201,9 +201,9 @@ def end_with(failed: FirstItems[FailedShard], damaged: int) -> None:
 class HeldOptions:
     """The options that name pinned shards: offsets into them are held elsewhere."""
 
-    pins: Annotated[Path | None, CommandOption("Leave the shards in this file unchanged.", "FILE", group="Selection")] = None
+    pins: Annotated[Path | None, CommandOption("Do not change the shards that this file names.", "FILE", group="Selection")] = None
     pins_of: Annotated[
-        list[str] | None, CommandOption("Leave the shards of this set or store unchanged; repeatable.", "SET", group="Selection")
+        list[str] | None, CommandOption("Do not change shards that this refers to; repeatable.", "SET", group="Selection")
     ] = None
 
     def held(self, url: str, options: Mapping[str, Any]) -> list[Pin]:

@@ -32,7 +32,7 @@ class ListedKey:
 def ls(
     *,
     url: Url,
-    prefix: Annotated[str | None, argument("[PREFIX]", "A directory or key below URL.")] = None,
+    prefix: Annotated[str | None, argument("PREFIX", "A directory or key below URL.")] = None,
     recursive: Recursive = False,
     long: Annotated[bool, CommandOption("Show sizes in bytes too.", flags=("--long", "-l"))] = False,
     stored: Annotated[bool, CommandOption("List the stored objects, which are shards, instead of chunks.")] = False,
@@ -151,7 +151,7 @@ _RANGE = re.compile(r"(?P<start>-?[0-9]+)?:(?P<end>-?[0-9]+)?", re.ASCII)
 def cat(
     *,
     url: Url,
-    key: Annotated[str | None, argument("[KEY]", "A key below URL.")] = None,
+    key: Annotated[str | None, argument("KEY", "A key below URL.")] = None,
     byte_range: Annotated[
         str | None, CommandOption("Bytes from A to before B, as in Python: 0:100, 100:, -16:.", "A:B", flags=("--range",))
     ] = None,

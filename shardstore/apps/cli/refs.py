@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Annotated, Any, get_args
 
 import typer
 
 from shardstore import references
-from shardstore.apps.cli.arguments import AsJson, Overwrite, PairOptions, StorageOptions, argument
+from shardstore.apps.cli.arguments import AsJson, Overwrite, PairOptions, StorageOptions, argument, flag_of
 from shardstore.apps.cli.execution import interruptible
 from shardstore.apps.cli.output import ExitCode, complain, print_result
 from shardstore.errors import InvalidInput
@@ -100,7 +100,7 @@ def write(
     kind = _format(form, target)
     own, other = (json_options, parquet_options) if kind == "json" else (parquet_options, json_options)
     if other != type(other)():
-        refused = next(f"--{name.replace('_', '-')}" for name, value in vars(type(other)()).items() if vars(other)[name] != value)
+        refused = next(flag_of(each) for each in fields(other) if getattr(other, each.name) != each.default)
         raise InvalidInput(f"{refused} means nothing for a set in {'JSON' if kind == 'json' else 'Parquet'}")
     source_options, target_options = storage.parsed_pair(source, target)
     arguments: dict[str, Any] = vars(options) | vars(own)
@@ -177,7 +177,7 @@ def update(
 
 def combine(
     *,
-    sets: Annotated[list[str], argument("SET...", "Sets of references, in their order.")],
+    sets: Annotated[list[str], argument("SET", "Sets of references, in their order.")],
     target: Annotated[str, OUTPUT],
     dim: Annotated[str | None, DIM] = None,
     form: Format = None,

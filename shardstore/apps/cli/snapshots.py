@@ -44,7 +44,7 @@ _SHOWN_FINDINGS = 20
 class RefOptions:
     """The branch or tag that is made or deleted."""
 
-    name: Annotated[str | None, argument("[NAME]", "Without it, all are listed.")] = None
+    name: Annotated[str | None, argument("NAME", "Without it, all are listed.")] = None
     at: str | None = option(None, AT)
     delete: bool = option(False, "Delete it. Its snapshots stay, and can be found by their ids.")
 
@@ -106,7 +106,7 @@ def branch(*, url: StoreUrl, given: RefOptions, as_json: AsJson = False, storage
 
 
 def tag(*, url: StoreUrl, given: RefOptions, as_json: AsJson = False, storage: StorageOptions) -> None:
-    """List tags, or make one, or delete one. A tag never points elsewhere; the name of a deleted one can be given again.
+    """List tags, or make one, or delete one. A tag never moves; the name of a deleted one can be given again.
 
     Examples:
       shardstore snapshots tag s3://bucket/run.ice
@@ -119,14 +119,14 @@ def tag(*, url: StoreUrl, given: RefOptions, as_json: AsJson = False, storage: S
 def reset(
     *,
     url: StoreUrl,
-    branch: Annotated[str, argument("BRANCH", "The branch that is to point elsewhere.")],
+    branch: Annotated[str, argument("BRANCH", "The branch that is to move.")],
     ref: Annotated[str, argument("REF", "A branch, a tag or the id of a snapshot.")],
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: AsJson = False,
     storage: StorageOptions,
 ) -> None:
-    """Let a branch point to another snapshot. Later commits are then no longer part of the branch.
+    """Make a branch point to another snapshot. Later commits are then no longer part of the branch.
 
     Nothing is removed: those snapshots can be found by their ids, which this prints. If another client commits to the branch at the same
     time, nothing is changed, and the exit code is 6.
@@ -155,7 +155,7 @@ def diff(
     *,
     url: StoreUrl,
     from_ref: Annotated[str, argument("FROM", "A branch, a tag or the id of a snapshot.")],
-    to_ref: Annotated[str, typer.Argument(metavar="[TO]", help="Another one.")] = FIRST_BRANCH,
+    to_ref: Annotated[str, typer.Argument(metavar="TO", help="Another one.")] = FIRST_BRANCH,
     as_json: AsJson = False,
     storage: StorageOptions,
 ) -> None:

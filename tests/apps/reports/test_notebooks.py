@@ -93,7 +93,7 @@ def test_results_show_themselves(place: Path, tmp_path: Path) -> None:
         shardstore.verify(place),
         shardstore.census(place),
         shardstore.compact(place, dry_run=True),
-        shardstore.repair(place),
+        shardstore.repair(place, dry_run=True),
         run_sync(survey(Engine(LocalStorage(place)))),
     ]
     for result in results:

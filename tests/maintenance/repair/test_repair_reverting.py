@@ -106,7 +106,7 @@ def test_going_back_to_an_older_index_has_to_be_allowed_and_names_every_chunk(tm
     assert file.read_bytes() == damaged
     assert not (tmp_path / "x.quarantine").exists()
 
-    told = shardstore.repair(str(root), allow_reverting=True)
+    told = shardstore.repair(str(root), dry_run=True, allow_reverting=True)
     assert (told.reverted_count, told.left_count, file.read_bytes()) == (16, 0, damaged)
     cut = mend(root, allow_reverting=True)
     assert (cut.remedy, cut.reverted, cut.reverted_count, cut.lost) == ("cut", CHUNKS, 16, ())

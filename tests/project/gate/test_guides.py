@@ -21,7 +21,9 @@ from tests.project.test_docs import GUIDES, bucket
 __all__ = ["bucket"]
 
 STAND_INS = Path(__file__).parents[1] / "stand_ins"
-BLOCK = re.compile(r'^```(?P<kind>python|console|sh title|python title)(?:="(?P<title>[^"]+)")?\n(?P<text>.*?)^```$', re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(
+    r'^```(?P<kind>python|console|sh title|python title)(?:="(?P<title>[^"]+)")?\n(?P<text>.*?)^```$', re.DOTALL | re.MULTILINE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,9 @@ def printed_as_said(printed: str, said: str) -> bool:
 
 @pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
-def test_the_guide_is_followed_word_for_word(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+def test_the_guide_is_followed_word_for_word(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     text = page.read_text()
     if "s3://" in text:
         request.getfixturevalue("bucket")

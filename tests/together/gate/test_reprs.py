@@ -25,7 +25,7 @@ def test_stores_and_results_have_short_reprs(tmp_path: Path) -> None:
         shardstore.census(url),
         shardstore.verify(url),
         shardstore.compact(url, dry_run=True),
-        shardstore.repair(url),
+        shardstore.repair(url, dry_run=True),
         shardstore.pack(url, str(tmp_path / "b")),
     ]
     for value in shown:

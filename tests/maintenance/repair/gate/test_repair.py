@@ -420,7 +420,7 @@ def test_without_yes_nothing_changes_anywhere(kind: str, tmp_path: Path, request
     saved = many(place)
     before = snapshot(place.objects)
     beside = StorageObjects(open_storage(f"{url}.quarantine", options or None))
-    told = shardstore.repair(url, allow_reverting=True, storage_options=options or None)
+    told = shardstore.repair(url, dry_run=True, allow_reverting=True, storage_options=options or None)
     assert told.is_dry_run
     assert sorted({finding.remedy for finding in told.findings.first} - {"emptied"}) == ["cut", "deleted", "dropped"]
     assert snapshot(place.objects) == before
@@ -471,7 +471,7 @@ def test_arguments_that_cannot_be_right() -> None:
             place.repair(**wrong)
     with pytest.raises(InvalidInput, match="quarantine"):
         shardstore.repair(place.storage)
-    assert shardstore.repair(place.storage).quarantine is None
+    assert shardstore.repair(place.storage, dry_run=True).quarantine is None
 
 
 def test_the_place_beside_a_store() -> None:

@@ -116,8 +116,10 @@ _OF_ZARR = {
 
 def _remedy(target: Any, name: str) -> str | None:
     """Return what to do about an option that ``shardstore.open`` does not have, and zarr or the filesystem has."""
-    given = None if name in _OF_ZARR else how_to_give(target, name)
-    return _OF_ZARR.get(name) if given is None else f"it is one of the filesystem: give {given}"
+    if name in _OF_ZARR:
+        return _OF_ZARR[name]
+    given = how_to_give(target, name)
+    return None if given is None else f"it is one of the filesystem: give {given}"
 
 
 def _check_storage_options(target: Any, given: Any) -> None:

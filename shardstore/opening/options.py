@@ -30,21 +30,25 @@ _SWALLOW = frozenset({"zip", "tar", "libarchive", "reference", "dir", "ftp", "si
 
 
 def by_link(url: str, protocols: Sequence[str], options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the options of each protocol of a chain, outermost first: those under its name, and those under no name that ``link_of`` gives
-    it.
+    """Return the options of each protocol of a chain, outermost first: those under its name, or another name of its kind, as ``gcs`` is of
+    ``gs``; and those under no name that ``link_of`` gives it.
     """
+    links = {name: protocol for protocol in protocols for name in _names_of_kind(protocol)} | {protocol: protocol for protocol in protocols}
     found: dict[str, dict[str, Any]] = {protocol: {} for protocol in protocols}
-    for protocol, given in found.items():
-        nested = options.get(protocol)
-        if nested is None:
-            continue
-        if not isinstance(nested, Mapping):
-            raise InvalidInput(f"the options of {protocol!r} for {url!r} are no dictionary: give {storage_option(protocol, 'NAME')}")
-        given.update(nested)
+    for name in options.keys() & links.keys():
+        if isinstance(nested := options[name], Mapping):
+            found[links[name]].update(nested)
+        elif nested is not None:
+            raise InvalidInput(f"the options of {name!r} for {url!r} are no dictionary: give {storage_option(name, 'NAME')}")
     for name, value in options.items():
-        if name not in found:
+        if name not in links:
             found[link_of(name, protocols)][name] = value
     return found
+
+
+def _names_of_kind(protocol: str) -> tuple[str, ...]:
+    kind = kind_of_protocol(protocol)
+    return () if kind is None else kind.protocols
 
 
 def link_of(name: str, protocols: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from shardstore.errors import InvalidInput, NotFound, SnapshotExpired
 from shardstore.format.snapshots.file_names import is_id
 from shardstore.format.snapshots.state import Snapshot, State
+from shardstore.model.words import plural
 
 FIRST_BRANCH = "main"
 _SHOWN_REFS = 10
@@ -60,7 +61,7 @@ def snapshot_of(state: State, ref: str) -> Snapshot:
         return found
     there = ", ".join(f"{known.type} {name!r}" for name, known in sorted(state.refs.items())[:_SHOWN_REFS])
     gone = "; a snapshot of that id has expired, or belongs to another store" if is_id(ref) else ""
-    raise NotFound(f"{ref!r} is not a branch, tag or snapshot: there are {there}, and {len(state.snapshots)} snapshots{gone}")
+    raise NotFound(f"{ref!r} is not a branch, tag or snapshot: there are {there}, and {plural(len(state.snapshots), 'snapshot')}{gone}")
 
 
 def named_snapshot(state: State, branch: str | None, tag: str | None, snapshot_id: str | None, as_of: datetime | None) -> Snapshot:

@@ -194,7 +194,7 @@ def test_parquet_of_missing_chunks_only_has_no_record(source: Path, tmp_path: Pa
 def test_root_array_needs_a_name_in_parquet(tmp_path: Path) -> None:
     store = shardstore.open(tmp_path / "a.zarr", chunks_per_shard=(2,))
     zarr.create_array(store, shape=(8,), chunks=(2,), dtype="i4")[...] = np.arange(8)
-    with pytest.raises(InvalidInput, match="--root-as data"):
+    with pytest.raises(InvalidInput, match="root_as='data' names it"):
         references.write_parquet(tmp_path / "a.zarr", tmp_path / "refs")
     assert not (tmp_path / "refs").exists()
     references.write_parquet(tmp_path / "a.zarr", tmp_path / "refs", root_as="data")
@@ -241,7 +241,7 @@ def test_refusals_leave_everything_as_it_was(source: Path, tmp_path: Path) -> No
     with pytest.raises(InvalidInput, match="is not one of"):
         references.write_json(source, target, flavour="v4")  # type: ignore[arg-type]  # what a user may give
     target.write_text("mine")
-    with pytest.raises(InvalidInput, match="--overwrite"):
+    with pytest.raises(InvalidInput, match="overwrite=True replaces it"):
         references.write_json(source, target)
     assert target.read_text() == "mine"
     (tmp_path / "refs").mkdir()

@@ -119,7 +119,7 @@ def test_parts(source: Path, tmp_path: Path) -> None:
         (("--price", "put"), 2, "not of the form"),
         (("--price", "head=1"), 2, "prices"),
         (("--stored-as", "v3"), 2, "'codec' and 'transformer'"),
-        (("--chunk-order", "Z"), 2, "chunk_order 'Z' is not known: there are 'C', 'F', 'morton'"),
+        (("--chunk-order", "Z"), 2, "--chunk-order Z is not known: there are 'C', 'F', 'morton'"),
         (("--lost-transformers", "5"), 2, "give an object"),
         (("--scheduler", "tcp://127.0.0.1:9"), 1, "no dask scheduler answers"),
         (("--include", "nothing"), 3, "no Zarr node"),

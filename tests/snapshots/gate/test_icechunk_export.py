@@ -383,12 +383,9 @@ def test_virtual_chunks_outside_of_what_is_authorised_are_refused(tmp_path: Path
     zarr.create_array(tmp_path / "old.zarr", data=DATA, chunks=(16, 16), compressors=None)
     Repository.adopt(tmp_path / "old.zarr", tmp_path / "run.ice")
     for dry_run in (True, False):
-        with pytest.raises(
-            InvalidInput, match=r"no virtual chunk container: open .*virtual_prefixes=\['file://.*/old.zarr/c/0/'\]"
-        ) as refused:
+        with pytest.raises(InvalidInput, match=r"no virtual chunk container: give virtual_prefixes=\['file://.*/old.zarr/c/0/'\]"):
             Repository.open(tmp_path / "run.ice").export_icechunk(tmp_path / "out", dry_run=dry_run)
         assert not (tmp_path / "out").exists()
-    assert "--virtual-prefix" in str(refused.value)
     prefix = f"file://{tmp_path}/old.zarr/"
     Repository.open(tmp_path / "run.ice", virtual_prefixes=[prefix]).export_icechunk(tmp_path / "out")
 

@@ -208,6 +208,9 @@ def test_options_under_no_protocol_are_for_the_link_that_knows_them(tmp_path: Pa
     assert storage.fs.fs.storage_options == {"anon": True, "client_kwargs": {"region_name": "r"}}
     storage = open_storage("simplecache::s3://b/x", {"simplecache": {"cache_storage": str(tmp_path)}, "s3": {"key": "k"}, "anon": True})
     assert storage.fs.fs.storage_options == {"key": "k", "anon": True}
+    for url, of_kind in (("s3a://b/x", "s3"), ("gs://b/x", "gcs"), ("http://h/x", "https")):
+        named: Any = open_storage(url, {of_kind: {"use_listings_cache": False}})
+        assert named.fs.storage_options == {"use_listings_cache": False}
     with pytest.raises(InvalidInput, match=r"skip of .* is not known to the filesystem 'simplecache'"):
         open_storage("simplecache::s3://b/x", {"anon": True, "skip": 1})
 

@@ -197,4 +197,4 @@ def test_adopted_store_is_exported_with_its_prefix(tmp_path: Path) -> None:
     np.testing.assert_array_equal(zarr.open_array(tmp_path / "out", path="a", mode="r")[...], DATA)
     refused = run("snapshots", "export", str(tmp_path / "data.ice"), str(tmp_path / "other"), "--to", "zarr")
     assert refused.code != ExitCode.OK
-    assert "--virtual-prefix" in refused.err
+    assert f"--virtual-prefix file://{tmp_path}/data.zarr/" in refused.err

@@ -464,7 +464,7 @@ def test_segments_without_entries_are_no_damage_and_others_are(tmp_path: Path) -
         (begun, '["a"]\n'),
     ):
         file.write_text(text)
-        with pytest.raises(Corruption, match=f"{file.name[:9]}.*is damaged: overwrite"):
+        with pytest.raises(Corruption, match=f"{file.name[:9]}.*is damaged: give overwrite=True"):
             packed(mine, target)
         file.unlink()
     assert packed(mine, target).done == 0

@@ -13,8 +13,19 @@ _BEFORE = r"(?<![\w.'/-])"
 _VALUE = r"(True|False|None|…|\d+(?:\.\d+)?|'[^']*'|\([\d, ]*\))"
 
 FLAGS = (
-    *("chunk_order", "chunks_per_shard", "copy", "exclusive", "index_location", "locks", "missing", "mixed_protocols", "overwrite"),
-    *("root_as", "store", "templates"),
+    *(
+        "chunk_order",
+        "chunks_per_shard",
+        "copy",
+        "exclusive",
+        "flavour",
+        "index_location",
+        "locks",
+        "missing",
+        "mixed_protocols",
+        "overwrite",
+    ),
+    *("root_as", "store", "templates", "urls"),
 )
 """The arguments that are options of commands by the same name."""
 
@@ -62,7 +73,7 @@ _RULES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
     (re.compile(r"\bpaths=\{'[^']*': \{'inline_nbytes': …\}\}"), "--inline BYTES"),
     (re.compile(r"\bvirtual_prefixes=\['([^']*)'\]"), r"--virtual-prefix \1"),
     (re.compile(r"\bon_error='skip'"), "--skip-damaged"),
-    (re.compile(rf"{_BEFORE}version={_VALUE}"), r"--json-version \1"),
+    (re.compile(rf"{_BEFORE}version=(\d)"), r"--json-version \1"),
     (re.compile(rf"{_BEFORE}({'|'.join(FLAGS)})={_VALUE}"), _flag),
     (re.compile(rf"{_BEFORE}({'|'.join(BARE)}) (?=['(\d]){_VALUE}(?= )"), _flag),
 )

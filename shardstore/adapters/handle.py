@@ -119,7 +119,7 @@ def _remedy(target: Any, name: str) -> str | None:
     if name in _OF_ZARR:
         return _OF_ZARR[name]
     given = how_to_give(target, name)
-    return None if given is None else f"it is one of the filesystem: give {given}"
+    return None if given is None else f"it belongs to the filesystem: give {given}"
 
 
 def _check_storage_options(target: Any, given: Any) -> None:
@@ -133,8 +133,8 @@ def _check_storage_options(target: Any, given: Any) -> None:
     of_links = (value for protocol, value in given.items() if is_known(str(protocol)) and isinstance(value, Mapping))
     for name in sorted({name for of_link in (given, *of_links) for name in of_link} & _NO_STORAGE_OPTIONS):
         if how_to_give(target, name) is None:
-            how = _OF_ZARR.get(name, f"it is an argument of shardstore.open, as storage_options is: shardstore.open(URL, {name}=…)")
-            raise InvalidInput(f"{name!r} is no storage option: {how}")
+            how = _OF_ZARR.get(name, f"it is an argument of its own: shardstore.open(URL, {name}=…)")
+            raise InvalidInput(f"{name!r} is not a storage option: {how}")
 
 
 # -- the engines of this process ---------------------------------------------------------------------------------------

@@ -171,7 +171,7 @@ def _check_endpoint(url: str, options: Mapping[str, Any]) -> None:
     for place in (options, client if isinstance(client, Mapping) else {}):
         endpoint = place.get("endpoint_url")
         if endpoint is not None and not (isinstance(endpoint, str) and endpoint.lower().startswith(("http://", "https://"))):
-            raise InvalidInput(f"endpoint_url {redacted(str(endpoint))!r} of {url!r} needs http:// or https://")
+            raise InvalidInput(f"endpoint_url {redacted(str(endpoint))!r} of {url!r} needs http:// or https:// in front")
 
 
 def _hint(name: str, protocol: str, known: frozenset[str], chain: Sequence[str]) -> str:
@@ -180,7 +180,7 @@ def _hint(name: str, protocol: str, known: frozenset[str], chain: Sequence[str])
     if name in inner:
         return f"give {_as_given(protocol, name)}"
     if is_known(name):  # options under the protocol of no link
-        return f"it has no link {name!r}: give {storage_option(chain[-1], 'NAME')}"
+        return f"the URL has no link {name!r}: give {storage_option(chain[-1], 'NAME')}"
     if close := difflib.get_close_matches(name.lower(), known | inner, 1, cutoff=0.7):
         return f"did you mean {_as_given(protocol, close[0])}?"
     if len(chain) > 1 and protocol == chain[0]:

@@ -144,7 +144,7 @@ def check_apart(source: Storage, place: SetPlace) -> None:
     """Raise ``InvalidInput`` if the set would lie in its source, or the source in the set."""
     if location_of(source).overlaps(location_of(place.storage, place.name)):
         raise InvalidInput(
-            f"the source {redacted(source.url)} and the set {place.shown} overlap: a set of references lies outside of what it refers to"
+            f"the source {redacted(source.url)} and the set {place.shown} overlap: a set has to lie outside of what it refers to"
         )
 
 

@@ -25,13 +25,17 @@ IN_PYTHON = (
     mistake("shardstore.open('data.zarr', storage_options={'anon': True})", "anon means nothing to", "data.zarr", "leave it out"),
     mistake(
         "shardstore.open('s3://bucket/a.zarr', storage_options={'read_only': True})",
-        "'read_only' is no storage option",
+        "'read_only' is not a storage option",
         "shardstore.open(URL, read_only=…)",
     ),
-    mistake("shardstore.open('s3://bucket/a.zarr', storage_options={'mode': 'r'})", "'mode' is no storage", "did you mean read_only=True?"),
+    mistake(
+        "shardstore.open('s3://bucket/a.zarr', storage_options={'mode': 'r'})",
+        "'mode' is not a storage option",
+        "did you mean read_only=True?",
+    ),
     mistake(
         "shardstore.open('s3://bucket/a.zarr', storage_options={'s3': {'chunks_per_shard': (2, 2)}})",
-        "'chunks_per_shard' is no storage option",
+        "'chunks_per_shard' is not a storage option",
         "shardstore.open(URL, chunks_per_shard=…)",
     ),
     mistake(
@@ -46,13 +50,17 @@ IN_PYTHON = (
     ),
     mistake(
         "shardstore.open('s3://bucket/a.zarr', storage_options={'endpoint_url': 'localhost:9000'})",
-        "endpoint_url 'localhost:9000' of 's3://bucket/a.zarr' needs http:// or https://",
+        "endpoint_url 'localhost:9000' of 's3://bucket/a.zarr' needs http:// or https:// in front",
     ),
     mistake(
         "shardstore.open('s3://bucket/a.zarr', storage_options={'gs': {'token': 'anon'}})",
         "has no link 'gs': give storage_options={'s3': {'NAME': …}}",
     ),
-    mistake("shardstore.open('s3://bucket/a.zarr', anon=True)", "'anon' is not known", "give storage_options={'s3': {'anon': …}}"),
+    mistake(
+        "shardstore.open('s3://bucket/a.zarr', anon=True)",
+        "'anon' is not known",
+        "belongs to the filesystem: give storage_options={'s3': {'anon': …}}",
+    ),
     mistake("shardstore.open('s3://bucket/a.zarr', s3={'anon': True})", "'s3' is not known", "give storage_options={'s3': {…}}"),
     mistake(
         "shardstore.open('s3://bucket/a.zarr', storage_options='{\"anon\": true}')",
@@ -88,7 +96,7 @@ IN_PYTHON = (
         "the index of shard 'ct/c/0/0' of array 'ct' is damaged",
         "Write or erase all 6 chunks of the shard, or restore the object",
     ),
-    mistake("shardstore.pack('missing.zarr', 'out.zarr')", "there is no Zarr node at", "missing.zarr"),
+    mistake("shardstore.pack('missing.zarr', 'out.zarr')", "there is no Zarr node at", "missing.zarr: check the address"),
     mistake("shardstore.pack('plain.zarr', 'plain.zarr')", "overlap", "The target has to be another place; nothing was changed"),
     mistake(
         "shardstore.pack('plain.zarr', 'data.zarr')", "there is something at", "data.zarr already", "or give overwrite=True to replace it"
@@ -118,7 +126,9 @@ ON_THE_COMMAND_LINE = (
     mistake("$ shardstore info data.zarr -o anon=true", "the storage option anon means nothing to", "data.zarr'", "leave it out"),
     mistake("$ shardstore info s3://b/a --storage-options '{anon: true}'", "--storage-options is not JSON", "or use -o anon=true"),
     mistake("$ shardstore info s3://b/a -o endpoint=http://host", "endpoint of 's3://b/a' is not known", "did you mean -o endpoint_url=…?"),
-    mistake("$ shardstore info s3://b/a -o endpoint_url=host:9000", "endpoint_url 'host:9000' of 's3://b/a' needs http:// or https://"),
+    mistake(
+        "$ shardstore info s3://b/a -o endpoint_url=host:9000", "endpoint_url 'host:9000' of 's3://b/a' needs http:// or https:// in front"
+    ),
     mistake("$ shardstore info s3:/bucket/a.zarr", "'s3:/bucket/a.zarr' is not a path that exists: did you mean s3://bucket/a.zarr?"),
     mistake("$ shardstore info gs://b/a -o transport=curl", "-o transport=curl is not one of 'fsspec', 'obstore'"),
     mistake("$ shardstore cat data.zarr ct", "data.zarr/ct is a node, not a key: its document is 'ct/zarr.json'"),
@@ -131,7 +141,7 @@ ON_THE_COMMAND_LINE = (
     mistake("$ shardstore append plain.zarr data.zarr --dim time", "xarray cannot open plain.zarr", "dimension_names"),
     mistake("$ shardstore snapshots log data.zarr", "there is no versioned store at", "make one by `shardstore snapshots init`"),
     mistake("$ shardstore snapshots tag versions.ice v1 --at mian", "'mian' is not a branch, tag or snapshot: there are"),
-    mistake("$ shardstore refs write data.zarr data.zarr", "overlap: a set of references lies outside of what it refers to"),
+    mistake("$ shardstore refs write data.zarr data.zarr", "overlap: a set has to lie outside of what it refers to"),
     mistake("$ shardstore mount data.zarr missing-dir", "missing-dir is not a directory: make it first"),
     mistake("$ shardstore unmount data.zarr", "nothing of shardstore is mounted at", "data.zarr"),
 )

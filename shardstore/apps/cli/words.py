@@ -65,6 +65,7 @@ def _flag(found: re.Match[str]) -> str:
 
 
 _RULES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
+    (re.compile(r"^shardstore\.(\w+) needs"), r"shardstore \1 needs"),
     (re.compile(r" \(in Python: (?:[^()]|\([^()]*\))*\)"), ""),
     (re.compile(r"storage_options=\{'\w+': \{'(\w+)': ((?:[^{}]|\{[^{}]*\})*)\}\}"), _storage_option),
     (re.compile(r"storage_options=\{'\w+': \{…\}\}"), "-o NAME=…"),

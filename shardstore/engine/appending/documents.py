@@ -73,7 +73,7 @@ class GrowingDocuments:
         self.axes = {path: axis for path, document in sorted(arrays.items()) if (axis := self._axis(path, document)) is not None}
         if not self.axes:
             names = {name for document in arrays.values() for name in document.get("dimension_names") or () if name}
-            has = f"they have {', '.join(map(repr, sorted(names)))}" if names else "their documents have no dimension_names"
+            has = f"they have {', '.join(map(repr, sorted(names)))}" if names else "they were made without dimension_names"
             raise InvalidInput(f"no array at {self._where} has the dimension {self.dim!r}: {has}")
         self.described = {path: arrays[path] for path in self.axes}
         self._groups = [path for path in paths if path in found and self._shows_arrays(path, found[path].content)]

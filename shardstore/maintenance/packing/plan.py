@@ -169,7 +169,7 @@ def look(
     if not target.documents:
         raise NotFound(
             f"there is no Zarr node at {places.shown_source}"
-            + (", of those that include and exclude let through" if nodes.arrays or nodes.groups else "")
+            + (", of those that include and exclude let through" if nodes.arrays or nodes.groups else ": check the address")
         )
     job = Job(execution.run, places.source, places.target, max_memory)
     jobs = [ArrayJob.of(array, job, order) for array in target.arrays.values()]

@@ -199,7 +199,7 @@ def test_places_that_cannot_be_appended_to(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match=r"session\.append"):
         shardstore.append(session.store, rows(4, 2), "time")
     zarr.create_array(str(tmp_path / "bare"), shape=(3,), dtype="i4")
-    with pytest.raises(InvalidInput, match="their documents have no dimension_names"):
+    with pytest.raises(InvalidInput, match="they were made without dimension_names"):
         shardstore.append(str(tmp_path / "bare"), [1], "time")
 
     simple = HookedStorage(again(place))

@@ -25,6 +25,7 @@ from shardstore.model.advice import UNSAID, check_endpoint, storage_option
         ("or give overwrite=True to replace it", "or give --overwrite to replace it"),
         ("give locks='cluster' where", "give --locks cluster where"),
         ("version=0 has none", "--json-version 0 has none"),
+        ("shardstore.serve needs starlette", "shardstore serve needs starlette"),
         ("store=…", "--store …"),
         ("flavour='v3' cannot be read; urls='relative' needs", "--flavour v3 cannot be read; --urls relative needs"),
         ("chunks_per_shard (2, 2, 2) has 3 dimensions", "--chunks-per-shard 2,2,2 has 3 dimensions"),

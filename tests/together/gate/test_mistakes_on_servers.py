@@ -100,7 +100,7 @@ def test_a_server_that_does_not_answer(one: Mistake) -> None:
 
 MISSING = {
     "typer": mistake("$ shardstore info data.zarr", "pip install 'shardstore[cli]'"),
-    "starlette": mistake("$ shardstore serve data.zarr", "pip install 'shardstore[serve]'"),
+    "starlette": mistake("$ shardstore serve data.zarr", "shardstore serve needs starlette: pip install 'shardstore[serve]'"),
     "s3fs": mistake("$ shardstore info s3://bucket/a.zarr", "'s3://bucket", "pip install 'shardstore[s3]'"),
     "pyarrow": mistake("$ shardstore refs write data.zarr refs.parquet", "pip install 'shardstore[parquet]'"),
     "jinja2": mistake("$ shardstore report data.zarr --output r.html", "pip install 'shardstore[report]'"),

@@ -23,6 +23,8 @@ from shardstore.storage.base import Storage
 from shardstore.storage.local.versions import may_be_same_bytes
 from shardstore.tasks import gather_all
 
+__all__ = ["Pin"]
+
 _NAMED = 5  # pins, in one error
 _KEYS_AT_ONCE = 10_000
 _REQUESTS_AT_ONCE = 256

@@ -46,6 +46,8 @@ from shardstore.storage.references.storage import ReferenceStorage
 from shardstore.storage.requests.outcomes import is_unreachable
 from shardstore.storage.static import StaticStorage
 
+__all__ = ["open_storage"]
+
 _ZARR_CLASSES = (("zarr.abc.store", "Store"), ("zarr.storage", "StorePath"))
 _ZARR_ADAPTER = "shardstore.adapters.zarr_storage"
 """The module that makes storages of them by ``storage_of``. It lies in a layer above, and is loaded when such a store is given."""

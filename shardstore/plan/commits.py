@@ -24,6 +24,8 @@ from shardstore.model.capabilities import Capabilities
 from shardstore.model.chunk_orders import ChunkOrder, slot_order
 from shardstore.model.ranges import BytesLike, CopiedRange, NewBytes, Segment
 
+__all__ = ["Commit", "CommitPlan", "DeleteShard", "NothingToDo", "Strategy", "WriteShard"]
+
 Ints = npt.NDArray[np.int64]
 
 

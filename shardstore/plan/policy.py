@@ -15,6 +15,8 @@ from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_v3 import item_nbytes, parse_shown
 from shardstore.format.shard_index import ENTRY_NBYTES, MAX_SLOTS
 
+__all__ = ["ArrayInfo"]
+
 AUTO_SHARD_NBYTES = 64 * 2**20  # decoded; a few seconds' transfer at most, and few enough objects for a petabyte
 # Smaller chunks count as this large, so a shard has at most 1,024 slots and an index of 16 KiB, which a reader of one chunk can afford.
 # Chunks of this size that are compressed less than 80-fold leave the index under 2 % of a full shard: 16 B / (64 KiB / 80).

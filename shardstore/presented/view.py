@@ -29,6 +29,8 @@ from shardstore.model.ranges import EVERYTHING, BytesLike, cut
 from shardstore.storage.base import ABSENT, Failed, Found, Read, ReadOutcome
 from shardstore.tasks import uninterrupted
 
+__all__ = ["Canonical", "DocumentPart", "KnownArray", "Meaning", "Nothing", "PresentedFlavour", "ShownPart", "Unknown"]
+
 
 @dataclass(frozen=True, slots=True)
 class Canonical:

@@ -28,6 +28,7 @@ class SnapshotInfo:
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> SnapshotInfo:
+        """Return what a state says of a snapshot."""
         said = snapshot.properties
         metadata = said.get("metadata")
         return cls(

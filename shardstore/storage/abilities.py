@@ -14,6 +14,23 @@ from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import ByteRequest, BytesLike
 from shardstore.storage.base import Found, Read, ReadOutcome, Storage
 
+__all__ = [
+    "BlockingReads",
+    "CopiesFrom",
+    "DirectAccess",
+    "DocumentsFirst",
+    "FileTree",
+    "HasIdentity",
+    "Leftover",
+    "ListsLeftovers",
+    "NamesLocation",
+    "OnFilesystem",
+    "RestrictsKeys",
+    "VersionedByRange",
+    "VersionedFile",
+    "WritesAsMade",
+]
+
 
 class DirectAccess:
     """An ability by which objects are read or written past a wrapper, and so past its counts, checks and translations.

@@ -16,6 +16,26 @@ from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import EVERYTHING, ByteRequest, BytesLike, Segment
 
+__all__ = [
+    "ABSENT",
+    "CHANGED",
+    "Abilities",
+    "Absent",
+    "Changed",
+    "ConditionFailed",
+    "DirListing",
+    "Failed",
+    "Found",
+    "Guard",
+    "GuardChanged",
+    "ObjectInfo",
+    "Read",
+    "ReadOutcome",
+    "ReadsAndWrites",
+    "ReadsOnly",
+    "Storage",
+]
+
 A = TypeVar("A")
 
 

@@ -35,6 +35,8 @@ from shardstore.storage.base import (
 )
 from shardstore.storage.requests.writes import byte_view, check_deletion, joined
 
+__all__ = ["MemoryStorage"]
+
 _STAMP = "_shardstore_stamp"
 
 # Held for dictionary operations only, never across an await: with it, "check, then replace" is one step.

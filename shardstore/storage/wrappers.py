@@ -32,6 +32,8 @@ from shardstore.model.showing import ShownInNotebooks
 from shardstore.storage.abilities import DirectAccess, FileTree
 from shardstore.storage.base import Abilities, Changed, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome, Storage
 
+__all__ = ["Counters", "StorageWrapper"]
+
 A = TypeVar("A")
 T = TypeVar("T")
 

@@ -17,6 +17,8 @@ from shardstore.errors import InvalidInput
 from shardstore.snapshots.catalog import Catalog, Pointer, PointerMoved
 from shardstore.testing.storage_suite import on_io_loop
 
+__all__ = ["CatalogSuite"]
+
 SWAPPERS = 32
 ROUNDS = 200
 
@@ -66,6 +68,7 @@ class CatalogSuite:
 
     @pytest.fixture
     def c(self, catalog: Catalog) -> SyncCatalog:
+        """Return the catalog that is tested."""
         return SyncCatalog(catalog)
 
     @pytest.fixture

@@ -24,6 +24,23 @@ from shardstore.storage.base import CHANGED, ConditionFailed, DirListing, Failed
 from shardstore.storage.requests.writes import Body, byte_view
 from shardstore.storage.wrappers import KEYS_A_REQUEST, Sleep, StorageWrapper
 
+__all__ = [
+    "Cancel",
+    "Change",
+    "Delay",
+    "DropReply",
+    "Effect",
+    "Fail",
+    "Fault",
+    "FaultStorage",
+    "Kill",
+    "Refuse",
+    "Request",
+    "TimeOut",
+    "Truncate",
+    "at_every_request",
+]
+
 _CHANGING = frozenset({"write", "compose", "copy", "rename_prefix", "delete", "delete_many"})
 
 
@@ -130,6 +147,7 @@ class Fault:
     """The number of matching requests in a row that it strikes; ``None``: all from ``at`` on."""
 
     def matches(self, request: Request) -> bool:
+        """Return whether a request is of the operations and keys that are struck."""
         return (not self.operations or request.operation in self.operations) and fnmatchcase(request.key, self.keys)
 
     def strikes(self, number: int) -> bool:

@@ -11,6 +11,8 @@ from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOut
 from shardstore.storage.requests.outcomes import Bound
 from shardstore.storage.wrappers import KEYS_A_REQUEST, Sleep, StorageWrapper
 
+__all__ = ["LatencyStorage"]
+
 
 class LatencyStorage(StorageWrapper):
     """Forwards to ``inner``; every request first takes ``seconds``, and its bytes their time at ``bandwidth`` bytes a second.

@@ -44,6 +44,8 @@ from shardstore.storage.base import (
     unless_failed,
 )
 
+__all__ = ["StorageSuite", "SyncStorage"]
+
 T = TypeVar("T")
 
 DATA = bytes(range(256)) * 4
@@ -66,6 +68,7 @@ class SyncStorage:
         self.storage = storage
 
     def put(self, key: str, data: BytesLike, condition: Condition = UNCONDITIONAL) -> Generation:
+        """Write an object of one buffer."""
         return self.write(key, [data], len(data), condition)
 
     def write(
@@ -77,6 +80,7 @@ class SyncStorage:
         return on_io_loop(self.storage.compose(key, source, segments, condition))
 
     def read_many(self, *reads: Read) -> list[ReadOutcome]:
+        """Return the outcomes of several reads."""
         return on_io_loop(self.storage.read(reads))
 
     def read(self, key: str, *ranges: ByteRequest, generation: Generation | None = None) -> ReadOutcome:
@@ -84,6 +88,7 @@ class SyncStorage:
         return unless_failed(outcome)
 
     def get(self, key: str) -> bytes | None:
+        """Return the bytes of an object; ``None`` if there is none."""
         outcome = self.read(key, EVERYTHING)
         if isinstance(outcome, Absent):
             return None
@@ -106,6 +111,8 @@ class SyncStorage:
         return on_io_loop(self.storage.stat(key))
 
     def infos(self, prefix: str = "") -> list[ObjectInfo]:
+        """Return a listing."""
+
         async def collect() -> list[ObjectInfo]:
             return [info async for info in self.storage.list(prefix)]
 
@@ -116,9 +123,11 @@ class SyncStorage:
         return ObjectInfo(key, nbytes, None if self.storage.ability(VersionedByRange) is not None else generation)
 
     def keys(self, prefix: str = "") -> list[str]:
+        """Return the keys of a listing."""
         return [info.key for info in self.infos(prefix)]
 
     def children(self, prefix: str = "") -> tuple[list[str], list[str]]:
+        """Return the keys of objects and the prefixes directly below a prefix."""
         listing = on_io_loop(self.storage.list_dir(prefix))
         return [info.key for info in listing.objects], list(listing.prefixes)
 
@@ -175,6 +184,7 @@ class StorageSuite:
 
     @pytest.fixture
     def s(self, storage: Storage) -> SyncStorage:
+        """Return the storage that is tested."""
         return SyncStorage(storage)
 
     # -- the storage itself --------------------------------------------------------------------------------------------

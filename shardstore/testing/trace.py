@@ -12,6 +12,8 @@ from shardstore.model.ranges import ByteRequest, BytesLike, CopiedRange, Segment
 from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOutcome, Storage
 from shardstore.storage.wrappers import KEYS_A_REQUEST, StorageWrapper
 
+__all__ = ["Event", "Summary", "TraceStorage", "summarised"]
+
 
 @dataclass(frozen=True, slots=True)
 class Event:

@@ -49,6 +49,7 @@ class NothingToDo:
 
 
 CommitPlan = WriteShard | DeleteShard | NothingToDo
+"""What a commit does to one shard."""
 
 
 @dataclass(frozen=True, slots=True)

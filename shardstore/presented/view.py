@@ -62,6 +62,7 @@ class Unknown:
 
 
 Meaning = Canonical | DocumentPart | Nothing | Unknown
+"""What a key of a flavour stands for."""
 
 ShownPart = bytes | ShardStoreError | None
 """The bytes of a part of a document, ``None`` if there is no such part, or the error."""

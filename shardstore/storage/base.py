@@ -120,10 +120,13 @@ class Failed:
 
 
 ReadOutcome = Found | Absent | Changed | GuardChanged | Failed
+"""The answer to one ``Read``."""
 
 ABSENT = Absent()
+"""There is no object, nor a directory that is known of."""
 DIRECTORY = Absent(is_directory=True)
 CHANGED = Changed()
+"""The answer to a read of a version that the object does not have."""
 GUARD_CHANGED = GuardChanged()
 
 

@@ -112,6 +112,7 @@ class Kill:
 
 
 Effect = Fail | TimeOut | Delay | DropReply | Truncate | Change | Refuse | Cancel | Kill
+"""What happens to a request that a fault strikes."""
 
 
 # -- where it goes wrong -----------------------------------------------------------------------------------------------

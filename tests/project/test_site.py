@@ -48,6 +48,14 @@ def test_the_navigation_is_the_lists_of_the_index(pages: Any) -> None:
     ]
 
 
+def test_every_page_is_in_the_navigation_once(pages: Any) -> None:
+    docs = ROOT / "docs"
+    sections = pages.navigation((docs / "index.md").read_text())[1:]
+    listed = [path for section in sections for entries in section.values() for entry in entries for path in entry.values()]
+    found = [pages.page_of(str(path.relative_to(docs))) for kind in ("*.md", "*.ipynb") for path in docs.rglob(kind)]
+    assert sorted(listed) == sorted(path for path in found if path != "index.md" and not path.startswith("design/decisions/"))
+
+
 def test_the_first_page_is_the_first_screen_of_the_readme_and_the_lists(pages: Any) -> None:
     readme = "# shardstore\n\n[a](docs/howto/a.md) [b](LICENSE) [c](https://host/)\n\n## More\n\nText.\n"
     index = "# shardstore\n\nIn short.\n\n## Start\n\n- [a](start/a.md)\n\n## How-to\n"

@@ -1,7 +1,7 @@
 """A real browser: it draws a slice through the server, and shows the report. ``make browser-test`` installs what this needs.
 
 Chromium is that of the system (``SHARDSTORE_CHROMIUM`` names another one), driven by Playwright; zarrita comes from npm, as the lock file
-says. Where one of them is missing the tests are left out, unless ``SHARDSTORE_BROWSER`` is set.
+says, neuroglancer as the package of Python has it. Where one of them is missing the tests are left out, unless ``SHARDSTORE_BROWSER`` is set.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def chromium() -> Iterator[Any]:
         need(False, "playwright")
         raise
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        without_gpu = ["--use-angle=swiftshader", "--enable-unsafe-swiftshader"]
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", *without_gpu])
         yield browser
         browser.close()
 
@@ -123,6 +124,35 @@ def test_a_page_of_an_origin_that_is_not_named_reads_nothing(chromium: Any, view
     with serve(store, port=0, cors=["https://viewer.example"]) as serving, Page(chromium) as shown:
         shown.page.goto(f"{viewer}/?url={quote(serving.url + 'zarr3')}&path=ct&format=v3&at=0")
         assert "error" in shown.page.evaluate("window.done")
+
+
+# -- a viewer --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("view", ["zarr3", "stored"])
+def test_neuroglancer_draws_the_volume_of_the_page(chromium: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, view: str) -> None:
+    try:
+        import neuroglancer
+    except ModuleNotFoundError:
+        need(False, "neuroglancer")
+        raise
+    monkeypatch.chdir(tmp_path)
+    page = (HERE.parents[3] / "docs/howto/ome-zarr.md").read_text()
+    exec(page.partition("```python\n")[2].partition("```")[0], {"__name__": "__main__"})
+    shardstore.pack("waves.ome.zarr", "packed.ome.zarr", chunks_per_shard=(4, 4, 4))
+    viewer = neuroglancer.Viewer()
+    address = viewer.get_viewer_url()
+    origin = "/".join(address.split("/")[:3])
+    with serve("packed.ome.zarr", port=0, cors=[origin]) as serving, Page(chromium) as shown:
+        with viewer.txn() as state:
+            state.layers["waves"] = neuroglancer.ImageLayer(source=f"{serving.url}{view}/|zarr3:")
+        shown.page.goto(address)
+        shown.page.wait_for_function("document.body.innerText.includes('waves')")
+        for _ in range(30):
+            shown.page.wait_for_timeout(1000)
+            if colours(shown.page.screenshot(), tmp_path) > 150:  # it has few before there are voxels
+                return
+    pytest.fail("no voxels were drawn")
 
 
 # -- the report ----------------------------------------------------------------------------------------------------------

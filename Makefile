@@ -134,8 +134,8 @@ night: $(VENV)/.installed-test $(ZARR2)/.installed $(CLIENTS)/.installed
 	$(MAKE) torture
 
 $(VENV)/.installed-browser: pyproject.toml $(VENV)/.installed-test
-	@echo "installing Playwright, which drives the browser of the system, into $(VENV)"
-	$(PIP) install 'playwright>=1.49'
+	@echo "installing Playwright, which drives the browser of the system, and neuroglancer into $(VENV)"
+	$(PIP) install 'playwright>=1.49' 'neuroglancer>=2.41'
 	@touch $@
 
 browser-test: $(VENV)/.installed-browser

@@ -22,7 +22,7 @@ part that begins and ends inside shards. The values were compared with those tha
 
 _OTHERS = """## Not run
 
-- **neuroglancer**: its reader is part of a page and runs in browsers only.
+- **neuroglancer**: its reader is part of a page. `make browser-test` lets it draw a pyramid, from shards and chunk by chunk.
 - **zarr-java** and other readers that are neither on PyPI, nor on npm, nor in Debian; programs that know Zarr v2 only.
 
 Programs that know Zarr v2 only read the same stores [through shardstore](../howto/zarr-v2.md). Programs that take fsspec URLs

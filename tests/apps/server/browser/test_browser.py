@@ -1,7 +1,8 @@
 """A real browser: it draws a slice through the server, and shows the report. ``make browser-test`` installs what this needs.
 
 Chromium is that of the system (``SHARDSTORE_CHROMIUM`` names another one), driven by Playwright; zarrita comes from npm, as the lock file
-says, neuroglancer as the package of Python has it. Where one of them is missing the tests are left out, unless ``SHARDSTORE_BROWSER`` is set.
+says, and neuroglancer from its package for Python. Where one of them is missing the tests are left out, unless ``SHARDSTORE_BROWSER`` is
+set.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A stand-in for PyTorch where it is not installed, as far as pages use it: batches of a dataset, by processes that are forked or spawned."""
+"""A stand-in for PyTorch where it is not installed, as far as pages use it: batches of a dataset, by forked or spawned processes."""
 
 from __future__ import annotations
 

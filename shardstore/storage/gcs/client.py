@@ -323,10 +323,12 @@ class GCSClient(BucketClient):
         if status in (401, 403):
             has_credentials = getattr(getattr(self.fs, "credentials", None), "credentials", None) is not None
             how = "with the credentials of this filesystem" if has_credentials else "to anonymous requests"
-            return AccessDenied(
+            denied = AccessDenied(
                 f"{what}: the server denied access {how} ({text}). Give the file of a service account, {storage_option('gs', 'token')}; "
                 f"for a public bucket {_ANONYMOUS}"
             )
+            denied.status = status
+            return denied
         if type(exc).__module__.startswith("google.auth"):
             return AccessDenied(
                 f"{what}: no usable credentials were found ({text}). Give the file of a service account, {storage_option('gs', 'token')}; "

@@ -333,11 +333,13 @@ class HTTPClient:
 
     def _refusal(self, status: int | None, what: str, reason: str, failures: int) -> StorageError:
         if status in _DENIED_STATUS:
-            return AccessDenied(
+            denied = AccessDenied(
                 f"{what}: {reason}. Some servers say so of what does not exist, too. Credentials are given as "
                 f"{storage_option('https', 'headers', {'Authorization': UNSAID})} or "
                 f"{storage_option('https', 'client_kwargs', {'auth': UNSAID})}"
             )
+            denied.status = status
+            return denied
         error = RequestFailed(f"{what} failed: {reason}" + (f" ({failures} attempts)" if failures > 1 else ""))
         error.status = status
         return error

@@ -102,21 +102,22 @@ def translated(exc: Exception, action: str, where: str, bucket: str, endpoint: s
             f"for a public bucket {_ANONYMOUS}"
         )
     if is_unreachable(exc):
-        error = RequestFailed(f"{action} {where}: the server cannot be reached: {check_endpoint('s3')} ({exc})")
-        error.is_unreachable = True
-        return error
+        lost = RequestFailed(f"{action} {where}: the server cannot be reached: {check_endpoint('s3')} ({exc})")
+        lost.is_unreachable = True
+        return lost
     response = _response_of(exc)
+    error: StorageError
     code = str(response.get("Error", {}).get("Code", ""))
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     if status is None and code.isdecimal():
         status = int(code)
     if status in (401, 403) or (status is None and isinstance(exc, PermissionError)):
-        return AccessDenied(
+        error = AccessDenied(
             f"{action} {where}: the server denied access ({code or exc}). Without the permission ListBucket it says so of what does not "
             f"exist, too. A public bucket may need {_ANONYMOUS}, and one whose requester pays "
             f"{storage_option('s3', 'requester_pays', True)}"
         )
-    if code == NO_SUCH_BUCKET:
+    elif code == NO_SUCH_BUCKET:
         error = RequestFailed(
             f"the bucket {bucket!r} does not exist {'on AWS' if endpoint == AWS else f'at {endpoint}'}. Create it, or correct its name. "
             f"If it is on another server, give the address of that: {storage_option('s3', 'endpoint_url')}"

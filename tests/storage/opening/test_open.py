@@ -19,7 +19,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
-from shardstore.errors import Corruption, InvalidInput, NotFound, StorageError, Unsupported
+from shardstore.errors import AccessDenied, Corruption, InvalidInput, NotFound, StorageError, Unsupported
 from shardstore.model.redaction import redacted, shown_cause
 from shardstore.opening.open import open_storage
 from shardstore.storage.gcs.client import GCSClient
@@ -27,6 +27,7 @@ from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.requests.bucket import split_bucket
+from shardstore.storage.room import is_full
 from shardstore.storage.s3.client import translated
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.testing.storage_suite import SyncStorage
@@ -411,6 +412,10 @@ def test_servers_that_cannot_be_reached() -> None:
     fs = gcsfs.GCSFileSystem(token="anon", endpoint_url="http://127.0.0.1:1")
     error = GCSClient(fs, "b", "", 1).translated(type("ClientConnectorError", (OSError,), {})("no such host"), "listing gs://b")
     assert "http://127.0.0.1:1 cannot be reached: check the network" in str(error)
+    refused: Any = OSError("no")
+    refused.response = {"Error": {"Code": "QuotaExceeded"}, "ResponseMetadata": {"HTTPStatusCode": 403}}
+    full: Any = translated(refused, "writing", "'k'", "bucket")
+    assert (type(full), full.status, full.code, is_full(full)) == (AccessDenied, 403, "QuotaExceeded", True)
     broken = translated(ConnectionResetError("reset"), "reading", "'k'", "bucket")
     assert "cannot be reached" not in str(broken)
 

@@ -180,6 +180,10 @@ def test_whole_shards_and_left_out_arrays(source: Path, tmp_path: Path) -> None:
     refs = json.loads(target.read_text())["refs"]
     assert refs["full/c/0/1"] == [f"file://{source}/full/c/0/1"]
     assert set(report.left_out) == {"n#?% x", "scalar", "empty"}
+    by_group = references.write_json(source, tmp_path / "g.json", paths={"g": "chunks", "*": None}, flavour="v3")  # and all below it
+    below = {key for key in json.loads((tmp_path / "g.json").read_text())["refs"] if "/c/" in key}
+    assert below == {key for key in refs if key.startswith("g/") and "/c/" in key}
+    assert set(by_group.left_out) == {"n#?% x", "scalar", "empty", "full"}
     assert not [key for key in refs if key.startswith(("scalar", "empty"))]
     wanted = values_of(source)
     check(target, {"full": wanted["full"], "g/c/ct": wanted["g/c/ct"]}, "v3")

@@ -136,7 +136,7 @@ def test_an_expiry_is_one_swap(tmp_path: Path) -> None:
     ("call", "sentence"),
     [
         (lambda repo: repo.expire_snapshots(datetime(2026, 1, 1)), "time with a time zone"),  # noqa: DTZ001  # which is what is refused
-        (lambda repo: repo.expire_snapshots("yesterday"), "time with a time zone"),
+        (lambda repo: repo.expire_snapshots("yesterday"), "is no duration"),
         (lambda repo: repo.expire_snapshots(FUTURE, dry_run="no"), "dry_run"),
         (lambda repo: repo.garbage_collect(7), "is no duration"),
         (lambda repo: repo.garbage_collect(timedelta(-1)), "is no duration"),
@@ -145,6 +145,12 @@ def test_an_expiry_is_one_swap(tmp_path: Path) -> None:
 def test_bad_input(repo: Repository, call: Callable[[Repository], object], sentence: str) -> None:
     with pytest.raises(InvalidInput, match=sentence):
         call(repo)
+
+
+def test_age_of_expired_snapshots_may_be_a_duration(repo: Repository) -> None:
+    now = repo.expire_snapshots(datetime.now(UTC), dry_run=True)
+    assert repo.expire_snapshots("0s", dry_run=True) == repo.expire_snapshots(timedelta(), dry_run=True) == now
+    assert repo.expire_snapshots("7d", dry_run=True).snapshots == frozenset()
 
 
 # -- collection --------------------------------------------------------------------------------------------------------

@@ -738,6 +738,7 @@ def test_writing_to_what_cannot_be_written(stored: Path, tmp_path: Path) -> None
 
 
 def test_archives_that_are_being_written_are_refused(tmp_path: Path) -> None:
+    zipfile.ZipFile(tmp_path / "a.zip", "w").close()
     for mode in ("w", "a"):
         with pytest.raises(InvalidInput, match="make an archive of it"):
             GenericStorage(fsspec.filesystem("zip", fo=f"{tmp_path}/{mode}.zip", mode=mode, skip_instance_cache=True), "")

@@ -339,7 +339,7 @@ def test_each_extra_alone_can_be_installed(extra: str, wheel: Path, argument: st
     try:
         subprocess.run([sys.executable, "-m", "venv", environment], check=True)
         extras = ",".join([extra, *WITH.get(extra, ())])
-        pip_of(python, "install", f"{wheel}[{extras}]")
+        pip_of(python, "install", f"{wheel}[{extras}]" if extra else str(wheel))
         pip_of(python, "check")
         program = program_of("" if extra == "zstd" else extra)
         done = subprocess.run([python, "-I", "-c", program, argument], capture_output=True, text=True, check=False, cwd=tmp_path)

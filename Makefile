@@ -4,6 +4,7 @@
 #   make test              the tests of every room, on all cores, three minutes on two (TESTARGS="-n0 -k index -x" passes arguments to pytest)
 #   make test-gate         what the gate (.ci/run) runs besides: every kind of server, faults at every fifth request, more examples; 20 minutes on two cores
 #   make test-all          all of them, an hour or more
+#   make test-lowest       make test with the oldest versions that the package and its extras allow, in an environment of its own
 #   make night             all of them at full size, hours: hundreds of seeds and examples, faults at every request, and torture
 #   make browser-test      a real Chromium draws through the server, and shows the report; needs Chromium and npm (apt install chromium npm)
 #   make mount-test        programs that know no shards on real mounts; needs FUSE and, as root on Debian, installs the rest
@@ -51,12 +52,13 @@ BENCH      := build/bench
 ZARR2      := build/zarr2
 CLIENTS    := build/clients
 PACKAGING  := build/packaging
+LOWEST     := build/lowest
 
 # Compiled modules are kept: the tests start thousands of processes, and each would compile everything again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-gate test-all night browser-test .browser .mount mount-test torture simulate zarr-suite safety bench bench-here bench-full bench-full-here bench-check bench-check-here bench-page bench-page-here bench-screen bench-screen-here bench-pack \
+.PHONY: help demo test test-lowest test-gate test-all night browser-test .browser .mount mount-test torture simulate zarr-suite safety bench bench-here bench-full bench-full-here bench-check bench-check-here bench-page bench-page-here bench-screen bench-screen-here bench-pack \
 	bench-references bench-snapshots bench-upkeep bench-serving bench-mounting bench-in-place bench-transport readers check docs wheel-test clean
 
 help:
@@ -121,6 +123,18 @@ OTHER_PYTHONS = SHARDSTORE_ZARR2="$(CURDIR)/$(ZARR2)/bin/python" SHARDSTORE_CLIE
 
 test: $(VENV)/.installed-test
 	$(PYTEST) $(TESTS) $(IN_TEST) $(TESTARGS)
+
+# The tools of the tests are new: what is promised of old versions is of the package. pkg_resources, of a server of the tests, left setuptools in 81.
+$(LOWEST)/.installed: pyproject.toml
+	@echo "installing the oldest versions that are allowed into $(LOWEST)"
+	$(PYTHON) -m venv --clear $(LOWEST)
+	$(LOWEST)/bin/python -m pip --disable-pip-version-check --quiet install uv
+	$(LOWEST)/bin/uv pip compile --quiet --python $(LOWEST)/bin/python --extra all --resolution lowest-direct pyproject.toml --output-file $(LOWEST)/pins.txt
+	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --constraint $(LOWEST)/pins.txt --editable '.[test]' 'setuptools<81'
+	@touch $@
+
+test-lowest: $(LOWEST)/.installed
+	$(subst $(BIN),$(LOWEST)/bin,$(PYTEST)) $(TESTS) $(IN_TEST) $(TESTARGS)
 
 test-gate: $(VENV)/.installed-test $(ZARR2)/.installed $(CLIENTS)/.installed
 	SHARDSTORE_STAGE=gate $(OTHER_PYTHONS) $(PYTEST) $(IN_GATE) $(TESTARGS)

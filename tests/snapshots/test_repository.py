@@ -829,7 +829,7 @@ def test_what_differs_between_snapshots_is_told(repo: Repository) -> None:
     assert back.updated_chunks == {"ct": [(0, 0), (1, 1), (2, 2)]}
     assert not repo.diff(third, "main")
     assert str(repo.diff(third, "main")) == "nothing differs"
-    with pytest.raises(NotFound, match="no branch, tag or snapshot: there are branch 'main'"):
+    with pytest.raises(NotFound, match="'nothing' is not a branch, tag or snapshot: there are branch 'main'"):
         repo.diff("nothing")
 
 

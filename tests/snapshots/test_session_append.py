@@ -168,7 +168,7 @@ def test_a_session_with_changes_or_one_to_read_does_not_append(repo: Repository)
         session.append(data(8, 1), "time", message="rows")
     with pytest.raises(ReadOnly):
         repo.readonly_session().append(data(8, 1), "time", message="rows")
-    with pytest.raises(InvalidInput, match="a fork is not committed"):
+    with pytest.raises(InvalidInput, match="a fork cannot append"):
         repo.writable_session().fork().append(data(8, 1), "time", message="rows")
 
 

@@ -226,7 +226,7 @@ def test_urls_in_commands_are_those_that_commands_take(place: Path, tmp_path: Pa
                 archive.write(file, file.relative_to(place))
     (advice,) = shardstore.report(f"zip://::{tmp_path / 'all.zip'}").facts.advice
     assert advice.command.split()[-1].startswith("zip://a::")
-    assert run(*advice.command.split()[1:]).code not in (ExitCode.NOT_FOUND, ExitCode.INVALID)
+    assert run(*advice.command.split()[1:], "--dry-run").code not in (ExitCode.NOT_FOUND, ExitCode.INVALID)
 
 
 def test_a_name_that_utf8_cannot_hold(place: Path, tmp_path: Path) -> None:

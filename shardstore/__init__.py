@@ -43,24 +43,33 @@ if TYPE_CHECKING:
     from shardstore.adapters.versioned.repository import Repository
     from shardstore.adapters.zarr.append import append
     from shardstore.adapters.zarr.store import ShardedStore
-    from shardstore.apps.mounting.mounts import mount, unmount
-    from shardstore.apps.reports.reporting import report
+    from shardstore.apps.mounting.mounts import Mount, mount, unmount
+    from shardstore.apps.reports.reporting import Report, report
     from shardstore.apps.server.running import serve
-    from shardstore.maintenance.compact import compact
+    from shardstore.maintenance.census import Census
+    from shardstore.maintenance.compact import CompactReport, compact
     from shardstore.maintenance.packing.pack import pack, reshard, unpack
-    from shardstore.maintenance.repair.run import repair
+    from shardstore.maintenance.packing.run import PackReport
+    from shardstore.maintenance.repair.run import RepairReport, repair
+    from shardstore.maintenance.verify.run import VerifyReport
 
     __version__: str
 
 __all__ = [
     "AccessDenied",
+    "Census",
+    "CompactReport",
     "Conflict",
     "Corruption",
     "Incomplete",
     "InvalidInput",
+    "Mount",
     "NoSpace",
     "NotFound",
+    "PackReport",
     "ReadOnly",
+    "RepairReport",
+    "Report",
     "Repository",
     "ShardStoreError",
     "ShardedFileSystem",
@@ -71,6 +80,7 @@ __all__ = [
     "StorageError",
     "Undecodable",
     "Unsupported",
+    "VerifyReport",
     "WriteOutcomeUnknown",
     "align",
     "append",
@@ -94,6 +104,13 @@ __all__ = [
 ]
 
 _LAZY = {
+    "Census": "shardstore.maintenance.census",
+    "CompactReport": "shardstore.maintenance.compact",
+    "Mount": "shardstore.apps.mounting.mounts",
+    "PackReport": "shardstore.maintenance.packing.run",
+    "RepairReport": "shardstore.maintenance.repair.run",
+    "Report": "shardstore.apps.reports.reporting",
+    "VerifyReport": "shardstore.maintenance.verify.run",
     "Repository": "shardstore.adapters.versioned.repository",
     "ShardedFileSystem": "shardstore.adapters.fsspec.filesystem",
     "ShardedMap": "shardstore.adapters.mapping.mapping",

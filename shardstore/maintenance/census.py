@@ -155,6 +155,7 @@ class Census(ShownInNotebooks):
         raise NotFound(f"the census has no array {path!r}")
 
     def to_bytes(self) -> bytes:
+        """Return the census as the bytes of a file, which are always the same for the same store."""
         described = [
             {
                 "path": array.path,

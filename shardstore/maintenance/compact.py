@@ -101,6 +101,7 @@ class CompactReport(ShownInNotebooks):
 
     @property
     def nbytes_freed(self) -> int:
+        """The bytes of storage that are needed no more."""
         return self.nbytes_before - self.nbytes_after
 
 

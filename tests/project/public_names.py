@@ -71,7 +71,7 @@ def members(cls: type, public: set[object]) -> Iterator[str]:
     for name in sorted(name for name in names if not name.startswith(("_", "test_"))):  # those of a suite are not called by name
         value = inspect.getattr_static(cls, name, None)
         function = value.__func__ if isinstance(value, classmethod | staticmethod) else value
-        yield f"{name}{signature(function) if inspect.isroutine(function) else ''}"
+        yield f"{name}{signature(function) if callable(function) else ''}"
 
 
 def lines() -> Iterator[str]:

@@ -13,13 +13,13 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
-from shardstore.extras import has_zarr2
+from shardstore.extras import EXTRAS, has_zarr2
 from shardstore.native.kernel import kernel, why_no_kernel
 
-PACKAGES = (
-    *("shardstore", "zarr", "numcodecs", "numpy", "fsspec", "s3fs", "gcsfs", "obstore", "aiohttp", "google-crc32c"),
-    *("xarray", "dask", "typer", "rich"),
-)
+_ALWAYS = ("shardstore", "zarr", "numcodecs", "numpy", "fsspec", "google-crc32c")
+
+PACKAGES = tuple(dict.fromkeys((*_ALWAYS, *(name for names in EXTRAS.values() for name in names))))
+"""The distributions that a report of an error names: those that matter always, and those of all extras."""
 
 
 def show_versions() -> None:

@@ -201,10 +201,12 @@ class VerifyReport(ShownInNotebooks):
 
     @property
     def errors(self) -> int:
+        """The number of findings that are errors."""
         return sum(count for kind, count in self.counts.items() if kind in ERRORS)
 
     @property
     def notes(self) -> int:
+        """The number of findings that are notes."""
         return sum(self.counts.values()) - self.errors
 
     @property

@@ -111,7 +111,7 @@ def test_the_defaults_of_the_options_are_those_of_the_code() -> None:
 
 @pytest.mark.parametrize("function", [shardstore.open, shardstore.pack, shardstore.Repository.create], ids=lambda each: each.__qualname__)
 def test_help_names_and_describes_every_argument(function: Callable[..., object]) -> None:
-    described = re.findall(r"^ {8,12}(\w+): ", function.__doc__ or "", re.MULTILINE)
+    described = re.findall(r"^    (\w+): ", inspect.getdoc(function) or "", re.MULTILINE)
     assert inspect.signature(function).parameters.keys() == {*described} - {error for error in described if error in _CLASSES}
 
 

@@ -201,8 +201,8 @@ MUTANTS = (
     Mutant(
         "local: the lock of a removed lock file counts as the object's lock",
         "shardstore.storage.local.locks",
-        "                if is_called(status, name):\n                    return fd",
-        "                return fd",
+        "            if is_called(status, name):\n                return fd",
+        "            return fd",
         "local",
     ),
     Mutant(

@@ -84,7 +84,7 @@ def test_a_storage_kind_from_outside() -> None:
 
 
 def test_what_the_record_says_of_options_counts() -> None:
-    with pytest.raises(InvalidInput, match=r"storage option color .*did you mean 'colour'"):
+    with pytest.raises(InvalidInput, match=r"storage option color .*'colour'"):
         open_storage("toy://box/a", {"color": "blue"})
     with pytest.raises(InvalidInput, match="no beige toys"):
         open_storage("toy://box/a", {"colour": "beige"})

@@ -383,7 +383,7 @@ def test_options_with_values_that_cannot_be_right(tmp_path: Path) -> None:
     for options in ({"pins": "no"}, {"allow_protocols": 3}, {"remote_options": "anon"}, {"fs": "s3"}, {"cache_bytes": "1"}):
         with pytest.raises(InvalidInput, match=next(iter(options))):
             open_set({}, **options)
-    with pytest.raises(InvalidInput, match="did you mean storage_options={'reference': {'allow_protocols'"):
+    with pytest.raises(InvalidInput, match=r"did you mean storage_options=\{'reference': \{'allow_protocols'"):
         open_set({}, allow_protocol="file")
     for fo in (3, None, ["x"]):
         with pytest.raises(InvalidInput, match="neither a path"):

@@ -27,7 +27,7 @@ def seconds_of(name: str, given: object) -> float:
     seconds = _seconds(given)
     if not seconds >= 0:
         how = "a number with its unit" if name.startswith("-") else "a timedelta, or a text"
-        raise InvalidInput(f"{name} {given!r} is no duration: give {how}, such as {'30s, 12h or 7d' if name[0] == '-' else repr('12h')}")
+        raise InvalidInput(f"{name} {given!r} is not a duration: give {how}, such as {'30s, 12h or 7d' if name[0] == '-' else repr('12h')}")
     return seconds
 
 
@@ -45,7 +45,7 @@ def time_before(name: str, given: object) -> datetime:
     try:
         return datetime.now(UTC) - timedelta_of(name, given)
     except OverflowError as exc:
-        raise InvalidInput(f"{name} {given!r} is before all times: give a shorter one, such as 30d") from exc
+        raise InvalidInput(f"{name} {given!r} is longer ago than a time can be: give a shorter one, such as 30d") from exc
 
 
 def is_duration(text: str) -> bool:

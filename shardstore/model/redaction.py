@@ -49,6 +49,4 @@ HARMLESS = frozenset(
 def unusable_options(what: str, options: Mapping[str, Any], exc: Exception) -> InvalidInput:
     """Return the error for a filesystem that fails on its options by one of Python's exceptions. It names the options, not their values."""
     given = ", ".join(sorted(set(options) - HARMLESS)) or "none"
-    return InvalidInput(
-        f"{what}: check the values of the options of the filesystem, which are {given} ({type(exc).__name__}: {redacted(str(exc))})"
-    )
+    return InvalidInput(f"{what}: check these options of the filesystem: {given} ({type(exc).__name__}: {redacted(str(exc))})")

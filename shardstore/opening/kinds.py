@@ -90,7 +90,7 @@ def _check_token(url: str, options: Mapping[str, Any]) -> None:
     is_path = isinstance(token, str) and (token.startswith(("/", "./", "../", "~")) or token.endswith(".json"))
     if isinstance(token, str) and is_path and not os.path.exists(token):
         raise InvalidInput(
-            f"token {token!r} of {url!r} is no file: give the path of a service account's key, a name such as 'anon', or a token"
+            f"token {token!r} of {url!r} is not a file: give the path of a service account's key file, a name such as 'anon', or a token"
         )
 
 
@@ -181,7 +181,9 @@ def register_kind(kind: StorageKind) -> None:
     """
     for other in _KINDS.values():
         if other != kind and (other.name == kind.name or not set(kind.protocols).isdisjoint(other.protocols)):
-            raise InvalidInput(f"the storage kind {kind.name!r} for {', '.join(kind.protocols)} collides with {other.name!r}")
+            raise InvalidInput(
+                f"the storage kind {kind.name!r} for {', '.join(kind.protocols)} is already registered, as the storage kind {other.name!r}"
+            )
     _KINDS[kind.name] = kind
 
 

@@ -98,7 +98,7 @@ def _check_encodable(target: object) -> None:
     try:
         os.fsencode(name)
     except UnicodeEncodeError as exc:
-        raise InvalidInput(f"{name!r} holds {exc.object[exc.start]!r}, which UTF-8 cannot hold: no storage is called so") from exc
+        raise InvalidInput(f"{name!r} holds {exc.object[exc.start]!r}, which UTF-8 cannot encode: no storage can have this name") from exc
 
 
 def _open(target: object, options: dict[str, Any], local: LocalOpener) -> Storage:
@@ -111,7 +111,7 @@ def _open(target: object, options: dict[str, Any], local: LocalOpener) -> Storag
         open_options.refuse(path, options)
         return local(path)
     if options:
-        raise InvalidInput(f"storage_options go with a URL; a {type(target).__name__} has options of its own")
+        raise InvalidInput(f"storage_options can be given only with a URL: a {type(target).__name__} has its own options")
     if isinstance(target, SnapshotPlace):
         return target.open()
     if isinstance(target, Storage):
@@ -246,8 +246,8 @@ def _open_references(url: str, shown: str, protocols: list[str], options: Mappin
         given = {**given, "fo": rest, "target_options": dict(below)}
     if "fo" not in given:
         raise InvalidInput(
-            f"{shown!r} names no set of references: put its address behind it, as in {protocol}::s3://bucket/refs.json, or give it "
-            "as the storage option fo"
+            f"{shown!r} is not the URL of a set of references: put its address behind it, as in {protocol}::s3://bucket/refs.json, or "
+            "give it as the storage option fo"
         )
     return open_set(given, of_targets, first.partition("://")[2], url if below else None, open_storage, chained_filesystem)
 
@@ -332,7 +332,7 @@ def check_static(static: object) -> bool | None:
     """Raise ``InvalidInput`` if the value is not true, false or ``None``, which leaves it to the kind of storage."""
     if static is None or isinstance(static, bool):
         return static
-    raise InvalidInput(f"static={static!r} is neither True nor False: it says whether nothing changes while the place is open")
+    raise InvalidInput(f"static={static!r} is neither True nor False: True promises that nothing changes while the store is open")
 
 
 def as_said(static: bool | None, storage: Storage) -> Storage:

@@ -118,7 +118,7 @@ def own_option(
             options[protocol] = {inner: value for inner, value in of_link.items() if inner != name}
     values = [value for value in found if value is not None]
     if len(values) > 1:
-        raise InvalidInput(f"{name} is given twice, and differently: {' and '.join(sorted(map(repr, values)))}")
+        raise InvalidInput(f"{name} is given twice, with different values: {' and '.join(sorted(map(repr, values)))}")
     return values[0] if values else None
 
 

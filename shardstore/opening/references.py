@@ -145,7 +145,7 @@ class ReferenceTargets:
     def _target(self, url: str | None) -> ReferenceTarget:
         url = self._options.target if url is None else url
         if url is None:
-            raise InvalidInput("the set has no URL there: name the object that such references mean by the storage option target")
+            raise InvalidInput("a reference of the set has no URL: name its object by storage_options={'reference': {'target': URL}}")
         protocol, path = self._split(url)
         if protocol is None and not os.path.isabs(path):
             return self._relative(path)
@@ -203,7 +203,8 @@ class ReferenceTargets:
             if protocol not in self._allowed:
                 shown = "file" if protocol == LOCAL else protocol
                 raise InvalidInput(
-                    "the set came over a network, and may not lead to what is of another kind. If you trust it, allow that by "
+                    "the set was read over a network, so its references may not lead to files of this machine or to another protocol. "
+                    "If you trust it, give "
                     f"storage_options={{'reference': {{'allow_protocols': [{shown!r}]}}}}"
                 )
 
@@ -223,19 +224,19 @@ class ReferenceTargets:
 
     def _opened_at(self, root: Any, key: str, options: Mapping[str, Any], name: str | None = None) -> ReferenceTarget:
         if not key:
-            raise Corruption("that is no object")
+            raise Corruption("the URL names a directory, not an object")
         name = name or str(root)
         storage = self._opened.get(name)
         if storage is None:
             try:
                 storage = self._opened[name] = self._opener(root, options or None)
             except NotFound as exc:  # else the chunk would be taken for one that was never written
-                raise StorageError(f"that is not there: {exc}. Make it reachable again, or mend the reference") from exc
+                raise StorageError(f"the object does not exist: {exc}. Restore it, or correct the reference") from exc
         return ReferenceTarget(storage, key, read_sizes(storage.kind)[0])
 
     def _in_address(self, address: Address, options: Mapping[str, Any]) -> ReferenceTarget:
         if not address.segments:
-            raise Corruption("that is no object")
+            raise Corruption("the URL names a directory, not an object")
         return self._opened_at(address.at(0), address.path_from(0), options)
 
     def _in_filesystem(self, given: Any, protocol: str, url: str, path: str) -> ReferenceTarget:
@@ -286,7 +287,7 @@ def absolute_url(directory: Address, path: str) -> str:
         Corruption: the path leads out of the storage.
     """
     if directory.tail or "::" in directory.head:
-        raise InvalidInput(f"{path!r} is relative to {redacted(str(directory))}, a place that has no URL that other programs know")
+        raise InvalidInput(f"{path!r} is relative to {redacted(str(directory))}, which has no URL that another program can open")
     root = directory.at(0) if directory.protocol else "file:///"
     return object_url(root if root.endswith("/") else f"{root}/", _joined(directory, path))
 
@@ -296,7 +297,7 @@ def _joined(directory: Address, path: str) -> str:
     joined = posixpath.normpath("/".join(("/", *directory.segments, path))).lstrip("/")
     up = sum(1 for part in posixpath.normpath(path).split("/") if part == "..")
     if up > len(directory.segments) or not joined:
-        raise Corruption("that is above the place that the set is in")
+        raise Corruption("the relative URL leads above the directory of the set")
     return joined
 
 
@@ -434,7 +435,7 @@ def split_url(url: str) -> tuple[str, str]:
     own = next((i for i, link in enumerate(links) if scheme_of(link)), len(links) - 1)
     above, _, name = links[own].rstrip("/").rpartition("/")
     if not name or above.endswith(":/"):
-        raise InvalidInput(f"{redacted(url)!r} names no set of references")
+        raise InvalidInput(f"{redacted(url)!r} is not the URL of a set of references")
     links[own] = above
     return "::".join(links) + mark + query, name
 

@@ -37,13 +37,13 @@ def test_durations_are_timedeltas_or_texts(given: object, seconds: float) -> Non
     "given", ["", "7", "d", "7y", "-7d", "1e3s", "nan", "٣h", 7, 30.0, -1, True, False, math.nan, timedelta(seconds=-1), None, ["7d"]]
 )
 def test_a_number_without_a_unit_is_no_duration(given: object) -> None:
-    with pytest.raises(InvalidInput, match=r"lease .* is no duration: give a timedelta, or a text, such as '12h'"):
+    with pytest.raises(InvalidInput, match=r"lease .* is not a duration: give a timedelta, or a text, such as '12h'"):
         seconds_of("lease", given)
     assert not isinstance(given, str) or not is_duration(given)
 
 
 def test_a_command_names_its_own_form() -> None:
-    with pytest.raises(InvalidInput, match=r"^--lease '7' is no duration: give a number with its unit, such as 30s, 12h or 7d$"):
+    with pytest.raises(InvalidInput, match=r"^--lease '7' is not a duration: give a number with its unit, such as 30s, 12h or 7d$"):
         seconds_of("--lease", "7")
 
 

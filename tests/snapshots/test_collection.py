@@ -136,10 +136,10 @@ def test_an_expiry_is_one_swap(tmp_path: Path) -> None:
     ("call", "sentence"),
     [
         (lambda repo: repo.expire_snapshots(datetime(2026, 1, 1)), "time with a time zone"),  # noqa: DTZ001  # which is what is refused
-        (lambda repo: repo.expire_snapshots("yesterday"), "is no duration"),
+        (lambda repo: repo.expire_snapshots("yesterday"), "is not a duration"),
         (lambda repo: repo.expire_snapshots(FUTURE, dry_run="no"), "dry_run"),
-        (lambda repo: repo.garbage_collect(7), "is no duration"),
-        (lambda repo: repo.garbage_collect(timedelta(-1)), "is no duration"),
+        (lambda repo: repo.garbage_collect(7), "is not a duration"),
+        (lambda repo: repo.garbage_collect(timedelta(-1)), "is not a duration"),
     ],
 )
 def test_bad_input(repo: Repository, call: Callable[[Repository], object], sentence: str) -> None:

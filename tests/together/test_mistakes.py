@@ -81,7 +81,7 @@ IN_PYTHON = (
     mistake("shardstore.open(zarr.open_group('plain.zarr'))", "a target is a path, a URL", "not a Group: give its store"),
     mistake(
         "shardstore.open('gs://bucket/a.zarr', storage_options={'token': 'missing.json'})",
-        "token 'missing.json' of 'gs://bucket/a.zarr' is no file: give the path of a service account's key",
+        "token 'missing.json' of 'gs://bucket/a.zarr' is not a file: give the path of a service account's key",
     ),
     mistake(
         "zarr.open_array(shardstore.open('data.zarr', read_only=True), path='ct')[0, 0] = 1", "read-only", "data.zarr with read_only=False"

@@ -93,9 +93,9 @@ def test_what_the_record_says_of_options_counts() -> None:
 
 
 def test_a_protocol_is_of_one_kind() -> None:
-    with pytest.raises(InvalidInput, match="'rattle' for toy, rattle collides with 'toy'"):
+    with pytest.raises(InvalidInput, match="'rattle' for toy, rattle is already registered, as the storage kind 'toy'"):
         register_kind(StorageKind(name="rattle", protocols=("toy", "rattle"), filesystem=ToyFileSystem, storage=ToyStorage))
-    with pytest.raises(InvalidInput, match="collides with 's3'"):
+    with pytest.raises(InvalidInput, match="as the storage kind 's3'"):
         register_kind(StorageKind(name="s3", protocols=("s4",), filesystem=ToyFileSystem, storage=ToyStorage))
     register_kind(TOY)  # once more, as modules do that are loaded again
 

@@ -444,7 +444,7 @@ def open_target(store: Any, storage_options: Mapping[str, Any] | None) -> AlignT
     if isinstance(store, str):
         return AlignTarget(Handle.make(store, dict(storage_options) if storage_options else None, {}).engine, "")
     if storage_options:
-        raise InvalidInput(f"storage_options go with a URL, not with {store!r}")
+        raise InvalidInput(f"storage_options can be given only with a URL, not with {store!r}")
     node_path = ""
     if is_zarr(store) and hasattr(store, "store_path"):
         store, node_path = store.store, store.path

@@ -232,7 +232,7 @@ class Repository(ShownInNotebooks):
             NotFound: there is no repository.
         """
         if not yes:
-            raise InvalidInput(f"all snapshots and chunks of {self.url} would be removed, for ever: say so by yes=True")
+            raise InvalidInput(f"this removes all snapshots and chunks of {self.url}, for ever: give yes=True to do it")
         run_sync(self._store.destroy())
 
     def __reduce__(self) -> tuple[type[Repository], tuple[RepositoryOptions]]:

@@ -125,7 +125,7 @@ def _handle(target: Any, storage_options: dict[str, Any] | None) -> Handle:
         if target.read_only:
             raise ReadOnly(f"{target.url} was opened read-only: open it with read_only=False to append to it")
         if storage_options is not None:
-            raise InvalidInput("storage_options go with a URL; a store has options of its own")
+            raise InvalidInput("storage_options can be given only with a URL: a store has its own options")
         handle = target._handle
     else:
         handle = Handle.find(target, storage_options, {})

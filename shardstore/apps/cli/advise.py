@@ -66,7 +66,7 @@ def advise(
     """
     accesses = [parse_access(text) for text in access or ()]
     if not accesses:
-        raise InvalidInput("no --access is given: give what one read takes, such as --access '1,:,:'")
+        raise InvalidInput("say what one read takes, such as --access '1,:,:'")
     present: ChunksPerShard | None = None
     if url is None:
         facts = _facts_without_data(array_shape, chunks, dtype)

@@ -52,7 +52,7 @@ def info(
     """
     document: dict[str, Any] = {}
     if url is None and not runtime:
-        raise InvalidInput("no URL is given: give that of a store, or only --runtime")
+        raise InvalidInput("give the URL of a store, or --runtime without a URL")
     if runtime:
         document["runtime"] = runtime_facts()
     damaged = False

@@ -101,7 +101,7 @@ def write(
     own, other = (json_options, parquet_options) if kind == "json" else (parquet_options, json_options)
     if other != type(other)():
         refused = next(flag_of(each) for each in fields(other) if getattr(other, each.name) != each.default)
-        raise InvalidInput(f"{refused} means nothing for a set in {'JSON' if kind == 'json' else 'Parquet'}")
+        raise InvalidInput(f"{refused} cannot be used for a set in {'JSON' if kind == 'json' else 'Parquet'}")
     source_options, target_options = storage.parsed_pair(source, target)
     arguments: dict[str, Any] = vars(options) | vars(own)
     if flavour is not None:
@@ -269,17 +269,17 @@ def _flavour(given: str) -> Flavour:
     for flavour in get_args(Flavour):
         if given == flavour:
             return flavour  # type: ignore[no-any-return]  # one of its values
-    raise InvalidInput(f"--flavour {given} is none of {', '.join(get_args(Flavour))}")
+    raise InvalidInput(f"--flavour {given} is not one of {', '.join(get_args(Flavour))}")
 
 
 def _paths(include: list[str] | None, exclude: list[str] | None, shards: list[str] | None) -> dict[str, Any] | None:
     """Return the choices by pattern, in the order in which they count."""
     if twice := set(exclude or ()) & {*(include or ()), *(shards or ())}:
-        raise InvalidInput(f"--exclude {min(twice)} is named by --include or --whole-shards too")
+        raise InvalidInput(f"pattern {min(twice)} is given to --exclude and also to --include or --whole-shards: give it once")
     paths: dict[str, Any] = dict.fromkeys(exclude or ())
     if include and "*" not in include:
         if shards and set(include) != set(shards):
-            raise InvalidInput("--whole-shards together with --include are to name the same patterns; use --exclude to leave arrays out")
+            raise InvalidInput("with --include, each pattern of --whole-shards must be one of --include too; --exclude leaves arrays out")
         paths |= dict.fromkeys(shards or include, "shards" if shards else "chunks") | {"*": None}
     else:
         paths |= dict.fromkeys(shards or (), "shards")

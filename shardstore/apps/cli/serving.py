@@ -105,10 +105,10 @@ def _token(file: Path | None, variable: str | None) -> str | None:
         except OSError as exc:
             raise NotFound(f"the token cannot be read from {file}: {exc.strerror}") from exc
         except UnicodeDecodeError as exc:
-            raise InvalidInput(f"{file} is no text, so there is no token in it") from exc
+            raise InvalidInput(f"{file} is not a text file, so it cannot hold a token") from exc
     if variable is not None:
         if (token := os.environ.get(variable)) is None:
-            raise NotFound(f"there is no variable {variable!r} in the environment")
+            raise NotFound(f"the environment variable {variable} is not set")
         return token
     return None
 

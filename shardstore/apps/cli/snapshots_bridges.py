@@ -96,7 +96,7 @@ def export(
     refused = [name for name, is_given in for_zarr.items() if is_given and to is not Form.ZARR]
     refused += ["--at"] if request.at is not None and to is Form.ICECHUNK else []
     if refused:
-        raise InvalidInput(f"{refused[0]} means nothing with --to {to.value}")
+        raise InvalidInput(f"{refused[0]} cannot be used with --to {to.value}")
     policy = "auto" if request.chunks_per_shard is None else parse_policy(request.chunks_per_shard)
     refuse_snapshot(url, storage.parsed())
     source_options, target_options = storage.parsed_pair(url, target)

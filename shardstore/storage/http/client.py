@@ -334,7 +334,7 @@ class HTTPClient:
     def _refusal(self, status: int | None, what: str, reason: str, failures: int) -> StorageError:
         if status in _DENIED_STATUS:
             denied = AccessDenied(
-                f"{what}: {reason}. Some servers say so of what does not exist, too. Credentials are given as "
+                f"{what}: {reason}. Some servers give the same answer for what does not exist. Credentials are given as "
                 f"{storage_option('https', 'headers', {'Authorization': UNSAID})} or "
                 f"{storage_option('https', 'client_kwargs', {'auth': UNSAID})}"
             )

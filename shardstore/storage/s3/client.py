@@ -340,7 +340,7 @@ async def probe_multipart(client: S3Client) -> bool:
         if (honoured := await _probe_upload(client, probe_key())) is not None:
             return honoured
     raise RequestFailed(
-        f"it cannot be found out whether {client.endpoint} honours conditions on multipart uploads: another client, such as "
+        f"shardstore cannot determine whether {client.endpoint} honours conditions on multipart uploads: another client, such as "
         f"shardstore repair, has aborted each of {_TRIES} uploads that were begun to test it. Try again later"
     )
 

@@ -114,7 +114,7 @@ def test_chunks_that_suit_no_shard_are_told() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (described(), 2, "no --access is given"),
+        (described(), 2, "say what one read takes"),
         (described("-a", "1,2"), 2, "2 dimensions, the array has 3"),
         (described("-a", "1,:,what"), 2, "is not understood"),
         (described("-a", "1,:,:", "--objects", "0"), 2, "0 objects"),

@@ -141,8 +141,8 @@ def refused(store: Path, *arguments: str) -> Outcome:
     [
         (["--dim", "tim"], 2, "has the dimension 'tim'"),
         (["--dim", "time", "--lease", "0"], 2, "--lease 0 never ends, or ends at once"),
-        (["--dim", "time", "--lease", "30"], 2, "--lease '30' is no duration"),
-        (["--dim", "time", "--lease", "nan"], 2, "--lease 'nan' is no duration"),
+        (["--dim", "time", "--lease", "30"], 2, "--lease '30' is not a duration"),
+        (["--dim", "time", "--lease", "nan"], 2, "--lease 'nan' is not a duration"),
         ([], 2, "--dim"),
     ],
 )

@@ -116,7 +116,7 @@ def test_without_credentials_none_are_found(served: list[Served], options: list[
     ("arguments", "code", "message"),
     [
         (["--token-file", "nothing"], ExitCode.NOT_FOUND, "the token cannot be read from nothing"),
-        (["--token-env", "SHARDSTORE_NO_SUCH"], ExitCode.NOT_FOUND, "there is no variable"),
+        (["--token-env", "SHARDSTORE_NO_SUCH"], ExitCode.NOT_FOUND, "the environment variable SHARDSTORE_NO_SUCH is not set"),
         (["--token-file", "a", "--token-env", "b"], ExitCode.INVALID, "not both"),
         (["--port", "70000"], ExitCode.INVALID, "--port"),
         (["--cors", "viewer.example"], ExitCode.INVALID, "is not an origin of web pages"),

@@ -352,7 +352,7 @@ def test_buckets() -> None:
 
 @pytest.mark.parametrize("token", ["/no/such", "./no", "~/no", "no/such.json"])
 def test_a_token_that_looks_like_a_file(token: str) -> None:
-    with pytest.raises(InvalidInput, match=re.escape(f"token {token!r} of 'gs://bucket/x' is no file")):
+    with pytest.raises(InvalidInput, match=re.escape(f"token {token!r} of 'gs://bucket/x' is not a file")):
         open_storage("gs://bucket/x", {"token": token})
 
 
@@ -398,7 +398,7 @@ def test_names_in_memory_with_an_at_are_shown() -> None:
         (
             "s3://b/x",
             {"config_kwargs": 5, "key": "SECRET"},
-            "the options of the filesystem, which are config_kwargs, key (AttributeError: ",
+            "check these options of the filesystem: config_kwargs, key (AttributeError: ",
         ),
     ],
 )

@@ -321,7 +321,7 @@ def test_relative_urls_are_relative_to_the_set(tmp_path: Path, server: WebServer
     assert [s.get(key) for key in "abc"] == [DATA[:9], DATA[1:10], DATA[1:]]
     server.objects["/x/sets/refs.json"] = json.dumps({"a": ["../../../../etc/passwd", 0, 9]}).encode()
     s = SyncStorage(open_storage(f"reference::{server.url}/x/sets/refs.json"))
-    assert "above the place" in error_of(s, "a", kind=Corruption)
+    assert "leads above the directory" in error_of(s, "a", kind=Corruption)
 
 
 def test_urls_without_protocol_are_of_remote_protocol(memory: SyncStorage) -> None:
@@ -336,7 +336,7 @@ def test_the_target_of_references_without_url(memory: SyncStorage) -> None:
     refs = {"x": [None, 5, 10], "y": [None]}
     s = open_set(refs, target=f"{memory.storage.url}/a")
     assert (s.get("x"), s.get("y")) == (DATA[5:15], DATA)
-    assert "storage option target" in error_of(open_set(refs), "x", kind=InvalidInput)
+    assert "name its object by storage_options" in error_of(open_set(refs), "x", kind=InvalidInput)
 
 
 def test_options_reach_the_storages_of_targets(server: WebServer, tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def test_errors_of_sets_name_set_and_key(tmp_path: Path) -> None:
         open_storage(f"reference::file://{tmp_path}/none.json")
     with pytest.raises(NotFound, match="is a directory"):
         open_storage(f"reference::file://{tmp_path}")
-    with pytest.raises(InvalidInput, match="names no set"):
+    with pytest.raises(InvalidInput, match="is not the URL of a set"):
         open_storage("reference://")
 
 

@@ -42,7 +42,7 @@ S3 = (
     ),
     mistake(
         "zarr.open_group(shardstore.open('s3://b/a.zarr', storage_options=s3 | {'config_kwargs': 'x'}), mode='r')",
-        "check the values of the options of the filesystem, which are config_kwargs, endpoint_url, key, secret",
+        "check these options of the filesystem: config_kwargs, endpoint_url, key, secret",
     ),
     mistake("$ shardstore info s3://nope/a.zarr -o endpoint_url=S3", "the bucket 'nope' does not exist at", "that: -o endpoint_url=…"),
     mistake("$ shardstore snapshots init s3://nope/a.ice -o endpoint_url=S3", "the bucket 'nope' does not exist at"),

@@ -360,7 +360,7 @@ def test_a_region_of_what_is_not_there_yet(tmp_path: Path) -> None:
         (["advise", "{a}/x"], "such as --access '1,:,:'", ["--access", "1,:"]),
         (["report", "{a}", "--output", "{b}.html"], "--overwrite to replace it", ["--overwrite"]),
         (["ls", "{a}", "-o", "anon"], "such as -o anon=true", None),
-        (["refs", "write", "{a}", "{a}.json", "--flavour", "v4"], "is none of", None),
+        (["refs", "write", "{a}", "{a}.json", "--flavour", "v4"], "is not one of", None),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )

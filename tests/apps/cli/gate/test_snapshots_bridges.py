@@ -171,9 +171,9 @@ def test_export_to_references(repo: Repository, tmp_path: Path, name: str) -> No
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        (["--to", "icechunk", "--at", "v1"], "--at means nothing with --to icechunk"),
-        (["--to", "references", "-s", "2,2"], "-s means nothing with --to references"),
-        (["--to", "icechunk", "--no-check"], "--no-check means nothing with --to icechunk"),
+        (["--to", "icechunk", "--at", "v1"], "--at cannot be used with --to icechunk"),
+        (["--to", "references", "-s", "2,2"], "-s cannot be used with --to references"),
+        (["--to", "icechunk", "--no-check"], "--no-check cannot be used with --to icechunk"),
     ],
 )
 def test_options_of_other_forms_are_refused(repo: Repository, tmp_path: Path, given: list[str], named: str) -> None:

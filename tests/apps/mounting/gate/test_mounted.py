@@ -321,7 +321,7 @@ def test_what_cannot_be_mounted_is_told_before(store: Path, can_mount: None, tmp
         (store, str(store / "inside"), {}, InvalidInput, "may not contain each other"),
         (tmp_path, "mnt", {}, InvalidInput, "may not contain each other"),
         (store, "mnt", {"durable": "never"}, InvalidInput, "neither 'close' nor 'fsync'"),
-        (store, "mnt", {"attr_ttl": -1}, InvalidInput, "is no duration"),
+        (store, "mnt", {"attr_ttl": -1}, InvalidInput, "is not a duration"),
         (store, "mnt", {"present": "v4"}, InvalidInput, "'v4'"),
         (store, "mnt", {"chunks_per_shard": lambda array: None}, InvalidInput, "cannot be given to the process"),
         (tmp_path / "no.zarr", "mnt", {"read_only": True}, NotFound, "there is nothing at"),

@@ -411,7 +411,7 @@ def test_arguments_that_cannot_be_right() -> None:
         {"dead_ratio": 2},
         {"dead_ratio": True},
         {"dead_bytes": 0},
-        {"order": "Z"},
+        {"chunk_order": "Z"},
         {"part": "0/3"},
         {"pins": ["a/c/0"]},
         {"path": "../x"},

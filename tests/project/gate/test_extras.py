@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from packaging.requirements import Requirement
 
 import shardstore
 from shardstore.apps.cli.app import COMMANDS
@@ -60,18 +61,24 @@ def normal(name: str) -> str:
 
 
 def closure(requirements: list[str]) -> set[str]:
-    """The distributions that requirements bring with them."""
+    """The distributions that requirements bring with them, those of their extras too."""
     found: set[str] = set()
+    seen: set[str] = set()
     while requirements:
-        requirement = requirements.pop()
-        name = normal(re.split(r"[<>=!~;\[( ]", requirement, maxsplit=1)[0])
-        if name in found or "extra ==" in requirement:
+        text = requirements.pop()
+        if text in seen:
             continue
-        found.add(name)
+        seen.add(text)
+        requirement = Requirement(text.partition(";")[0])
+        found.add(normal(requirement.name))
         try:
-            requirements += requires(name) or []
+            needed = requires(requirement.name) or []
         except PackageNotFoundError:  # of another system, or a Python of another version
             continue
+        for each in needed:
+            extra = re.search(r"extra == ['\"]([^'\"]+)", each)
+            if extra is None or extra[1] in requirement.extras:
+                requirements.append(each)
     return found
 
 

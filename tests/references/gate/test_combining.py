@@ -14,6 +14,7 @@ import zarr
 
 import shardstore
 from shardstore import references
+from shardstore.apps.cli.words import in_own_words
 from shardstore.errors import Conflict, Corruption, InvalidInput
 from shardstore.references.combining import ComparisonBounds, combined
 from shardstore.references.sets import reference_storage, set_source
@@ -154,7 +155,7 @@ def test_what_is_too_large_is_refused_unread_and_what_the_error_suggests_works(
     compare(sets[:1] * 2, bounds)
     serve(server, tmp_path)
     compare(sets, ComparisonBounds(nbytes=96, chunks=2))
-    assert "--inline" in str(refused.value)
+    assert "by --inline BYTES with" in in_own_words(str(refused.value))
     for name, paths in (("one", {"x": {"inline_nbytes": 48}}), ("two", {"x": {"inline_nbytes": 48}}), ("rest", {"x": None})):
         references.write_json(tmp_path / f"{name.replace('rest', 'two')}.zarr", tmp_path / f"{name}.json", paths=paths, overwrite=True)
     compare([str(tmp_path / "one.json"), str(tmp_path / "two.json")], bounds)

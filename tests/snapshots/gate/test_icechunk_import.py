@@ -435,7 +435,7 @@ def test_sources_that_are_none_are_refused(source: Any, tmp_path: Path) -> None:
     icechunk.Repository.create(memory)
     for given, arguments, said in (
         (7, {}, "not a int"),
-        (memory, {}, "give source_url, as s3://bucket/repo, or copy=True"),
+        (memory, {}, "give copy=True to copy its chunks"),
         (source, {"copy": True, "source_url": "file:///x"}, "give one of the two"),
         (
             source,

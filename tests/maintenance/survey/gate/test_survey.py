@@ -331,5 +331,5 @@ def test_shards_of_an_array_that_changes_meanwhile_are_not_called_damaged(storag
     array = zarr.create_array(store, name="x", shape=(16,), chunks=(2,), dtype="u1", compressors=None, fill_value=0)
     array[...] = 1
     objects.put("x/c/0", b"not a shard of the array that was")
-    with pytest.raises(Conflict, match="changed while its shards were looked at"):
+    with pytest.raises(Conflict, match="changed while its shards were checked"):
         surveyed(Resharding(storage))

@@ -33,63 +33,66 @@ _MAIN_PEERS = (ZARR, FUSED, TENSORSTORE)
 _OPENING = f"""\
 # Benchmarks
 
-What reading and writing through shardstore takes, beside zarr-python, tensorstore, icechunk and the limits of the machine. This page has
-the main numbers; [Benchmark tables]({TABLES_PAGE}) has all of them. Both pages are written by `benchmarks/page.py` from what runs of
-`benchmarks/bench.py` measured. Nothing in them is edited by hand.
+How long reading and writing through shardstore takes, compared with zarr-python, tensorstore, icechunk and the limits of the machine. This
+page has the main numbers; [Benchmark tables]({TABLES_PAGE}) has all of them. `benchmarks/page.py` writes both pages from the results of
+`benchmarks/bench.py`. No number in them is edited by hand.
 """
 _SCREEN = """\
 ## On one screen
 
-Each number is a time over that of tensorstore, or of the reference that its line names: 0.5 takes half as long, and above 1, in bold, it
-takes longer. The *limit* is what no program on this machine can save, as a part of what shardstore takes: the calls that decode or encode
-the same chunks with the libraries of numcodecs, the copies of raw chunks, the requests, or reading and parsing the documents.
-It may be above 100 %: parts of blosc chunks are decoded where no more is wanted, and the kernel may call a newer library.
+Each number is a time divided by that of tensorstore, or of the reference that its line names. At 0.5 it takes half as long; above 1, in
+bold, it takes longer. The *bar* is the target that was set for the number of shardstore; "processor" means that it is for processor time.
+
+The *limit* is the time that no program on this machine can avoid, as a percentage of shardstore's time. Its kind is named: the codec calls
+for the same chunks with the libraries of numcodecs, the copies of raw chunks, the requests, or reading and parsing the documents. It may be
+above 100 %: where only a part of a blosc chunk is needed, only that is decoded, and the kernel may call a newer library.
 """
 _SCREEN_METHOD = """\
-Arrays are read through zarr, from files in the page cache, with indices that shardstore knows: uint16 in chunks of 64 KiB and shards of 4
-MiB, 32 MiB of them, and 128 MiB where planes are read, which are one read each; boxes have 100³ elements. Contenders take turns in one
-process, milliseconds apart, in another order in each round. Numbers are medians of the ratios of a round. tensorstore has no cache pool
-here, as is its default; on S3 its best configuration counts, with indices known.
+Arrays are read through zarr, from files in the page cache, with shard indices that shardstore has read before. They are uint16 in chunks of
+64 KiB and shards of 4 MiB. An array has 32 MiB, or 128 MiB where planes are read, each by one read. Boxes have 100³ elements. The libraries
+take turns in one process, milliseconds apart, in another order in each round. Numbers are medians of the ratios within a round. tensorstore
+has no cache pool here, which is its default. On S3 its best configuration is taken, with indices read before.
 """
 _LOCK_METHOD = """\
-Share of a full read during which it holds Python's lock, so that no other thread of Python runs. A second thread counts in pure Python on
-another processor; the time that it neither ran nor waited for a processor is the time that the lock was held. The read has one processor,
-and the share is that of its time without the counter.
+The next table shows for what part of a full read Python's global interpreter lock (GIL) is held. No other thread of Python runs then. A
+second thread counts in pure Python on another processor. The lock was held when this thread neither ran nor waited for a processor. The
+read has one processor. The time for which the lock was held is divided by the time of a read without the second thread, so it may exceed
+100 %.
 """
 _PUBLIC_METHOD = """\
-The workloads of the public [zarrs/zarr_benchmarks](https://github.com/zarrs/zarr_benchmarks) in its shapes, by our own code: uint16 in
-chunks of 256³ elements, raw, with zstd, or as shards of chunks of 64³ with zstd. *By chunk* reads each of 256³ elements, one or eight at
-once, and a *round trip* writes each into a new array. Cells are the seconds with files in the page cache, and without (cold). Contenders
-take turns in one process, in another order in each round; arrays are opened before each turn, so nothing is known of them but their
-documents. The scale `full` has arrays of 1,024³ elements as there, `quick` of 512³.
+Our own code repeats the workloads of the public [zarrs/zarr_benchmarks](https://github.com/zarrs/zarr_benchmarks), with arrays of the same
+form: uint16 in chunks of 256³ elements, raw or with zstd, or in shards of 256³ with chunks of 64³ and zstd. *By chunk* reads blocks of 256³
+elements, one or eight at once. A *round trip* also writes each block into a new array. Cells are the time with files in the page cache, and
+without (cold). The libraries take turns in one process, in another order in each round. Arrays are opened before each turn, so only their
+documents are known. The scale `full` has arrays of 1,024³ elements, as in the public benchmark; `quick` has 512³.
 """
 _MEASURED = """\
 ## What was measured
 
-What packing takes is measured in [Packing what exists](../howto/pack.md), and what s3fs, gcsfs and obstore cost is measured in [Where the
-shards lie](../howto/storages.md#transports). Whether chunks are lost is measured in [Beside zarr-python and tensorstore](safety.md).
+[Packing what exists](../howto/pack.md) has the cost of packing, and [Where the shards lie](../howto/storages.md#transports) that of s3fs,
+gcsfs and obstore. [Beside zarr-python and tensorstore](safety.md) shows whether chunks are lost.
 
-In the tables below, every contender does the same work on the same data: it reads whole arrays, planes, boxes and single chunks, writes
+In the tables below, every contender does the same work on the same data. It reads whole arrays, planes, boxes and single chunks, writes
 whole arrays and parts of shards, lists chunks and opens a hierarchy. It does so in three places:
 
 - *A local disk.* Files are in the page cache: each turn reads them before it begins.
 - *Over 20 ms of latency.* Every request of shardstore and zarr-python waits 20 ms inside the process, in a wrapper of the storage, and
-  then goes to local files: at most 64 at once, each library asking for as many as it does by default. The model passes for AWS: requests
-  of shardstore are merged with the gap that is its default there, and the model says when it stored each object, a day before, as AWS does.
-- *A server of S3 on the same machine.* The server is moto, in a process of its own. It answers one request at a time, and was made to
-  honour conditions on uploads of several parts as AWS does.
+  then goes to local files. At most 64 requests run at once; each library sends as many as it does by default. The wrapper behaves like AWS:
+  shardstore merges requests with its default gap for AWS, and each object has the date of the day before.
+- *A server of S3 on the same machine.* The server is moto, in a separate process. It answers one request at a time, and was changed to
+  honour conditions on uploads of several parts, as AWS does.
 
-Every turn of a contender is a process of its own, forked from one that has imported the Python packages and done nothing else. Rounds are
-interleaved: one turn of each, then the next. No contender flushes to disk, except the contenders called durable, which are `fsync=True`,
-shardstore's default. What contenders read must be equal, and what they wrote is read back by plain zarr-python: other values are an error
-of the run.
+A *contender* is a library in one configuration. Each turn of a contender is a new process, forked from one that has only imported the
+Python packages. In each round, every contender has one turn. No contender flushes to disk, except those called durable. They have
+`fsync=True`, which is the default of shardstore. All contenders must read equal values, and plain zarr-python reads back what they wrote;
+other values are an error of the run.
 """
 _MAIN_NUMBERS = """\
-Each number is the time of a peer over the time of shardstore. Above 1 shardstore is faster; below 1, in bold, the peer is faster. It is
-the median over the rounds of the ratio within a round, and in the rows with `strategy="append"` the ratio of the two medians. A dash means
-that there is no such measurement.
+Each number is the time of a peer divided by the time of shardstore. Above 1 shardstore is faster; below 1, in bold, the peer is faster. It
+is the median over the rounds of the ratio within a round. In the rows with `strategy="append"` it is the ratio of the two medians. A dash
+means that there is no such measurement.
 
-A bar is a bound that such a ratio, a number of requests or a number of bytes was expected to keep.
+A *bar* is a target for such a ratio, for a number of requests or for a number of bytes. It is *held* if the measured value reaches it.
 """
 _CLOSING = f"""\
 ## Why a peer is faster
@@ -98,47 +101,47 @@ _CLOSING = f"""\
 
 - tensorstore decodes and encodes in C++, without Python's lock and without objects for each chunk. zarr-python builds some objects for each
   chunk before shardstore is asked to write, or to read from other places than local files.
-- In shardstore a read of a single chunk whose index is not known crosses from the caller's event loop to its own, and to a thread that
-  reads.
+- In shardstore, a read of a single chunk whose index is not known passes through two event loops and a thread: the caller's loop, that of
+  shardstore, and a thread that reads.
 - The pipeline of zarrs reads, decodes and encodes in Rust, without Python's lock.
 - In an array without shards a chunk is an object of its own, without an index to read and without a shard to guard.
 
 ## How to run it again
 
 ```sh
-make bench-check                          # the first tables and their bars, in a quarter of an hour
-make bench-screen                         # writes these tables again
+make bench-check                          # measures the first tables and checks their bars, in a quarter of an hour
+make bench-screen                         # measures the first tables and writes them into the page
 make bench                                # everything, half an hour; make bench-full is larger and has more rounds
-make bench PYTHON=python3.13              # the same beside a newer zarr-python
-make bench-page                           # these two pages, from the results in build/bench
+make bench PYTHON=python3.13              # the same, compared with a newer zarr-python
+make bench-page                           # writes these two pages, from the results in build/bench
 ```
 
 ## Limits
 
-- Ratios of one machine are not those of another. Where other work ran beside a run, its section says so, and its times are not to be
-  trusted.
-- The scale `quick` has smaller arrays than `full`, and three rounds; on S3, and of the updates of a large shard, it has one.
-- The model of latency has no limit of bandwidth and no slow requests. tensorstore cannot be wrapped: it reads the same files from an HTTP
-  server on this machine that waits as long, so it pays for HTTP besides.
-- The server of S3 shares the processors with all programs, so requests and bytes mean more than seconds there.
-- What was read of shards whose index was not known counts only when the array's document has been looked at behind it: between the two
-  the array might have been made again in another form. That goes along with the chunks. Where shards are read whole it is one round more
-  than the requests alone take, except for shards that AWS stored a minute or more before the document was looked at first.
+- Ratios on one machine differ from those on another. If other work ran during a run, its section says so, and its times are not reliable.
+- The scale `quick` has smaller arrays than `full`, and three rounds. It has one round on S3, and for updates of a large shard.
+- The latency model has no limit of bandwidth and no slow requests. tensorstore cannot be wrapped. It reads the same files from an HTTP
+  server on this machine that waits as long, so its times include the cost of HTTP.
+- The S3 server shares the processors with all programs, so requests and bytes are more reliable there than seconds.
+- After an unknown index was read, shardstore checks the array's document, because the array might have been created again in another form.
+  Usually this request runs together with those for chunks. Where shards are read whole, it is one round more than the requests alone take.
+  It is not needed for shards that AWS stored a minute or more before the document was first read.
 """
 _TABLES_OPENING = f"""\
 # Benchmark tables
 
-Every bar and every table behind [Benchmarks]({RESULTS_PAGE}), which says how they were measured. This page is written by
-`benchmarks/page.py`. Nothing in it is edited by hand.
+Every bar (target) and every table from which the numbers of [Benchmarks]({RESULTS_PAGE}) come. That page says how they were measured.
+`benchmarks/page.py` writes this page. No number in it is edited by hand.
 
-- Times are medians. "× shardstore" is the median over the rounds of the ratio within a round, above 1 where shardstore is faster.
-- *Requests* and bytes are the kernel's on a local disk (calls that read and write; memory maps are not seen), the server's on S3, and
-  those of the model over latency. *Amplification* is bytes moved over bytes asked for: of reads the values selected, which compression
-  may bring below 1, of writes the encoded chunks. *Memory* is what the peak adds to what the process had before.
-- *Bytes alone*, *bytes and codecs*, *requests alone* and *requests and codecs* are no libraries but limits: the same reads, writes and
-  codec calls in the leanest plain Python (`benchmarks/leanest.py`), with two threads, without any check, lock or metadata.
-- *codecs alone* and *a GET each* are limits as well: the calls of the codecs on chunks in memory, in one thread, and bare requests.
-- What could not take part is named below each table, and so is what failed.
+- Times are medians. "× shardstore" is the median over the rounds of the ratio within a round; above 1 shardstore is faster.
+- *Requests* and bytes are counted by the operating system on a local disk (calls that read and write; memory maps are not seen), by the
+  server on S3, and by the wrapper of the storage over latency.
+- *Amplification* is bytes moved divided by bytes requested. For reads these are the bytes of the selected values, so compression may bring
+  it below 1. For writes they are the bytes of the encoded chunks. *Memory* is the peak of the process minus what it had before.
+- *Bytes alone*, *bytes and codecs*, *requests alone* and *requests and codecs* are not libraries but limits. They make the same reads,
+  writes and codec calls in minimal plain Python (`benchmarks/leanest.py`), with two threads, without any check, lock or metadata.
+- *codecs alone* and *a GET each* are limits too: the calls of the codecs on chunks in memory, in one thread, and bare requests.
+- Contenders that could not take part, and those that failed, are named below each table.
 """
 
 
@@ -185,7 +188,7 @@ def _head(run: Run) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in head["versions"].items())
     load = f"{head['load_before']:.1f} before and {head['load_after']:.1f} after, on {head['cores']} processors"
     busy = max(head["load_before"], head["load_after"] - head["cores"]) > head["cores"] / 2  # the run itself is a load
-    warning = " **The machine was busy with other work: times, and ratios of them, are not to be trusted.**" if busy else ""
+    warning = " **The machine was busy with other work: times, and ratios of them, are not reliable.**" if busy else ""
     return [
         f"- {head['machine']}; {head['date']}",
         f"- Python {head['python']}, {versions}",
@@ -385,7 +388,7 @@ _WHY = {
     ("tensorstore", "planes"): "it decodes in C++, without objects for each chunk",
     ("tensorstore", "boxes"): "it decodes in C++, without objects for each chunk",
     ("tensorstore", "full write"): "it encodes in C++, without Python's lock and without objects for each chunk",
-    ("tensorstore", "single chunks"): "a read of shardstore crosses from the caller's event loop to its own, and to a thread that reads",
+    ("tensorstore", "single chunks"): "a read of shardstore passes through the caller's event loop, its own, and a thread that reads",
     ("zarr-python, zarrs pipeline", ""): "it reads, decodes and encodes in Rust, without Python's lock",
     ("zarr-python, unsharded", ""): "a chunk is an object of its own, without an index to read and without a shard to guard",
 }

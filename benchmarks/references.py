@@ -401,7 +401,7 @@ def counted(place: Path) -> list[Bar]:
     make(place / "thousand", 9 * PER_SHARD + 1)  # 10 × 10 × 10 shards
     trace = TraceStorage(open_storage(place / "thousand"))
     report = references.write_json(trace, place / "counted.json", overwrite=True)
-    bars = [Bar("index requests for each shard", index_reads(trace) / report.targets, 1.0, "")]
+    bars = [Bar("requests for the index of each shard", index_reads(trace) / report.targets, 1.0, "")]
     shards = [path for path in (place / "thousand/a/c").rglob("*") if path.is_file()]
     changed = shards[:: len(shards) // 10]
     for path in changed:
@@ -409,7 +409,9 @@ def counted(place: Path) -> list[Bar]:
     trace = TraceStorage(open_storage(place / "thousand"))
     references.update(place / "counted.json", trace)
     lists = sum(event.op == "list" for event in trace.events)
-    bars.append(Bar(f"index requests of `update`, {len(changed)} of {len(shards)} shards changed", index_reads(trace), len(changed), ""))
+    bars.append(
+        Bar(f"requests for indices of `update`, {len(changed)} of {len(shards)} shards changed", index_reads(trace), len(changed), "")
+    )
     bars.append(Bar("listings of `update`", lists, 1, ""))
     return bars
 
@@ -419,27 +421,29 @@ def bars_of(found: dict[str, Result], place: Path, references: int) -> list[Bar]
         return found[one][what] / found[other][what]
 
     with_icechunk = [
-        Bar("`write_icechunk`, indices read too, time of VirtualiZarr's writer alone", ratio(*names, "seconds"), 1.2)
+        Bar("`write_icechunk`, reading of indices included, time over that of VirtualiZarr's writer alone", ratio(*names, "seconds"), 1.2)
         for names in [("icechunk by shardstore", "icechunk by virtualizarr")]
         if names[0] in found
     ]
     parquet_nbytes = sum(path.stat().st_size for path in (place / "ours.refs").rglob("*.parq"))
     return [
         Bar(
-            "`write_json`, processor time of a bare loop that formats the same lines", ratio("json by shardstore", "json by bare loop"), 1.6
+            "`write_json`, processor time over that of a bare loop that formats the same lines",
+            ratio("json by shardstore", "json by bare loop"),
+            1.6,
         ),
         Bar("`write_json`, peak memory", found["json by shardstore"]["peak_mib"], 150, "MiB"),
-        Bar("`write_parquet`, time of LazyReferenceMapper", ratio("parquet by shardstore", "parquet by fsspec", "seconds"), 0.1),
+        Bar("`write_parquet`, time over that of LazyReferenceMapper", ratio("parquet by shardstore", "parquet by fsspec", "seconds"), 0.1),
         Bar("`write_parquet`, size of a reference", parquet_nbytes / references, 6, "bytes"),
-        Bar("JSON opened, processor time of `json.load`", ratio("open json by shardstore", "open json by json"), 1.3),
-        Bar("JSON opened, peak memory of fsspec", ratio("open json by shardstore", "open json by fsspec", "peak_mib"), 0.45),
+        Bar("JSON opened, processor time over that of `json.load`", ratio("open json by shardstore", "open json by json"), 1.3),
+        Bar("JSON opened, peak memory over that of fsspec", ratio("open json by shardstore", "open json by fsspec", "peak_mib"), 0.45),
         Bar(
-            "Parquet opened and its first chunk read, processor time of fsspec",
+            "Parquet opened and its first chunk read, processor time over that of fsspec",
             ratio("first chunk by shardstore, 20 times", "first chunk by fsspec, 20 times"),
             1 / 3,
         ),
         Bar(
-            "1,000 neighbouring chunks over 20 ms latency, opening included, time of zarr over fsspec",
+            "1,000 neighbouring chunks over 20 ms latency, opening included, time over that of zarr on fsspec",
             ratio("neighbours by shardstore", "neighbours by fsspec", "seconds"),
             0.5,
         ),
@@ -453,8 +457,12 @@ def page(found: dict[str, Result], bars: list[Bar], side: int, rounds: int, wher
     lines = [
         "# References, measured",
         "",
-        f"{side**3:,} references to chunks of {side} × {side} × {side} in shards of 16 × 16 × 16, medians of {rounds} rounds, each",
-        f"contender in a process of its own. `make bench-references` writes this page. {where}.",
+        f"{side**3:,} references, to {side} × {side} × {side} chunks in shards of 16 × 16 × 16 chunks.",
+        f"Times are medians of {rounds} rounds. Each contender runs in a process of its own.",
+        "`make bench-references` measures this and writes the page.",
+        "A *bar* is a target; it is held if the measured value reaches it. The unit × is a ratio to what the line names.",
+        "",
+        f"{where}.",
         "",
         "Versions: " + ", ".join(f"{name} {version}" for name, version in packages.items()) + ".",
         "",
@@ -462,8 +470,9 @@ def page(found: dict[str, Result], bars: list[Bar], side: int, rounds: int, wher
         "|---|---|---|---|",
         *(bar.line for bar in bars),
         "",
-        f"What bounds two of them: of fsspec's time for a first chunk, pyarrow's reading of one record alone is {record:.2f}.",
-        "Of `write_icechunk`, icechunk's own calls take four fifths, and differ by a third from run to run.",
+        "Two of these numbers have a lower limit that shardstore cannot change.",
+        f"For the first chunk, pyarrow's reading of one record alone takes {record:.2f} of fsspec's time.",
+        "In `write_icechunk`, the calls of icechunk take four fifths of the time, which differs by a third from run to run.",
         "",
         "| contender | processor time | time | peak memory |",
         "|---|---|---|---|",

@@ -362,41 +362,44 @@ def page_of(found: dict[str, float]) -> str:
     row("a chunk of 16 KiB, 16 connections: processor time", f"{found['chunk_us']:.0f} µs")
     row("— the engine's read alone", f"{found['engine_us']:.0f} µs")
     row("— uvicorn with an empty application", f"{found['empty_us']:.0f} µs")
-    row("— the whole to these parts", f"{found['cpu_of_parts']:.2f} ×", "cpu_of_parts")
+    row("— all of it, over the sum of these two", f"{found['cpu_of_parts']:.2f} ×", "cpu_of_parts")
     if "nginx_us" in found:
         row("— nginx on plain files", f"{found['nginx_us']:.0f} µs")
-        row("— the whole to nginx", f"{found['cpu_of_nginx']:.1f} ×", "cpu_of_nginx")
-    row("256 chunks of a shard over 20 ms: a proxy of plain objects", time_and_requests("proxy"))
-    row("— served fresh", time_and_requests("fresh"))
-    row("— served with `--max-age`", time_and_requests("at_rest"))
-    row("— the empty application, which asks nothing of any storage", f"{found['empty_seconds']:.2f} s")
-    row("— the proxy's time to that with `--max-age`", f"{found['latency_ratio']:.1f} ×", "latency_ratio")
-    row("— requests for the index, of either", f"{found['index_requests']:.0f}", "index_requests")
-    row("— requests for chunks, of either", f"{found['object_requests']:.0f}", "object_requests")
-    row("256 values of 1 MiB on their way at once: memory", f"{found['in_flight_mib']:.0f} MiB", "in_flight_mib")
+        row("— all of it, over nginx", f"{found['cpu_of_nginx']:.1f} ×", "cpu_of_nginx")
+    row("256 chunks of a shard over 20 ms of latency: a proxy of plain objects", time_and_requests("proxy"))
+    row("— served by shardstore without `--max-age`", time_and_requests("fresh"))
+    row("— served by shardstore with `--max-age`", time_and_requests("at_rest"))
+    row("— an empty application, which sends no request to a storage", f"{found['empty_seconds']:.2f} s")
+    row("— the time of the proxy, over that with `--max-age`", f"{found['latency_ratio']:.1f} ×", "latency_ratio")
+    row("— requests for the index, with and without `--max-age`", f"{found['index_requests']:.0f}", "index_requests")
+    row("— requests for chunks, with and without `--max-age`", f"{found['object_requests']:.0f}", "object_requests")
+    row("256 values of 1 MiB in transfer at once: memory", f"{found['in_flight_mib']:.0f} MiB", "in_flight_mib")
     row("a report of 10,000 shards", f"{found['report_seconds']:.2f} s")
-    row("— to `shardstore info` on them", f"{found['report_of_info']:.2f} ×", "report_of_info")
+    row("— its time, over that of `shardstore info` on the same store", f"{found['report_of_info']:.2f} ×", "report_of_info")
     row("— memory", f"{found['report_mib']:.0f} MiB", "report_mib")
     row("the repr of a store of 20 arrays in a notebook, warm", f"{found['repr_ms']:.0f} ms", "repr_ms")
     table = "\n".join(f"| {' | '.join(one)} |" for one in rows)
     used = ", ".join(f"{name} {version}" for name, version in versions(["uvicorn", "httptools", "starlette", "zarr", "fsspec"]).items())
     return f"""# What serving and reporting cost
 
-Measured by `make bench-serving`: servers and what they are compared with, each in a process of its own, in the same run; medians of the
-rounds. Python {sys.version.split()[0]}, {used}; {os.cpu_count()} cores.
+Measured by `make bench-serving`, which runs each server, and each program that it is compared with, in a process of its own. Numbers are
+medians of the rounds of one run. A *bar* is a target; it is held if the measured value reaches it.
+
+Python {sys.version.split()[0]}, {used}; {os.cpu_count()} cores.
 
 | what | measured | bar |
 |---|---|---|
 {table}
 
-**nginx** sends files from the page cache without looking at them: in {found.get("nginx_us", 0):.0f} µs. The engine's read alone finds the
-chunk in the index of its shard, opens the shard and checks its version: {found["engine_us"]:.0f} µs of what a chunk takes here.
+**nginx** sends files from the page cache without reading them itself, in {found.get("nginx_us", 0):.0f} µs. The engine of shardstore
+finds the chunk in the index of its shard, opens the shard and checks its version. That alone takes
+{found["engine_us"]:.0f} µs for a chunk here.
 
-**Over a network with 20 ms.** Chunks that arrive together are read together: 16 connections make 16 rounds of requests to the storage,
-each for all of them. Served fresh, each round has to ask the storage for the current version, so it takes no less than a proxy's. With
-`--max-age`, or of a snapshot, blocks of a shard are read ahead, and most chunks come from memory. What is left are three requests one
-after the other, 60 ms, and the processor time of 256 chunks, {0.256 * found["chunk_us"]:.0f} ms. A fifth of the proxy's 16 rounds of 20 ms
-would be 64 ms.
+**Over a network with 20 ms.** Chunks that are requested together are read together. With 16 connections there are 16 rounds of requests
+to the storage, each for all connections. Without `--max-age`, each round has to ask the storage for the current version, so it is not
+faster than a proxy. With `--max-age`, or for a snapshot, blocks of a shard are read ahead, and most chunks come from memory. Three
+requests, one after the other, remain (60 ms), and the processor time of 256 chunks, {0.256 * found["chunk_us"]:.0f} ms.
+A fifth of the proxy's 16 rounds of 20 ms would be 64 ms.
 """
 
 

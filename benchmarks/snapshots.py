@@ -196,7 +196,7 @@ def bars_of(found: Measured, scale: Scale) -> list[Bar]:
             f"{_ms(commit[PEER]['cpu'])}; {_ms(commit[PEER_SPLIT]['cpu'])} with split manifests",
         ),
         Bar(
-            f"one chunk committed to an array of {nsmall:,} chunks: time of icechunk's",
+            f"one chunk committed to an array of {nsmall:,} chunks: time over that of icechunk",
             small[OURS]["seconds"] / small[PEER]["seconds"],
             0.5,
             "×",
@@ -215,13 +215,13 @@ def bars_of(found: Measured, scale: Scale) -> list[Bar]:
             found.counted["open_requests"],
             6,
             "",
-            f"by Repository.open and a session {_shown(found.counted['repository_requests'])}: both look at the pointer",
+            f"by Repository.open and a session {_shown(found.counted['repository_requests'])}: both read the pointer",
             is_counted=True,
         ),
-        Bar("… memory above that after the imports", opened[OURS]["mib"], 200, "MiB", f"{opened[PEER]['mib']:,.0f} MiB"),
+        Bar("… memory, without that of the imports", opened[OURS]["mib"], 200, "MiB", f"{opened[PEER]['mib']:,.0f} MiB"),
         Bar("a reference in manifests", found.manifest_nbytes / n, 6, "bytes", f"{set_[PEER]['nbytes'] / n:.1f} bytes", is_counted=True),
         Bar(
-            f"{n:,} references set and committed: time of icechunk's",
+            f"{n:,} references set and committed: time over that of icechunk",
             set_[OURS]["seconds"] / set_[PEER]["seconds"],
             0.5,
             "×",
@@ -264,6 +264,7 @@ def page(found: Measured, bars: Sequence[Bar], scale: Scale, where: str) -> str:
         TABLES,
         "",
         f"{where}; Python {sys.version.partition(' ')[0]}. Medians of {scale.rounds} rounds.",
+        "A *bar* is a target; it is held if the measured value reaches it.",
         "",
         "Versions: " + ", ".join(f"{name} {version}" for name, version in packages.items()) + ".",
         "",
@@ -272,12 +273,14 @@ def page(found: Measured, bars: Sequence[Bar], scale: Scale, where: str) -> str:
         *(bar.line for bar in bars),
         "",
         (
-            "The limit: what remains if all of shardstore took no time. zarr opens the array and sets the chunk, and pyarrow writes the "
-            f"draft's two Parquet files, in {_ms(at['seconds'])}, under one interpreter lock; with five files on disk in "
+            "The limit is what would remain if shardstore itself took no time. zarr opens the array and sets the chunk, and pyarrow writes "
+            f"the draft's two Parquet files: {_ms(at['seconds'])}, all under one interpreter lock. With five files on disk it is "
             f"{_ms(at['local_seconds'])}. icechunk does its part without the lock, and writes no Parquet."
         ),
         "",
         "### All times",
+        "",
+        "`writers A B`: if A is True, each writer has its own branch; if B is True, writers are processes on a local disk, else threads.",
         "",
         "| | | processor time | time | more |",
         "|---|---|--:|--:|---|",

@@ -137,12 +137,16 @@ def test_signatures_name_every_option() -> None:
 # -- limits ------------------------------------------------------------------------------------------------------------
 
 MOST_COMPARED = f"{ComparisonBounds().chunks} chunks and {ComparisonBounds().nbytes >> 20} MiB"
+LEAST = f"{policy.AUTO_LEAST_CHUNK_NBYTES >> 10} KiB"
 OF_AUTO = f"at most {policy.AUTO_MAX_CHUNKS:,} chunks"
 SAID = [
     (shardstore.open, f"about {policy.AUTO_SHARD_NBYTES >> 20} MiB decoded a shard, {OF_AUTO}"),
     ("docs/start/quickstart.md", f"about {policy.AUTO_SHARD_NBYTES >> 20} MiB of decoded data per shard, and {OF_AUTO}"),
     ("docs/howto/pack.md", f"about {policy.AUTO_SHARD_NBYTES >> 20} MiB decoded, {OF_AUTO}"),
-    ("docs/reference/options.md", f"chunks of less than {policy.AUTO_LEAST_CHUNK_NBYTES >> 10} KiB count as that much: {OF_AUTO}"),
+    (
+        "docs/reference/options.md",
+        f"less than {LEAST} count as {LEAST}, so a shard has {OF_AUTO}",
+    ),
     ("docs/reference/options.md", f"one chunk of at most {policy.AUTO_SMALL_ARRAY_NBYTES >> 10} KiB (coordinates)"),
     (shardstore.references.combine, MOST_COMPARED),
     ("docs/howto/references.md", MOST_COMPARED),

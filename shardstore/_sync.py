@@ -110,7 +110,7 @@ async def iterate(items: Callable[[], AsyncIterator[T]], most: int = _ITEMS_AT_O
 
 
 def shortened(error: BaseException) -> BaseException:
-    """Return an error without the frames behind this bridge, if it is about a server or bucket that does not exist: they say nothing."""
+    """Return an error without the frames below this bridge, if its server or bucket does not exist: they would not explain it."""
     return error.with_traceback(None) if isinstance(error, StorageError) and error.has_no_place else error
 
 

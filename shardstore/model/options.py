@@ -29,8 +29,8 @@ def defaults_of(options: type) -> dict[str, Any]:
 def with_options(options: type, defaults: Mapping[str, Any]) -> Callable[[F], F]:
     """Return a decorator that has the signature of a function name each option of its last parameter, ``**options: Unpack[options]``.
 
-    Type checkers read ``Unpack``. ``help``, notebooks and all else that asks a running program does not, but asks for the signature. The
-    function itself stays the same.
+    Type checkers read ``Unpack``. ``help`` and notebooks read the signature of the function instead, so each option is written there. What
+    the function does stays the same.
 
     Args:
         options: a ``TypedDict``.

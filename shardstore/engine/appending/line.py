@@ -116,10 +116,15 @@ class Line:
         """
         id_ = _new_id()
 
+        are_known = False
+        """Whether the arrays were as long as the record said; since then only the record has changed."""
+
         async def attempt() -> AppendRecord:
-            nonlocal id_
+            nonlocal id_, are_known
             stored, generation = await read_record(self.storage, self.key)
-            await self.documents.read_arrays()  # behind the record: so they are at least as new
+            are_known = are_known and stored is not None
+            if not are_known:
+                await self.documents.read_arrays()  # behind the record: so they are at least as new
             lengths = self.documents.lengths()
             length = max(lengths.values())
             record = stored or AppendRecord(self.documents.dim, length, length)
@@ -128,11 +133,12 @@ class Line:
                     f"{self.key!r} says that the arrays are being moved elsewhere: append to them at their new place. If the move was "
                     f"broken off and they stay, remove {self.key!r}"
                 )
-            if not all(record.shown <= each <= record.committed for each in lengths.values()):
+            if not are_known and not all(record.shown <= each <= record.committed for each in lengths.values()):
                 if (await read_record(self.storage, self.key))[1] != generation:
                     raise Outdated  # the documents are newer than the record for this reason
                 self._check_changed(record, lengths)
                 record = record.take_over(length)
+            are_known = True
             if id_ in record.evicted:  # stored by an attempt whose answer was lost, and taken back since
                 id_ = _new_id()
             reserved = record.reserve(id_, rows, self.lease_seconds)

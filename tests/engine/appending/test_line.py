@@ -9,6 +9,7 @@ import pytest
 from shardstore.engine.appending.line import read_record
 from shardstore.errors import WriteOutcomeUnknown
 from shardstore.format.append_record import EVICTED_KEPT
+from shardstore.model.generation import UNCONDITIONAL
 from tests.engine.appending.appenders import make, programs
 from tests.harness.virtual_time import run_in_virtual_time
 
@@ -92,3 +93,36 @@ def test_many_dead_hold_up_an_append_for_one_lease() -> None:
         assert dead[0].acknowledged == {7: slice(0, 3)}
 
     run_in_virtual_time(append())
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_reservation_that_loses_races_looks_at_the_arrays_once(is_removed: bool) -> None:
+    """Once more if the record was removed meanwhile: then the arrays alone say where the rows begin."""
+
+    async def reserve() -> None:
+        (program, rival), place = programs(2, 0)
+        await make(place)
+        line, first = program.line(), rival.line()
+        await first.find()
+        await line.find()
+        await first.give_back(await first.reserve(1))
+        races = 3
+
+        async def overtake(operation: str, key: str) -> None:
+            nonlocal races
+            if operation == "write" and races:
+                races -= 1
+                await first.wait_until_shown(rows := await first.reserve(2), await first.finish(rows))
+                if is_removed and not races:
+                    await place.delete(key, UNCONDITIONAL)
+
+        program.storage.before = overtake
+        program.storage.seen.clear()
+        rows = await line.reserve(3)
+        assert (rows.start, rows.stop) == (6, 9)
+        assert program.storage.count("read", "a/zarr.json") == 1 + is_removed
+        program.storage.before = None
+        await line.wait_until_shown(rows, await line.finish(rows))
+        assert line.documents.lengths() == dict.fromkeys(("time", "a", "b"), 9)
+
+    run_in_virtual_time(reserve())

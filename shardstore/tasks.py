@@ -1,11 +1,15 @@
-"""Coroutines that are awaited together, or to their end; requests that are carried out together; a bound on the bytes that they hold."""
+"""Coroutines that are awaited together, or to their end; requests that are carried out together; threads for calls that block; a bound on
+the bytes that they hold.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
 
@@ -97,6 +101,26 @@ def leave_to_main_thread() -> None:
     """
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
+class SharedThreads:
+    """The threads of this process for one kind of blocking calls, at most ``most``. They start when they are needed, and stay."""
+
+    def __init__(self, name: str, most: int) -> None:
+        self._name = name
+        self.most = most
+        self._pool: ThreadPoolExecutor | None = None
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        self._pool = None  # its threads stayed behind
+
+    def call(self, function: Callable[[], T]) -> asyncio.Future[T]:
+        """Call a function in a thread; the future belongs to the running loop."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.most, self._name, leave_to_main_thread)
+        return asyncio.get_running_loop().run_in_executor(self._pool, function)
 
 
 class MemoryBudget:

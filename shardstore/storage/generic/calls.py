@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import IO, Any, TypeVar
@@ -25,7 +23,7 @@ from shardstore.storage.generic.links import CACHES, REFERENCES, SERIAL, UNCHANG
 from shardstore.storage.requests.outcomes import Bound
 from shardstore.storage.requests.ranged_reads import check_most
 from shardstore.storage.room import FULL_ERRNOS
-from shardstore.tasks import leave_to_main_thread
+from shardstore.tasks import SharedThreads
 
 ABSENT_ERRORS = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 """Exceptions that filesystems raise at the path of an object that does not exist."""
@@ -77,19 +75,12 @@ _locks_lock = threading.Lock()
 
 
 # Not the loop's own threads: a synchronous call may wait for a coroutine on the loop, which in turn waits for one of those.
-_threads: ThreadPoolExecutor | None = None
+_threads = SharedThreads("shardstore-generic", _MOST_THREADS)
 
 
 def _renew_after_fork() -> None:
-    global _locks, _locks_lock, _threads
-    _locks, _locks_lock, _threads = WeakKeyDictionary(), threading.Lock(), None
-
-
-async def _in_thread(function: Callable[[], T]) -> T:
-    global _threads
-    if _threads is None:
-        _threads = ThreadPoolExecutor(_MOST_THREADS, "shardstore-generic", leave_to_main_thread)
-    return await asyncio.get_running_loop().run_in_executor(_threads, function)
+    global _locks, _locks_lock
+    _locks, _locks_lock = WeakKeyDictionary(), threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -232,7 +223,7 @@ class _InThreads:
                 return getattr(self._fs, method)(*arguments, **keywords)
 
         async with self._bound.slot():
-            return await _in_thread(locked)
+            return await _threads.call(locked)
 
     async def info(self, path: str) -> Info:
         def locked() -> Info:
@@ -240,7 +231,7 @@ class _InThreads:
                 return self._info(path)
 
         async with self._bound.slot():
-            return await _in_thread(locked)
+            return await _threads.call(locked)
 
     async def read(self, path: str, ranges: Sequence[ByteRequest], look: Look) -> Content:
         def locked() -> Content:
@@ -248,7 +239,7 @@ class _InThreads:
                 return self._read_cached(path, ranges) if self._is_cache else self._read(path, ranges, look)
 
         async with self._bound.slot():
-            return await _in_thread(locked)
+            return await _threads.call(locked)
 
     # -- in a thread ---------------------------------------------------------------------------------------------------
 

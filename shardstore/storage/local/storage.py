@@ -1,7 +1,7 @@
 """Objects as files below a directory, read and written by direct descriptor calls.
 
-fsspec is not used: its thread for each call costs a hundred microseconds. Here a batch of reads is one hop into a pool of this
-storage's own. Writes and deletes have another pool, since they may wait for a lock, and reads shall not wait with them.
+fsspec is not used: its thread for each call costs a hundred microseconds. Here a batch of reads is one hop into a
+thread. Writes and deletes have threads of their own, since they may wait for a lock, and reads shall not wait with them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import cached_property, partial
 from itertools import islice
@@ -56,12 +55,12 @@ from shardstore.storage.local.temporary import TemporaryFile, compose_file, copy
 from shardstore.storage.local.versions import FileGeneration, generation_of, listed_generation, names_versions, wait_to_settle
 from shardstore.storage.local.walk import Inside
 from shardstore.storage.requests.writes import byte_view, check_deletion, checked_views, groups, wrong_length
-from shardstore.tasks import gather_all, leave_to_main_thread
+from shardstore.tasks import SharedThreads, gather_all
 
 T = TypeVar("T")
 
-READ_WORKERS = min(16, 4 + (os.cpu_count() or 1))
-WRITE_WORKERS = 16
+_READING = SharedThreads("shardstore-read", min(16, 4 + (os.cpu_count() or 1)))
+_WRITING = SharedThreads("shardstore-write", 16)
 _READS_A_HOP = 16  # about 100 µs of cached small reads: a hop costs 50
 _SHORT_READ_BYTES = 64 << 10  # some ten microseconds' copying
 _FILES_REMEMBERED = 4096
@@ -87,8 +86,6 @@ class LocalFiles(FileTree, ListsLeftovers):
         self.locks: Locks = locks
         self.follow_links = follow_links
         self._inside = None if follow_links else Inside(self.root)
-        self._pools: dict[str, ThreadPoolExecutor] = {}
-        self._pools_pid = os.getpid()
 
     @cached_property
     def _rules(self) -> WriteRules:
@@ -107,17 +104,9 @@ class LocalFiles(FileTree, ListsLeftovers):
 
     # -- threads -------------------------------------------------------------------------------------------------------
 
-    def _pool(self, name: str, workers: int) -> ThreadPoolExecutor:
-        if self._pools_pid != os.getpid():  # forked: the threads stayed behind
-            self._pools, self._pools_pid = {}, os.getpid()
-        pool = self._pools.get(name)
-        if pool is None:
-            pool = self._pools[name] = ThreadPoolExecutor(workers, f"shardstore-{name}", leave_to_main_thread)
-        return pool
-
-    async def _hop(self, name: str, workers: int, key: str, action: str, work: Callable[[], T]) -> T:
+    async def _hop(self, threads: SharedThreads, key: str, action: str, work: Callable[[], T]) -> T:
         """Return the result of ``work``, done in a thread. A cancelled caller still waits: the thread uses its descriptors."""
-        future = asyncio.get_running_loop().run_in_executor(self._pool(name, workers), work)
+        future = threads.call(work)
         try:
             with translating(key, action):
                 return await asyncio.shield(future)
@@ -130,10 +119,10 @@ class LocalFiles(FileTree, ListsLeftovers):
             raise
 
     async def _write_hop(self, key: str, action: str, work: Callable[[], T]) -> T:
-        return await self._hop("write", WRITE_WORKERS, key, action, work)
+        return await self._hop(_WRITING, key, action, work)
 
     async def _read_hop(self, key: str, action: str, work: Callable[[], T]) -> T:
-        return await self._hop("read", READ_WORKERS, key, action, work)
+        return await self._hop(_READING, key, action, work)
 
     # -- names ---------------------------------------------------------------------------------------------------------
 
@@ -355,7 +344,7 @@ class LocalStorage(LocalFiles, BlockingReads, WritesAsMade, CopiesFrom, HasIdent
             return [cached]
         if len(reads) <= _READS_A_HOP:
             return await self._read_hop(reads[0].key, "reading", lambda: self.read_blocking(reads))
-        shares = batched(reads, max(_READS_A_HOP, -(-len(reads) // READ_WORKERS)))
+        shares = batched(reads, max(_READS_A_HOP, -(-len(reads) // _READING.most)))
 
         async def one(mine: Sequence[Read]) -> list[ReadOutcome]:
             return await self._read_hop(mine[0].key, "reading", lambda: self.read_blocking(mine))
@@ -510,7 +499,7 @@ class LocalStorage(LocalFiles, BlockingReads, WritesAsMade, CopiesFrom, HasIdent
             await self._write_hop(mine[0], "deleting", lambda: delete_some(mine))
 
         # An error is raised when all have ended: nothing is removed any more when this returns.
-        await gather_all(*map(one, batched(keys, max(1, -(-len(keys) // WRITE_WORKERS)))))
+        await gather_all(*map(one, batched(keys, max(1, -(-len(keys) // _WRITING.most)))))
 
     async def delete_for_good(self, keys: Sequence[str]) -> None:
         """Remove objects under whose keys no process writes any more, faster than ``delete_many``, which waits for the writers of each.
@@ -555,9 +544,3 @@ class LocalStorage(LocalFiles, BlockingReads, WritesAsMade, CopiesFrom, HasIdent
         if prefix.startswith("/") or not self._is_prefix(prefix):  # "/" would be the root directory of the machine
             return DirListing((), ())
         return await self._read_hop(prefix, "listing", lambda: local_walk.list_directory(self.root, prefix, self._inside))
-
-    async def close(self) -> None:
-        pools, self._pools = self._pools, {}
-        if self._pools_pid == os.getpid():
-            for pool in pools.values():
-                pool.shutdown(wait=False)

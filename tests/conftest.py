@@ -18,7 +18,7 @@ import pytest
 from tests.harness.scale import EXAMPLES, STAGE
 
 # The tests are to see this machine's settings as little as possible: no account, profile, proxy or option of somebody's.
-_SETTINGS = ("AWS_", "FSSPEC_", "GCSFS_", "GOOGLE_", "SHARDSTORE_PIPELINE", "STORAGE_EMULATOR_", "ZARR_")
+_SETTINGS = ("AWS_", "AZURE_", "FSSPEC_", "GCSFS_", "GOOGLE_", "SHARDSTORE_PIPELINE", "STORAGE_EMULATOR_", "ZARR_")
 for name in [name for name in os.environ if name.startswith(_SETTINGS)]:
     del os.environ[name]
 os.environ.update(
@@ -41,7 +41,7 @@ hypothesis.settings.load_profile(STAGE)
 
 
 # A parameter or a name of a test says which server it talks to. Memory and local disks are of every run, servers of the gate.
-_SERVER = re.compile(r"(?i:(?<![a-z0-9])(s3|gcs|moto|ceph)(?![a-z0-9]))|(S3|GCS)(?![A-Za-z])")
+_SERVER = re.compile(r"(?i:(?<![a-z0-9])(s3|gcs|azure|moto|ceph)(?![a-z0-9]))|(S3|GCS|Azure)(?![A-Za-z])")
 # Where a kind of storage makes next to no difference, and the tests are many: on servers at night.
 _SERVERS_AT_NIGHT = (
     "tests/snapshots/",
@@ -58,7 +58,7 @@ _SERVERS_IN_GATE = (
 )
 # A thousand objects take seconds in most kinds of storage: where each protocol is listed in pages they are of the gate.
 _LONG_LISTING = re.compile(r"::(?!TestMemoryStorage|TestLocalStorage)\w+::test_a_long_listing(\[|$)")
-_LISTED_IN_PAGES = ("TestS3Storage", "TestGCSStorage", "TestObstoreS3Storage")
+_LISTED_IN_PAGES = ("TestS3Storage", "TestGCSStorage", "TestAzureStorage", "TestObstoreS3Storage")
 # Other kinds of storage in the process, where a test runs on local disks too: below the views they are of the gate.
 _OTHER_KIND = re.compile(r"(?<=[\[-])(memory|file)(?=[]-])")
 _BELOW_VIEWS = ("tests/storage/", "tests/stored/", "tests/engine/", "tests/torture/")
@@ -156,6 +156,28 @@ def gcs_url(gcs_endpoint: str) -> tuple[str, dict[str, Any]]:
     bucket = f"bucket-{uuid.uuid4().hex}"
     gcsfs.GCSFileSystem(**options).call("POST", "b", project="test", json={"name": bucket})
     return f"gs://{bucket}/root", options
+
+
+@pytest.fixture(scope="session")
+def azure_endpoint() -> Iterator[str]:
+    """The address of an account of Azurite, which honours conditions, in a process of its own."""
+    from tests.harness.azurite import azurite  # of the tests that need it only
+
+    with azurite() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def azure_url(azure_endpoint: str) -> tuple[str, dict[str, Any]]:
+    """``(url, storage_options)`` of a place in a fresh container."""
+    import adlfs
+
+    from tests.harness.azurite import connection_string
+
+    options: dict[str, Any] = {"connection_string": connection_string(azure_endpoint)}
+    container = f"container-{uuid.uuid4().hex}"
+    adlfs.AzureBlobFileSystem(**options).mkdir(container)
+    return f"az://{container}/root", options
 
 
 @pytest.fixture(scope="session")

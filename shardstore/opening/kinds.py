@@ -19,6 +19,7 @@ from fsspec.spec import AbstractFileSystem
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.extras import how_to_install
 from shardstore.storage.abilities import ObstoreCarried
+from shardstore.storage.azure.storage import AzureStorage
 from shardstore.storage.base import Storage
 from shardstore.storage.gcs.storage import GCSStorage
 from shardstore.storage.generic.links import is_one
@@ -106,6 +107,8 @@ def _gcs_on_obstore(storage: GCSStorage) -> Storage:
     return ObstoreGCSStorage(storage)
 
 
+_AZURE_CREDENTIALS = ("cli", "developer_cli", "environment", "managed_identity", "powershell", "shared_token_cache", "workload_identity")
+
 _KINDS: dict[str, StorageKind] = {
     kind.name: kind
     for kind in (
@@ -158,6 +161,18 @@ _KINDS: dict[str, StorageKind] = {
             on_obstore=_gcs_on_obstore,
         ),
         StorageKind(
+            name="azure",
+            protocols=("az", "abfs", "abfss"),
+            filesystem=AsyncFileSystem,
+            storage=AzureStorage,
+            extra="azure",
+            is_probed=True,
+            passed_on=frozenset(  # of azure-identity's DefaultAzureCredential
+                {"authority", "managed_identity_client_id", "process_timeout", "workload_identity_client_id", "workload_identity_tenant_id"}
+                | {f"exclude_{name}_credential" for name in _AZURE_CREDENTIALS}
+            ),
+        ),
+        StorageKind(
             name="http",
             protocols=("http", "https"),
             filesystem=AsyncFileSystem,
@@ -202,13 +217,10 @@ def kind_of_protocol(protocol: str) -> StorageKind | None:
     return next((kind for kind in _KINDS.values() if protocol in kind.protocols), None)
 
 
-_EXTRAS_OF_GENERIC = {"az": "azure", "abfs": "azure"}
-
-
 def extra_of_protocol(protocol: str) -> str | None:
     """Return the extra of this package that installs the filesystem of a protocol; ``None``: the filesystem is in no extra."""
     kind = kind_of_protocol(protocol)
-    return _EXTRAS_OF_GENERIC.get(protocol) if kind is None else kind.extra
+    return None if kind is None else kind.extra
 
 
 def kind_of_filesystem(fs: AbstractFileSystem) -> StorageKind | None:

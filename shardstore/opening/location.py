@@ -42,9 +42,7 @@ from shardstore.storage.references.storage import ReferenceStorage
 from shardstore.storage.requests.bucket import BucketClient, BucketStorage
 from shardstore.storage.wrappers import innermost
 
-_SERVERS = frozenset(
-    {"ftp", "sftp", "ssh", "smb", "webdav", "hdfs", "webhdfs", "github", "git", "gist", "hf", "az", "abfs", "adl", "oss", "oci"}
-)
+_SERVERS = frozenset({"ftp", "sftp", "ssh", "smb", "webdav", "hdfs", "webhdfs", "github", "git", "gist", "hf", "adl", "oss", "oci"})
 """Protocols where a host, or an account, and a path identify the place."""
 _OWN_BYTES = frozenset({"data"})
 _HOSTS = ("host", "endpoint_url", "base_url", "account_name", "org", "repo")

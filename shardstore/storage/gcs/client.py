@@ -35,7 +35,7 @@ from shardstore.model.ranges import ByteRequest
 from shardstore.model.redaction import redacted, shown_cause, unusable_options
 from shardstore.storage.requests.bucket import BucketClient
 from shardstore.storage.requests.outcomes import WRITE_ID, Head, RequestFailed, is_unreachable, modified_seconds, probe_key
-from shardstore.storage.requests.ranged_reads import REFUSAL_NBYTES, received
+from shardstore.storage.requests.ranged_reads import REFUSAL_NBYTES, at_most, received
 from shardstore.storage.requests.writes import Body, groups
 
 # -- bounded answers ---------------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ class _BoundedAnswer:
         blocks = answer.content.iter_any()
         allowed.part = None
         if answer.status not in (200, 206):
-            return await _first(blocks, REFUSAL_NBYTES)
+            return await at_most(blocks, REFUSAL_NBYTES)
         if encoding_of(answer.headers) is not None:
             return b""  # it is refused for that
         content_range, nbytes = answer.headers.get("Content-Range"), answer.content_length
@@ -88,15 +88,6 @@ class _BoundedAnswer:
             return body
         allowed.part = body
         return b""
-
-
-async def _first(blocks: AsyncIterator[bytes], nbytes: int) -> bytes:
-    body = bytearray()
-    async for block in blocks:
-        body += block
-        if len(body) >= nbytes:
-            break
-    return bytes(body[:nbytes])
 
 
 class _BoundedSession:

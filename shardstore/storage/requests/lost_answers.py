@@ -91,10 +91,18 @@ class ObjectWrite:
             WriteOutcomeUnknown: it cannot be looked up.
         """
         lost = RequestFailed(f"writing {self.key!r}: the server's answer names no version, and the object is not this write's")
-        head = await self._look(lost)
-        if head is not None and head.write_id == self.write_id:
-            return head.generation
+        if (stored := await self.stored_in_spite_of(lost)) is not None:
+            return stored
         raise lost
+
+    async def stored_in_spite_of(self, exc: RequestFailed) -> Generation | None:
+        """Return the version that is there now, if it is this write's, after the failure ``exc``.
+
+        Raises:
+            WriteOutcomeUnknown: it cannot be looked up.
+        """
+        head = await self._look(exc)
+        return head.generation if head is not None and head.write_id == self.write_id else None
 
     async def judge(self, exc: RequestFailed, *, can_resend: bool = True) -> Generation | None:
         """Return the version that was stored in spite of ``exc``; ``None``: send the same request again now.

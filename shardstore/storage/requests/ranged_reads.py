@@ -45,6 +45,16 @@ def check_most(nbytes: int, most_nbytes: int | None, what: str) -> None:
         raise too_long(nbytes, most_nbytes, what)
 
 
+async def at_most(blocks: AsyncIterator[bytes], nbytes: int) -> bytes:
+    """Return the first ``nbytes`` of a body."""
+    body = bytearray()
+    async for block in blocks:
+        body += block
+        if len(body) >= nbytes:
+            break
+    return bytes(body[:nbytes])
+
+
 async def exactly(blocks: AsyncIterator[bytes], nbytes: int, what: str) -> bytes:
     """Return a body of ``nbytes``, or the part that came if it ends before. Raises ``TooMuch`` at the first byte behind it."""
     body = bytearray()

@@ -16,14 +16,15 @@ wrong aborts the upload, and the old object stays.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
-from shardstore.errors import Conflict, InvalidInput, StorageError, Unsupported
+from shardstore.errors import Conflict, StorageError, Unsupported
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfGeneration, Unconditional
-from shardstore.model.ranges import ByteRange, BytesLike, CopiedRange, NewBytes, Segment
-from shardstore.storage.base import ConditionFailed, Found, Read, ReadOutcome, Storage, unless_failed
+from shardstore.model.ranges import ByteRange, Segment
+from shardstore.storage.base import Storage
 from shardstore.storage.requests.outcomes import WRITE_ID, RequestFailed
+from shardstore.storage.requests.parts import PARTS_AT_ONCE, SentPart, bytes_of, source_gone, write_instead
 from shardstore.storage.s3.client import (
     S3Client,
     S3Facts,
@@ -35,7 +36,7 @@ from shardstore.storage.s3.client import (
     probe_copies_on_condition,
     probe_multipart,
 )
-from shardstore.storage.s3.parts import MAX_PARTS, CopiedPart, SentPart, plan_parts
+from shardstore.storage.s3.parts import MAX_PARTS, CopiedPart, plan_parts
 from shardstore.storage.s3.upload import S3Write, abort, complete, multipart_upload
 
 _TOO_LARGE = (400, 413, 501)  # AWS calls it InvalidRequest, other servers call it otherwise: the size is looked up
@@ -174,9 +175,7 @@ async def _parts(copies: Iterable[Coroutine[Any, Any, str]]) -> dict[int, str]:
     return {number: task.result() for number, task in tasks.items()}
 
 
-_SENT_AT_ONCE = 6  # parts of about 8 MiB, of each of which aiohttp makes a copy
 _NOT_KNOWN = (405, 501)
-_GAP_BYTES = 512 << 10  # ranges that are this near are read by one request: what lies between costs less than another
 
 
 async def compose(
@@ -190,7 +189,7 @@ async def compose(
     """
     parts = plan_parts(segments)
     if not any(isinstance(part, CopiedPart) for part in parts):
-        return await _send_all(storage, key, source, [part for part in parts if isinstance(part, SentPart)], condition)
+        return await write_instead(storage, key, source, [part for part in parts if isinstance(part, SentPart)], condition)
     facts = facts_of(client)
     await _check_conditions(client, facts, key, condition)
     write = S3Write(client, key, condition)
@@ -200,20 +199,8 @@ async def compose(
         if condition != IfGeneration(source):  # with it, completing the upload is that check
             head = await client.head(key)
             if head is None or head.generation != source:
-                raise _gone(key)
+                raise source_gone(key)
         return await complete(write, upload_id, etags)
-
-
-async def _send_all(storage: Storage, key: str, source: Generation, parts: Sequence[SentPart], condition: Condition) -> Generation:
-    async def pieces() -> AsyncIterator[BytesLike]:
-        for part in parts:
-            for piece in await _bytes_of(storage, key, source, part):
-                yield piece
-
-    if not parts or not any(isinstance(segment, CopiedRange) for part in parts for segment in part.segments):
-        (outcome,) = await storage.read([Read(key, (), source)])  # nothing would show that the source is gone
-        _found(outcome, key)
-    return await storage.write(key, pieces(), sum(part.nbytes for part in parts), condition)
 
 
 async def _check_conditions(client: S3Client, facts: S3Facts, key: str, condition: Condition) -> None:
@@ -243,14 +230,10 @@ async def _check_copies(
             facts.copies_on_condition = await probe_copies_on_condition(client, key, upload_id, min(len(parts) + 1, MAX_PARTS))
         except RequestFailed as exc:
             if exc.status == 404 and exc.code == "NoSuchKey":
-                raise _gone(key) from exc
+                raise source_gone(key) from exc
             raise
     if not facts.copies_on_condition:
         raise Unsupported(f"{client.endpoint} ignores conditions on copied parts: {key!r} has to be sent")
-
-
-def _gone(key: str) -> ConditionFailed:
-    return ConditionFailed(f"{key!r} is not the version to copy from any more")
 
 
 class _Upload:
@@ -263,7 +246,7 @@ class _Upload:
         self._key = key
         self._upload_id = upload_id
         self._source = source
-        self._sent = asyncio.Semaphore(_SENT_AT_ONCE)
+        self._sent = asyncio.Semaphore(PARTS_AT_ONCE)
         self._copied = asyncio.Semaphore(_COPIED_AT_ONCE)
 
     async def send(self, parts: Iterable[CopiedPart | SentPart]) -> dict[int, str]:
@@ -275,7 +258,7 @@ class _Upload:
             async with self._copied:
                 return await self._copy(number, part)
         async with self._sent:
-            body = b"".join(await _bytes_of(self._storage, self._key, self._source, part))
+            body = b"".join(await bytes_of(self._storage, self._key, self._source, part))
             response = await self._client.call(
                 "upload_part", "writing a part of", self._key, UploadId=self._upload_id, PartNumber=number, Body=body
             )
@@ -289,7 +272,7 @@ class _Upload:
             if exc.status == 412 and not self._client.is_aws:
                 await self._check_refusal(exc)
             if is_source_gone(exc):
-                raise _gone(self._key) from exc
+                raise source_gone(self._key) from exc
             if exc.status in _NOT_KNOWN:
                 self._facts.copies_parts = False
                 raise Unsupported(f"{self._client.endpoint} does not copy parts of objects: {self._key!r} has to be sent") from exc
@@ -308,39 +291,3 @@ class _Upload:
                 f"{self._client.endpoint} refuses to copy the version that is there: {self._key!r} has to be sent"
             ) from refusal
         self._facts.refused_wrongly = True
-
-
-async def _bytes_of(storage: Storage, key: str, source: Generation, part: SentPart) -> list[BytesLike]:
-    """Return the bytes of a part; ranges of the old version are read, near ones together."""
-    copies = [segment for segment in part.segments if isinstance(segment, CopiedRange)]
-    spans: list[ByteRange] = []
-    for copy in sorted(copies, key=lambda copy: copy.offset):
-        end = copy.offset + copy.nbytes
-        if spans and copy.offset - spans[-1].end <= _GAP_BYTES:
-            spans[-1] = ByteRange(spans[-1].start, max(spans[-1].end, end))
-        else:
-            spans.append(ByteRange(copy.offset, end))
-    buffers: list[memoryview] = []
-    if spans:
-        (outcome,) = await storage.read([Read(key, tuple(spans), source)])
-        found = _found(outcome, key)
-        for span, buffer in zip(spans, found.buffers, strict=True):
-            if len(buffer) != span.end - span.start:
-                raise InvalidInput(f"bytes [{span.start}, {span.end}) of {key!r} cannot be copied: it has {found.nbytes}")
-        buffers = list(found.buffers)
-
-    def old(copy: CopiedRange) -> memoryview:
-        span, buffer = next((s, b) for s, b in zip(spans, buffers, strict=True) if s.start <= copy.offset < s.end)
-        return buffer[copy.offset - span.start : copy.offset - span.start + copy.nbytes]
-
-    return [
-        old(segment) if isinstance(segment, CopiedRange) else segment.data if isinstance(segment, NewBytes) else bytes(segment.nbytes)
-        for segment in part.segments
-    ]
-
-
-def _found(outcome: ReadOutcome, key: str) -> Found:
-    outcome = unless_failed(outcome)
-    if not isinstance(outcome, Found):
-        raise _gone(key)
-    return outcome

@@ -7,11 +7,12 @@ too. So a range of 10 MiB or more is always worth a request: it gives away at mo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from shardstore.model.ranges import CopiedRange, NewBytes, Padding, Segment
+from shardstore.model.ranges import CopiedRange, Segment
+from shardstore.storage.requests.parts import SentPart, joined_copies, sent_parts
 
 MIN_PART_BYTES = 5 << 20
 _MAX_PART_BYTES = 5 << 30
@@ -29,23 +30,12 @@ class CopiedPart:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class SentPart:
-    """The bytes that are sent: new ones, and short ranges of the old version that are read before."""
-
-    segments: tuple[Segment, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(segment.nbytes for segment in self.segments)
-
-
 Part = CopiedPart | SentPart
 
 
 def plan_parts(segments: Sequence[Segment], max_part_bytes: int = _MAX_PART_BYTES, max_parts: int = MAX_PARTS) -> list[Part]:
     """Return the parts, in order; none of them is copied if no range is long enough."""
-    runs = list(_joined(segments))
+    runs = list(joined_copies(segments))
     sent_nbytes = sum(run.nbytes for run in runs if not _is_long(run))
     part_bytes = max(_SENT_PART_BYTES, -(-2 * sent_nbytes // max_parts))
     parts: list[Part] = []
@@ -58,69 +48,17 @@ def plan_parts(segments: Sequence[Segment], max_part_bytes: int = _MAX_PART_BYTE
         lent = max(0, MIN_PART_BYTES - held) if held else 0
         if lent:
             waiting.append(CopiedRange(run.offset, lent))
-        parts += _sent(waiting, part_bytes)
+        parts += sent_parts(waiting, part_bytes)
         waiting = []
         parts += _copied(run.offset + lent, run.nbytes - lent, max_part_bytes)
-    return [*parts, *_sent(waiting, part_bytes)]
+    return [*parts, *sent_parts(waiting, part_bytes)]
 
 
 def _is_long(segment: Segment) -> bool:
     return isinstance(segment, CopiedRange) and segment.nbytes >= COPY_PAYS_NBYTES
 
 
-def _joined(segments: Sequence[Segment]) -> Iterator[Segment]:
-    """Yield the segments, with adjacent copies joined, and without empty ones."""
-    last: CopiedRange | None = None
-    for segment in segments:
-        if not segment.nbytes:
-            continue
-        if last is not None:
-            if isinstance(segment, CopiedRange) and segment.offset == last.offset + last.nbytes:
-                last = CopiedRange(last.offset, last.nbytes + segment.nbytes)
-                continue
-            yield last
-            last = None
-        if isinstance(segment, CopiedRange):
-            last = segment
-        else:
-            yield segment
-    if last is not None:
-        yield last
-
-
 def _copied(offset: int, nbytes: int, max_part_bytes: int) -> list[Part]:
     count = -(-nbytes // max_part_bytes)
     bounds = [offset + nbytes * i // count for i in range(count + 1)]
     return [CopiedPart(start, end - start) for start, end in pairwise(bounds)]
-
-
-def _sent(segments: Sequence[Segment], part_bytes: int) -> list[Part]:
-    """Return parts of about ``part_bytes``; none is smaller than the least part if there are several."""
-    nbytes = sum(segment.nbytes for segment in segments)
-    if not nbytes:
-        return []
-    count = max(1, nbytes // part_bytes)
-    bounds = [nbytes * i // count for i in range(1, count + 1)]
-    parts: list[Part] = []
-    mine: list[Segment] = []
-    at = 0
-    for segment in segments:
-        while at + segment.nbytes > bounds[0]:
-            head, segment = _split(segment, bounds.pop(0) - at)
-            parts.append(SentPart((*mine, head)))
-            mine, at = [], at + head.nbytes
-        mine.append(segment)
-        at += segment.nbytes
-    parts.append(SentPart(tuple(mine)))
-    return parts
-
-
-def _split(segment: Segment, nbytes: int) -> tuple[Segment, Segment]:
-    match segment:
-        case CopiedRange(offset, whole):
-            return CopiedRange(offset, nbytes), CopiedRange(offset + nbytes, whole - nbytes)
-        case NewBytes(data):
-            view = memoryview(data)
-            return NewBytes(view[:nbytes]), NewBytes(view[nbytes:])
-        case Padding(whole):
-            return Padding(nbytes), Padding(whole - nbytes)

@@ -14,19 +14,14 @@ from shardstore.errors import NO_SUCH_BUCKET, StorageError, Unsupported
 from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration, Unconditional
 from shardstore.storage.requests.lost_answers import Failure, ObjectWrite
 from shardstore.storage.requests.outcomes import WRITE_ID, Head, RequestFailed
+from shardstore.storage.requests.parts import part_bytes_for, upload_parts
 from shardstore.storage.requests.writes import Body, groups, joined, parts
 from shardstore.storage.s3.client import S3Client, facts_of, generation_of, member_of, probe_multipart, translated
 from shardstore.storage.s3.parts import MAX_PARTS
 
 logger = logging.getLogger(__name__)
 
-_PARTS_AT_ONCE = 6  # that an upload holds, with the one that is being filled; of each that is under way aiohttp makes a copy
 _MAX_PUT_BYTES = 5 << 30
-
-
-def part_bytes_for(nbytes: int, min_part_bytes: int) -> int:
-    """Return the size of parts: at most 10,000 of them, whole MiB."""
-    return max(min_part_bytes, -(-nbytes // (MAX_PARTS << 20)) << 20)
 
 
 class S3Write(ObjectWrite):
@@ -147,30 +142,13 @@ async def multipart_upload(client: S3Client, key: str, action: str = "writing", 
 
 async def _upload_parts(client: S3Client, key: str, upload_id: str, body: Body, nbytes: int) -> dict[int, str]:
     """Upload the parts; return the ETag of each, by number."""
-    etags: dict[int, str] = {}
-    free = asyncio.Semaphore(_PARTS_AT_ONCE)
 
-    async def upload(number: int, part: bytes) -> None:
-        try:
-            response = await client.call("upload_part", "writing a part of", key, UploadId=upload_id, PartNumber=number, Body=part)
-            etags[number] = member_of(response, "ETag", "writing a part of", key)
-        finally:
-            free.release()
+    async def upload(number: int, part: bytes) -> str:
+        response = await client.call("upload_part", "writing a part of", key, UploadId=upload_id, PartNumber=number, Body=part)
+        return member_of(response, "ETag", "writing a part of", key)
 
-    try:
-        async with asyncio.TaskGroup() as uploads:
-            number = 0
-            pieces = parts(body, nbytes, part_bytes_for(nbytes, client.min_uploaded_part_bytes), key)
-            while True:
-                await free.acquire()  # before the next part is gathered, which is one of those that are held
-                if (part := await anext(pieces, None)) is None:
-                    break
-                number += 1
-                uploads.create_task(upload(number, part))
-                del part
-    except BaseExceptionGroup as group:
-        raise group.exceptions[0] from None  # the first; the rest are consequences
-    return etags
+    pieces = parts(body, nbytes, part_bytes_for(nbytes, client.min_uploaded_part_bytes, MAX_PARTS), key)
+    return dict(enumerate(await upload_parts(pieces, upload), 1))
 
 
 async def complete(write: S3Write, upload_id: str, etags: Mapping[int, str], action: str = "completing") -> Generation:

@@ -20,9 +20,10 @@ from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteReque
 from shardstore.opening.open import open_storage
 from shardstore.storage.base import Changed, ConditionFailed, Failed, Found, Read, ServerTimes
 from shardstore.storage.requests.outcomes import WRITE_ID
+from shardstore.storage.requests.parts import part_bytes_for
 from shardstore.storage.s3.client import S3Client, facts_of, forget_facts
+from shardstore.storage.s3.parts import MAX_PARTS
 from shardstore.storage.s3.storage import S3Storage
-from shardstore.storage.s3.upload import part_bytes_for
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop, pieces, values
 
 S3Url = tuple[str, dict[str, Any]]
@@ -381,7 +382,7 @@ def unfinished_uploads(storage: S3Storage) -> int:
 
 def test_part_sizes() -> None:
     for nbytes in (1, 64 << 20, 16 * 10_000 << 20, (16 * 10_000 << 20) + 1, 5 << 40):
-        size = part_bytes_for(nbytes, S3Client.min_uploaded_part_bytes)
+        size = part_bytes_for(nbytes, S3Client.min_uploaded_part_bytes, MAX_PARTS)
         assert size >= 8 << 20
         assert -(-nbytes // size) <= 10_000
         assert size % (1 << 20) == 0

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardstore.model.ranges import CopiedRange, NewBytes, Padding, Segment
-from shardstore.storage.s3.parts import COPY_PAYS_NBYTES, MIN_PART_BYTES, CopiedPart, SentPart, plan_parts
+from shardstore.storage.requests.parts import SentPart
+from shardstore.storage.s3.parts import COPY_PAYS_NBYTES, MIN_PART_BYTES, CopiedPart, plan_parts
 
 MIB = 1 << 20
 OLD_NBYTES = 60 * MIB

@@ -1,0 +1,244 @@
+"""Store one blob: by one request, or as blocks, which a later version can keep.
+
+A blob is a list of blocks. Blocks are sent first, and become the blob when a list of them is committed, on a condition::
+
+    send blocks ─► commit the list (If-Match)
+
+The list may name blocks of the version that it replaces, too: their bytes are neither read nor sent. So an append keeps the blocks of the
+old chunks, and sends the new ones and the index, which is always a block of its own. A blob that was stored by one request has no blocks
+to keep: the first append stores all of it as blocks.
+
+Any commit or put on a blob discards the blocks that were sent and not committed, also those of another writer. The list of that writer is
+refused then, which is a condition that failed.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+from xml.sax.saxutils import escape
+
+from shardstore.errors import StorageError
+from shardstore.model.generation import Condition, Generation, IfGeneration, Unconditional
+from shardstore.model.ranges import CopiedRange, NewBytes, Segment
+from shardstore.storage.azure.client import BLOCKS_GONE, WRITE_ID_HEADER, AzureAnswer, AzureClient, condition_headers
+from shardstore.storage.base import Storage
+from shardstore.storage.requests.lost_answers import Failure, ObjectWrite
+from shardstore.storage.requests.outcomes import RequestFailed
+from shardstore.storage.requests.parts import (
+    SentPart,
+    bytes_of,
+    joined_copies,
+    part_bytes_for,
+    sent_parts,
+    source_gone,
+    upload_parts,
+    write_instead,
+)
+from shardstore.storage.requests.writes import Body, failed, joined, parts
+
+T = TypeVar("T")
+
+# -- which blocks ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A committed block of a blob."""
+
+    id: str
+    nbytes: int
+
+
+def block_id(write_id: str, number: int) -> str:
+    """Return the id of a block: all ids of a blob have to be of one length."""
+    return base64.b64encode(f"{write_id}-{number:06d}".encode("ascii")).decode("ascii")
+
+
+_ID_LENGTH = len(block_id("0" * 32, 0))
+
+
+def plan_blocks(segments: Sequence[Segment], old: Sequence[Block], block_bytes: int, max_blocks: int) -> list[Block | SentPart]:
+    """Return the blocks of a new version, in order: those of the ``old`` one that lie in a range that is copied, and what is sent.
+
+    None is kept if there would be more than ``max_blocks``, or if the ids of the old ones are of another length than ours.
+    """
+    if any(len(block.id) != _ID_LENGTH for block in old):
+        old = ()
+    part_bytes = part_bytes_for(sum(segment.nbytes for segment in segments), block_bytes, max_blocks // 2)
+    plan = _planned(segments, old, part_bytes)
+    return plan if len(plan) <= max_blocks else _planned(segments, (), part_bytes)
+
+
+def _planned(segments: Sequence[Segment], old: Sequence[Block], part_bytes: int) -> list[Block | SentPart]:
+    plan: list[Block | SentPart] = []
+    waiting: list[Segment] = []
+    found = list(joined_copies(segments))
+    for segment in found:
+        if isinstance(segment, CopiedRange) and (kept := _inside(segment, old)) is not None:
+            start, end, blocks = kept
+            before = CopiedRange(segment.offset, start - segment.offset)
+            plan += sent_parts([*waiting, before], part_bytes)
+            plan += blocks
+            waiting = [CopiedRange(end, segment.offset + segment.nbytes - end)]
+            continue
+        if segment is found[-1] and isinstance(segment, NewBytes):  # the index, which the next append replaces
+            plan += sent_parts(waiting, part_bytes)
+            waiting = []
+        waiting.append(segment)
+    return [*plan, *sent_parts(waiting, part_bytes)]
+
+
+def _inside(segment: CopiedRange, old: Sequence[Block]) -> tuple[int, int, list[Block]] | None:
+    """Return the blocks that lie wholly in a range, with the start and end of them; ``None`` if there are none."""
+    start, end, at = None, 0, 0
+    blocks: list[Block] = []
+    for block in old:
+        if segment.offset <= at and at + block.nbytes <= segment.offset + segment.nbytes:
+            start, end = at if start is None else start, at + block.nbytes
+            blocks.append(block)
+        at += block.nbytes
+    return None if start is None else (start, end, blocks)
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+class AzureWrite(ObjectWrite):
+    """One write of one blob."""
+
+    def __init__(self, client: AzureClient, key: str, condition: Condition) -> None:
+        super().__init__(key, client.url, condition, client.head)
+        self.client = client
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {WRITE_ID_HEADER: self.write_id, **condition_headers(self.condition)}
+
+    async def stored(self, answer: AzureAnswer) -> Generation:
+        """Return the version that this write made, from the answer to it."""
+        return answer.generation(self.key) if answer.headers.get("ETag") else await self.unnamed_version()
+
+    def failure(self, exc: RequestFailed) -> Failure:
+        if exc.status == 412 and not isinstance(self.condition, Unconditional):
+            return Failure.REFUSED
+        if exc.is_busy:
+            return Failure.BUSY
+        return Failure.LOST if exc.is_lost else Failure.FINAL
+
+    async def unless_discarded(self, exc: RequestFailed) -> Generation:
+        """Return the version that was stored, after the answer that there are no such blocks: a request that was sent before has committed
+        them, or another writer has discarded them.
+
+        Raises:
+            ConditionFailed: another writer; there is a condition.
+            StorageError: another writer; there is none.
+        """
+        if (stored := await self.stored_in_spite_of(exc)) is not None:
+            return stored
+        if not isinstance(self.condition, Unconditional):
+            raise failed(self.key, self.client.url) from exc
+        raise StorageError(
+            f"writing {self.key!r}: another writer stored it, and so discarded the parts that were sent: write it again"
+        ) from exc
+
+
+async def put(client: AzureClient, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:
+    """Store a body that fits into memory by one request."""
+    data = await joined(body, nbytes, key)
+    write = AzureWrite(client, key, condition)
+    while True:
+        try:
+            return await write.stored(await client.put(key, "writing", data, write.headers))
+        except RequestFailed as exc:
+            if (stored := await write.judge(exc)) is not None:
+                return stored
+
+
+async def put_large(client: AzureClient, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:
+    """Store a large body in bounded memory, as blocks."""
+    write = AzureWrite(client, key, condition)
+    part_bytes = part_bytes_for(nbytes, client.block_bytes, client.max_blocks // 2)
+    return await _commit(write, await upload_parts(parts(body, nbytes, part_bytes, key), partial(_send_block, write)))
+
+
+async def compose(
+    client: AzureClient, storage: Storage, key: str, source: Generation, segments: Sequence[Segment], condition: Condition
+) -> Generation:
+    """Carry out ``Storage.compose``. Where nothing is kept, and it is no append, the bytes are read, and written by ``write``.
+
+    Raises:
+        ConditionFailed: the condition does not hold, or ``source`` is gone.
+    """
+    version, old = await committed_blocks(client, key)
+    if version != source:
+        raise source_gone(key)
+    plan = plan_blocks(segments, old, client.block_bytes, client.max_blocks)
+    is_append = len(segments) > 1 and isinstance(segments[0], CopiedRange) and all(isinstance(s, NewBytes) for s in segments[1:])
+    if not is_append and not any(isinstance(block, Block) for block in plan):
+        return await write_instead(storage, key, source, [part for part in plan if isinstance(part, SentPart)], condition)
+    write = AzureWrite(client, key, condition)
+
+    async def send(number: int, block: Block | SentPart) -> str | Block:
+        if isinstance(block, Block):
+            return block
+        return await _send_block(write, number, b"".join(await bytes_of(storage, key, source, block)))
+
+    blocks = await upload_parts(_each(plan), send)
+    if condition != IfGeneration(source):  # with it, the commit is that check
+        head = await client.head(key)
+        if head is None or head.generation != source:
+            raise source_gone(key)
+    return await _commit(write, blocks)
+
+
+async def _each(items: Iterable[T]) -> AsyncIterator[T]:
+    for item in items:
+        yield item
+
+
+async def _send_block(write: AzureWrite, number: int, data: bytes) -> str:
+    """Send one block; return its id."""
+    client, key, name = write.client, write.key, block_id(write.write_id, number)
+    query = {"comp": "block", "blockid": name}
+    await client.request("PUT", client.full_key(key), f"writing a block of {key!r}", query=query, body=data, repeats=True)
+    return name
+
+
+async def _commit(write: AzureWrite, blocks: Sequence[str | Block]) -> Generation:
+    """Make blocks the blob: those that were sent, and those that are kept."""
+    listed = "".join(
+        f"<Committed>{escape(block.id)}</Committed>" if isinstance(block, Block) else f"<Uncommitted>{block}</Uncommitted>"
+        for block in blocks
+    )
+    document = f'<?xml version="1.0" encoding="utf-8"?><BlockList>{listed}</BlockList>'.encode()
+    client, key = write.client, write.key
+    while True:
+        try:
+            return await write.stored(
+                await client.request(
+                    "PUT", client.full_key(key), f"writing {key!r}", query={"comp": "blocklist"}, headers=write.headers, body=document
+                )
+            )
+        except RequestFailed as exc:
+            if exc.code == BLOCKS_GONE:
+                return await write.unless_discarded(exc)
+            if (stored := await write.judge(exc)) is not None:
+                return stored
+
+
+async def committed_blocks(client: AzureClient, key: str) -> tuple[Generation | None, list[Block]]:
+    """Return the version of a blob, with its blocks; without a version if it is absent."""
+    what = f"looking up the blocks of {key!r}"
+    query = {"comp": "blocklist", "blocklisttype": "committed"}
+    try:
+        answer = await client.request("GET", client.full_key(key), what, query=query)
+    except RequestFailed as exc:
+        if exc.is_absent:
+            return None, []
+        raise
+    found = answer.xml(what).iterfind("CommittedBlocks/Block")
+    return answer.generation(key), [Block(block.findtext("Name") or "", int(block.findtext("Size") or 0)) for block in found]

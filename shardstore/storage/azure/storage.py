@@ -1,0 +1,211 @@
+"""Blobs in Azure Blob Storage, through the client of an adlfs instance. A generation is an ETag.
+
+adlfs's file interface is not used: it has no conditions where it writes in blocks, and remembers listings.
+
+Azure knows no suffix ranges: the end of a blob is asked for by its size. Where that is not known, the first request asks for as many bytes
+from the start: its answer shows the size, and is all of a small blob.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from email.utils import parsedate_to_datetime
+from typing import Any
+from xml.etree import ElementTree
+
+from shardstore.errors import Conflict, StorageError
+from shardstore.model.capabilities import Capabilities
+from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfGeneration
+from shardstore.model.ranges import ByteRange, ByteRequest, BytesLike, ByteSuffix, CopiedRange, NewBytes, Segment, resolve
+from shardstore.storage.azure.blocks import compose, put, put_large
+from shardstore.storage.azure.client import (
+    CLAIMED_WITHOUT_PROBE,
+    AzureClient,
+    AzureFacts,
+    Wanted,
+    canonical_etag,
+    facts_of,
+    probe_server,
+)
+from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, DirListing, ObjectInfo
+from shardstore.storage.requests.bucket import BucketStorage
+from shardstore.storage.requests.lost_answers import delete_object
+from shardstore.storage.requests.outcomes import RequestFailed, edge
+from shardstore.storage.requests.parts import sent_parts, sent_pieces
+from shardstore.storage.requests.ranged_reads import RangeOutcome, RangePart, checked_part, range_header
+from shardstore.storage.requests.writes import check_deletion
+
+PUT_BYTES = 64 << 20
+
+_COPY_ATTEMPTS = 5
+_MOST_GUESSED_BYTES = 8 << 20  # of a suffix that is asked for without a look at the size
+
+
+class AzureStorage(BucketStorage[AzureClient]):
+    """Blobs below ``path`` (``container/prefix``) of ``fs``, an ``adlfs.AzureBlobFileSystem`` whose loop is fsspec's IO loop.
+
+    Bodies above ``put_bytes`` are uploaded in blocks. ``probe`` finds out what a server honours.
+    """
+
+    kind = "azure"
+    client_class = AzureClient
+
+    def __init__(self, fs: Any, path: str, concurrency: int = 64, put_bytes: int = PUT_BYTES) -> None:
+        super().__init__(fs, path, concurrency, put_bytes)
+
+    @property
+    def _facts(self) -> AzureFacts:
+        return facts_of(self.client)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._facts.capabilities or CLAIMED_WITHOUT_PROBE
+
+    async def _ask_server(self) -> Capabilities:
+        return await probe_server(self.client)
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    async def get(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None = None) -> RangeOutcome:
+        if isinstance(request, ByteSuffix):
+            return await self._get_suffix(key, request, generation)
+        headers = {} if generation is None else {"If-Match": generation.token}
+        if (wanted := range_header(request)) is not None:
+            headers["x-ms-range"] = wanted
+        try:
+            answer = await self.client.request(
+                "GET",
+                self.client.full_key(key),
+                f"reading {key!r}",
+                headers=headers,
+                wanted=Wanted(request, most_nbytes, key, self.unasked_nbytes),
+            )
+        except RequestFailed as exc:
+            if exc.is_absent:
+                return ABSENT
+            if exc.status == 412 and generation is not None:
+                return CHANGED
+            if exc.status == 416:
+                return await self.past_the_end(key, request, generation)
+            raise
+        if answer.is_directory:
+            return ABSENT
+        found = answer.generation(key)
+        if generation is not None and found != generation:  # the server ignored If-Match
+            return CHANGED
+        if (encoding := answer.headers.get("Content-Encoding") or "identity") != "identity":
+            raise StorageError(
+                f"reading {key!r}: its stored bytes are compressed, so ranges of it cannot be read. Store it without Content-Encoding "
+                f"{encoding}"
+            )
+        if answer.status == 206 and not answer.body:  # what Azurite says of an empty blob, in place of 416
+            return await self.past_the_end(key, request, found)
+        if isinstance(answer.body, bytes):
+            view, nbytes = checked_part(request, answer.status, answer.headers.get("Content-Range"), answer.body, key)
+        else:
+            view, nbytes = answer.body
+        return RangePart(found, nbytes, view)
+
+    async def _get_suffix(self, key: str, request: ByteSuffix, generation: Generation | None) -> RangeOutcome:
+        if request.nbytes > _MOST_GUESSED_BYTES:
+            first = await self.look_up(key, generation)
+        else:
+            first = await self.get(key, ByteRange(0, request.nbytes), generation)
+        if not isinstance(first, RangePart) or len(first.data) == first.nbytes:
+            return first
+        return await self.get(key, resolve(request, first.nbytes), first.generation)
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    async def _put(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
+        store = put if nbytes <= self.part_bytes else put_large
+        return await store(self.client, key, body, nbytes, condition)
+
+    @edge()
+    async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
+        condition = await self.checked(key, condition)
+        try:
+            return await compose(self.client, self, key, source, segments, condition)
+        finally:
+            self.client.forget_listing(key)
+
+    async def _copy_from(self, origin: AzureClient, source: str, target: str) -> Generation | None:
+        # Azure copies in one step only what needs no authorisation, or bears it in its URL: so the bytes go through this process.
+        there = self if origin is self.client else type(self)(self.fs, f"{origin.bucket}/{origin.prefix}")
+        for _ in range(_COPY_ATTEMPTS):
+            first = await there.get(source, ByteRange(0, self.client.block_bytes), None)
+            if not isinstance(first, RangePart):
+                return None
+            rest = CopiedRange(len(first.data), first.nbytes - len(first.data))
+            whole = sent_parts([NewBytes(first.data), rest], self.client.block_bytes)
+            try:
+                return await self._put(target, sent_pieces(there, source, first.generation, whole), first.nbytes, UNCONDITIONAL)
+            except ConditionFailed:  # the source was replaced before its rest was read
+                continue
+        raise Conflict(f"{source!r} in {origin.url} kept changing while it was being copied: try again")
+
+    @edge()
+    async def delete(self, key: str, condition: Condition) -> bool:
+        check_deletion(key, condition)
+        if isinstance(condition, IfGeneration) and not (await self.probe()).conditional_delete:
+            head = await self.client.head(key)
+            if head is None:
+                return False
+            if head.generation != condition.generation:
+                raise ConditionFailed(f"{key!r} in {self.url} is not the version to delete")
+            sent: Condition = UNCONDITIONAL
+        else:
+            sent = condition
+
+        async def send() -> bool:
+            try:
+                return await self.client.delete(key, "deleting", sent)
+            except RequestFailed as exc:
+                if exc.status == 412 and await self.client.head(key) is None:  # also the answer where there is nothing
+                    return False
+                raise
+
+        try:
+            return await delete_object(send, self.client.head, key, self.url, condition)
+        finally:
+            self.client.forget_listing(key)
+
+    @edge()
+    async def delete_many(self, keys: Sequence[str]) -> None:
+        outcomes = await asyncio.gather(*(self.delete(key, UNCONDITIONAL) for key in keys), return_exceptions=True)
+        errors = [(key, outcome) for key, outcome in zip(keys, outcomes, strict=True) if isinstance(outcome, BaseException)]
+        if errors:
+            key, first = errors[0]
+            if not isinstance(first, StorageError):
+                raise first
+            raise type(first)(
+                f"{len(errors)} of {len(keys)} objects of {self.url} could not be deleted, {key!r} the first: {first}"
+            ) from first
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    async def _pages(self, prefix: str, *, directory: bool, after: str | None = None) -> AsyncIterator[DirListing]:
+        assert after is None  # no caller asks for it here
+        what = f"listing {self.url}"
+        query = {"restype": "container", "comp": "list", "include": "metadata", "prefix": self.client.full_key(prefix)}
+        if directory:
+            query["delimiter"] = "/"
+        while True:
+            page = (await self.client.request("GET", "", what, query=query)).xml(what)
+            prefixes = sorted(self.client.own_key(found.text or "") for found in page.iterfind("Blobs/BlobPrefix/Name"))
+            infos = [info for blob in page.iterfind("Blobs/Blob") if (info := self._info(blob)) is not None]
+            yield DirListing(tuple(infos), tuple(prefixes))
+            if not (marker := page.findtext("NextMarker")):
+                return
+            query["marker"] = marker
+
+    def _info(self, blob: ElementTree.Element) -> ObjectInfo | None:
+        """Return an entry of a listing; ``None`` of the marker of a directory."""
+        name, nbytes = blob.findtext("Name") or "", int(blob.findtext("Properties/Content-Length") or 0)
+        folder = blob.findtext("Metadata/hdi_isfolder") or ""
+        if name.endswith("/") or blob.findtext("Properties/ResourceType") == "directory" or folder.lower() == "true":
+            return None
+        modified = blob.findtext("Properties/Last-Modified")
+        seconds = parsedate_to_datetime(modified).timestamp() if modified else None
+        return ObjectInfo(self.client.own_key(name), nbytes, Generation(canonical_etag(blob.findtext("Properties/Etag") or ""), seconds))

@@ -35,11 +35,11 @@ from shardstore.model.options import COUNTED_IN_CHUNKS, check_flags, defaults_of
 from shardstore.model.redaction import redacted
 from shardstore.model.showing import ShownInNotebooks
 from shardstore.opening.address import is_known, links_of_url, protocols_of_links, text_of
-from shardstore.opening.kinds import Transport, carried_by
 from shardstore.opening.open import as_said, check_static, open_storage
 from shardstore.opening.options import how_to_give
 from shardstore.opening.snapshot_place import SnapshotPlace
 from shardstore.opening.snapshot_urls import may_name_snapshot, named_snapshot
+from shardstore.opening.transports import Transport, carried_by
 from shardstore.plan.commits import Strategy
 from shardstore.plan.policy import ShardingPolicy
 from shardstore.presented.engine_storage import EngineStorage
@@ -165,7 +165,7 @@ class Recipe:
     options: EngineOptions
     fsync: bool = True
     locks: Locks = "auto"
-    transport: Transport = "fsspec"
+    transport: Transport = "auto"
     static: bool | None = None
 
     def __repr__(self) -> str:  # shown in tracebacks and by task schedulers: no secrets
@@ -252,7 +252,7 @@ class Handle:
         fsync = options.pop("fsync", True)
         check_flags(fsync=fsync)
         locks = options.pop("locks", "auto")
-        transport = options.pop("transport", "fsspec")
+        transport = options.pop("transport", "auto")
         static = check_static(options.pop("static", None))
         _check_storage_options(target, storage_options)
         if "metadata_ttl" in options:

@@ -1,7 +1,7 @@
 """The kinds of storages that are opened from fsspec's filesystems, in one table. ``register_kind`` adds more.
 
 A kind is known by the name that its storages give as ``Storage.kind``. A filesystem that no kind takes is opened as a
-``GenericStorage``. The requests to an object store are carried by the user's fsspec filesystem, or by obstore with its settings.
+``GenericStorage``. ``transports`` says what carries the requests to an object store.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args
+from typing import Any
 
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.local import LocalFileSystem
@@ -17,8 +17,6 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from shardstore.errors import InvalidInput, Unsupported
-from shardstore.extras import how_to_install
-from shardstore.storage.abilities import ObstoreCarried
 from shardstore.storage.azure.storage import AzureStorage
 from shardstore.storage.base import Storage
 from shardstore.storage.gcs.storage import GCSStorage
@@ -27,7 +25,6 @@ from shardstore.storage.http.storage import HTTPStorage
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.s3.storage import S3Storage
-from shardstore.storage.wrappers import innermost
 
 LocalOpener = Callable[[str], LocalStorage]
 """A function that makes the storage of a local path, with the options for local files."""
@@ -76,8 +73,10 @@ class StorageKind:
     """Refuses values by ``InvalidInput``; takes the URL as it may be shown, and the options."""
     has_endpoint: bool = False
     """True if it takes ``endpoint_url``."""
-    on_obstore: Callable[[Any], Storage] | None = None
-    """Makes a storage whose requests go through obstore, from one whose requests go through the filesystem."""
+    on_obstore: Callable[[Any, bool], Storage] | None = None
+    """Makes a storage whose requests go through obstore, from one whose requests go through the filesystem, and from whether the user has
+    asked for that. Raises ``Unsupported`` if obstore cannot do as well.
+    """
 
     def open(self, fs: Any, path: str, local: LocalOpener) -> Storage:
         """Return the storage at a path of a filesystem; ``local`` opens local paths."""
@@ -95,16 +94,18 @@ def _check_token(url: str, options: Mapping[str, Any]) -> None:
         )
 
 
-def _s3_on_obstore(storage: S3Storage) -> Storage:
-    from shardstore.storage.obstore.s3 import ObstoreS3Storage  # an extra, and slow to import
+def _s3_on_obstore(storage: S3Storage, is_asked: bool) -> Storage:
+    from shardstore.storage.obstore.s3 import ObstoreS3Storage  # may be missing, and is slow to import
 
-    return ObstoreS3Storage(storage)
+    return ObstoreS3Storage(storage, is_asked)
 
 
-def _gcs_on_obstore(storage: GCSStorage) -> Storage:
-    from shardstore.storage.obstore.gcs import ObstoreGCSStorage  # an extra, and slow to import
+def _gcs_on_obstore(storage: GCSStorage, is_asked: bool) -> Storage:
+    if not is_asked and not storage.client.is_google:
+        raise Unsupported(f"obstore needs the XML interface of Google Cloud Storage, which {storage.endpoint} may not have")
+    from shardstore.storage.obstore.gcs import ObstoreGCSStorage  # may be missing, and is slow to import
 
-    return ObstoreGCSStorage(storage)
+    return ObstoreGCSStorage(storage, is_asked)
 
 
 _AZURE_CREDENTIALS = ("cli", "developer_cli", "environment", "managed_identity", "powershell", "shared_token_cache", "workload_identity")
@@ -235,46 +236,3 @@ def read_sizes(name: str) -> tuple[int, int]:
     """Return ``gap_bytes`` and ``first_bytes`` of a kind of storage; a kind in no table counts as an object store."""
     kind = kind_named(name)
     return (_HALF_A_MIB, 0) if kind is None else (kind.gap_bytes, kind.first_bytes)
-
-
-Transport = Literal["fsspec", "obstore"]
-
-
-def check_transport(transport: object) -> Transport:
-    """Return the transport. Raises ``InvalidInput`` if there is no such transport."""
-    if transport not in get_args(Transport):
-        raise InvalidInput(f"transport={transport!r} is not one of {', '.join(map(repr, get_args(Transport)))}")
-    return cast("Transport", transport)
-
-
-def is_carried(protocol: str) -> bool:
-    """Return whether obstore can carry the requests for URLs of a protocol."""
-    kind = kind_of_protocol(protocol)
-    return kind is not None and kind.on_obstore is not None
-
-
-def carried_by(transport: Transport, storage: Storage) -> Storage:
-    """Return ``storage`` with its requests carried by ``transport``.
-
-    Raises:
-        Unsupported: obstore is not installed, or not made for this kind of storage or its options.
-    """
-    if transport == "fsspec":
-        return storage
-    below = innermost(storage)
-    kind = kind_named(below.kind)
-    if kind is None or kind.on_obstore is None or not isinstance(below, kind.storage):
-        takers = " and ".join(f"{kind.protocols[0]}://" for kind in kinds() if kind.on_obstore is not None)
-        raise Unsupported(f"transport='obstore' is for {takers}, not for {storage.url}, which is of the kind {storage.kind!r}")
-    if below is not storage:
-        if storage.ability(ObstoreCarried) is not None:
-            return storage
-        raise Unsupported(
-            f"transport='obstore' cannot be added to a {type(storage).__name__}. Open the storage inside it with transport='obstore'"
-        )
-    try:
-        return kind.on_obstore(storage)
-    except ModuleNotFoundError as exc:
-        if (exc.name or "").partition(".")[0] != "obstore":
-            raise
-        raise Unsupported(f"transport='obstore' needs a package that is not installed: {how_to_install('obstore')}") from exc

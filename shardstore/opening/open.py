@@ -24,18 +24,10 @@ from shardstore.model.advice import check_endpoint
 from shardstore.model.redaction import redacted, shown_cause, unusable_options
 from shardstore.opening import options as open_options
 from shardstore.opening.address import OURS, check_cut, check_known, is_known, links_of_url, protocols_of_links
-from shardstore.opening.kinds import (
-    LocalOpener,
-    Transport,
-    carried_by,
-    check_transport,
-    extra_of_protocol,
-    is_carried,
-    kind_of_filesystem,
-    kind_of_protocol,
-)
+from shardstore.opening.kinds import LocalOpener, extra_of_protocol, kind_of_filesystem, kind_of_protocol
 from shardstore.opening.references import OWN_OPTIONS, open_set
 from shardstore.opening.snapshot_place import SnapshotPlace
+from shardstore.opening.transports import Transport, carried_by, check_transport, is_carried
 from shardstore.storage.base import Storage
 from shardstore.storage.generic.links import REFERENCES, is_any, without_dirs
 from shardstore.storage.generic.storage import GenericStorage
@@ -59,7 +51,7 @@ def open_storage(
     *,
     fsync: bool = True,
     locks: Locks = "auto",
-    transport: Transport = "fsspec",
+    transport: Transport = "auto",
     static: bool | None = None,
 ) -> Storage:
     """Return the storage that ``target`` names.
@@ -69,8 +61,9 @@ def open_storage(
     first link of a chain, or under a link's protocol for that link, as in fsspec. ``sharded::`` before a chain means the same as the chain
     without it. ``fsync`` and ``locks`` concern local files only, and so does ``follow_links``, which ``storage_options`` may hold: if it is
     false, what a link leads to outside of the directory is neither read nor listed. ``transport``, which ``storage_options`` may name too,
-    concerns S3 and GCS. ``static``, which they may hold too, says that nothing changes while the place is open, or that something may; by
-    default nothing changes in archives, sets of references and revisions that are named by their hash.
+    concerns S3 and GCS; by default obstore carries what it can, if it is installed. ``static``, which they may hold too, says that nothing
+    changes while the place is open, or that something may; by default nothing changes in archives, sets of references and revisions that
+    are named by their hash.
 
     Raises:
         InvalidInput: the target names no storage: an unknown protocol, a wrong type, options that nothing would use, a view of
@@ -82,12 +75,15 @@ def open_storage(
     check_locks(locks)
     _check_encodable(target)
     options = dict(storage_options or {})
-    other = None if check_transport(transport) == "fsspec" else transport  # the default contradicts nothing
-    carrier: Transport = open_options.own_option(options, "transport", check_transport, other, is_carried) or "fsspec"
+    given = None if check_transport(transport) == "auto" else transport  # the default contradicts nothing
+    carrier: Transport = open_options.own_option(options, "transport", check_transport, given, is_carried) or "auto"
     static = open_options.own_option(options, "static", check_static, check_static(static), is_known)
     follow_links = open_options.own_option(options, "follow_links", check_follow_links, None, is_known) is not False
     local = partial(LocalStorage, fsync=fsync, locks=locks, follow_links=follow_links)
-    return as_said(static, carried_by(carrier, _open(target, options, local)))
+    opened = _open(target, options, local)
+    if opened is target and carrier == "auto":  # it was made as the caller wants it
+        carrier = "fsspec"
+    return as_said(static, carried_by(carrier, opened))
 
 
 def _check_encodable(target: object) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shardstore.errors import InvalidInput
-from shardstore.opening.kinds import Transport
+from shardstore.opening.transports import Transport
 from shardstore.storage.base import Storage
 
 POINTER_KEY = "catalog.json"

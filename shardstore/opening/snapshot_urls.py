@@ -29,7 +29,6 @@ from shardstore.format.json_text import loads_object
 from shardstore.model.ranges import EVERYTHING
 from shardstore.model.redaction import redacted
 from shardstore.opening.address import Address, has_host, text_of
-from shardstore.opening.kinds import Transport
 from shardstore.opening.open import open_storage
 from shardstore.opening.snapshot_place import (
     HOW_TO_CHANGE,
@@ -40,6 +39,7 @@ from shardstore.opening.snapshot_place import (
     SnapshotName,
     SnapshotPlace,
 )
+from shardstore.opening.transports import Transport
 from shardstore.storage.base import Failed, Found, Read, ReadOutcome, Storage
 from shardstore.storage.generic.links import protocols_of
 from shardstore.storage.requests.ranged_reads import TooMuch
@@ -69,7 +69,7 @@ async def named_snapshot(
     target: object,
     storage_options: Mapping[str, Any] | None = None,
     *,
-    transport: Transport = "fsspec",
+    transport: Transport = "auto",
     pinned: Pinned | None = None,
 ) -> SnapshotPlace | None:
     """Return the snapshot that a target of ``open_storage`` names; ``None`` if it names another place. Runs on the IO loop.

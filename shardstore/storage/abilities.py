@@ -24,6 +24,7 @@ __all__ = [
     "Leftover",
     "ListsLeftovers",
     "NamesLocation",
+    "ObstoreCarried",
     "OnFilesystem",
     "RestrictsKeys",
     "VersionedByRange",
@@ -149,8 +150,13 @@ class OnFilesystem:
     fs: Any
 
 
-class ObstoreCarried:
+class ObstoreCarried(ABC):
     """A storage whose requests obstore carries."""
+
+    @property
+    @abstractmethod
+    def why_left_out(self) -> str | None:
+        """Why all requests go another way in this process, or from now on; ``None``: obstore carries those that it can."""
 
 
 class NamesLocation(ABC):

@@ -130,7 +130,7 @@ ON_THE_COMMAND_LINE = (
         "$ shardstore info s3://b/a -o endpoint_url=host:9000", "endpoint_url 'host:9000' of 's3://b/a' needs http:// or https:// in front"
     ),
     mistake("$ shardstore info s3:/bucket/a.zarr", "'s3:/bucket/a.zarr' is not a path that exists: did you mean s3://bucket/a.zarr?"),
-    mistake("$ shardstore info gs://b/a -o transport=curl", "-o transport=curl is not one of 'fsspec', 'obstore'"),
+    mistake("$ shardstore info gs://b/a -o transport=curl", "-o transport=curl is not one of 'auto', 'fsspec', 'obstore'"),
     mistake("$ shardstore cat data.zarr ct", "data.zarr/ct is a node, not a key: its document is 'ct/zarr.json'"),
     mistake("$ shardstore cat data.zarr ct/c/5/6", "there is no key at", "ct/c/5/6; a chunk that was never written does not exist"),
     mistake("$ shardstore ls data.zarr cts", "there is nothing at", "data.zarr/cts: list the directory above it, or check the spelling"),

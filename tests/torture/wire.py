@@ -26,7 +26,7 @@ from shardstore.engine.actions import ERASE, SetValue
 from shardstore.engine.engine import Engine
 from shardstore.engine.options import EngineOptions
 from shardstore.model.ranges import EVERYTHING, ByteRequest
-from shardstore.opening.kinds import Transport, carried_by
+from shardstore.opening.transports import Transport, carried_by
 from shardstore.storage.base import Storage
 from shardstore.storage.gcs import client as gcs_client
 from shardstore.storage.gcs.storage import GCSStorage

@@ -1,4 +1,5 @@
-"""Versions of the packages that matter here, the codec pipeline that zarr uses, and the kernel with the libraries that it calls.
+"""Versions of the packages that matter here, the codec pipeline that zarr uses, what carries the requests to object stores, and the kernel
+with the libraries that it calls.
 
 ``shardstore info --runtime`` shows the same.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -15,6 +17,7 @@ from typing import Any
 
 from shardstore.extras import EXTRAS, has_zarr2
 from shardstore.native.kernel import kernel, why_no_kernel
+from shardstore.opening.transports import Carrier, default_carrier
 
 _ALWAYS = ("shardstore", "zarr", "numcodecs", "numpy", "fsspec", "google-crc32c")
 
@@ -23,23 +26,26 @@ PACKAGES = tuple(dict.fromkeys((*_ALWAYS, *(name for names in EXTRAS.values() fo
 
 
 def show_versions() -> None:
-    """Print versions of packages and of Python, the codec pipeline that zarr uses, and whether there is a kernel: its file and, for each
-    codec, the version and file of the library that it calls; or why there is none. It is for reports of errors.
+    """Print versions of packages and of Python, the codec pipeline that zarr uses, what carries the requests to object stores, and whether
+    there is a kernel: its file and, for each codec, the version and file of the library that it calls; or why there is none. It is for
+    reports of errors.
     """
     rows = rows_of(runtime_facts())
     width = max(len(name) for name, _ in rows)
     sys.stdout.writelines(f"{name:{width}}  {value}\n" for name, value in rows)
 
 
-def runtime_facts(packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
-    """Return versions by package (``None``: not installed), the codec pipeline that zarr uses for stores of ours, and the kernel: its
-    file, or why there is none, and the libraries whose functions it calls, by codec.
+def runtime_facts(packages: Sequence[str] = PACKAGES, carrier: Carrier | None = None) -> dict[str, Any]:
+    """Return versions by package (``None``: not installed), the codec pipeline that zarr uses for stores of ours, what carries the requests
+    (to object stores by default, if no ``carrier`` is given), and the kernel: its file, or why there is none, and the libraries whose
+    functions it calls, by codec.
     """
     native = kernel()
     return {
         "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
         "versions": {name: _version(name) for name in packages},
         "pipeline": _zarr_pipeline(),
+        "transport": asdict(carrier or default_carrier()),
         "kernel": {
             "file": None if native is None else native.file,
             "why_not": why_no_kernel(),
@@ -52,7 +58,12 @@ def rows_of(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the facts of the installation as names and texts."""
     versions = [(name, version or "not installed") for name, version in facts["versions"].items()]
     native = facts["kernel"]
-    rows = [("pipeline", facts["pipeline"] or "none: zarr is not installed"), ("kernel", native["file"] or f"none: {native['why_not']}")]
+    carrier = facts["transport"]
+    rows = [
+        ("pipeline", facts["pipeline"] or "none: zarr is not installed"),
+        ("object stores", f"requests by {carrier['name']}" + (f": {why_not}" if (why_not := carrier["why_not_obstore"]) else "")),
+        ("kernel", native["file"] or f"none: {native['why_not']}"),
+    ]
     libraries = [(f"  {codec}", where) for codec, where in native["libraries"].items()]
     return [*versions, *rows, *libraries, ("python", facts["python"])]
 

@@ -12,9 +12,9 @@ from shardstore.engine.options import EngineOptions
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.extras import how_to_install
 from shardstore.model.options import defaults_of, with_options
-from shardstore.opening.kinds import Transport
 from shardstore.opening.open import open_storage
 from shardstore.opening.options import options_of_another, protocol_of
+from shardstore.opening.transports import Transport
 from shardstore.plan.policy import ShardingPolicy, validate_policy
 from shardstore.snapshots.catalog import DEFAULT_NAME, Catalog, StorageCatalog, check_store_name
 from shardstore.snapshots.files import MANIFEST_CACHE_BYTES, StoreFiles
@@ -40,7 +40,7 @@ class RepositoryOptions:
     max_memory: int = MAX_MEMORY
     manifest_cache_bytes: int = MANIFEST_CACHE_BYTES
     fsync: bool = True
-    transport: Transport = "fsspec"
+    transport: Transport = "auto"
 
     @property
     def options_of_virtual(self) -> Mapping[str, Mapping[str, Any]]:

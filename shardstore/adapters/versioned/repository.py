@@ -82,7 +82,7 @@ class Repository(ShownInNotebooks):
             max_memory: bytes of chunks that a session holds before some are stored.
             manifest_cache_bytes: bytes of decoded manifests that are kept.
             fsync: make local files durable before they count.
-            transport: ``"fsspec"`` or ``"obstore"``.
+            transport: as for ``shardstore.open``.
 
         Raises:
             InvalidInput: there is one already, or an option has an invalid value.

@@ -27,6 +27,7 @@ from shardstore.errors import InvalidInput, NotFound
 from shardstore.maintenance.survey.run import ArraySurvey, StorageFacts, Stored, Survey, storage_facts, survey
 from shardstore.model.options import ACCESS, FAST, OUTPUT, SHOW, CommandOption, option
 from shardstore.model.words import plural, shape, size
+from shardstore.opening.transports import carrier_of
 
 
 def info(
@@ -34,7 +35,7 @@ def info(
     url: Annotated[str | None, argument("URL", "A path, URL or chain of URLs: of a store, or a node in it.")] = None,
     fast: Fast = False,
     probe: Annotated[bool, CommandOption("Ask the server which conditions it honours.")] = False,
-    runtime: Annotated[bool, CommandOption("Show versions of packages, and the codec pipeline.")] = False,
+    runtime: Annotated[bool, CommandOption("Show versions of packages, the codec pipeline, and what carries requests.")] = False,
     explain: Explain = False,
     as_json: AsJson = False,
     storage: StorageOptions,
@@ -53,10 +54,10 @@ def info(
     document: dict[str, Any] = {}
     if url is None and not runtime:
         raise InvalidInput("give the URL of a store, or --runtime without a URL")
-    if runtime:
-        document["runtime"] = runtime_facts()
     damaged = False
-    if url is not None:
+    if url is None:
+        document["runtime"] = runtime_facts()
+    else:
         target = storage.resolve(url)
         packing = unfinished_pack(target) if not (fast and target.has_root) else None
         found = _survey(target, fast, packing)
@@ -73,6 +74,8 @@ def info(
                 show(_flavours(facts.stored))
             if explain:
                 show("", wrapped("", _EXPLAINED))
+        if runtime:
+            document["runtime"] = runtime_facts(carrier=carrier_of(engine.storage))
     if as_json:
         print_json(document)
     elif runtime:

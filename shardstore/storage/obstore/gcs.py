@@ -52,7 +52,7 @@ def check(client: GCSClient) -> None:
 
 
 def _no(what: str) -> Unsupported:
-    return Unsupported(f'{what} cannot be had with transport="obstore": leave that out, and requests go through gcsfs')
+    return Unsupported(f"obstore cannot do as well as gcsfs with {what}: leave transport out, and requests go through gcsfs")
 
 
 def current_settings(client: GCSClient) -> Settings:
@@ -88,9 +88,9 @@ def _provider(bearer: str) -> Any:
 class ObstoreGCSStorage(ObstoreStorage[GCSStorage]):
     """The place of a ``GCSStorage``, read through obstore. Options that obstore would ignore are refused."""
 
-    def __init__(self, inner: GCSStorage) -> None:
+    def __init__(self, inner: GCSStorage, is_asked: bool = True) -> None:
         check(inner.client)
-        super().__init__(inner)
+        super().__init__(inner, is_asked)
         self._settings: Settings | None = None
 
     async def bucket(self) -> Bucket | None:

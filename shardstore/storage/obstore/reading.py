@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,6 +36,7 @@ from shardstore.model.redaction import redacted, shown_cause
 from shardstore.storage.abilities import BlockingReads, ObstoreCarried
 from shardstore.storage.base import ABSENT, CHANGED, Found, Read, ReadOutcome
 from shardstore.storage.gcs.storage import GCSStorage
+from shardstore.storage.obstore.forks import WHY_NOT, can_run
 from shardstore.storage.requests.outcomes import RequestFailed
 from shardstore.storage.requests.ranged_reads import NOTHING, RangedReads, RangeOutcome, RangePart, check_most
 from shardstore.storage.s3.storage import S3Storage
@@ -63,18 +63,6 @@ _LAST_MOMENT_SECONDS = 0.1
 _STATUS = re.compile(r"Error performing [A-Z]+ \S+ in .*?Server returned non-2xx status code: (\d{3})", re.DOTALL)
 _CODE = re.compile(r"<Code>([^<]*)</Code>")
 
-_is_forked = False
-
-
-def _after_fork() -> None:
-    """Note that this process was forked: the threads of obstore stayed behind, so a request of the child would wait for ever."""
-    global _is_forked
-    _is_forked = True
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
 
 def _let_go() -> None:
     """Wait at exit: obstore's threads release the bytes that they were given a moment after their answer. One that does so when the
@@ -84,17 +72,6 @@ def _let_go() -> None:
 
 
 atexit.register(_let_go)
-
-_has_told = False
-
-
-def can_run() -> bool:
-    """Return whether obstore works in this process: not in one that was forked after obstore had been imported."""
-    global _has_told
-    if _is_forked and not _has_told:
-        _has_told = True
-        logger.warning("obstore does not work in a forked process: requests go through fsspec's transport; spawned processes can use it")
-    return not _is_forked
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,19 +235,21 @@ class ObstoreStorage(RangedReads, StorageWrapper, BlockingReads, ObstoreCarried,
 
     inner: Below
 
-    def __init__(self, inner: Below) -> None:
+    def __init__(self, inner: Below, is_asked: bool = True) -> None:
         super().__init__(inner)
+        self._is_asked = is_asked
         self._bucket: Bucket | None = None
         """The bucket as it was opened last; its credentials may have expired."""
-        self._is_given_up = False
+        self._given_up: str | None = None
+        """Why obstore is not asked any more."""
         self._useless = 0
         self._has_found = False
-        self._has_told = False
+        self._has_warned = False
         self.asked_below = 0
         """The number of reads that the storage below answered, although obstore was asked first."""
 
-    def __reduce__(self) -> tuple[type[ObstoreStorage[Below]], tuple[Below]]:
-        return type(self), (self.inner,)
+    def __reduce__(self) -> tuple[type[ObstoreStorage[Below]], tuple[Below, bool]]:
+        return type(self), (self.inner, self._is_asked)
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and other.inner == self.inner
@@ -293,16 +272,27 @@ class ObstoreStorage(RangedReads, StorageWrapper, BlockingReads, ObstoreCarried,
         """Return the ETag to ask for, if the version has one that can match."""
         raise NotImplementedError
 
+    @property
+    def why_left_out(self) -> str | None:
+        return self._given_up if can_run() else WHY_NOT
+
     def is_left_out(self) -> bool:
         """Return whether obstore is not used: in a forked process, or after it was given up."""
-        return self._is_given_up or not can_run()
+        why_not = self.why_left_out
+        if why_not is not None:
+            self._warn(f"requests to {self.url} go through fsspec's transport: {why_not}")
+        return why_not is not None
+
+    def _warn(self, message: str) -> None:
+        """Log once that requests go another way: as a warning if the user has asked for obstore."""
+        if not self._has_warned:
+            self._has_warned = True
+            logger.log(logging.WARNING if self._is_asked else logging.DEBUG, "%s", message)
 
     def leave_out(self, reason: Exception) -> None:
-        """Warn once that obstore cannot be used for this place; it is tried again with the next request."""
-        level = logging.DEBUG if self._has_told else logging.WARNING
-        self._has_told = True
+        """Note that obstore cannot be used for this place; it is tried again with the next request."""
         text = redacted(str(reason)).partition("\n")[0]
-        logger.log(level, "%s is reached through fsspec's transport, since obstore cannot open it: %s", self.url, text)
+        self._warn(f"{self.url} is reached through fsspec's transport, since obstore cannot open it: {text}")
 
     def heed(self, refusal: RequestFailed) -> None:
         """Note what a refusal, which is no usable answer, says about all later requests."""
@@ -316,9 +306,7 @@ class ObstoreStorage(RangedReads, StorageWrapper, BlockingReads, ObstoreCarried,
             reason = f"none of its first answers was of use: {refusal}"
         else:
             return
-        if not self._is_given_up:
-            self._is_given_up = True
-            logger.warning("requests to %s go through fsspec's transport from now on: %s", self.url, reason)
+        self._given_up = self._given_up or reason
 
     def _is_absent(self, refusal: RequestFailed) -> bool:
         """Return whether a refusal says that there is no object. It does only if the server is known to find objects that exist.

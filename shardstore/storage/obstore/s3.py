@@ -58,7 +58,13 @@ _FOREIGN_SETTINGS = ("AWS_SERVER_SIDE_ENCRYPTION", "AWS_SSE_")
 
 def check(client: S3Client) -> None:
     """Refuse options that obstore would ignore. Raises ``Unsupported``, which names options and never their values."""
-    fs, bucket = client.fs, client.bucket
+    try:
+        _check(client.fs, client.bucket)
+    except (AttributeError, TypeError) as exc:  # s3fs finds fault with these too, at its first request
+        raise _no("options of other types than it knows") from exc
+
+
+def _check(fs: Any, bucket: str) -> None:
     if bucket.startswith("arn:"):
         raise _no('access points ("arn:…")')
     if bucket.endswith("--x-s3"):
@@ -78,11 +84,13 @@ def check(client: S3Client) -> None:
         raise _no("this signature_version in config_kwargs")
     for name in os.environ:
         if name.upper().startswith(_FOREIGN_SETTINGS):
-            raise Unsupported(f"{name} in the environment means something to obstore and nothing to s3fs: unset it, or leave transport out")
+            raise Unsupported(
+                f"{name} in the environment means something to obstore and nothing to s3fs: unset it, or leave transport out for s3fs"
+            )
 
 
 def _no(what: str) -> Unsupported:
-    return Unsupported(f'{what} cannot be had with transport="obstore": leave that out, and requests go through s3fs')
+    return Unsupported(f"obstore cannot do as well as s3fs with {what}: leave transport out for s3fs")
 
 
 def _is_unsigned(signature: object) -> bool:
@@ -198,9 +206,9 @@ logger = logging.getLogger(__name__)
 class ObstoreS3Storage(ObstoreStorage[S3Storage]):
     """The place of an ``S3Storage``, used through obstore. Options that obstore would ignore are refused."""
 
-    def __init__(self, inner: S3Storage) -> None:
+    def __init__(self, inner: S3Storage, is_asked: bool = True) -> None:
         check(inner.client)
-        super().__init__(inner)
+        super().__init__(inner, is_asked)
         self.keys_per_page = 1000
         self._settings: Settings | None = None
 

@@ -14,7 +14,7 @@ import pytest
 import zarr
 
 from shardstore.errors import NotFound, WriteOutcomeUnknown
-from shardstore.opening.kinds import Transport
+from shardstore.opening.transports import Transport
 from shardstore.snapshots import Catalog, ConflictDetector, ConflictError, Pointer, Repository, Session, SQLCatalog, StorageCatalog
 from shardstore.snapshots.catalog import moved
 from shardstore.storage.memory import MemoryStorage

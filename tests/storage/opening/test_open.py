@@ -73,12 +73,12 @@ def test_storages_are_returned_as_they_are() -> None:
 
 def test_s3(s3_url: tuple[str, dict[str, Any]]) -> None:
     url, options = s3_url
-    storage = open_storage(url, options)
+    storage = open_storage(url, options, transport="fsspec")
     assert isinstance(storage, S3Storage)
     assert storage.url == url
-    assert open_storage(url, {"s3": options}) == storage
-    assert open_storage(url.replace("s3://", "s3a://") + "/", options) == storage
-    assert open_storage((storage.fs, url)) == storage
+    assert open_storage(url, {"s3": options}, transport="fsspec") == storage
+    assert open_storage(url.replace("s3://", "s3a://") + "/", {**options, "transport": "fsspec"}) == storage
+    assert open_storage((storage.fs, url), transport="fsspec") == storage
     with pytest.raises(InvalidInput, match="bucket"):
         open_storage("s3://", options)
 
@@ -138,11 +138,11 @@ def test_filesystems_of_other_loops_are_made_anew(s3_url: tuple[str, dict[str, A
     loop = asyncio.new_event_loop()
     for name, path, more in [("s3", url, options), ("http", "http://host/x", {}), ("gs", "b/x", {"token": "anon"})]:
         theirs = fsspec.filesystem(name, asynchronous=True, loop=loop, skip_instance_cache=True, **more)
-        storage: Any = open_storage((theirs, path))
+        storage: Any = open_storage((theirs, path), transport="fsspec")
         assert storage.fs is not theirs
         assert storage.fs.loop is fsspec.asyn.get_loop()
         assert not storage.fs.asynchronous
-        again: Any = open_storage((storage.fs, path))
+        again: Any = open_storage((storage.fs, path), transport="fsspec")
         assert again.fs is storage.fs
     loop.close()
 
@@ -212,7 +212,7 @@ def test_options_under_no_protocol_are_for_the_link_that_knows_them(tmp_path: Pa
     storage = open_storage("simplecache::s3://b/x", {"simplecache": {"cache_storage": str(tmp_path)}, "s3": {"key": "k"}, "anon": True})
     assert storage.fs.fs.storage_options == {"key": "k", "anon": True}
     for url, of_kind in (("s3a://b/x", "s3"), ("gs://b/x", "gcs"), ("http://h/x", "https")):
-        named: Any = open_storage(url, {of_kind: {"use_listings_cache": False}})
+        named: Any = open_storage(url, {of_kind: {"use_listings_cache": False}}, transport="fsspec")
         assert named.fs.storage_options == {"use_listings_cache": False}
     with pytest.raises(InvalidInput, match=r"skip of .* is not known to the filesystem 'simplecache'"):
         open_storage("simplecache::s3://b/x", {"anon": True, "skip": 1})

@@ -199,7 +199,7 @@ def test_the_extra_is_named_where_it_is_missing(s3_url: Url, monkeypatch: pytest
     for name in [name for name in sys.modules if name.startswith("shardstore.storage.obstore.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(Unsupported, match=r"pip install 'shardstore\[obstore]'"):
+    with pytest.raises(Unsupported, match=r"pip install 'shardstore\[s3]'"):
         open_storage(s3_url[0], s3_url[1], transport="obstore")
 
 

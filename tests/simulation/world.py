@@ -18,13 +18,12 @@ from shardstore.maintenance.execution import _opened
 from shardstore.maintenance.packing.record import Record
 from shardstore.presented.flavours import Presented, presented
 from shardstore.storage.base import Storage
-from shardstore.storage.gcs.client import forget_facts as forget_gcs_facts
 from shardstore.storage.gcs.storage import GCSStorage
 from shardstore.storage.local.mounts import Mount
 from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.requests.bucket import forget_facts
 from shardstore.storage.s3 import client as s3_client
 from shardstore.storage.s3 import parts as s3_parts
-from shardstore.storage.s3.client import forget_facts as forget_s3_facts
 from shardstore.storage.s3.storage import S3Storage
 from tests.simulation import gcs, s3, sources, threads
 from tests.simulation.calls import ROOT, Calls, Habits
@@ -225,8 +224,7 @@ class World:
 
     def run(self, main: Callable[[], Any]) -> Any:
         """Run ``main()`` to its end, as the world itself."""
-        forget_s3_facts()  # each world has servers of its own
-        forget_gcs_facts()
+        forget_facts()  # each world has servers of its own
         _opened.cache_clear()
         _running[:] = [self]
         with self.running():

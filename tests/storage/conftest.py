@@ -10,11 +10,10 @@ import gcsfs
 import pytest
 
 from shardstore.opening.open import open_storage
-from shardstore.storage.gcs import client as gcs_client
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.obstore.gcs import ObstoreGCSStorage
 from shardstore.storage.obstore.s3 import ObstoreS3Storage
-from shardstore.storage.s3 import client as s3_client
+from shardstore.storage.requests.bucket import forget_facts
 from shardstore.testing.storage_suite import SyncStorage
 from tests.harness.gcs_emulator import gcs_emulator
 from tests.storage.http.http_servers import WebServer
@@ -25,8 +24,7 @@ from tests.storage.obstore.obstore_proxied import Url
 def fresh_facts() -> Iterator[None]:
     """What servers honour is found out again for the next test."""
     yield
-    s3_client.forget_facts()
-    gcs_client.forget_facts()
+    forget_facts()
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from shardstore.errors import ShardStoreError
-from shardstore.storage.s3 import client as s3_client
+from shardstore.storage.requests.bucket import forget_facts
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.storage.wrappers import innermost
 from shardstore.testing.storage_suite import on_io_loop
@@ -42,11 +42,11 @@ def server(aws_endpoint: str) -> Iterator[Wire]:
 @pytest.fixture(autouse=True)
 def fresh(server: Wire, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     resend_at_once(monkeypatch)
-    s3_client.forget_facts()
+    forget_facts()
     limit_parts(small=True)
     yield
     limit_parts(small=False)
-    s3_client.forget_facts()
+    forget_facts()
     server.server.behave()
 
 

@@ -28,12 +28,11 @@ from shardstore.engine.options import EngineOptions
 from shardstore.model.ranges import EVERYTHING, ByteRequest
 from shardstore.opening.transports import Transport, carried_by
 from shardstore.storage.base import Storage
-from shardstore.storage.gcs import client as gcs_client
 from shardstore.storage.gcs.storage import GCSStorage
 from shardstore.storage.http import client as http_client
 from shardstore.storage.http.client import Retries
 from shardstore.storage.http.storage import HTTPStorage
-from shardstore.storage.s3 import client as s3_client
+from shardstore.storage.requests.bucket import forget_facts
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.testing.storage_suite import on_io_loop
 from tests import shards
@@ -240,8 +239,8 @@ def wire(kind: Kind, endpoint: str, transport: Transport = "fsspec") -> Iterator
 
 def forget() -> None:
     """What is known of servers, of any kind."""
-    for facts in (s3_client, gcs_client, http_client):
-        facts.forget_facts()
+    forget_facts()
+    http_client.forget_facts()
 
 
 def without_checksums(server: MisbehavingServer) -> None:

@@ -21,8 +21,8 @@ from shardstore.storage.base import UNKNOWN_NBYTES, ObjectInfo, Storage
 from shardstore.storage.inferred_versions import version_of
 from shardstore.storage.local.versions import modified_ns
 from shardstore.storage.references.entries import Targets
+from shardstore.storage.requests.outcomes import canonical_etag
 from shardstore.storage.requests.outcomes import modified_ns as modified_in
-from shardstore.storage.s3.client import canonical_etag
 
 ChecksumChoice = Literal["auto", "etag", "last_modified"] | None
 Checksum = str | datetime | None

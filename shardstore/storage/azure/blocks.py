@@ -26,8 +26,8 @@ from shardstore.model.generation import Condition, Generation, IfGeneration, Unc
 from shardstore.model.ranges import CopiedRange, NewBytes, Segment
 from shardstore.storage.azure.client import BLOCKS_GONE, WRITE_ID_HEADER, AzureAnswer, AzureClient, condition_headers
 from shardstore.storage.base import Storage
-from shardstore.storage.requests.lost_answers import Failure, ObjectWrite
-from shardstore.storage.requests.outcomes import RequestFailed
+from shardstore.storage.requests.lost_answers import ObjectWrite
+from shardstore.storage.requests.outcomes import RequestFailed, generation_of
 from shardstore.storage.requests.parts import (
     SentPart,
     bytes_of,
@@ -120,14 +120,7 @@ class AzureWrite(ObjectWrite):
 
     async def stored(self, answer: AzureAnswer) -> Generation:
         """Return the version that this write made, from the answer to it."""
-        return answer.generation(self.key) if answer.headers.get("ETag") else await self.unnamed_version()
-
-    def failure(self, exc: RequestFailed) -> Failure:
-        if exc.status == 412 and not isinstance(self.condition, Unconditional):
-            return Failure.REFUSED
-        if exc.is_busy:
-            return Failure.BUSY
-        return Failure.LOST if exc.is_lost else Failure.FINAL
+        return generation_of(answer.headers, self.key) if answer.headers.get("ETag") else await self.unnamed_version()
 
     async def unless_discarded(self, exc: RequestFailed) -> Generation:
         """Return the version that was stored, after the answer that there are no such blocks: a request that was sent before has committed
@@ -150,12 +143,8 @@ async def put(client: AzureClient, key: str, body: Body, nbytes: int, condition:
     """Store a body that fits into memory by one request."""
     data = await joined(body, nbytes, key)
     write = AzureWrite(client, key, condition)
-    while True:
-        try:
-            return await write.stored(await client.put(key, "writing", data, write.headers))
-        except RequestFailed as exc:
-            if (stored := await write.judge(exc)) is not None:
-                return stored
+    headers = {"x-ms-blob-type": "BlockBlob", **write.headers}
+    return await write.carry_out(lambda: client.request("PUT", client.full_key(key), f"writing {key!r}", headers=headers, body=data))
 
 
 async def put_large(client: AzureClient, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:
@@ -215,19 +204,14 @@ async def _commit(write: AzureWrite, blocks: Sequence[str | Block]) -> Generatio
         for block in blocks
     )
     document = f'<?xml version="1.0" encoding="utf-8"?><BlockList>{listed}</BlockList>'.encode()
-    client, key = write.client, write.key
-    while True:
-        try:
-            return await write.stored(
-                await client.request(
-                    "PUT", client.full_key(key), f"writing {key!r}", query={"comp": "blocklist"}, headers=write.headers, body=document
-                )
-            )
-        except RequestFailed as exc:
-            if exc.code == BLOCKS_GONE:
-                return await write.unless_discarded(exc)
-            if (stored := await write.judge(exc)) is not None:
-                return stored
+    client, name, what = write.client, write.client.full_key(write.key), f"writing {write.key!r}"
+    query = {"comp": "blocklist"}
+    try:
+        return await write.carry_out(lambda: client.request("PUT", name, what, query=query, headers=write.headers, body=document))
+    except RequestFailed as exc:
+        if exc.code != BLOCKS_GONE:
+            raise
+        return await write.unless_discarded(exc)
 
 
 async def committed_blocks(client: AzureClient, key: str) -> tuple[Generation | None, list[Block]]:
@@ -241,4 +225,4 @@ async def committed_blocks(client: AzureClient, key: str) -> tuple[Generation | 
             return None, []
         raise
     found = answer.xml(what).iterfind("CommittedBlocks/Block")
-    return answer.generation(key), [Block(block.findtext("Name") or "", int(block.findtext("Size") or 0)) for block in found]
+    return generation_of(answer.headers, key), [Block(block.findtext("Name") or "", int(block.findtext("Size") or 0)) for block in found]

@@ -1,5 +1,4 @@
-"""Requests to one container through the client that the user's adlfs instance has made, with errors translated once, here; and the probe
-of what the server honours.
+"""Requests to one container through the client that the user's adlfs instance has made, with errors translated once, here.
 
 Of the client, an ``azure.storage.blob.aio.BlobServiceClient``, only this is used: ``url``, ``api_version`` and ``_pipeline.run``, which
 signs a request, with the user's credentials, and sends it. Its methods for blobs are not used: they split reads and writes, repeat
@@ -12,8 +11,8 @@ The pipeline's own retries, which begin after 15 s, are left out: requests that 
 from __future__ import annotations
 
 import io
-from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -22,12 +21,13 @@ from xml.etree import ElementTree
 from shardstore.errors import NO_SUCH_BUCKET, AccessDenied, InvalidInput, ShardStoreError, StorageError
 from shardstore.model.advice import storage_option
 from shardstore.model.capabilities import Capabilities
-from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfAbsent, IfGeneration, Unconditional
+from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration, Unconditional
 from shardstore.model.ranges import ByteRequest
 from shardstore.model.redaction import redacted, shown_cause
 from shardstore.storage.requests.bucket import BucketClient
 from shardstore.storage.requests.lost_answers import wait_to_resend
-from shardstore.storage.requests.outcomes import WRITE_ID, Head, RequestFailed, is_unreachable, modified_seconds, probe_key
+from shardstore.storage.requests.outcomes import WRITE_ID, Head, RequestFailed, generation_of, is_unreachable
+from shardstore.storage.requests.probes import probe_conditions
 from shardstore.storage.requests.ranged_reads import REFUSAL_NBYTES, at_most, received
 
 _SENDS = 4  # of a request that may be repeated
@@ -42,12 +42,6 @@ COPY_PAYS_NBYTES = 8 << 20
 CLAIMED_WITHOUT_PROBE = Capabilities(
     pinned_reads=True, durable=True, across_machines=True, unique_versions=True, compose=True, copy_pays_nbytes=COPY_PAYS_NBYTES
 )
-"""Capabilities that need no probe: reads compare the ETag of the answer themselves."""
-
-
-def canonical_etag(etag: str) -> str:
-    """Return the ETag in quotes, as headers have it: listings leave them out."""
-    return '"' + etag.strip('"') + '"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +66,6 @@ class AzureAnswer:
     def is_directory(self) -> bool:
         """True of the marker of a directory in a hierarchical namespace, which is no object."""
         return self.headers.get("x-ms-resource-type") == "directory" or self.headers.get("x-ms-meta-hdi_isfolder", "").lower() == "true"
-
-    def generation(self, key: str) -> Generation:
-        """Return the version that the answer is about."""
-        etag = self.headers.get("ETag")
-        if not etag:
-            raise StorageError(f"the server's answer for {key!r} has no ETag: its versions cannot be distinguished")
-        return Generation(canonical_etag(etag), modified_seconds({"Last-Modified": self.headers.get("Last-Modified")}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,20 +230,17 @@ class AzureClient(BucketClient):
             raise
         if answer.is_directory:
             return None
-        return Head(answer.generation(key), int(answer.headers["Content-Length"]), answer.headers.get(WRITE_ID_HEADER))
+        return Head(generation_of(answer.headers, key), int(answer.headers["Content-Length"]), answer.headers.get(WRITE_ID_HEADER))
 
-    async def put(self, key: str, action: str, body: bytes, headers: Mapping[str, str]) -> AzureAnswer:
-        """Store one blob by one request."""
-        return await self.request(
-            "PUT", self.full_key(key), f"{action} {key!r}", headers={"x-ms-blob-type": "BlockBlob", **headers}, body=body
-        )
+    async def put_empty(self, key: str, condition: Condition) -> None:
+        headers = {"x-ms-blob-type": "BlockBlob", **condition_headers(condition)}
+        await self.request("PUT", self.full_key(key), f"probing conditional writes with {key!r}", headers=headers, body=b"")
 
-    async def delete(self, key: str, action: str, condition: Condition) -> bool:
-        """Delete one blob; return whether there was one."""
+    async def delete(self, key: str, condition: Condition, action: str = "deleting") -> bool:
         try:
             await self.request("DELETE", self.full_key(key), f"{action} {key!r}", headers=condition_headers(condition))
         except RequestFailed as exc:
-            if exc.is_absent:
+            if exc.is_absent or (exc.status == 412 and await self.head(key) is None):  # 412 also where there is nothing
                 return False
             raise
         return True
@@ -290,57 +274,8 @@ def _message_of(answer: AzureAnswer) -> str:
     return redacted(" ".join(text.split()).partition(" RequestId:")[0])
 
 
-# -- probes ------------------------------------------------------------------------------------------------------------
-
-_PROBING = "probing conditional writes with"
 _MADE_UP = Generation('"0x0000000000000A1"')
 
 
-@dataclass
-class AzureFacts:
-    """The known facts of one account and container, shared by all storages of this process."""
-
-    capabilities: Capabilities | None = None
-    warned: bool = False
-
-
-_facts: dict[tuple[str, str], AzureFacts] = {}
-
-
-def facts_of(client: AzureClient) -> AzureFacts:
-    return _facts.setdefault((client.endpoint, client.bucket), AzureFacts())
-
-
-def forget_facts() -> None:
-    """Forget all facts, so that servers are asked again; for tests, and after a server was updated."""
-    _facts.clear()
-
-
 async def probe_server(client: AzureClient) -> Capabilities:
-    """Ask for the abilities of the server: by one request that changes nothing. Servers other than Microsoft's get four more, about an
-    object that is removed again, and one about lists of blocks.
-    """
-    key, made_up = probe_key(), condition_headers(IfGeneration(_MADE_UP))
-    swap = await is_refused(client.put(key, _PROBING, b"", made_up))
-    create = delete = swap
-    if not (swap and client.is_azure):
-        try:
-            await client.put(key, _PROBING, b"", {})
-            create = await is_refused(client.put(key, _PROBING, b"", condition_headers(IF_ABSENT)))
-            delete = await is_refused(client.delete(key, _PROBING, IfGeneration(_MADE_UP)))
-        finally:
-            await client.delete(key, "removing the probe", UNCONDITIONAL)
-    return replace(CLAIMED_WITHOUT_PROBE, compare_and_swap=swap, create_if_absent=create, conditional_delete=delete)
-
-
-async def is_refused(request: Awaitable[object]) -> bool:
-    """Return whether the server refuses the condition of a request that it should."""
-    try:
-        await request
-    except RequestFailed as exc:
-        if exc.status == 412:
-            return True
-        if exc.status in (400, 405, 501):
-            return False
-        raise
-    return False
+    return await probe_conditions(client, CLAIMED_WITHOUT_PROBE, _MADE_UP, is_trusted=client.is_azure)

@@ -8,33 +8,26 @@ from the start: its answer shows the size, and is all of a small blob.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
-from email.utils import parsedate_to_datetime
 from typing import Any
 from xml.etree import ElementTree
 
-from shardstore.errors import Conflict, StorageError
+from shardstore.errors import Conflict
 from shardstore.model.capabilities import Capabilities
-from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfGeneration
+from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import ByteRange, ByteRequest, BytesLike, ByteSuffix, CopiedRange, NewBytes, Segment, resolve
 from shardstore.storage.azure.blocks import compose, put, put_large
 from shardstore.storage.azure.client import (
     CLAIMED_WITHOUT_PROBE,
     AzureClient,
-    AzureFacts,
     Wanted,
-    canonical_etag,
-    facts_of,
     probe_server,
 )
 from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, DirListing, ObjectInfo
-from shardstore.storage.requests.bucket import BucketStorage
-from shardstore.storage.requests.lost_answers import delete_object
-from shardstore.storage.requests.outcomes import RequestFailed, edge
+from shardstore.storage.requests.bucket import BucketFacts, BucketStorage, facts_about
+from shardstore.storage.requests.outcomes import RequestFailed, edge, etag_condition, generation_of, refuse_encoded, version_of
 from shardstore.storage.requests.parts import sent_parts, sent_pieces
 from shardstore.storage.requests.ranged_reads import RangeOutcome, RangePart, checked_part, range_header
-from shardstore.storage.requests.writes import check_deletion
 
 PUT_BYTES = 64 << 20
 
@@ -50,17 +43,14 @@ class AzureStorage(BucketStorage[AzureClient]):
 
     kind = "azure"
     client_class = AzureClient
+    claimed_without_probe = CLAIMED_WITHOUT_PROBE
 
     def __init__(self, fs: Any, path: str, concurrency: int = 64, put_bytes: int = PUT_BYTES) -> None:
         super().__init__(fs, path, concurrency, put_bytes)
 
     @property
-    def _facts(self) -> AzureFacts:
-        return facts_of(self.client)
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._facts.capabilities or CLAIMED_WITHOUT_PROBE
+    def _facts(self) -> BucketFacts:
+        return facts_about(self.client, BucketFacts)
 
     async def _ask_server(self) -> Capabilities:
         return await probe_server(self.client)
@@ -70,7 +60,7 @@ class AzureStorage(BucketStorage[AzureClient]):
     async def get(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None = None) -> RangeOutcome:
         if isinstance(request, ByteSuffix):
             return await self._get_suffix(key, request, generation)
-        headers = {} if generation is None else {"If-Match": generation.token}
+        headers = {} if (etag := etag_condition(generation)) is None else {"If-Match": etag}
         if (wanted := range_header(request)) is not None:
             headers["x-ms-range"] = wanted
         try:
@@ -82,23 +72,13 @@ class AzureStorage(BucketStorage[AzureClient]):
                 wanted=Wanted(request, most_nbytes, key, self.unasked_nbytes),
             )
         except RequestFailed as exc:
-            if exc.is_absent:
-                return ABSENT
-            if exc.status == 412 and generation is not None:
-                return CHANGED
-            if exc.status == 416:
-                return await self.past_the_end(key, request, generation)
-            raise
+            return await self.after_refusal(exc, key, request, generation)
         if answer.is_directory:
             return ABSENT
-        found = answer.generation(key)
+        found = generation_of(answer.headers, key)
         if generation is not None and found != generation:  # the server ignored If-Match
             return CHANGED
-        if (encoding := answer.headers.get("Content-Encoding") or "identity") != "identity":
-            raise StorageError(
-                f"reading {key!r}: its stored bytes are compressed, so ranges of it cannot be read. Store it without Content-Encoding "
-                f"{encoding}"
-            )
+        refuse_encoded(answer.headers.get("Content-Encoding"), key)
         if answer.status == 206 and not answer.body:  # what Azurite says of an empty blob, in place of 416
             return await self.past_the_end(key, request, found)
         if isinstance(answer.body, bytes):
@@ -145,44 +125,6 @@ class AzureStorage(BucketStorage[AzureClient]):
                 continue
         raise Conflict(f"{source!r} in {origin.url} kept changing while it was being copied: try again")
 
-    @edge()
-    async def delete(self, key: str, condition: Condition) -> bool:
-        check_deletion(key, condition)
-        if isinstance(condition, IfGeneration) and not (await self.probe()).conditional_delete:
-            head = await self.client.head(key)
-            if head is None:
-                return False
-            if head.generation != condition.generation:
-                raise ConditionFailed(f"{key!r} in {self.url} is not the version to delete")
-            sent: Condition = UNCONDITIONAL
-        else:
-            sent = condition
-
-        async def send() -> bool:
-            try:
-                return await self.client.delete(key, "deleting", sent)
-            except RequestFailed as exc:
-                if exc.status == 412 and await self.client.head(key) is None:  # also the answer where there is nothing
-                    return False
-                raise
-
-        try:
-            return await delete_object(send, self.client.head, key, self.url, condition)
-        finally:
-            self.client.forget_listing(key)
-
-    @edge()
-    async def delete_many(self, keys: Sequence[str]) -> None:
-        outcomes = await asyncio.gather(*(self.delete(key, UNCONDITIONAL) for key in keys), return_exceptions=True)
-        errors = [(key, outcome) for key, outcome in zip(keys, outcomes, strict=True) if isinstance(outcome, BaseException)]
-        if errors:
-            key, first = errors[0]
-            if not isinstance(first, StorageError):
-                raise first
-            raise type(first)(
-                f"{len(errors)} of {len(keys)} objects of {self.url} could not be deleted, {key!r} the first: {first}"
-            ) from first
-
     # -- looking -------------------------------------------------------------------------------------------------------
 
     async def _pages(self, prefix: str, *, directory: bool, after: str | None = None) -> AsyncIterator[DirListing]:
@@ -206,6 +148,5 @@ class AzureStorage(BucketStorage[AzureClient]):
         folder = blob.findtext("Metadata/hdi_isfolder") or ""
         if name.endswith("/") or blob.findtext("Properties/ResourceType") == "directory" or folder.lower() == "true":
             return None
-        modified = blob.findtext("Properties/Last-Modified")
-        seconds = parsedate_to_datetime(modified).timestamp() if modified else None
-        return ObjectInfo(self.client.own_key(name), nbytes, Generation(canonical_etag(blob.findtext("Properties/Etag") or ""), seconds))
+        version = version_of(blob.findtext("Properties/Etag") or "", {"Last-Modified": blob.findtext("Properties/Last-Modified")})
+        return ObjectInfo(self.client.own_key(name), nbytes, version)

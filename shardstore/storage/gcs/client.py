@@ -8,9 +8,6 @@ credentials, options and connections, whose session returns bounded answers: no 
 
 Bodies of uploads can be sent again: ``multipart/related`` with the object's metadata and checksum in front. The checksum is sent too, so
 that a server that checks it (Google's does) stores nothing if bytes were lost on the way.
-
-A server is asked once for each endpoint, bucket and process. An emulator may answer 200 to conditions that it does not know, so the
-questions are such that the right answer is 412.
 """
 
 from __future__ import annotations
@@ -30,11 +27,12 @@ import google_crc32c
 from shardstore.errors import NO_SUCH_BUCKET, AccessDenied, ShardStoreError, StorageError
 from shardstore.model.advice import check_endpoint, storage_option
 from shardstore.model.capabilities import Capabilities
-from shardstore.model.generation import Generation
+from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfAbsent, IfGeneration, Unconditional
 from shardstore.model.ranges import ByteRequest
 from shardstore.model.redaction import redacted, shown_cause, unusable_options
-from shardstore.storage.requests.bucket import BucketClient
+from shardstore.storage.requests.bucket import BucketClient, BucketFacts, facts_about
 from shardstore.storage.requests.outcomes import WRITE_ID, Head, RequestFailed, is_unreachable, modified_seconds, probe_key
+from shardstore.storage.requests.probes import is_refused, probe_conditions, remove
 from shardstore.storage.requests.ranged_reads import REFUSAL_NBYTES, at_most, received
 from shardstore.storage.requests.writes import Body, groups
 
@@ -263,6 +261,17 @@ def can_match(generation: Generation) -> bool:
     return generation.token.isdecimal() and generation.token != "0"
 
 
+def condition_query(condition: Condition) -> dict[str, str]:
+    """Return the parameters that make a request conditional."""
+    match condition:
+        case IfAbsent():
+            return {"ifGenerationMatch": "0"}
+        case IfGeneration(generation):
+            return {"ifGenerationMatch": generation.token}
+        case Unconditional():
+            return {}
+
+
 def _status_of(exc: Exception) -> int | None:
     """Return the status that gcsfs turned into ``exc``; ``None`` if there was no answer."""
     if isinstance(exc, FileNotFoundError):
@@ -405,6 +414,14 @@ class GCSClient(BucketClient):
         answer = await self.object("GET", OBJECT, key, "looking up", query={"fields": "generation,size,metadata"})
         return None if answer is None else head_of(answer.json(f"looking up {key!r}"), key)
 
+    async def put_empty(self, key: str, condition: Condition) -> None:
+        body = MemoryBody([], resource(self.full_key(key), {}))
+        query = {"uploadType": "multipart", **condition_query(condition)}
+        await self.insert("probing conditional writes", query, headers=body.headers, data=body.start())
+
+    async def delete(self, key: str, condition: Condition, action: str = "deleting") -> bool:
+        return await self.object("DELETE", OBJECT, key, action, query=condition_query(condition)) is not None
+
     async def insert(self, what: str, query: Mapping[str, str], **options: Any) -> GCSAnswer:
         """Make one request to the upload endpoint."""
         path = f"{self.fs._location}/upload/storage/v1/b/{{}}/o"
@@ -419,84 +436,27 @@ class GCSClient(BucketClient):
 # -- probes ------------------------------------------------------------------------------------------------------------
 
 
-_MADE_UP_GENERATION = "1"  # generations are microseconds since 1970
-
-_NOT_KNOWN = (400, 405, 501)
+_MADE_UP = Generation("1")  # generations are microseconds since 1970
 
 CLAIMED_WITHOUT_PROBE = Capabilities(pinned_reads=True, durable=True, across_machines=True, unique_versions=True)
-"""Capabilities that need no probe: reads compare generations themselves."""
 
 
 @dataclass
-class GCSFacts:
-    """The known facts of one endpoint and bucket, shared by all storages of this process."""
+class GCSFacts(BucketFacts):
+    """See ``BucketFacts``."""
 
-    capabilities: Capabilities | None = None
     resumable_conditions: bool | None = None
     """True if the end of a resumable upload honours the condition of its start: fake-gcs-server's does not. ``None``: not known yet."""
     tells_generation: bool = True
     """True if an answer with an object's bytes gives its generation: gcp-storage-emulator's does not."""
-    warned: bool = False
-
-
-_facts: dict[tuple[str, str], GCSFacts] = {}
 
 
 def facts_of(client: GCSClient) -> GCSFacts:
-    return _facts.setdefault((client.endpoint, client.bucket), GCSFacts())
-
-
-def forget_facts() -> None:
-    """Forget all facts, so that servers are asked again; for tests, and after a server was updated."""
-    _facts.clear()
-
-
-async def _upload(client: GCSClient, key: str, **condition: str) -> None:
-    body = MemoryBody([], resource(client.full_key(key), {}))
-    await client.insert("probing conditional writes", {"uploadType": "multipart", **condition}, headers=body.headers, data=body.start())
-
-
-async def _is_refused(request: Any) -> bool:
-    """Return whether the server refuses the condition of a request that it should."""
-    try:
-        await request
-    except RequestFailed as exc:
-        if exc.status == 412:
-            return True
-        if exc.status in _NOT_KNOWN:
-            return False
-        raise
-    return False
-
-
-async def _remove(client: GCSClient, key: str) -> None:
-    await client.object("DELETE", OBJECT, key, "removing the probe")
+    return facts_about(client, GCSFacts)
 
 
 async def probe_server(client: GCSClient) -> Capabilities:
-    """Ask for the abilities of the server: by one request that changes nothing. Servers other than Google's get four more, about an object
-    that is removed again.
-    """
-    key = probe_key()
-    swap = await _is_refused(_upload(client, key, ifGenerationMatch=_MADE_UP_GENERATION))
-    create = delete = swap
-    if not (swap and client.is_google):
-        try:
-            await _upload(client, key)
-            create = await _is_refused(_upload(client, key, ifGenerationMatch="0"))
-            query = {"ifGenerationMatch": _MADE_UP_GENERATION}
-            delete = await _is_refused(client.object("DELETE", OBJECT, key, "probing conditional deletes with", query=query))
-        finally:
-            await _remove(client, key)
-    return Capabilities(
-        pinned_reads=True,
-        durable=True,
-        across_machines=True,
-        unique_versions=True,
-        compare_and_swap=swap,
-        create_if_absent=create,
-        conditional_delete=delete,
-    )
+    return await probe_conditions(client, CLAIMED_WITHOUT_PROBE, _MADE_UP, is_trusted=client.is_google)
 
 
 async def probe_resumable(client: GCSClient) -> bool:
@@ -507,9 +467,9 @@ async def probe_resumable(client: GCSClient) -> bool:
     query = {"uploadType": "resumable", "name": client.full_key(key), "ifGenerationMatch": "0"}
     started = await client.insert(what, query, document=document)
     try:
-        await _upload(client, key)
+        await client.put_empty(key, UNCONDITIONAL)
         # The condition held when the upload was started, and does not any more.
         end = client.request("PUT", started.headers.get("Location", ""), what=what, headers={"Content-Range": "bytes 0-0/1"}, data=b"p")
-        return await _is_refused(end)
+        return await is_refused(end) is True
     finally:
-        await _remove(client, key)
+        await remove(client, key)

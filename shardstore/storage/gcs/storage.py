@@ -6,16 +6,15 @@ and remembers listings. A generation is GCS's generation number.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from shardstore.errors import StorageError, Unsupported
 from shardstore.model.capabilities import Capabilities
-from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfGeneration
+from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import ByteRequest, BytesLike, Segment, resolve
-from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, DirListing, ObjectInfo
+from shardstore.storage.base import ABSENT, CHANGED, DirListing, ObjectInfo
 from shardstore.storage.gcs.client import (
     CLAIMED_WITHOUT_PROBE,
     OBJECT,
@@ -31,10 +30,8 @@ from shardstore.storage.gcs.client import (
 )
 from shardstore.storage.gcs.upload import put, put_large
 from shardstore.storage.requests.bucket import BucketStorage
-from shardstore.storage.requests.lost_answers import delete_object
 from shardstore.storage.requests.outcomes import RequestFailed, edge, modified_seconds
 from shardstore.storage.requests.ranged_reads import RangeOutcome, RangePart, checked_part, range_header
-from shardstore.storage.requests.writes import check_deletion
 
 RESUMABLE_BYTES = 64 << 20
 
@@ -66,6 +63,7 @@ class GCSStorage(BucketStorage[GCSClient]):
 
     kind = "gcs"
     client_class = GCSClient
+    claimed_without_probe = CLAIMED_WITHOUT_PROBE
 
     def __init__(self, fs: Any, path: str, concurrency: int = 64, resumable_bytes: int = RESUMABLE_BYTES) -> None:
         super().__init__(fs, path, concurrency, resumable_bytes)
@@ -73,10 +71,6 @@ class GCSStorage(BucketStorage[GCSClient]):
     @property
     def _facts(self) -> GCSFacts:
         return facts_of(self.client)
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._facts.capabilities or CLAIMED_WITHOUT_PROBE
 
     async def _ask_server(self) -> Capabilities:
         return await probe_server(self.client)
@@ -93,11 +87,7 @@ class GCSStorage(BucketStorage[GCSClient]):
         try:
             media = await self._get_media(key, request, pin, most_nbytes)
         except RequestFailed as exc:
-            if exc.status == 412 and generation is not None:
-                return CHANGED
-            if exc.status == 416:
-                return await self.past_the_end(key, request, generation)
-            raise
+            return await self.after_refusal(exc, key, request, generation)
         if media is None:
             return ABSENT
         answer = media.answer
@@ -198,30 +188,8 @@ class GCSStorage(BucketStorage[GCSClient]):
                 raise StorageError(f"{what}: the server neither completed the copy nor gave a token to continue it")
             query["rewriteToken"] = rewritten["rewriteToken"]
 
-    @edge()
-    async def delete(self, key: str, condition: Condition) -> bool:
-        # If the answer was lost and gcsfs sent the request again, there is no object any more: ``False``, although it was ours.
-        check_deletion(key, condition)
-        if not isinstance(condition, IfGeneration):
-            return await self._delete(key)
-        generation = condition.generation
-        if can_match(generation) and (await self.probe()).conditional_delete:
-            return await self._delete(key, {"ifGenerationMatch": generation.token}, condition)
-        head = await self.client.head(key)
-        if head is None:
-            return False
-        if head.generation != generation:
-            raise ConditionFailed(f"{key!r} in {self.url} is not the version to delete")
-        return await self._delete(key, None, condition)
-
-    async def _delete(self, key: str, query: dict[str, str] | None = None, condition: Condition = UNCONDITIONAL) -> bool:
-        async def send() -> bool:
-            return await self.client.object("DELETE", OBJECT, key, "deleting", query=query) is not None
-
-        try:
-            return await delete_object(send, self.client.head, key, self.url, condition)
-        finally:
-            self.client.forget_listing(key)
+    def may_match(self, generation: Generation) -> bool:
+        return can_match(generation)
 
     @edge()
     async def keeps_versions(self) -> bool:
@@ -234,19 +202,6 @@ class GCSStorage(BucketStorage[GCSClient]):
         what = f"looking up whether the bucket of {self.url} keeps versions"
         answer = await self.client.request("GET", "b/{}", self.client.bucket, what=what, query={"fields": "versioning"})
         return bool((answer.json(what).get("versioning") or {}).get("enabled"))
-
-    @edge()
-    async def delete_many(self, keys: Sequence[str]) -> None:
-        # One request each: GCS's batches save connections, which are kept here, and carry out and count each delete singly.
-        outcomes = await asyncio.gather(*(self._delete(key) for key in keys), return_exceptions=True)
-        errors = [(key, outcome) for key, outcome in zip(keys, outcomes, strict=True) if isinstance(outcome, BaseException)]
-        if errors:
-            key, first = errors[0]
-            if not isinstance(first, StorageError):
-                raise first
-            raise type(first)(
-                f"{len(errors)} of {len(keys)} objects of {self.url} could not be deleted, {key!r} the first: {first}"
-            ) from first
 
     # -- looking -------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from shardstore.errors import ShardStoreError, StorageError, Unsupported
-from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration, Unconditional
+from shardstore.model.generation import Condition, Generation, IfGeneration, Unconditional
 from shardstore.storage.gcs.client import (
     Checksum,
     GCSAnswer,
@@ -20,6 +20,7 @@ from shardstore.storage.gcs.client import (
     SpooledBody,
     Unclosed,
     can_match,
+    condition_query,
     facts_of,
     probe_resumable,
     resource,
@@ -47,28 +48,21 @@ class _Write(ObjectWrite):
         self.client = client
         self.nbytes = nbytes
         self.what = f"writing {key!r}"
+        self.checksum = Checksum()
+        """That of the body, once all of it was seen."""
 
     @property
     def resource(self) -> dict[str, Any]:
         return resource(self.client.full_key(self.key), {WRITE_ID: self.write_id})
 
-    @property
-    def conditions(self) -> dict[str, str]:
-        match self.condition:
-            case IfAbsent():
-                return {"ifGenerationMatch": "0"}
-            case IfGeneration(generation):
-                return {"ifGenerationMatch": generation.token}
-            case Unconditional():
-                return {}
-
-    async def stored(self, answer: GCSAnswer, checksum: Checksum) -> Generation:
+    async def stored(self, answer: GCSAnswer) -> Generation:
         """Return the version that this write made, from the answer to it.
 
         Raises:
             RequestFailed: neither the answer nor the object shows the version: as if the answer had been lost.
             StorageError: other bytes were stored.
         """
+        checksum = self.checksum
         made: Mapping[str, Any] = {}
         with suppress(StorageError):  # no document: the object has to tell
             made = answer.json(self.what)
@@ -78,13 +72,6 @@ class _Write(ObjectWrite):
                 f"{made.get('crc32c')}; sent were {self.nbytes} bytes, {checksum}). Write it again"
             )
         return Generation(str(made["generation"])) if made.get("generation") else await self.unnamed_version()
-
-    def failure(self, exc: RequestFailed) -> Failure:
-        if exc.status == 412 and not isinstance(self.condition, Unconditional):
-            return Failure.REFUSED
-        if exc.is_busy:
-            return Failure.BUSY
-        return Failure.LOST if exc.is_lost else Failure.FINAL
 
     def busy_error(self, exc: RequestFailed) -> StorageError:
         return StorageError(
@@ -100,13 +87,9 @@ async def put(client: GCSClient, key: str, body: Body, nbytes: int, condition: C
 
 
 async def _send_whole(write: _Write, body: MemoryBody | SpooledBody) -> Generation:
-    query = {"uploadType": "multipart", **write.conditions}
-    while True:
-        try:
-            return await write.stored(await write.client.insert(write.what, query, headers=body.headers, data=body.start()), body.checksum)
-        except RequestFailed as exc:
-            if (stored := await write.judge(exc)) is not None:
-                return stored
+    write.checksum = body.checksum
+    query = {"uploadType": "multipart", **condition_query(write.condition)}
+    return await write.carry_out(lambda: write.client.insert(write.what, query, headers=body.headers, data=body.start()))
 
 
 async def put_large(client: GCSClient, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:
@@ -139,7 +122,7 @@ async def _put_spooled(write: _Write, body: Body) -> Generation:
 
 async def _put_resumable(write: _Write, body: Body) -> Generation:
     client = write.client
-    query = {"uploadType": "resumable", "name": client.full_key(write.key), **write.conditions}
+    query = {"uploadType": "resumable", "name": client.full_key(write.key), **condition_query(write.condition)}
     headers = {"X-Upload-Content-Type": "application/octet-stream", "X-Upload-Content-Length": str(write.nbytes)}
     try:
         started = await client.insert(write.what, query, document=write.resource, headers=headers)
@@ -185,13 +168,12 @@ class _ResumableUpload:
     def __init__(self, write: _Write, location: str) -> None:
         self._write = write
         self._location = location
-        self._checksum = Checksum()
         self._offset = 0
 
     async def send_all(self, body: Body) -> Generation:
         write = self._write
         async for part, is_last in _with_last(parts(body, write.nbytes, write.client.upload_part_bytes, write.key)):
-            self._checksum.update(part)
+            self._write.checksum.update(part)
             if (stored := await self._send(part, is_last)) is not None:
                 return stored
         raise StorageError(f"{write.what}: the server has all {write.nbytes} bytes but does not end the upload")
@@ -203,12 +185,12 @@ class _ResumableUpload:
             end = self._offset + len(part)
             headers = {"Content-Range": f"bytes {self._offset}-{end - 1}/{write.nbytes}", "Content-Type": "application/octet-stream"}
             if is_last:
-                headers["X-Goog-Hash"] = f"crc32c={self._checksum}"
+                headers["X-Goog-Hash"] = f"crc32c={write.checksum}"
             what = f"writing a part of {write.key!r}"
             try:
                 answer = await write.client.request("PUT", self._location, what=what, headers=headers, data=Unclosed(part))
                 if is_last and answer.status != 308:
-                    return await write.stored(answer, self._checksum)
+                    return await write.stored(answer)
             except RequestFailed as exc:
                 if not is_last:
                     raise await _not_sent(write, exc) from exc

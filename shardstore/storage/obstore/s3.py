@@ -31,9 +31,9 @@ from shardstore.errors import Unsupported
 from shardstore.model.generation import Condition, Generation
 from shardstore.storage.base import DirListing, ObjectInfo, check_directory
 from shardstore.storage.obstore.reading import ONCE, Bucket, ObstoreAnswer, ObstoreStorage, client_options, put_object
-from shardstore.storage.requests.outcomes import RequestFailed, edge
+from shardstore.storage.requests.outcomes import RequestFailed, canonical_etag, edge
 from shardstore.storage.requests.writes import Body
-from shardstore.storage.s3.client import S3Client, canonical_etag
+from shardstore.storage.s3.client import S3Client
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.storage.s3.upload import put
 

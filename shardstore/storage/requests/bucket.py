@@ -5,18 +5,21 @@ A kind brings a client, which makes requests, and says how its server reads a ra
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
 
-from shardstore.errors import InvalidInput
+from shardstore.errors import InvalidInput, StorageError
 from shardstore.model.advice import storage_option
 from shardstore.model.capabilities import Capabilities
-from shardstore.model.generation import Condition, Generation, Unconditional
+from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfGeneration, Unconditional
 from shardstore.model.ranges import BytesLike
 from shardstore.storage.abilities import CopiesFrom, OnFilesystem
-from shardstore.storage.base import ABSENT, CHANGED, Abilities, DirListing, ObjectInfo, Storage, check_directory
+from shardstore.storage.base import ABSENT, CHANGED, Abilities, ConditionFailed, DirListing, ObjectInfo, Storage, check_directory
 from shardstore.storage.requests import writes as conditions
+from shardstore.storage.requests.lost_answers import delete_object
 from shardstore.storage.requests.outcomes import Bound, Head, edge
 from shardstore.storage.requests.ranged_reads import NOTHING, RangedReads, RangeOutcome, RangePart
 
@@ -73,6 +76,14 @@ class BucketClient(ABC):
     async def head(self, key: str) -> Head | None:
         """Return version and size of the object, ``None`` if there is none."""
 
+    @abstractmethod
+    async def put_empty(self, key: str, condition: Condition) -> None:
+        """Store an empty object, by one request, to find out whether the server honours the condition."""
+
+    @abstractmethod
+    async def delete(self, key: str, condition: Condition, action: str = "deleting") -> bool:
+        """Delete an object by one request; return whether there was one, or true if the answer does not say so."""
+
     def full_key(self, key: str) -> str:
         """Return the name of the object of ``key`` in the bucket."""
         return f"{self.prefix}/{key}" if self.prefix else key
@@ -86,11 +97,28 @@ class BucketClient(ABC):
         self.fs.invalidate_cache(f"{self.bucket}/{self.full_key(key)}")
 
 
-class BucketFacts(Protocol):
-    """The facts about one server and bucket, learned once a process."""
+@dataclass
+class BucketFacts:
+    """The known facts of one server and bucket, shared by all storages of this process."""
 
-    capabilities: Capabilities | None
-    warned: bool
+    capabilities: Capabilities | None = None
+    warned: bool = False
+
+
+Facts = TypeVar("Facts", bound=BucketFacts)
+
+_facts: dict[tuple[type[BucketFacts], str, str], Any] = {}
+
+
+def facts_about(client: BucketClient, kind: type[Facts]) -> Facts:
+    """Return the facts about the client's server and bucket."""
+    found: Facts = _facts.setdefault((kind, client.endpoint, client.bucket), kind())
+    return found
+
+
+def forget_facts() -> None:
+    """Forget all facts, so that servers are asked again; for tests, and after a server was updated."""
+    _facts.clear()
 
 
 Client = TypeVar("Client", bound=BucketClient)
@@ -104,6 +132,10 @@ class BucketStorage(RangedReads, CopiesFrom, OnFilesystem, Abilities, Generic[Cl
 
     kind: ClassVar[str]
     client_class: ClassVar[type[Any]]
+    claimed_without_probe: ClassVar[Capabilities]
+    """Capabilities that need no probe: reads compare the version of the answer themselves."""
+    looks_before_deletes: ClassVar[bool] = False
+    """True if the answer to a delete does not show whether there was an object."""
 
     def __init__(self, fs: Any, path: str, concurrency: int, part_bytes: int) -> None:
         self.fs = fs
@@ -141,9 +173,9 @@ class BucketStorage(RangedReads, CopiesFrom, OnFilesystem, Abilities, Generic[Cl
         """Return the facts about the server and bucket."""
 
     @property
-    @abstractmethod
     def capabilities(self) -> Capabilities:
         """The known abilities; see ``Storage.capabilities``."""
+        return self._facts.capabilities or self.claimed_without_probe
 
     @abstractmethod
     async def _ask_server(self) -> Capabilities:
@@ -211,7 +243,45 @@ class BucketStorage(RangedReads, CopiesFrom, OnFilesystem, Abilities, Generic[Cl
         head = await self.client.head(key)
         if not conditions.holds(condition, None if head is None else head.generation):
             raise conditions.failed(key, self.url)
-        return Unconditional()
+        return UNCONDITIONAL
+
+    def may_match(self, generation: Generation) -> bool:
+        """Return whether an object can have this version, so that the server is to be asked about it."""
+        return True
+
+    @edge()
+    async def delete(self, key: str, condition: Condition) -> bool:
+        conditions.check_deletion(key, condition)
+        sent, looks = condition, self.looks_before_deletes
+        if isinstance(condition, IfGeneration) and not (self.may_match(condition.generation) and (await self.probe()).conditional_delete):
+            sent, looks = UNCONDITIONAL, True
+        if looks:
+            head = await self.client.head(key)
+            if head is None:
+                return False
+            if not conditions.holds(condition, head.generation):
+                raise ConditionFailed(f"{key!r} in {self.url} is not the version to delete")
+        return await self._delete(key, sent, condition)
+
+    async def _delete(self, key: str, sent: Condition, condition: Condition) -> bool:
+        """Delete by requests on the condition ``sent``, which may be less than ``condition``."""
+        try:
+            return await delete_object(lambda: self.client.delete(key, sent), self.client.head, key, self.url, condition)
+        finally:
+            self.client.forget_listing(key)
+
+    @edge()
+    async def delete_many(self, keys: Sequence[str]) -> None:
+        # One request each, where batches would save nothing but connections, which are kept here.
+        outcomes = await asyncio.gather(*(self._delete(key, UNCONDITIONAL, UNCONDITIONAL) for key in keys), return_exceptions=True)
+        errors = [(key, outcome) for key, outcome in zip(keys, outcomes, strict=True) if isinstance(outcome, BaseException)]
+        if errors:
+            key, first = errors[0]
+            if not isinstance(first, StorageError):
+                raise first
+            raise type(first)(
+                f"{len(errors)} of {len(keys)} objects of {self.url} could not be deleted, {key!r} the first: {first}"
+            ) from first
 
     async def rename_prefix(self, source: str, target: str) -> bool:
         return False

@@ -21,8 +21,9 @@ import logging
 import random
 import uuid
 from collections.abc import Awaitable, Callable
+from typing import Any
 
-from shardstore.errors import StorageError, WriteOutcomeUnknown
+from shardstore.errors import NO_SUCH_BUCKET, StorageError, WriteOutcomeUnknown
 from shardstore.model.generation import Condition, Generation, IfGeneration, Unconditional
 from shardstore.storage.requests.outcomes import Head, RequestFailed
 from shardstore.storage.requests.writes import failed, holds
@@ -61,8 +62,30 @@ class ObjectWrite:
         self._sends = 1
 
     def failure(self, exc: RequestFailed) -> Failure:
-        """Return what the status and code of a failed request mean on this kind of server."""
+        """Return what the status and code of a failed request mean."""
+        if exc.code == NO_SUCH_BUCKET:
+            return Failure.FINAL
+        if exc.is_busy:
+            return Failure.BUSY
+        if exc.status in (404, 412) and not isinstance(self.condition, Unconditional):  # 404: there is no object to match
+            return Failure.REFUSED
+        return Failure.LOST if exc.is_lost else Failure.FINAL
+
+    async def stored(self, answer: Any) -> Generation:
+        """Return the version that this write made, from the answer to its request, of whatever type this kind of storage has."""
         raise NotImplementedError
+
+    async def carry_out(self, send: Callable[[], Awaitable[Any]]) -> Generation:
+        """Store by ``send``, which makes the request and returns the answer, as often as ``judge`` says; return the new version.
+
+        Raises as ``judge`` does.
+        """
+        while True:
+            try:
+                return await self.stored(await send())
+            except RequestFailed as exc:
+                if (stored := await self.judge(exc)) is not None:
+                    return stored
 
     def has_other_etag_syntax(self, exc: RequestFailed) -> bool:
         """Return whether there is another way to write the condition, which the next request uses."""

@@ -137,6 +137,38 @@ class Head:
     write_id: str | None
 
 
+def canonical_etag(etag: str) -> str:
+    """Return the ETag in quotes, as headers have it: some servers leave them out in some answers. Weak ones stay unchanged."""
+    return etag if etag.startswith("W/") else '"' + etag.strip('"') + '"'
+
+
+def generation_of(facts: Mapping[str, Any], key: str) -> Generation:
+    """Return the version that an answer is about, from its ETag."""
+    etag = facts.get("ETag")
+    if not etag:
+        raise StorageError(f"the server's answer for {key!r} has no ETag: its versions cannot be distinguished")
+    return version_of(etag, facts)
+
+
+def version_of(etag: str, facts: Mapping[str, Any]) -> Generation:
+    """Return the version with this ETag; ``facts`` of the object, in an answer or a listing, may say when it was stored."""
+    return Generation(canonical_etag(etag), modified_seconds(facts))
+
+
+def etag_condition(generation: Generation | None) -> str | None:
+    """Return the ETag on whose condition a version is read; ``None``: the answer has to be compared, as a weak ETag never matches."""
+    return None if generation is None or generation.token.startswith("W/") else generation.token
+
+
+def refuse_encoded(encoding: str | None, key: str, *harmless: str) -> None:
+    """Raise ``StorageError`` if an object is stored in an encoding, so that its bytes differ from those that are counted."""
+    if (encoding or "identity") not in ("identity", *harmless):
+        raise StorageError(
+            f"reading {key!r}: its stored bytes are compressed, so ranges of it cannot be read. Store it without Content-Encoding "
+            f"{encoding}"
+        )
+
+
 def server_times(last_modified: str | None, date: str | None) -> ServerTimes | None:
     """Return the times in the headers of an answer (RFC 9110, sections 6.6.1 and 8.8.2); ``None`` if they have none."""
     try:

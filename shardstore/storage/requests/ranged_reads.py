@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from shardstore.errors import ShardStoreError, StorageError
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteOffset, ByteRange, ByteRequest, ByteSuffix, resolve
-from shardstore.storage.base import CHANGED, Absent, Changed, Failed, Found, ObjectInfo, Read, ReadOutcome, ServerTimes
-from shardstore.storage.requests.outcomes import as_known, edge
+from shardstore.storage.base import ABSENT, CHANGED, Absent, Changed, Failed, Found, ObjectInfo, Read, ReadOutcome, ServerTimes
+from shardstore.storage.requests.outcomes import RequestFailed, as_known, edge
 
 REFUSAL_NBYTES = 1 << 20
 """The most bytes that are read of the text of a refusal, if it is read at all."""
@@ -337,6 +337,16 @@ class RangedReads(ABC):
     async def stat(self, key: str) -> ObjectInfo | None:
         part = await self.look_up(key, None)
         return ObjectInfo(key, part.nbytes, part.generation) if isinstance(part, RangePart) else None
+
+    async def after_refusal(self, exc: RequestFailed, key: str, request: ByteRequest, generation: Generation | None) -> RangeOutcome:
+        """Return the outcome of a read that a server refused with ``exc``; raise that if it says nothing of the object."""
+        if exc.is_absent:
+            return ABSENT
+        if exc.status == 412 and generation is not None:
+            return CHANGED
+        if exc.status == 416:
+            return await self.past_the_end(key, request, generation)
+        raise exc
 
     async def past_the_end(self, key: str, request: ByteRequest, generation: Generation | None) -> RangeOutcome:
         """Return the outcome if the server says that ``request`` starts at or after the end, or that the object is empty; a look shows for

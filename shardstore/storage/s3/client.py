@@ -2,9 +2,6 @@
 
 Credentials, endpoint and retries stay those of the instance. Nothing of s3fs or botocore is imported: their exceptions are recognised
 by the response that they carry.
-
-A server is asked once for each endpoint, bucket and process; nothing is left behind. One that does not know conditional writes may answer
-200 to them and overwrite: success alone proves nothing, so each question is such that the right answer is a refusal.
 """
 
 from __future__ import annotations
@@ -13,27 +10,28 @@ import asyncio
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
 from shardstore.errors import NO_SUCH_BUCKET, AccessDenied, ShardStoreError, StorageError
 from shardstore.model.advice import check_endpoint, storage_option
 from shardstore.model.capabilities import Capabilities
-from shardstore.model.generation import Generation
+from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration, Unconditional
 from shardstore.model.redaction import unusable_options
 from shardstore.storage.base import ServerTimes
-from shardstore.storage.requests.bucket import BucketClient
+from shardstore.storage.requests.bucket import BucketClient, BucketFacts, facts_about
 from shardstore.storage.requests.outcomes import (
     WRITE_ID,
     Head,
     RequestFailed,
     edge,
+    generation_of,
     is_unreachable,
-    modified_seconds,
     probe_key,
     server_times,
 )
+from shardstore.storage.requests.probes import NOT_KNOWN, is_refused, probe_conditions, remove
 from shardstore.storage.s3.parts import COPY_PAYS_NBYTES
 
 _NO_PLAIN_BUCKET = re.compile(r":|--[a-z0-9]+-s3$|-s3alias$|\.mrap$")  # ARNs, and the endings that AWS keeps for itself
@@ -41,27 +39,9 @@ _NO_PLAIN_BUCKET = re.compile(r":|--[a-z0-9]+-s3$|-s3alias$|\.mrap$")  # ARNs, a
 _ALIAS = re.compile(r":|--ol-s3$|-s3alias$|\.mrap$")  # of access points, also such to a part of a bucket
 
 
-def canonical_etag(etag: str) -> str:
-    """Return the ETag in quotes, as headers have it: some servers leave them out in some answers. Weak ones stay unchanged."""
-    return etag if etag.startswith("W/") else '"' + etag.strip('"') + '"'
-
-
 def head_of(response: Mapping[str, Any], key: str) -> Head:
     """Return version and size from the answer to a HEAD."""
     return Head(generation_of(response, key), int(response["ContentLength"]), response.get("Metadata", {}).get(WRITE_ID))
-
-
-def generation_of(response: Mapping[str, Any], key: str) -> Generation:
-    """Return the version that an answer is about."""
-    etag = response.get("ETag")
-    if not etag:
-        raise StorageError(f"the server's answer for {key!r} has no ETag: its versions cannot be distinguished")
-    return version_of(etag, response)
-
-
-def version_of(etag: str, facts: Mapping[str, Any]) -> Generation:
-    """Return the version with this ETag; ``facts`` of the object, in an answer or a listing, may say when it was stored."""
-    return Generation(canonical_etag(etag), modified_seconds(facts))
 
 
 def member_of(response: Mapping[str, Any], name: str, action: str, key: str) -> str:
@@ -129,10 +109,9 @@ def translated(exc: Exception, action: str, where: str, bucket: str, endpoint: s
 
 
 @dataclass
-class S3Facts:
-    """The known facts of one endpoint and bucket, shared by all storages of this process."""
+class S3Facts(BucketFacts):
+    """See ``BucketFacts``."""
 
-    capabilities: Capabilities | None = None
     multipart_conditions: bool | None = None
     """True if CompleteMultipartUpload honours conditions: moto and Ceph do not."""
     copies_parts: bool | None = None
@@ -145,24 +124,26 @@ class S3Facts:
     """True if ``If-Match`` of a PUT matches only without quotes, as with Ceph; learned when it is refused with them."""
     etag_wording_is_proved: bool = False
     """True if a PUT on condition of an ETag has succeeded in that wording."""
-    warned: bool = False
 
     def if_match(self, generation: Generation) -> str:
         """Return the header's value of ``If-Match`` for a write."""
         return generation.token.strip('"') if self.etag_unquoted else generation.token
 
 
-_facts: dict[tuple[str, str], S3Facts] = {}
-
-
 def facts_of(client: S3Client) -> S3Facts:
     """Return the facts of the client's endpoint and bucket."""
-    return _facts.setdefault((client.endpoint, client.bucket), S3Facts())
+    return facts_about(client, S3Facts)
 
 
-def forget_facts() -> None:
-    """Forget all facts, so that servers are asked again; for tests, and after a server was updated."""
-    _facts.clear()
+def condition_parameters(condition: Condition, facts: S3Facts) -> dict[str, str]:
+    """Return what makes a request conditional, by the names of parameters."""
+    match condition:
+        case IfAbsent():
+            return {"IfNoneMatch": "*"}
+        case IfGeneration(generation):
+            return {"IfMatch": facts.if_match(generation)}
+        case Unconditional():
+            return {}
 
 
 class S3Client(BucketClient):
@@ -252,86 +233,41 @@ class S3Client(BucketClient):
             raise
         return head_of(response, key)
 
+    async def put_empty(self, key: str, condition: Condition) -> None:
+        await self.call("put_object", PROBING, key, Body=b"", **condition_parameters(condition, facts_of(self)))
+
+    async def delete(self, key: str, condition: Condition, action: str = "deleting") -> bool:
+        await self.call("delete_object", action, key, **condition_parameters(condition, facts_of(self)))
+        return True
+
 
 # -- probes ------------------------------------------------------------------------------------------------------------
 
 
+PROBING = "probing conditional writes with"
 _REFUSED = (404, 409, 412)
-_NOT_KNOWN = (400, 405, 501)
 _TRIES = 3
 
 CLAIMED_WITHOUT_PROBE = Capabilities(pinned_reads=True, durable=True, across_machines=True, compose=True, copy_pays_nbytes=COPY_PAYS_NBYTES)
-"""Capabilities that need no probe: reads compare the ETag of the answer themselves, so they need only an ETag from the server."""
+"""Capabilities that need no probe: reads need only an ETag in the answer."""
 
 
 def _made_up_etag() -> str:
     return f'"{secrets.token_hex(16)}"'
 
 
-async def _is_refused(client: S3Client, method: str, key: str, **parameters: Any) -> bool | None:
-    """Return whether the server refuses a request that it should; ``None`` if it does not know such requests."""
-    try:
-        await client.call(method, "probing conditional writes with", key, **parameters)
-    except RequestFailed as exc:
-        if exc.code == NO_SUCH_BUCKET:
-            raise
-        if exc.code == "NoSuchUpload":  # completed, if the answer was lost and the client asked again
-            return False
-        if exc.status in _REFUSED:
-            return True
-        if exc.status in _NOT_KNOWN:
-            return None
-        raise
-    return False
-
-
 async def probe_server(client: S3Client) -> Capabilities:
-    """Ask for the abilities of the server: on AWS by two requests that change nothing, on other servers also by some about an object
-    that is removed again.
-
-    Some servers know one condition and not the other, or answer 404 to any DELETE of an absent object.
-    """
+    """Ask for the abilities of the server: of AWS by two requests that change nothing."""
     await client.connect()
-    if client.is_aws:
-        swap, delete = await asyncio.gather(
-            _is_refused(client, "put_object", probe_key(), Body=b"", IfMatch=_made_up_etag()),
-            _is_refused(client, "delete_object", probe_key(), IfMatch=_made_up_etag()),
-        )
-        create = swap  # its manual can be believed
-    else:
-        swap, create, delete = await _probe_object(client, probe_key())
-    return Capabilities(
-        pinned_reads=True,
-        durable=True,
-        across_machines=True,
-        compare_and_swap=swap is True,
-        create_if_absent=create is True,
-        conditional_delete=delete is True,
-        compose=True,
-        copy_pays_nbytes=COPY_PAYS_NBYTES,
+    made_up = Generation(_made_up_etag())
+    if not client.is_aws:
+        return await probe_conditions(client, CLAIMED_WITHOUT_PROBE, made_up, is_trusted=False, refusals=_REFUSED)
+    swap, delete = await asyncio.gather(
+        is_refused(client.put_empty(probe_key(), IfGeneration(made_up)), _REFUSED),
+        is_refused(client.delete(probe_key(), IfGeneration(made_up), PROBING), _REFUSED),
     )
-
-
-async def _probe_object(client: S3Client, key: str) -> tuple[bool | None, bool | None, bool | None]:
-    """Return whether the server refuses to replace an absent object, to create an existing one, and to delete another version of it."""
-    try:
-        swap = await _is_refused(client, "put_object", key, Body=b"", IfMatch=_made_up_etag())
-        if await _is_refused(client, "put_object", key, Body=b"") is not False:
-            return swap, None, None
-        create = await _is_refused(client, "put_object", key, Body=b"", IfNoneMatch="*")
-        delete = await _is_refused(client, "delete_object", key, IfMatch=_made_up_etag())
-        # Carried out, its answer lost, and sent again, a DELETE is refused because there is nothing any more.
-        return swap, create, delete and await client.head(key) is not None
-    finally:
-        await _remove(client, key)
-
-
-async def _remove(client: S3Client, key: str) -> None:
-    try:
-        await client.call("delete_object", "removing the probe", key)
-    except RequestFailed as exc:
-        if not exc.is_absent:
-            raise
+    honoured = swap is True  # create, too: its manual can be believed
+    return replace(CLAIMED_WITHOUT_PROBE, compare_and_swap=honoured, create_if_absent=honoured, conditional_delete=delete is True)
 
 
 async def probe_multipart(client: S3Client) -> bool:
@@ -353,13 +289,12 @@ async def _probe_upload(client: S3Client, key: str) -> bool | None:
     try:
         part = await client.call("upload_part", "probing multipart uploads with", key, UploadId=upload_id, PartNumber=1, Body=b"p")
         parts = {"Parts": [{"PartNumber": 1, "ETag": member_of(part, "ETag", "probing multipart uploads with", key)}]}
-        refused = await _is_refused(
-            client, "complete_multipart_upload", key, UploadId=upload_id, MultipartUpload=parts, IfMatch=_made_up_etag()
-        )
+        end = client.call("complete_multipart_upload", PROBING, key, UploadId=upload_id, MultipartUpload=parts, IfMatch=_made_up_etag())
+        refused = await is_refused(end, _REFUSED)
     finally:
         if refused is False:
             is_stored = await client.head(key) is not None
-            await _remove(client, key)
+            await remove(client, key)
         else:
             is_stored = False
             await client.call("abort_multipart_upload", "removing the probe", key, UploadId=upload_id)
@@ -374,7 +309,7 @@ async def probe_copied_parts(client: S3Client, key: str, upload_id: str, copied:
     try:
         listed = await client.call("list_parts", "looking at the parts of", key, UploadId=upload_id)
     except RequestFailed as exc:
-        if exc.status in (*_NOT_KNOWN, 404) and exc.code != "NoSuchUpload":  # which repair may have aborted
+        if exc.status in (*NOT_KNOWN, 404) and exc.code != "NoSuchUpload":  # which repair may have aborted
             return False  # what cannot be looked at is not trusted
         raise
     sizes = {int(part["PartNumber"]): int(part["Size"]) for part in listed.get("Parts", ())}

@@ -23,12 +23,11 @@ from shardstore.errors import Conflict, StorageError, Unsupported
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfGeneration, Unconditional
 from shardstore.model.ranges import ByteRange, Segment
 from shardstore.storage.base import Storage
-from shardstore.storage.requests.outcomes import WRITE_ID, RequestFailed
+from shardstore.storage.requests.outcomes import WRITE_ID, RequestFailed, canonical_etag
 from shardstore.storage.requests.parts import PARTS_AT_ONCE, SentPart, bytes_of, source_gone, write_instead
 from shardstore.storage.s3.client import (
     S3Client,
     S3Facts,
-    canonical_etag,
     facts_of,
     head_of,
     member_of,

@@ -15,25 +15,28 @@ from typing import Any
 from shardstore.errors import InvalidInput, ShardStoreError, StorageError, Unsupported
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.containers import batched
-from shardstore.model.generation import Condition, Generation, IfGeneration
+from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import ByteRequest, BytesLike, Segment
 from shardstore.storage.abilities import Leftover, ListsLeftovers
-from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, DirListing, ObjectInfo, check_directory
+from shardstore.storage.base import CHANGED, DirListing, ObjectInfo, check_directory
 from shardstore.storage.requests.bucket import BucketStorage
-from shardstore.storage.requests.lost_answers import delete_object
-from shardstore.storage.requests.outcomes import RequestFailed, edge
+from shardstore.storage.requests.outcomes import (
+    RequestFailed,
+    canonical_etag,
+    edge,
+    etag_condition,
+    generation_of,
+    refuse_encoded,
+    version_of,
+)
 from shardstore.storage.requests.ranged_reads import RangeOutcome, RangePart, checked_part, range_header, received
-from shardstore.storage.requests.writes import check_deletion
 from shardstore.storage.s3.client import (
     CLAIMED_WITHOUT_PROBE,
     S3Client,
     S3Facts,
-    canonical_etag,
     facts_of,
-    generation_of,
     probe_server,
     translated,
-    version_of,
 )
 from shardstore.storage.s3.compose import compose, copy_object
 from shardstore.storage.s3.upload import put, put_large
@@ -70,6 +73,8 @@ class S3Storage(BucketStorage[S3Client], ListsLeftovers):
 
     kind = "s3"
     client_class = S3Client
+    claimed_without_probe = CLAIMED_WITHOUT_PROBE
+    looks_before_deletes = True
 
     def __init__(self, fs: Any, path: str, concurrency: int = 64, multipart_bytes: int = MULTIPART_BYTES) -> None:
         super().__init__(fs, path, concurrency, multipart_bytes)
@@ -80,8 +85,7 @@ class S3Storage(BucketStorage[S3Client], ListsLeftovers):
 
     @property
     def capabilities(self) -> Capabilities:
-        facts = self._facts
-        known = facts.capabilities or CLAIMED_WITHOUT_PROBE
+        facts, known = self._facts, super().capabilities
         # What is conditional elsewhere has to be so when parts are put together; if nothing is, they always can be.
         conditional = False not in (facts.multipart_conditions, facts.copies_on_condition) or not known.compare_and_swap
         return known if facts.copies_parts is not False and conditional else replace(known, compose=False)
@@ -95,26 +99,16 @@ class S3Storage(BucketStorage[S3Client], ListsLeftovers):
         parameters: dict[str, str] = {"Key": self.client.full_key(key)}
         if (header := range_header(request)) is not None:
             parameters["Range"] = header
-        if generation is not None and not generation.token.startswith("W/"):  # a weak one never matches: compared below
-            parameters["IfMatch"] = generation.token
+        if (etag := etag_condition(generation)) is not None:
+            parameters["IfMatch"] = etag
         try:
             response, body = await self._get_body(key, request, parameters, most_nbytes)
         except RequestFailed as exc:
-            if exc.is_absent:
-                return ABSENT
-            if exc.status == 412 and generation is not None:
-                return CHANGED
-            if exc.status == 416:
-                return await self.past_the_end(key, request, generation)
-            raise
+            return await self.after_refusal(exc, key, request, generation)
         found = generation_of(response, key)
         if generation is not None and found != generation:  # the server ignored If-Match
             return CHANGED
-        if (encoding := response.get("ContentEncoding") or "identity") not in ("identity", "aws-chunked"):
-            raise StorageError(
-                f"reading {key!r}: its stored bytes are compressed, so ranges of it cannot be read. Store it without Content-Encoding "
-                f"{encoding}"
-            )
+        refuse_encoded(response.get("ContentEncoding"), key, "aws-chunked")
         if isinstance(body, bytes):
             view, nbytes = checked_part(request, response["ResponseMetadata"]["HTTPStatusCode"], response.get("ContentRange"), body, key)
         else:
@@ -162,28 +156,6 @@ class S3Storage(BucketStorage[S3Client], ListsLeftovers):
 
     async def _copy_from(self, origin: S3Client, source: str, target: str) -> Generation | None:
         return await copy_object(self.client, source, target, origin)
-
-    @edge()
-    async def delete(self, key: str, condition: Condition) -> bool:
-        check_deletion(key, condition)
-        parameters: dict[str, str] = {}
-        if isinstance(condition, IfGeneration) and (await self.probe()).conditional_delete:
-            parameters["IfMatch"] = self._facts.if_match(condition.generation)
-        # The answer to DELETE is the same whether there was an object or not.
-        head = await self.client.head(key)
-        if head is None:
-            return False
-        if isinstance(condition, IfGeneration) and head.generation != condition.generation:
-            raise ConditionFailed(f"{key!r} in {self.url} is not the version to delete")
-
-        async def send() -> bool:
-            await self.client.call("delete_object", "deleting", key, **parameters)
-            return True
-
-        try:
-            return await delete_object(send, self.client.head, key, self.url, condition)
-        finally:
-            self.client.forget_listing(key)
 
     @edge()
     async def delete_many(self, keys: Sequence[str]) -> None:

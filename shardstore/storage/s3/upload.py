@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import IO, Any
 
-from shardstore.errors import NO_SUCH_BUCKET, StorageError, Unsupported
-from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration, Unconditional
+from shardstore.errors import StorageError, Unsupported
+from shardstore.model.generation import Condition, Generation, IfGeneration, Unconditional
 from shardstore.storage.requests.lost_answers import Failure, ObjectWrite
-from shardstore.storage.requests.outcomes import WRITE_ID, Head, RequestFailed
+from shardstore.storage.requests.outcomes import WRITE_ID, Head, RequestFailed, generation_of
 from shardstore.storage.requests.parts import part_bytes_for, upload_parts
 from shardstore.storage.requests.writes import Body, groups, joined, parts
-from shardstore.storage.s3.client import S3Client, facts_of, generation_of, member_of, probe_multipart, translated
+from shardstore.storage.s3.client import S3Client, condition_parameters, facts_of, member_of, probe_multipart, translated
 from shardstore.storage.s3.parts import MAX_PARTS
 
 logger = logging.getLogger(__name__)
@@ -40,16 +40,11 @@ class S3Write(ObjectWrite):
 
     @property
     def headers(self) -> dict[str, str]:
-        match self.condition:
-            case IfAbsent():
-                return {"IfNoneMatch": "*"}
-            case IfGeneration(generation):
-                facts = facts_of(self.client)
-                self._unquoted = facts.etag_unquoted
-                self._tried.add(self._unquoted)
-                return {"IfMatch": facts.if_match(generation)}
-            case Unconditional():
-                return {}
+        facts = facts_of(self.client)
+        if isinstance(self.condition, IfGeneration):
+            self._unquoted = facts.etag_unquoted
+            self._tried.add(self._unquoted)
+        return condition_parameters(self.condition, facts)
 
     async def stored(self, response: Mapping[str, Any]) -> Generation:
         """Return the version that this write made, from the answer to it; Ceph leaves the ETag out when an upload is completed.
@@ -66,13 +61,7 @@ class S3Write(ObjectWrite):
     def failure(self, exc: RequestFailed) -> Failure:
         if exc.code == "NoSuchUpload":  # completed by the first of two requests, or aborted
             return Failure.LOST
-        if exc.code == NO_SUCH_BUCKET:
-            return Failure.FINAL
-        if exc.is_busy:
-            return Failure.BUSY
-        if exc.status in (404, 412) and not isinstance(self.condition, Unconditional):  # 404: there is no object to match
-            return Failure.REFUSED
-        return Failure.LOST if exc.is_lost else Failure.FINAL
+        return super().failure(exc)
 
     def has_other_etag_syntax(self, exc: RequestFailed) -> bool:
         """Return whether the ETag can be written in the other way, with quotes or without, if that has not been tried."""
@@ -103,12 +92,7 @@ async def put(client: S3Client, key: str, body: Body, nbytes: int, condition: Co
     data = await joined(body, nbytes, key)
     send = send or functools.partial(client.call, "put_object", "writing", key)
     write = S3Write(client, key, condition)
-    while True:
-        try:
-            return await write.stored(await send(Body=data, Metadata=write.metadata, **write.headers))
-        except RequestFailed as exc:
-            if (stored := await write.judge(exc)) is not None:
-                return stored
+    return await write.carry_out(lambda: send(Body=data, Metadata=write.metadata, **write.headers))
 
 
 async def put_large(client: S3Client, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:
@@ -194,18 +178,13 @@ async def _put_spooled(client: S3Client, key: str, body: Body, nbytes: int, cond
     with tempfile.TemporaryFile() as file:
         async for group in groups(body, nbytes, 1 << 20, key):
             await asyncio.to_thread(file.writelines, group)
-        while True:
-            file.seek(0)
-            try:
-                return await write.stored(await _put_file(write, file, nbytes))
-            except RequestFailed as exc:
-                if (stored := await write.judge(exc)) is not None:
-                    return stored
+        return await write.carry_out(lambda: _put_file(write, file, nbytes))
 
 
 async def _put_file(write: S3Write, file: IO[bytes], nbytes: int) -> dict[str, Any]:
     """Send a file without s3fs's retries, which would send one that was read to its end again, as nothing; botocore's rewind it."""
     client = write.client
+    file.seek(0)
     async with client.bound.slot():
         try:
             await client.fs.set_session()

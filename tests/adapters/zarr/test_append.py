@@ -16,7 +16,8 @@ from shardstore.errors import InvalidInput, StorageError, Unsupported
 from shardstore.plan.commits import NONCE_NBYTES
 from shardstore.plan.strategies import Append
 from shardstore.storage.local.storage import LocalStorage
-from shardstore.storage.s3.client import facts_of, forget_facts
+from shardstore.storage.requests.bucket import forget_facts
+from shardstore.storage.s3.client import facts_of
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.testing.storage_suite import on_io_loop
 from shardstore.testing.trace import TraceStorage

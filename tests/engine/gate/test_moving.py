@@ -29,7 +29,7 @@ from shardstore.storage.abilities import HasIdentity
 from shardstore.storage.base import Storage
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.s3.client import forget_facts
+from shardstore.storage.requests.bucket import forget_facts
 from shardstore.testing.trace import TraceStorage
 from tests.engine.hooked import HookedStorage, document, fresh_memory
 from tests.harness.scale import moments

@@ -23,8 +23,9 @@ from shardstore.storage.gcs.client import GCSClient
 from shardstore.storage.gcs.storage import GCSStorage
 from shardstore.storage.http.client import HTTPClient
 from shardstore.storage.http.storage import HTTPStorage
+from shardstore.storage.requests.bucket import forget_facts
 from shardstore.storage.requests.outcomes import RequestFailed, as_known
-from shardstore.storage.s3.client import S3Client, facts_of, forget_facts
+from shardstore.storage.s3.client import S3Client, facts_of
 from shardstore.storage.s3.storage import S3Storage
 
 VERSION = IfGeneration(Generation('"x"'))

@@ -11,8 +11,8 @@ import pytest
 
 from shardstore.model.generation import Generation, IfGeneration
 from shardstore.storage.base import ConditionFailed
+from shardstore.storage.requests.bucket import forget_facts
 from shardstore.storage.requests.outcomes import Head, RequestFailed
-from shardstore.storage.s3.client import forget_facts
 from shardstore.storage.s3.upload import put
 
 

@@ -13,9 +13,9 @@ from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Gen
 from shardstore.storage.base import ConditionFailed
 from shardstore.storage.gcs.upload import _Write as GCSWrite
 from shardstore.storage.requests import lost_answers
+from shardstore.storage.requests.bucket import forget_facts
 from shardstore.storage.requests.lost_answers import ObjectWrite, delete_object
 from shardstore.storage.requests.outcomes import Head, RequestFailed
-from shardstore.storage.s3.client import forget_facts
 from shardstore.storage.s3.upload import S3Write
 
 OLD, OURS, OTHER = Generation("1"), Generation("2"), Generation("3")

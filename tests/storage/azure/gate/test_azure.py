@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from shardstore.opening.open import open_storage
-from shardstore.storage.azure.client import forget_facts
 from shardstore.storage.azure.storage import AzureStorage
+from shardstore.storage.requests.bucket import forget_facts
 from shardstore.testing.storage_suite import StorageSuite
 
 AzureUrl = tuple[str, dict[str, Any]]

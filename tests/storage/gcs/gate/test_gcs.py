@@ -33,8 +33,9 @@ from shardstore.errors import AccessDenied, InvalidInput, StorageError, Unsuppor
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteSuffix
 from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, Failed, Found, ObjectInfo, Read
-from shardstore.storage.gcs.client import facts_of, forget_facts
+from shardstore.storage.gcs.client import facts_of
 from shardstore.storage.gcs.storage import GCSStorage
+from shardstore.storage.requests.bucket import forget_facts
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop, pieces, values
 
 GCSUrl = tuple[str, dict[str, Any]]

@@ -19,9 +19,10 @@ from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix
 from shardstore.opening.open import open_storage
 from shardstore.storage.base import Changed, ConditionFailed, Failed, Found, Read, ServerTimes
+from shardstore.storage.requests.bucket import forget_facts
 from shardstore.storage.requests.outcomes import WRITE_ID
 from shardstore.storage.requests.parts import part_bytes_for
-from shardstore.storage.s3.client import S3Client, facts_of, forget_facts
+from shardstore.storage.s3.client import S3Client, facts_of
 from shardstore.storage.s3.parts import MAX_PARTS
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop, pieces, values

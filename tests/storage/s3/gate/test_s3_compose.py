@@ -12,7 +12,8 @@ from shardstore.model.generation import UNCONDITIONAL, Generation, IfGeneration
 from shardstore.model.ranges import CopiedRange, NewBytes, Segment
 from shardstore.opening.open import open_storage
 from shardstore.storage.base import ConditionFailed
-from shardstore.storage.s3.client import facts_of, forget_facts
+from shardstore.storage.requests.bucket import forget_facts
+from shardstore.storage.s3.client import facts_of
 from shardstore.storage.s3.parts import COPY_PAYS_NBYTES
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop

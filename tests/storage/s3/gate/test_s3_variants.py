@@ -14,7 +14,7 @@ from shardstore.model.generation import IF_ABSENT, IfGeneration
 from shardstore.model.ranges import ByteRange, ByteSuffix
 from shardstore.opening.open import open_storage
 from shardstore.storage.base import Found
-from shardstore.storage.s3.client import forget_facts
+from shardstore.storage.requests.bucket import forget_facts
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop, pieces
 

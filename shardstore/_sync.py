@@ -8,13 +8,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import suppress
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from fsspec.asyn import get_loop
 
-from shardstore.errors import StorageError
+from shardstore import errors
+from shardstore.errors import Conflict, ShardStoreError, StorageError
+from shardstore.storage.base import ConditionFailed
 
 T = TypeVar("T")
+E = TypeVar("E", bound=BaseException)
+
+_PUBLIC = (errors.__name__, "shardstore.snapshots.conflicts")  # the modules of the errors that callers can import
 
 _ITEMS_AT_ONCE = 1000  # items that an iteration hands over for one crossing of threads
 
@@ -32,11 +37,12 @@ def run_sync(coroutine: Coroutine[object, object, T]) -> T:
     future = asyncio.run_coroutine_threadsafe(coroutine, loop)
     try:
         return future.result()
-    except StorageError as exc:
-        raise shortened(exc)  # noqa: B904 - it is the same one
+    except ShardStoreError as exc:
+        error = as_known(exc)
     except BaseException:
         future.cancel()  # KeyboardInterrupt, say; no effect where the coroutine itself raised
         raise
+    raise error  # out of the block, so that it has no context but its own
 
 
 async def run_async(coroutine: Coroutine[object, object, T], loop: asyncio.AbstractEventLoop | None = None) -> T:
@@ -44,7 +50,11 @@ async def run_async(coroutine: Coroutine[object, object, T], loop: asyncio.Abstr
     loop = get_loop() if loop is None else loop
     here = asyncio.get_running_loop()
     if here is loop:
-        return await coroutine
+        try:
+            return await coroutine
+        except ShardStoreError as exc:
+            error = as_known(exc)
+        raise error
     ended: asyncio.Future[T] = here.create_future()
     tasks: list[asyncio.Task[T]] = []
 
@@ -81,7 +91,7 @@ def _hand_over(task: asyncio.Task[T], ended: asyncio.Future[T]) -> None:
     if task.cancelled():
         ended.cancel()
     elif (error := task.exception()) is not None:
-        ended.set_exception(shortened(error))
+        ended.set_exception(as_known(error))
     else:
         ended.set_result(task.result())
 
@@ -109,9 +119,39 @@ async def iterate(items: Callable[[], AsyncIterator[T]], most: int = _ITEMS_AT_O
             await run_async(_close(iterator))
 
 
-def shortened(error: BaseException) -> BaseException:
-    """Return an error without the frames below this bridge, if its server or bucket does not exist: they would not explain it."""
-    return error.with_traceback(None) if isinstance(error, StorageError) and error.has_no_place else error
+def as_known(error: E) -> E:
+    """Return an error as it leaves for callers: it and its causes are of classes that they can import.
+
+    It is copied if its class changes: code below that shares it may still ask for that. Where there is no such server or bucket, it
+    stands alone: the frames and exceptions of the client below say nothing about that.
+    """
+    known = _copied(error) if type(error) is not _public_class(error) else error
+    links: list[BaseException] = [known]
+    while (link := links[-1].__cause__ or links[-1].__context__) is not None and link not in links:  # it may lead back
+        if isinstance(link, ShardStoreError):
+            link.__class__ = _public_class(link)  # type: ignore[assignment]  # in place: only people read causes
+        links.append(link)
+    if isinstance(known, StorageError) and known.has_no_place:
+        known.__cause__, known.__suppress_context__, known.__traceback__ = None, True, None
+    return known
+
+
+def _public_class(error: BaseException) -> type[BaseException]:
+    if isinstance(error, ConditionFailed):
+        return Conflict
+    if not isinstance(error, ShardStoreError):
+        return type(error)
+    return next(cls for cls in type(error).__mro__ if cls.__module__ in _PUBLIC or not cls.__module__.startswith("shardstore."))
+
+
+def _copied(error: E) -> E:
+    """Return a copy of the public class, with the same attributes, notes, cause and frames."""
+    cls = _public_class(error)
+    copied = cls.__new__(cls, *error.args)
+    copied.__dict__.update(error.__dict__)
+    copied.__context__, copied.__cause__ = error.__context__, error.__cause__
+    copied.__suppress_context__ = error.__suppress_context__
+    return cast(E, copied.with_traceback(error.__traceback__))
 
 
 def on_io_loop() -> bool:

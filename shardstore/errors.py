@@ -29,9 +29,6 @@ NO_SUCH_BUCKET = "NoSuchBucket"
 class ShardStoreError(Exception):
     """Root of every error that shardstore raises on purpose."""
 
-    is_conflict = False
-    """True if another client changed first what was to be written."""
-
 
 class NotFound(ShardStoreError, KeyError, FileNotFoundError):
     """The key, or the node that it names, does not exist."""
@@ -58,8 +55,6 @@ class ReadOnly(InvalidInput):
 
 class Conflict(ShardStoreError):
     """Other writers replaced the shard first too many times in a row; nothing of this write was stored."""
-
-    is_conflict = True
 
 
 class WriteOutcomeUnknown(ShardStoreError):

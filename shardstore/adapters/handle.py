@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from fsspec.registry import known_implementations
 
-from shardstore._sync import run_sync, shortened
+from shardstore._sync import as_known, run_sync
 from shardstore.engine.actions import Action
 from shardstore.engine.engine import Engine
 from shardstore.engine.metadata.hierarchy import HierarchyRegistry, Node
@@ -508,7 +508,7 @@ def values_of(outcomes: Iterable[Value]) -> list[memoryview | None]:
     values: list[memoryview | None] = []
     for outcome in outcomes:
         if isinstance(outcome, Exception):
-            raise shortened(outcome)
+            raise as_known(outcome)
         values.append(outcome)
     return values
 
@@ -517,7 +517,7 @@ def raise_first(outcomes: Iterable[object]) -> None:
     """Raise the first outcome that is an error, if there is one."""
     for outcome in outcomes:
         if isinstance(outcome, Exception):
-            raise shortened(outcome)
+            raise as_known(outcome)
 
 
 def raise_failed(errors: Sequence[Exception | None]) -> None:
@@ -527,4 +527,4 @@ def raise_failed(errors: Sequence[Exception | None]) -> None:
         return
     if len(errors) > 1:
         failed[0].add_note(f"{len(failed)} of {len(errors)} keys of this batch failed, the rest are stored")
-    raise shortened(failed[0])
+    raise as_known(failed[0])

@@ -17,7 +17,7 @@ from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from shardstore.errors import InvalidInput, ShardStoreError
+from shardstore.errors import InvalidInput
 
 Result = TypeVar("Result")
 
@@ -45,10 +45,6 @@ class Patience:
 PATIENCE = Patience()
 
 
-class ExecutorLost(ShardStoreError, BrokenExecutor):
-    """An executor can do no more work: a pool has lost a process, or a cluster its scheduler."""
-
-
 class ExecutorLike(Protocol):
     """The executors that callers may give: one of ``concurrent.futures``, or a ``distributed.Client``."""
 
@@ -68,12 +64,12 @@ class ClusterExecutor(Executor):
         self._client = client
         self._options = options | {"pure": False}
         self._open: dict[Future[Any], Any] = {}
-        self._given_up: ExecutorLost | None = None
+        self._given_up: BrokenExecutor | None = None
         self._watch = _Watch(patience, clock)
 
     def look_after(self) -> None:
         """Report what tasks wait for; called now and then while none of them has ended. Where no workers are to be expected any more, all
-        submitted tasks fail with ``ExecutorLost``.
+        submitted tasks fail with ``BrokenExecutor``.
         """
         try:
             workers = frozenset(self._client.nthreads())
@@ -90,7 +86,7 @@ class ClusterExecutor(Executor):
         return str(getattr(scheduler, "address", self._client))
 
     def _give_up(self, why: str) -> None:
-        self._given_up = ExecutorLost(
+        self._given_up = BrokenExecutor(
             f"the dask cluster at {self._where()} is given up: {why}. Their logs have more; too little memory is the usual reason. What "
             "was done stays: the same call goes on from there"
         )
@@ -100,7 +96,7 @@ class ClusterExecutor(Executor):
         self._client.loop.add_callback(self._client.cancel, list(open_.values()), asynchronous=True)
 
     def submit(self, fn: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Future[Result]:
-        """Submit a task. Raises ``ExecutorLost`` if the scheduler is lost, or its workers keep dying; so do
+        """Submit a task. Raises ``BrokenExecutor`` if the scheduler is lost, or its workers keep dying; so do
         futures that had not ended.
         """
         if self._is_lost():
@@ -171,8 +167,8 @@ class ClusterExecutor(Executor):
         except OSError:  # the scheduler does not answer
             return False
 
-    def _lost(self) -> ExecutorLost:
-        return self._given_up or ExecutorLost(f"the dask scheduler is lost, or its client was closed: {self._client!r}")
+    def _lost(self) -> BrokenExecutor:
+        return self._given_up or BrokenExecutor(f"the dask scheduler is lost, or its client was closed: {self._client!r}")
 
 
 class _Watch:

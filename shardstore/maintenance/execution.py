@@ -24,8 +24,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from uuid import uuid4
 
 from shardstore._sync import run_sync
-from shardstore.errors import AccessDenied, Conflict, InvalidInput, ShardStoreError, StorageError
-from shardstore.maintenance.cluster import ClusterExecutor, ExecutorLike, ExecutorLost, executor_of
+from shardstore.errors import AccessDenied, Conflict, Incomplete, InvalidInput, ShardStoreError, StorageError
+from shardstore.maintenance.cluster import ClusterExecutor, ExecutorLike, executor_of
 from shardstore.model.options import CommandOption
 from shardstore.storage.base import ObjectInfo, Storage
 from shardstore.storage.room import is_full
@@ -229,7 +229,7 @@ class Execution:
         interrupted, no further task is started, and the error is raised when all running tasks have ended.
 
         Raises:
-            ExecutorLost: the executor can do no more work. ``failed`` was called for tasks in flight; other tasks were never started.
+            Incomplete: the executor can do no more work. ``failed`` was called for tasks in flight; other tasks were never started.
         """
         with self._opened() as executor:
             run = _TasksInFlight(self, executor, function, iter(tasks), done, failed, halves)
@@ -265,7 +265,7 @@ class _TasksInFlight(Generic[Task, Result]):
     flying: dict[Future[Result], tuple[Task, int]] = field(default_factory=dict)
     """The tasks in flight, and how often each was tried before."""
     takes_more: bool = True
-    lost: ExecutorLost | None = None
+    lost: Incomplete | None = None
 
     def to_the_end(self) -> None:
         most = _TASKS_A_WORKER * self.execution.worker_count
@@ -296,7 +296,7 @@ class _TasksInFlight(Generic[Task, Result]):
 
     def _give_back(self, task: Task, exc: BrokenExecutor) -> None:
         """Report a task as failed that the executor could not do, since it can do no more work."""
-        error = exc if isinstance(exc, ExecutorLost) else ExecutorLost(f"{type(exc).__name__}: {exc}")
+        error = Incomplete(str(exc) if type(exc) is BrokenExecutor else f"{type(exc).__name__}: {exc}")
         self.lost = self.lost or error
         self.takes_more = False
         self.failed(task, error)

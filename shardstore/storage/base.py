@@ -178,8 +178,6 @@ class DirListing:
 class ConditionFailed(ShardStoreError):
     """The condition of a write or delete did not hold; nothing was changed. The engine plans again on this."""
 
-    is_conflict = True
-
 
 @runtime_checkable
 class Storage(Protocol):

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import CancelledError, wait
+from concurrent.futures import BrokenExecutor, CancelledError, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ import dask
 import distributed
 import pytest
 
-from shardstore.errors import Corruption, InvalidInput, StorageError
-from shardstore.maintenance.cluster import ClusterExecutor, ExecutorLost, Patience, _Watch, executor_of
+from shardstore.errors import Corruption, Incomplete, InvalidInput, StorageError
+from shardstore.maintenance.cluster import ClusterExecutor, Patience, _Watch, executor_of
 from shardstore.maintenance.execution import Execution
 from tests.clusters import dask_cluster
 
@@ -195,12 +195,12 @@ def test_a_scheduler_that_is_lost_ends_the_run(scheduler: tuple[str, subprocess.
     with distributed.Client(scheduler_file=file, set_as_default=False) as client:  # type: ignore[no-untyped-call]  # it has no types
         client._timeout = 1  # in seconds: how long it tries to reach it again
         failures: list[tuple[int, Exception]] = []
-        with pytest.raises(ExecutorLost, match="scheduler is lost"):
+        with pytest.raises(Incomplete, match="scheduler is lost"):
             Execution(client, workers=2).carry_out(
                 double, tasks(), lambda task, result: pytest.fail("done"), lambda *failed: failures.append(failed)
             )
     assert len(failures) in (4, 5)  # what was in flight, and one that was being given
-    assert {type(error) for _, error in failures} == {ExecutorLost}
+    assert {type(error) for _, error in failures} == {Incomplete}
 
 
 @pytest.fixture
@@ -221,7 +221,7 @@ def test_a_scheduler_that_is_lost_while_a_task_is_given_to_it(own_client: Any, m
     monkeypatch.setattr(own_client, "submit", submit)
     _go_on.clear()
     future = ClusterExecutor(own_client).submit(waits, 1)
-    assert isinstance(future.exception(0), ExecutorLost)
+    assert isinstance(future.exception(0), BrokenExecutor)
     _go_on.set()
 
 
@@ -231,7 +231,7 @@ def test_a_scheduler_that_is_lost_before_a_task_is_given_to_it(own_client: Any, 
         raise RuntimeError("Client is closed")
 
     monkeypatch.setattr(own_client, "submit", submit)
-    with pytest.raises(ExecutorLost):
+    with pytest.raises(BrokenExecutor):
         ClusterExecutor(own_client).submit(double, 1)
 
 
@@ -241,8 +241,8 @@ def test_a_client_that_hears_nothing_any_more(own_client: Any) -> None:
     executor = ClusterExecutor(own_client)
     future = executor.submit(waits, 1)
     own_client.loop.add_callback(own_client._handle_report_task.cancel)
-    assert isinstance(future.exception(60), ExecutorLost)
-    with pytest.raises(ExecutorLost):
+    assert isinstance(future.exception(60), BrokenExecutor)
+    with pytest.raises(BrokenExecutor):
         executor.submit(double, 1)
     _go_on.set()
 
@@ -253,7 +253,7 @@ def test_a_scheduler_that_is_lost_while_a_result_is_fetched(own_client: Any, mon
         raise RuntimeError("of what distributed does when it is closed")
 
     watch_fetching(monkeypatch, lose)
-    assert isinstance(ClusterExecutor(own_client).submit(double, 1).exception(60), ExecutorLost)
+    assert isinstance(ClusterExecutor(own_client).submit(double, 1).exception(60), BrokenExecutor)
 
 
 def interrupts(task: int) -> int:
@@ -315,12 +315,12 @@ def test_a_cluster_that_has_lost_its_workers_is_given_up(client: Any, monkeypatc
     looks = iter([{"tcp://a": 1}, {}])
     monkeypatch.setattr(client, "nthreads", lambda: next(looks))
     failures: list[tuple[int, Exception]] = []
-    with pytest.raises(ExecutorLost, match="its workers were lost, and since then no other has stayed"):
+    with pytest.raises(Incomplete, match="its workers were lost, and since then no other has stayed"):
         Execution(executor, workers=2).carry_out(
             waits, [1, 1, 1], lambda task, result: pytest.fail("done"), lambda *failed: failures.append(failed)
         )
     assert len(failures) == 3
-    with pytest.raises(ExecutorLost, match="its workers were lost"):
+    with pytest.raises(BrokenExecutor, match="its workers were lost"):
         executor.submit(double, 1)
     _go_on.set()
 
@@ -357,7 +357,7 @@ def dies(task: int) -> int:
 def test_tasks_that_kill_their_workers_end_the_run() -> None:
     with dask.config.set({"distributed.scheduler.allowed-failures": 0}), dask_cluster() as client:
         executor = ClusterExecutor(client, patience=Patience(deaths=2))
-        with pytest.raises(ExecutorLost, match=r"2 tasks in a row were given up because the workers that had them died"):
+        with pytest.raises(Incomplete, match=r"2 tasks in a row were given up because the workers that had them died"):
             executed_by(executor, range(1000), dies)
 
 

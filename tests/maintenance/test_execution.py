@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from shardstore._sync import run_sync
-from shardstore.errors import AccessDenied, Corruption, InvalidInput, StorageError
-from shardstore.maintenance.cluster import ExecutorLost
+from shardstore.errors import AccessDenied, Corruption, Incomplete, InvalidInput, StorageError
 from shardstore.maintenance.execution import Ahead, Execution, Interrupted, Part, SharedStorage, check_running
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.wrappers import CheckedStorage
@@ -91,13 +90,13 @@ class Breaks(Executor):
 def test_what_a_broken_executor_did_not_begin_is_not_passed_over_in_silence() -> None:
     results: dict[int, int] = {}
     failures: list[tuple[int, Exception]] = []
-    with pytest.raises(ExecutorLost, match="gone"):
+    with pytest.raises(Incomplete, match="gone"):
         Execution(Breaks(3), workers=1).carry_out(
             double, range(9), results.__setitem__, lambda *failed: failures.append(failed), lambda task: [task, task]
         )
     assert results == {0: 0, 1: 2}
     assert {task for task, _ in failures} <= {2, 3}
-    assert {type(error) for _, error in failures} == {ExecutorLost}
+    assert {type(error) for _, error in failures} == {Incomplete}
 
 
 def test_one_failure_does_not_end_the_others() -> None:

@@ -14,7 +14,7 @@ from fsspec.implementations.chained import ChainedFileSystem
 from fsspec.json import FilesystemJSONEncoder
 from fsspec.spec import make_instance
 
-from shardstore._sync import on_io_loop, run_async
+from shardstore._sync import as_known, on_io_loop, run_async
 from shardstore.adapters.fsspec.file import PackedFile, ShardedFile, ShardedTransaction, TextFile
 from shardstore.adapters.fsspec.lookups import FileLookups
 from shardstore.adapters.fsspec.root import Root, link_below, options_of_links, without_protocol
@@ -281,10 +281,10 @@ class ShardedFileSystem(FilesystemFace, FileLookups, FileTransfers, ChainedFileS
         values = await run_async(self.engine.get_many([(key, request) for key, request, _ in wanted]))
         for value in values:
             if isinstance(value, SnapshotExpired):
-                raise value  # of all files, and not of this one: a caller that leaves out what is returned would take it for absent
+                raise as_known(value)  # of all files: a caller that leaves out what is returned would take it for absent
         absences = iter(await self._absences([key for (key, *_), value in zip(wanted, values, strict=True) if value is None]))
         return [
-            next(absences) if value is None else value if isinstance(value, Exception) else bytes(value[part])
+            next(absences) if value is None else as_known(value) if isinstance(value, Exception) else bytes(value[part])
             for (_, _, part), value in zip(wanted, values, strict=True)
         ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Literal, Unpack
 
-from shardstore._sync import run_sync
+from shardstore._sync import as_known, run_sync
 from shardstore.adapters.handle import Handle, StoreOptions, SynchronousFace, given_bytes, takes_store_options
 from shardstore.engine.actions import ERASE, SetValue
 from shardstore.errors import InvalidInput, NotFound
@@ -66,7 +66,7 @@ class ShardedMap(SynchronousFace, MutableMapping[str, bytes]):
                     continue
                 outcome: bytes | Exception = self._missing(key)
             else:
-                outcome = value if isinstance(value, Exception) else bytes(value)
+                outcome = as_known(value) if isinstance(value, Exception) else bytes(value)
             if isinstance(outcome, Exception) and on_error != "return":
                 raise outcome
             found[key] = outcome

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from zarr.abc.store import OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype
 
-from shardstore._sync import iterate, run_async, run_sync
+from shardstore._sync import as_known, iterate, run_async, run_sync
 from shardstore.adapters.handle import Handle, StoreFace, StoreOptions, raise_first, takes_store_options
 from shardstore.adapters.own_shards import seen_shape, set_value
 from shardstore.adapters.zarr.arrays import replace_methods
@@ -180,7 +180,7 @@ class ShardedStore(StoreFace, Store):
         """
         await self._ensure_open()
         values = await run_async(self.engine.get_many([(key, byte_request(wanted)) for wanted in byte_ranges]))
-        errors = [value for value in values if isinstance(value, Exception)]
+        errors = [as_known(value) for value in values if isinstance(value, Exception)]
         if any(value is None for value in values):
             errors.append(NotFound(f"{key!r} does not exist in {self.url}"))
         if errors:
@@ -312,7 +312,7 @@ def byte_request(wanted: object) -> ByteRequest:
 
 def _buffer(value: Value, prototype: BufferPrototype) -> Buffer | None:
     if isinstance(value, Exception):
-        raise value
+        raise as_known(value)
     return None if value is None else prototype.buffer.from_bytes(value)
 
 

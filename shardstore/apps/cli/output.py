@@ -20,6 +20,7 @@ from shardstore.apps.cli.words import in_own_words
 from shardstore.errors import (
     NO_SUCH_BUCKET,
     AccessDenied,
+    Conflict,
     Corruption,
     Incomplete,
     InvalidInput,
@@ -194,6 +195,7 @@ _BY_CLASS: tuple[tuple[type[Exception], ExitCode], ...] = (
     (AccessDenied, ExitCode.DENIED),
     (InvalidInput, ExitCode.INVALID),
     (Corruption, ExitCode.CORRUPT),
+    (Conflict, ExitCode.CONFLICT),
     (Unsupported, ExitCode.UNSUPPORTED),
 )
 
@@ -212,8 +214,6 @@ def exit_code(exc: BaseException) -> ExitCode:
         return ExitCode.FAILED if first is ExitCode.INVALID else first  # INVALID says that nothing was changed
     if isinstance(exc, StorageError) and exc.code == NO_SUCH_BUCKET:
         return ExitCode.NOT_FOUND
-    if getattr(exc, "is_conflict", False):
-        return ExitCode.CONFLICT
     return next((code for cls, code in _BY_CLASS if isinstance(exc, cls)), ExitCode.FAILED)
 
 

@@ -21,7 +21,6 @@ from typing import Any
 from shardstore._sync import run_sync
 from shardstore.errors import Incomplete, ShardStoreError
 from shardstore.format.codecs import codec_configuration
-from shardstore.maintenance.cluster import ExecutorLost
 from shardstore.maintenance.packing.plan import (
     Plan,
     Requests,
@@ -113,7 +112,7 @@ def carry_out(plan: Plan, *, overwrite: bool, check_space: bool, only_failed: bo
     run_sync(run.begin(announced, overwrite=overwrite))
     record = plan.places.record
     try:
-        with suppress(ExecutorLost, _Full):  # the report names what failed, and how much is missing
+        with suppress(Incomplete, _Full):  # the report names what failed, and how much is missing
             if run.outcome.full is None:
                 plan.execution.carry_out(do_unit, run.to_do(), run.note, run.note_failure)
     finally:

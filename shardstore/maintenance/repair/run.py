@@ -62,7 +62,7 @@ from shardstore.opening.open import open_storage
 from shardstore.opening.snapshot_urls import named_snapshot, refuse_to_change
 from shardstore.progress.shown import reported
 from shardstore.progress.steps import Progress
-from shardstore.storage.base import ConditionFailed, Found, Storage, document_read, read_one
+from shardstore.storage.base import Found, Storage, document_read, read_one
 from shardstore.storage.boundaries import check_own
 from shardstore.storage.local.rules import Locks
 from shardstore.storage.local.storage import LocalFiles
@@ -289,7 +289,7 @@ def mend(task: MendTask) -> ShardRepair | None:
                 here = task.quarantine.storage, task.place.storage
                 kept = run_sync(keep(*here, plans, shard.key, seen.generation, seen.nbytes, note))
             run_sync(engine.committer.replace(shard, seen.generation, diagnosis.plan))
-        except ConditionFailed:
+        except Conflict:
             continue
         except (StaleLayout, NotFound):
             return None

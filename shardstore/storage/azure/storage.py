@@ -25,7 +25,7 @@ from shardstore.storage.azure.client import (
 )
 from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, DirListing, ObjectInfo
 from shardstore.storage.requests.bucket import BucketFacts, BucketStorage, facts_about
-from shardstore.storage.requests.outcomes import RequestFailed, edge, etag_condition, generation_of, refuse_encoded, version_of
+from shardstore.storage.requests.outcomes import RequestFailed, etag_condition, generation_of, refuse_encoded, version_of
 from shardstore.storage.requests.parts import sent_parts, sent_pieces
 from shardstore.storage.requests.ranged_reads import RangeOutcome, RangePart, checked_part, range_header
 
@@ -102,7 +102,6 @@ class AzureStorage(BucketStorage[AzureClient]):
         store = put if nbytes <= self.part_bytes else put_large
         return await store(self.client, key, body, nbytes, condition)
 
-    @edge()
     async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
         condition = await self.checked(key, condition)
         try:

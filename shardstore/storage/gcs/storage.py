@@ -30,7 +30,7 @@ from shardstore.storage.gcs.client import (
 )
 from shardstore.storage.gcs.upload import put, put_large
 from shardstore.storage.requests.bucket import BucketStorage
-from shardstore.storage.requests.outcomes import RequestFailed, edge, modified_seconds
+from shardstore.storage.requests.outcomes import RequestFailed, modified_seconds
 from shardstore.storage.requests.ranged_reads import RangeOutcome, RangePart, checked_part, range_header
 
 RESUMABLE_BYTES = 64 << 20
@@ -191,7 +191,6 @@ class GCSStorage(BucketStorage[GCSClient]):
     def may_match(self, generation: Generation) -> bool:
         return can_match(generation)
 
-    @edge()
     async def keeps_versions(self) -> bool:
         """Return whether the bucket keeps objects that have been replaced.
 

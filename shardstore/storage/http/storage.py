@@ -31,7 +31,6 @@ from shardstore.storage.http.client import (
     take_head,
 )
 from shardstore.storage.inferred_versions import agrees
-from shardstore.storage.requests.outcomes import edge
 from shardstore.storage.requests.ranged_reads import (
     NOTHING,
     RangedReads,
@@ -102,7 +101,6 @@ class HTTPStorage(ReadsOnly, RangedReads, HasIdentity, OnFilesystem):
     def capabilities(self) -> Capabilities:
         return Capabilities(pinned_reads=self._only_strong is True)
 
-    @edge()
     async def probe(self) -> Capabilities:
         if self._only_strong is None:
             await self.look_up("zarr.json", None)
@@ -278,9 +276,8 @@ class HTTPStorage(ReadsOnly, RangedReads, HasIdentity, OnFilesystem):
     # -- looking -------------------------------------------------------------------------------------------------------
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        async with edge():
-            async for info in self._walk(prefix[: prefix.rfind("/") + 1], prefix, _LISTING_DEPTH):
-                yield info
+        async for info in self._walk(prefix[: prefix.rfind("/") + 1], prefix, _LISTING_DEPTH):
+            yield info
 
     async def _walk(self, directory: str, prefix: str, depth: int) -> AsyncIterator[ObjectInfo]:
         """Yield the objects below ``directory`` whose keys start with ``prefix``, in key order."""
@@ -302,7 +299,6 @@ class HTTPStorage(ReadsOnly, RangedReads, HasIdentity, OnFilesystem):
         """Look at many objects: pages show no exact sizes, and may have links to what does not exist."""
         return dict(zip(keys, await asyncio.gather(*(self.stat(key) for key in keys)), strict=True))
 
-    @edge()
     async def list_dir(self, prefix: str) -> DirListing:
         check_directory(prefix)
         keys = await page(self._client, prefix)

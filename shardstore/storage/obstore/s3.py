@@ -31,7 +31,7 @@ from shardstore.errors import Unsupported
 from shardstore.model.generation import Condition, Generation
 from shardstore.storage.base import DirListing, ObjectInfo, check_directory
 from shardstore.storage.obstore.reading import ONCE, Bucket, ObstoreAnswer, ObstoreStorage, client_options, put_object
-from shardstore.storage.requests.outcomes import RequestFailed, canonical_etag, edge
+from shardstore.storage.requests.outcomes import RequestFailed, canonical_etag
 from shardstore.storage.requests.writes import Body
 from shardstore.storage.s3.client import S3Client
 from shardstore.storage.s3.storage import S3Storage
@@ -233,7 +233,6 @@ class ObstoreS3Storage(ObstoreStorage[S3Storage]):
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    @edge()
     async def write(self, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:
         inner = self.inner
         needs_s3fs = inner.client.fs.s3_additional_kwargs  # which it alone sends along, such as encryption, tags and access rights

@@ -20,7 +20,7 @@ from shardstore.storage.abilities import CopiesFrom, OnFilesystem
 from shardstore.storage.base import ABSENT, CHANGED, Abilities, ConditionFailed, DirListing, ObjectInfo, Storage, check_directory
 from shardstore.storage.requests import writes as conditions
 from shardstore.storage.requests.lost_answers import delete_object
-from shardstore.storage.requests.outcomes import Bound, Head, edge
+from shardstore.storage.requests.outcomes import Bound, Head
 from shardstore.storage.requests.ranged_reads import NOTHING, RangedReads, RangeOutcome, RangePart
 
 
@@ -181,7 +181,6 @@ class BucketStorage(RangedReads, CopiesFrom, OnFilesystem, Abilities, Generic[Cl
     async def _ask_server(self) -> Capabilities:
         """Find out what the server honours, by requests to it."""
 
-    @edge()
     async def probe(self) -> Capabilities:
         facts = self._facts
         if facts.capabilities is None:
@@ -200,7 +199,6 @@ class BucketStorage(RangedReads, CopiesFrom, OnFilesystem, Abilities, Generic[Cl
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    @edge()
     async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
         condition = await self.checked(key, condition)
         try:
@@ -218,7 +216,6 @@ class BucketStorage(RangedReads, CopiesFrom, OnFilesystem, Abilities, Generic[Cl
             return None
         return await self._copied_from(origin.client, key, target_key)
 
-    @edge()
     async def _copied_from(self, origin: Client, source: str, target: str) -> Generation | None:
         try:
             return await self._copy_from(origin, source, target)
@@ -249,7 +246,6 @@ class BucketStorage(RangedReads, CopiesFrom, OnFilesystem, Abilities, Generic[Cl
         """Return whether an object can have this version, so that the server is to be asked about it."""
         return True
 
-    @edge()
     async def delete(self, key: str, condition: Condition) -> bool:
         conditions.check_deletion(key, condition)
         sent, looks = condition, self.looks_before_deletes
@@ -270,7 +266,6 @@ class BucketStorage(RangedReads, CopiesFrom, OnFilesystem, Abilities, Generic[Cl
         finally:
             self.client.forget_listing(key)
 
-    @edge()
     async def delete_many(self, keys: Sequence[str]) -> None:
         # One request each, where batches would save nothing but connections, which are kept here.
         outcomes = await asyncio.gather(*(self._delete(key, UNCONDITIONAL, UNCONDITIONAL) for key in keys), return_exceptions=True)
@@ -294,12 +289,10 @@ class BucketStorage(RangedReads, CopiesFrom, OnFilesystem, Abilities, Generic[Cl
 
     async def list(self, prefix: str, after: str | None = None) -> AsyncIterator[ObjectInfo]:
         """List as the protocol says; only keys behind ``after``, if that is given and the server can."""
-        async with edge():
-            async for page in self._pages(prefix, directory=False, after=after):
-                for info in page.objects:
-                    yield info
+        async for page in self._pages(prefix, directory=False, after=after):
+            for info in page.objects:
+                yield info
 
-    @edge()
     async def list_dir(self, prefix: str) -> DirListing:
         check_directory(prefix)
         objects: list[ObjectInfo] = []

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from shardstore.errors import NO_SUCH_BUCKET, ShardStoreError, StorageError
+from shardstore.errors import NO_SUCH_BUCKET, StorageError
 from shardstore.model.generation import Generation
 from shardstore.storage.base import ServerTimes
 
@@ -81,7 +80,7 @@ def probe_key() -> str:
 class RequestFailed(StorageError):
     """A request that the server refused, or whose answer did not come (``status`` is ``None`` then).
 
-    The storages of this room judge it. Out of the room, ``edge`` lets it as the ``StorageError`` that it is.
+    The storages of this room judge it. For every other room it is a ``StorageError``.
     """
 
     @property
@@ -98,34 +97,6 @@ class RequestFailed(StorageError):
     def is_busy(self) -> bool:
         """True if the server did nothing, and asks to try again: another request was running, or there were too many."""
         return self.status in (409, 429)
-
-
-@asynccontextmanager
-async def edge() -> AsyncIterator[None]:
-    """Raise the errors of a block, or of a coroutine function that this decorates, as ``as_known`` returns them."""
-    try:
-        yield
-    except ShardStoreError as exc:
-        as_known(exc)
-        raise
-
-
-def as_known(error: ShardStoreError) -> ShardStoreError:
-    """Return an error as callers know it: it and its causes are of classes in ``shardstore.errors``.
-
-    Where there is no such server or bucket, it stands alone: the frames and exceptions of the client below say nothing about that.
-    """
-    links: list[BaseException] = []
-    link: BaseException | None = error
-    while link is not None and link not in links:  # a cause may lead back to where it came from
-        links.append(link)
-        link = link.__cause__ or link.__context__
-    for failed in links:
-        if isinstance(failed, RequestFailed):
-            failed.__class__ = StorageError  # type: ignore[assignment]  # in place: cause, notes and frames stay
-    if isinstance(error, StorageError) and error.has_no_place:
-        error.__cause__, error.__suppress_context__, error.__traceback__ = None, True, None
-    return error
 
 
 @dataclass(frozen=True, slots=True)

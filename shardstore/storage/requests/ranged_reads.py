@@ -19,7 +19,7 @@ from shardstore.errors import ShardStoreError, StorageError
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteOffset, ByteRange, ByteRequest, ByteSuffix, resolve
 from shardstore.storage.base import ABSENT, CHANGED, Absent, Changed, Failed, Found, ObjectInfo, Read, ReadOutcome, ServerTimes
-from shardstore.storage.requests.outcomes import RequestFailed, as_known, edge
+from shardstore.storage.requests.outcomes import RequestFailed
 
 REFUSAL_NBYTES = 1 << 20
 """The most bytes that are read of the text of a refusal, if it is read at all."""
@@ -305,7 +305,7 @@ class RangedReads(ABC):
                 if not isinstance(outcome, Changed) or read.generation is not None:
                     break
         except ShardStoreError as exc:
-            return Failed(as_known(exc))
+            return Failed(exc)
         return outcome
 
     async def _read_version(self, read: Read) -> ReadOutcome:
@@ -333,7 +333,6 @@ class RangedReads(ABC):
             nbytes, times = part.nbytes, times or part.times
         return Found(generation, nbytes, tuple(buffers), times)
 
-    @edge()
     async def stat(self, key: str) -> ObjectInfo | None:
         part = await self.look_up(key, None)
         return ObjectInfo(key, part.nbytes, part.generation) if isinstance(part, RangePart) else None

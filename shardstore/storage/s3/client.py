@@ -25,7 +25,6 @@ from shardstore.storage.requests.outcomes import (
     WRITE_ID,
     Head,
     RequestFailed,
-    edge,
     generation_of,
     is_unreachable,
     probe_key,
@@ -174,7 +173,6 @@ class S3Client(BucketClient):
         endpoint = getattr(getattr(getattr(self.fs, "_s3", None), "meta", None), "endpoint_url", None)
         return None if endpoint is None else str(endpoint)
 
-    @edge()
     async def server(self) -> str:
         await self.connect()
         return self._connected() or self.endpoint

@@ -23,7 +23,6 @@ from shardstore.storage.requests.bucket import BucketStorage
 from shardstore.storage.requests.outcomes import (
     RequestFailed,
     canonical_etag,
-    edge,
     etag_condition,
     generation_of,
     refuse_encoded,
@@ -145,7 +144,6 @@ class S3Storage(BucketStorage[S3Client], ListsLeftovers):
         store = put if nbytes <= self.part_bytes else put_large
         return await store(self.client, key, body, nbytes, condition)
 
-    @edge()
     async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
         if not self.capabilities.compose:
             raise Unsupported(f"composing {key!r}: {self.endpoint} cannot copy a part of an object into its new version, on a condition")
@@ -157,7 +155,6 @@ class S3Storage(BucketStorage[S3Client], ListsLeftovers):
     async def _copy_from(self, origin: S3Client, source: str, target: str) -> Generation | None:
         return await copy_object(self.client, source, target, origin)
 
-    @edge()
     async def delete_many(self, keys: Sequence[str]) -> None:
         await asyncio.gather(*(self._delete_batch(batch) for batch in batched(keys, _KEYS_A_DELETE)))
 
@@ -196,7 +193,6 @@ class S3Storage(BucketStorage[S3Client], ListsLeftovers):
             if not entry["Key"].endswith("/")  # the markers by which some tools pretend that there are directories
         ]
 
-    @edge()
     async def version_suffixes(self) -> dict[tuple[str, str], str]:
         """Return, by key and token, what behind the URL of an object names that version of it, of all versions that the bucket keeps.
 
@@ -226,15 +222,13 @@ class S3Storage(BucketStorage[S3Client], ListsLeftovers):
         markers: dict[str, str] = {}
         full = self.client.full_key(prefix) if prefix or self.client.prefix else ""
         while True:
-            async with edge():
-                page = await self.client.call_bucket("list_multipart_uploads", "listing the unfinished uploads of", Prefix=full, **markers)
+            page = await self.client.call_bucket("list_multipart_uploads", "listing the unfinished uploads of", Prefix=full, **markers)
             for upload in page.get("Uploads", ()):
                 yield UnfinishedUpload(self.client.own_key(upload["Key"]), upload["UploadId"], upload["Initiated"])
             if not page.get("IsTruncated"):
                 return
             markers = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
 
-    @edge()
     async def abort_upload(self, upload: UnfinishedUpload) -> None:
         """Abort an upload, and free its parts; one that has ended by now is no error."""
         try:

@@ -38,7 +38,6 @@ from shardstore.errors import (
     WriteOutcomeUnknown,
 )
 from shardstore.model.words import count, plural, size
-from shardstore.storage.base import ConditionFailed
 from shardstore.storage.s3.client import S3Client, translated
 from tests.apps.cli.running import PLAIN, Place, Terminal, make_store, options_of, run, spawn, succeed
 
@@ -125,7 +124,6 @@ def test_completion(shell: str) -> None:
         (AccessDenied("x"), 4),
         (Corruption("x"), 5),
         (Conflict("x"), 6),
-        (ConditionFailed("x"), 6),
         (Unsupported("x"), 7),
     ],
 )

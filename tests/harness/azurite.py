@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -73,3 +74,13 @@ def _wait_for(server: subprocess.Popen[bytes], port: int) -> None:
 def connection_string(endpoint: str) -> str:
     """The option ``connection_string`` of adlfs for the account at this address."""
     return f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={KEY};BlobEndpoint={endpoint};"
+
+
+def signed_connection_string(endpoint: str) -> str:
+    """The same with a signature of what is allowed, which holds whatever a proxy makes of requests."""
+    from azure.storage.blob import AccountSasPermissions, ResourceTypes, generate_account_sas  # of the tests that need it only
+
+    end = datetime.now(UTC) + timedelta(days=1)
+    may = AccountSasPermissions(read=True, write=True, delete=True, list=True, add=True, create=True)
+    signature = generate_account_sas(ACCOUNT, KEY, ResourceTypes(service=True, container=True, object=True), may, end)
+    return f"BlobEndpoint={endpoint};SharedAccessSignature={signature}"

@@ -55,6 +55,16 @@ class Request:
         """The same with this header; ``None``: without it."""
         return replace(self, headers=_with(self.headers, name, value))
 
+    @property
+    def range(self) -> str | None:
+        """The range that is asked for; Azure's clients sign another header than HTTP's."""
+        return self.header("x-ms-range") or self.header("Range")
+
+    def with_range(self, value: str | None) -> Request:
+        """The same with this range; ``None``: without any."""
+        name = "Range" if self.header("x-ms-range") is None else "x-ms-range"
+        return self.with_header(name, value)
+
     def without_query(self, *names: str) -> Request:
         """The same without these parameters of the query."""
         path, _, query = self.target.partition("?")
@@ -115,7 +125,7 @@ class Silence:
 Outcome = Answer | CutOff | Flood | Broken | Silence
 Send = Callable[[Request], Awaitable[Answer]]
 Behaviour = Callable[[Request, Send], Awaitable[Outcome]]
-Dialect = Literal["s3", "gcs"]
+Dialect = Literal["s3", "gcs", "azure"]
 
 
 # -- faults ------------------------------------------------------------------------------------------------------------
@@ -132,6 +142,18 @@ _S3_CODES = {
 }
 
 
+_AZURE_CODES = {
+    403: "AuthorizationFailure",
+    404: "BlobNotFound",
+    409: "PendingCopyOperation",
+    412: "ConditionNotMet",
+    416: "InvalidRange",
+    429: "TooManyRequests",
+    500: "InternalError",
+    503: "ServerBusy",
+}
+
+
 def without_header(name: str) -> Behaviour:
     """The server does not see a header of requests."""
 
@@ -142,13 +164,14 @@ def without_header(name: str) -> Behaviour:
 
 
 def refusal(status: int, dialect: Dialect = "s3") -> Answer:
-    """An answer that says no, as S3 or the JSON API of GCS words it."""
+    """An answer that says no, as S3, the JSON API of GCS or Azure words it."""
     if dialect == "gcs":
         text = json.dumps({"error": {"code": status, "message": f"made up: {status}"}})
         return Answer(status, (("Content-Type", "application/json"),), text.encode())
-    code = _S3_CODES.get(status, "InternalError")
+    codes = _AZURE_CODES if dialect == "azure" else _S3_CODES
+    code = codes.get(status, "InternalError")
     text = f'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>{code}</Code><Message>made up: {status}</Message></Error>'
-    return Answer(status, (("Content-Type", "application/xml"),), text.encode())
+    return Answer(status, (("Content-Type", "application/xml"), ("x-ms-error-code", code)), text.encode())
 
 
 def refuse(status: int, dialect: Dialect = "s3") -> Behaviour:
@@ -279,7 +302,7 @@ def ignore_range() -> Behaviour:
     """Answer with the whole object and status 200."""
 
     async def behave(request: Request, send: Send) -> Outcome:
-        return await send(request.with_header("Range", None))
+        return await send(request.with_range(None))
 
     return behave
 
@@ -292,12 +315,12 @@ def wrong_suffix(fault: SuffixFault) -> Behaviour:
     206 that says that they are the last; or a 416."""
 
     async def behave(request: Request, send: Send) -> Outcome:
-        matched = re.fullmatch(r"bytes=-(\d+)", request.header("Range") or "")
+        matched = re.fullmatch(r"bytes=-(\d+)", request.range or "")
         if matched is None:
             return await send(request)
         if fault == "refused":
             return refusal(416)
-        answer = await send(request.with_header("Range", None))
+        answer = await send(request.with_range(None))
         if answer.status != 200:
             return answer
         total = len(answer.body)
@@ -313,11 +336,11 @@ def shift_ranges(by: int) -> Behaviour:
     """Serve ranges from that much further on, and say so; suffixes are served as asked."""
 
     async def behave(request: Request, send: Send) -> Outcome:
-        matched = re.fullmatch(r"bytes=(\d+)-(\d+)", request.header("Range") or "")
+        matched = re.fullmatch(r"bytes=(\d+)-(\d+)", request.range or "")
         if matched is None:
             return await send(request)
         start, last = (int(number) + by for number in matched.groups())
-        return await send(request.with_header("Range", f"bytes={start}-{last}"))
+        return await send(request.with_range(f"bytes={start}-{last}"))
 
     return behave
 
@@ -329,7 +352,7 @@ def whole_as_range() -> Behaviour:
         answer = await send(request)
         if answer.status != 206:
             return answer
-        return replace(answer, body=(await send(request.with_header("Range", None))).body)
+        return replace(answer, body=(await send(request.with_range(None))).body)
 
     return behave
 
@@ -402,10 +425,10 @@ class Stale:
 
     async def __call__(self, request: Request, send: Send) -> Outcome:
         path = urlsplit(request.target).path
-        media = request.header("Range") is not None or "alt=media" in request.target
+        media = request.range is not None or "alt=media" in request.target
         name = f"{path}?media" if media or "?" not in request.target else request.target
         if name not in self._seen:
-            whole = replace(request, method="GET").without_query(*_CONDITION_PARAMETERS).with_header("Range", None)
+            whole = replace(request, method="GET").without_query(*_CONDITION_PARAMETERS).with_range(None)
             answer = await send(whole.with_header("If-Match", None))
             if answer.status != 200:
                 return answer
@@ -416,7 +439,7 @@ class Stale:
             return refusal(412)
         if request.method == "HEAD":
             return replace(kept, body=b"").with_header("Content-Length", str(len(kept.body)))
-        return _part(kept, request.header("Range"))
+        return _part(kept, request.range)
 
 
 def _part(whole: Answer, header: str | None) -> Answer:

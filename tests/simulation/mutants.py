@@ -45,13 +45,13 @@ _COMMITTER = "shardstore.engine.writing.committer"
 _READER = "shardstore.engine.reading.reader"
 _PROOF = "shardstore.engine.index_cache"
 _LOST = "shardstore.storage.requests.lost_answers"
-_S3 = "shardstore.storage.s3.storage"
+_BUCKET = "shardstore.storage.requests.bucket"
+_PROBES = "shardstore.storage.requests.probes"
+_RANGED = "shardstore.storage.requests.ranged_reads"
 _S3_UPLOAD = "shardstore.storage.s3.upload"
-_S3_CLIENT = "shardstore.storage.s3.client"
 _TEMPORARY = "shardstore.storage.local.temporary"
 _APPEND = "shardstore.storage.local.append"
 _RULES = "shardstore.storage.local.rules"
-_GCS = "shardstore.storage.gcs.storage"
 _PACK_RUN = "shardstore.maintenance.packing.run"
 _RECORD = "shardstore.maintenance.packing.record"
 _GCS_UPLOAD = "shardstore.storage.gcs.upload"
@@ -93,9 +93,9 @@ MUTANTS = (
     Mutant("a cached index says that a chunk is missing", _READER, "or not makes_a_request(places, shard)", "or False"),
     Mutant(
         "an object that changed is taken for one that is gone",
-        _S3,
-        "if exc.status == 412 and generation is not None:\n                return CHANGED",
-        "if exc.status == 412 and generation is not None:\n                return ABSENT",
+        _RANGED,
+        "if exc.status == 412 and generation is not None:\n            return CHANGED",
+        "if exc.status == 412 and generation is not None:\n            return ABSENT",
     ),
     Mutant(
         "after a lost answer any object is taken for the writer's own",
@@ -109,8 +109,18 @@ MUTANTS = (
         "if not holds(condition, head.generation):\n            raise failed(key, url) from error",
         "if not holds(condition, head.generation):\n            return True",
     ),
-    Mutant("a shard is created although there is one", _S3_UPLOAD, 'return {"IfNoneMatch": "*"}', "return {}"),
-    Mutant("a shard is replaced without a condition", _S3_UPLOAD, 'return {"IfMatch": facts.if_match(generation)}', "return {}"),
+    Mutant(
+        "a shard is created although there is one",
+        _S3_UPLOAD,
+        "return condition_parameters(self.condition, facts)",
+        "return condition_parameters(self.condition, facts) if isinstance(self.condition, IfGeneration) else {}",
+    ),
+    Mutant(
+        "a shard is replaced without a condition",
+        _S3_UPLOAD,
+        "return condition_parameters(self.condition, facts)",
+        "return {} if isinstance(self.condition, IfGeneration) else condition_parameters(self.condition, facts)",
+    ),
     Mutant(
         "a multipart upload is completed without its condition",
         _S3_UPLOAD,
@@ -126,7 +136,7 @@ MUTANTS = (
     ),
     Mutant(
         "conditions on DELETE are trusted without a probe",
-        _S3_CLIENT,
+        _PROBES,
         "conditional_delete=delete is True",
         "conditional_delete=True",
         "weak",
@@ -134,25 +144,35 @@ MUTANTS = (
     Mutant(
         "a refusal that was sent twice is a failed condition",
         _LOST,
-        "if head is not None and head.write_id == self.write_id:\n            return head.generation\n        raise lost",
+        "if (stored := await self.stored_in_spite_of(lost)) is not None:\n            return stored\n        raise lost",
         "raise lost",
     ),
     Mutant(
-        "GCS: a shard is replaced without a condition", _GCS_UPLOAD, 'return {"ifGenerationMatch": generation.token}', "return {}", "gcs"
+        "GCS: a shard is replaced without a condition",
+        _GCS_UPLOAD,
+        '{"uploadType": "multipart", **condition_query(write.condition)}',
+        '{"uploadType": "multipart", **({} if isinstance(write.condition, IfGeneration) else condition_query(write.condition))}',
+        "gcs",
     ),
-    Mutant("GCS: a shard is created although there is one", _GCS_UPLOAD, 'return {"ifGenerationMatch": "0"}', "return {}", "gcs"),
+    Mutant(
+        "GCS: a shard is created although there is one",
+        _GCS_UPLOAD,
+        '{"uploadType": "multipart", **condition_query(write.condition)}',
+        '{"uploadType": "multipart", **(condition_query(write.condition) if isinstance(write.condition, IfGeneration) else {})}',
+        "gcs",
+    ),
     Mutant(
         "GCS: an emptied shard is deleted without a condition",
-        _GCS,
-        'return await self._delete(key, {"ifGenerationMatch": generation.token}, condition)',
-        "return await self._delete(key, None, condition)",
+        _BUCKET,
+        "return await self._delete(key, sent, condition)",
+        "return await self._delete(key, UNCONDITIONAL, condition)",
         "gcs",
     ),
     Mutant(
         "GCS: an object that changed is taken for one that is gone",
-        _GCS,
-        "if exc.status == 412 and generation is not None:\n                return CHANGED",
-        "if exc.status == 412 and generation is not None:\n                return ABSENT",
+        _RANGED,
+        "if exc.status == 412 and generation is not None:\n            return CHANGED",
+        "if exc.status == 412 and generation is not None:\n            return ABSENT",
         "gcs",
     ),
     Mutant(

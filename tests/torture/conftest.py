@@ -82,6 +82,8 @@ def _place(request: pytest.FixtureRequest, directory: Path) -> Place:
             return Place("local", str(directory / "root"))
         case "append":
             return Place("local", str(directory / "root"), strategy="append")
+        case "azure" | "azure-append":
+            return places.azure_place(request.param, request.getfixturevalue("azure_endpoint"), appends=request.param != "azure")
         case "gcs":
             return Place("gcs", *request.getfixturevalue("gcs_url"))
         case "moto-append":

@@ -19,6 +19,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardstore.opening.open import open_storage
+from shardstore.storage.azure.blocks import committed_blocks
+from shardstore.storage.azure.storage import AzureStorage
+from shardstore.storage.wrappers import innermost
+from shardstore.testing.storage_suite import on_io_loop
+from tests.harness.azurite import connection_string
 from tests.harness.moto_as_aws import behave_as_aws, make_conditions_hold, take_small_parts
 from tests.harness.scale import FULL
 from tests.torture.crew import ROOT
@@ -31,8 +37,8 @@ if TYPE_CHECKING:
     from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
     from tests.stored import Objects
 
-APPENDING = ("append", "moto-append", "ministack-append")
-"""Where shards are appended to: local files in place, objects of S3 by copying."""
+APPENDING = ("append", "moto-append", "ministack-append", "azure-append")
+"""Where shards are appended to: local files in place, objects of S3 by copying, blobs of Azure as blocks."""
 
 KINDS = (
     "local",
@@ -42,7 +48,8 @@ KINDS = (
     "ministack",
     *(("ministack-append",) if FULL else ()),
     "ceph",
-    *(("gcs",) if FULL else ()),
+    *(("gcs", "azure-append") if FULL else ()),
+    "azure",
 )
 
 _START_SECONDS = 120.0
@@ -92,6 +99,14 @@ class Place:
     @property
     def path(self) -> str:
         return self.url.rpartition("://")[2]
+
+    def is_appended(self, key: str) -> bool:
+        """Whether the object was put together from what was there and new bytes."""
+        storage = innermost(open_storage(self.url, self.storage_options))
+        if isinstance(storage, AzureStorage):
+            return len(on_io_loop(committed_blocks(storage.client, key))[1]) > 2
+        found = on_io_loop(storage.stat(key))
+        return found is not None and found.generation is not None and found.generation.token.strip('"').endswith("-2")
 
     @property
     def objects(self) -> Objects:
@@ -211,6 +226,16 @@ def ceph(directory: str) -> Iterator[str]:
         yield started.stdout.strip().splitlines()[-1]
     finally:
         subprocess.run(["bash", script, "stop", directory, port], check=True, timeout=120)
+
+
+def azure_place(kind: str, endpoint: str, *, appends: bool = False) -> Place:
+    """The same in a fresh container of Azurite."""
+    import adlfs
+
+    options = {"connection_string": connection_string(endpoint)}
+    container = f"container-{uuid.uuid4().hex}"
+    adlfs.AzureBlobFileSystem(**options).mkdir(container)
+    return Place(kind, f"az://{container}/root", options, strategy="append" if appends else "rewrite", small_parts=appends)
 
 
 def s3_place(kind: str, endpoint: str, *, appends: bool = False) -> Place:

@@ -56,7 +56,7 @@ Bucket = tuple[str, dict[str, Any]]
 WRITES = ("PUT", "POST", "DELETE")
 
 
-@pytest.fixture(scope="module", params=["s3", pytest.param("s3 over obstore", marks=pytest.mark.night), "gcs", "http"])
+@pytest.fixture(scope="module", params=["s3", pytest.param("s3 over obstore", marks=pytest.mark.night), "gcs", "azure", "http"])
 def server(request: pytest.FixtureRequest) -> Iterator[Wire]:
     kind, _, transport = request.param.partition(" over ")
     endpoint = "" if kind == "http" else request.getfixturevalue(f"{kind}_endpoint")
@@ -142,13 +142,13 @@ class Hostile:
     """A way to serve reads wrongly. Of the kinds ``detected`` something must fail; of others everything must be right."""
 
     install: Callable[[MisbehavingServer, Kind], object]
-    detected: tuple[Kind, ...] = ("s3", "gcs", "http")
+    detected: tuple[Kind, ...] = ("s3", "gcs", "azure", "http")
     undetectable: tuple[str, ...] = ()
     """What is read without ranges and checksums, so that nothing shows what is missing at the end."""
 
 
 def dialect(kind: Kind) -> mis.Dialect:
-    return "gcs" if kind == "gcs" else "s3"
+    return "s3" if kind == "http" else kind
 
 
 def of_objects(behaviour: mis.Behaviour) -> Callable[[MisbehavingServer, Kind], object]:
@@ -179,7 +179,7 @@ HOSTILE: dict[str, Hostile] = {
     "412 to everything": Hostile(lambda s, k: of_objects(mis.refuse(412, dialect(k)))(s, k)),
     "suffixes: whole": Hostile(of_objects(mis.wrong_suffix("whole")), ("s3", "gcs")),
     "suffixes: first bytes": Hostile(of_objects(mis.wrong_suffix("first")), ("s3", "gcs")),
-    "suffixes: first bytes as last": Hostile(of_objects(mis.wrong_suffix("first, as if last"))),
+    "suffixes: first bytes as last": Hostile(of_objects(mis.wrong_suffix("first, as if last")), ("s3", "gcs", "http")),
     "suffixes: 416": Hostile(of_objects(mis.wrong_suffix("refused")), ("s3", "gcs")),
     "ranges ignored": Hostile(of_objects(mis.ignore_range()), ()),
     "ranges from elsewhere": Hostile(of_objects(mis.shift_ranges(NBYTES))),
@@ -192,8 +192,8 @@ HOSTILE: dict[str, Hostile] = {
     "bodies: short in secret": Hostile(of_objects(mis.cut_body(is_announced=False)), undetectable=WHOLE),
     "bodies: empty in secret": Hostile(of_objects(mis.cut_body(is_announced=False, keep=0)), undetectable=WHOLE),
     "bodies: compressed": Hostile(of_objects(mis.gzipped())),
-    "version: another each time": Hostile(of_versions(mis.another_each_time()), ()),
-    "version: missing": Hostile(of_versions(lambda _: None), ("s3",)),
+    "version: another each time": Hostile(of_versions(mis.another_each_time()), ("azure",)),
+    "version: missing": Hostile(of_versions(lambda _: None), ("s3", "azure")),
     "version: weak": Hostile(lambda s, _: s.on(mis.change_header("ETag", "W/".__add__)), ()),
     "version: not in quotes": Hostile(lambda s, _: s.on(mis.change_header("ETag", lambda v: v.strip('"'))), ()),
 }
@@ -300,18 +300,24 @@ async def _knows_only_what_is_there(request: mis.Request, send: mis.Send) -> mis
     return await send(bare) if there.status == 200 else mis.refusal(404)
 
 
+async def _ignores_if_match_of_blocks(request: mis.Request, send: mis.Send) -> mis.Outcome:
+    return await send(request.with_header("If-Match", None) if "comp=blocklist" in request.target else request)
+
+
+BY_ETAG: tuple[Kind, ...] = ("s3", "azure")
 SWAP = frozenset({"compare_and_swap", "create_if_absent"})
 IGNORING: dict[str, Ignoring] = {
-    "nothing": Ignoring((), frozenset()),
-    "nothing, in parts": Ignoring((), frozenset(), large=True),
-    "PUT": Ignoring(("PUT",), SWAP),
-    "PUT and DELETE": Ignoring(("PUT", "DELETE"), SWAP | {"conditional_delete"}),
-    "PUT if absent": Ignoring(("PUT",), frozenset({"create_if_absent"}), behaviour=mis.without_header("If-None-Match")),
+    "nothing": Ignoring((), frozenset(), BY_ETAG),
+    "nothing, in parts": Ignoring((), frozenset(), BY_ETAG, large=True),
+    "PUT": Ignoring(("PUT",), SWAP, BY_ETAG),
+    "PUT and DELETE": Ignoring(("PUT", "DELETE"), SWAP | {"conditional_delete"}, BY_ETAG),
+    "PUT if absent": Ignoring(("PUT",), frozenset({"create_if_absent"}), BY_ETAG, behaviour=mis.without_header("If-None-Match")),
     "PUT if the same": Ignoring(("PUT",), frozenset({"compare_and_swap"}), behaviour=mis.without_header("If-Match")),
-    "DELETE": Ignoring(("DELETE",), frozenset({"conditional_delete"})),
+    "PUT if the same, of blocks too": Ignoring(("PUT",), SWAP, ("azure",), behaviour=_ignores_if_match_of_blocks, large=True),
+    "DELETE": Ignoring(("DELETE",), frozenset({"conditional_delete"}), BY_ETAG),
     "DELETE, and 404 for what is not there": Ignoring(("DELETE",), frozenset({"conditional_delete"}), behaviour=_knows_only_what_is_there),
     "Complete": Ignoring(("POST",), frozenset(), large=True),
-    "GET and HEAD": Ignoring(("GET", "HEAD"), frozenset()),
+    "GET and HEAD": Ignoring(("GET", "HEAD"), frozenset(), BY_ETAG),
     "uploads": Ignoring(("POST",), SWAP | {"conditional_delete"}, ("gcs",)),
     "ends of resumable uploads": Ignoring(("PUT",), frozenset({"conditional_delete"}), ("gcs",), large=True),
     "GET": Ignoring(("GET",), frozenset({"conditional_delete"}), ("gcs",)),  # fake-gcs-server knows none on DELETE
@@ -335,7 +341,7 @@ def ignoring(request: pytest.FixtureRequest, server: Wire) -> Ignoring:
 
 
 def opened(case: Case, ignoring: Ignoring, **options: Any) -> Client:
-    sizes = {"s3": "multipart_bytes", "gcs": "resumable_bytes"}
+    sizes = {"s3": "multipart_bytes", "gcs": "resumable_bytes", "azure": "put_bytes"}
     return Client(case.storage(**({sizes[case.wire.kind]: 1} if ignoring.large else {})), **options)
 
 
@@ -436,7 +442,7 @@ def test_a_probe_is_not_deceived_by_a_request_that_is_sent_again(server: Wire, n
     assert server.objects.keys() == before
 
 
-@pytest.mark.parametrize("server", ["s3", "gcs"], indirect=True)
+@pytest.mark.parametrize("server", ["s3", "gcs", "azure"], indirect=True)
 def test_no_chunk_is_written_below_metadata_that_come_cut_short(server: Wire) -> None:
     """Where an array's shards lie is not known then; an object of the chunk's own would never be found again, or be one of the shards."""
     case = Case(server)
@@ -451,7 +457,7 @@ def test_no_chunk_is_written_below_metadata_that_come_cut_short(server: Wire) ->
     assert case.stored() == INITIAL
 
 
-@pytest.mark.parametrize("server", ["s3", "gcs"], indirect=True)
+@pytest.mark.parametrize("server", ["s3", "gcs", "azure"], indirect=True)
 def test_a_withdrawn_shard_takes_no_chunk_of_another_along(server: Wire) -> None:
     """A transaction loses its new array to another client, and removes its shards at the moment when that client writes into one."""
     case = Case(server)

@@ -24,6 +24,7 @@ import pytest
 from shardstore.errors import ShardStoreError
 from shardstore.model.generation import IF_ABSENT, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING
+from shardstore.storage.azure.storage import AzureStorage
 from shardstore.storage.base import ConditionFailed, Found, Read, Storage
 from shardstore.storage.gcs import client as gcs_client
 from shardstore.storage.gcs.storage import GCSStorage
@@ -38,7 +39,7 @@ from tests.torture import places
 from tests.torture.conftest import Record
 from tests.torture.wire import A_SHARD, CHUNKS, DOCUMENT, INITIAL, PRESENTED, Case, Client, Kind, Values, Wire, forget, value, wire
 
-SERVERS = ["s3", "s3 over obstore", "gcs", "http"]
+SERVERS = ["s3", "s3 over obstore", "gcs", "azure", "http"]
 if FULL and os.environ.get("SHARDSTORE_MINISTACK"):
     SERVERS.append("ministack")
 
@@ -84,7 +85,7 @@ def _of_writes(behaviour: mis.Behaviour) -> mis.Behaviour:
 
 def faults(kind: Kind) -> dict[str, mis.Behaviour]:
     """By name. A made-up 404 or 412 is an answer to believe; the others say nothing of what is stored."""
-    dialect: mis.Dialect = "gcs" if kind == "gcs" else "s3"
+    dialect: mis.Dialect = "s3" if kind == "http" else kind
     return {
         **{str(status): mis.refuse(status, dialect) for status in (500, 503, 429, 403, 409, 412, 416)},
         "404 to a write": _of_writes(mis.refuse(404, dialect)),
@@ -157,7 +158,7 @@ class Operation:
 
     run: Callable[[Case, Client, Outcome, Any], None]
     prepare: Callable[[Case, Client], Any] = lambda _case, _client: None
-    kinds: tuple[Kind, ...] = ("s3", "gcs")
+    kinds: tuple[Kind, ...] = ("s3", "gcs", "azure")
     storage_options: tuple[tuple[Kind, str], ...] = ()
     excluded: tuple[str, ...] = ()
 
@@ -311,7 +312,7 @@ def _stat(case: Case, client: Client, outcome: Outcome, _prepared: Any) -> None:
     assert outcome.attempt(act) in (None, len(whole))
 
 
-IN_PARTS: tuple[tuple[Kind, str], ...] = (("s3", "multipart_bytes"), ("gcs", "resumable_bytes"))
+IN_PARTS: tuple[tuple[Kind, str], ...] = (("s3", "multipart_bytes"), ("gcs", "resumable_bytes"), ("azure", "put_bytes"))
 DELETES_BELIEVE = ("404 to a write",)
 OPERATIONS: dict[str, Operation] = {
     "create": Operation(_create, _emptied),
@@ -323,8 +324,8 @@ OPERATIONS: dict[str, Operation] = {
     "in parts": Operation(_writing({1: value(1, 2)}), storage_options=IN_PARTS),
     "in parts, whole shard": Operation(_writing({chunk: value(chunk, 2) for chunk in range(A_SHARD)}), storage_options=IN_PARTS),
     "document": Operation(_document),
-    "read cold": Operation(_read, kinds=("s3", "gcs", "http")),
-    "read, index known": Operation(_read, _known, kinds=("s3", "gcs", "http")),
+    "read cold": Operation(_read, kinds=("s3", "gcs", "azure", "http")),
+    "read, index known": Operation(_read, _known, kinds=("s3", "gcs", "azure", "http")),
     "store if absent": Operation(_store_new),
     "store if absent, in parts": Operation(_store_new, storage_options=IN_PARTS),
     "swap": Operation(_swap, _generation),
@@ -332,7 +333,7 @@ OPERATIONS: dict[str, Operation] = {
     "delete many": Operation(_delete_many, excluded=DELETES_BELIEVE),
     "copy": Operation(_copy, excluded=DELETES_BELIEVE),
     "list": Operation(_list),
-    "stat": Operation(_stat, kinds=("s3", "gcs", "http")),
+    "stat": Operation(_stat, kinds=("s3", "gcs", "azure", "http")),
 }
 
 
@@ -461,5 +462,7 @@ async def _large(storage: Storage) -> bool:
     below = innermost(storage)
     if isinstance(below, S3Storage):
         return await s3_client.probe_multipart(below.client)
+    if isinstance(below, AzureStorage):  # the probe has asked about lists of blocks, too
+        return (await below.probe()).compare_and_swap
     assert isinstance(below, GCSStorage)
     return await gcs_client.probe_resumable(below.client)

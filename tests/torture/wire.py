@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import adlfs
 import aiohttp
 import fsspec
 import gcsfs
@@ -27,6 +28,7 @@ from shardstore.engine.engine import Engine
 from shardstore.engine.options import EngineOptions
 from shardstore.model.ranges import EVERYTHING, ByteRequest
 from shardstore.opening.transports import Transport, carried_by
+from shardstore.storage.azure.storage import AzureStorage
 from shardstore.storage.base import Storage
 from shardstore.storage.gcs.storage import GCSStorage
 from shardstore.storage.http import client as http_client
@@ -38,11 +40,12 @@ from shardstore.testing.storage_suite import on_io_loop
 from tests import shards
 from tests.documents import array_v3, sharding_codec
 from tests.harness import misbehaviours as mis
+from tests.harness.azurite import ACCOUNT, connection_string, signed_connection_string
 from tests.harness.misbehaving_server import MisbehavingServer
 from tests.storage.http.http_servers import WebServer
 from tests.stored import FsspecObjects
 
-Kind = Literal["s3", "gcs", "http"]
+Kind = Literal["s3", "gcs", "azure", "http"]
 
 CHUNKS = 8
 A_SHARD = 4
@@ -192,6 +195,8 @@ class Wire:
                 return carried_by(self.transport, S3Storage(fs, f"{self.bucket}/{prefix}", **options))
             case "gcs":
                 return GCSStorage(fs, f"{self.bucket}/{prefix}", **options)
+            case "azure":
+                return AzureStorage(fs, f"{self.bucket}/{prefix}", **options)
             case "http":
                 url = self.server.upstream if direct else self.server.url
                 return HTTPStorage(fs, f"{url}/{prefix}", retries=Retries(4 if retries else 1, 0.0, 0.0), **options)
@@ -210,6 +215,10 @@ class Wire:
                 fs = gcsfs.GCSFileSystem(token="anon", endpoint_url=url, project="test", requests_timeout=timeout, skip_instance_cache=True)
                 if not retries:
                     fs._request = functools.partial(type(fs)._request.__wrapped__, fs)
+            case "azure":
+                account = f"{url}/{ACCOUNT}"
+                fs = adlfs.AzureBlobFileSystem(connection_string=signed_connection_string(account), skip_instance_cache=True)
+                fs.service_client._pipeline._transport.connection_config.read_timeout = seconds
             case "http":
                 fs = fsspec.filesystem("http", client_kwargs={"timeout": timeout}, skip_instance_cache=True)
         return fs
@@ -227,10 +236,13 @@ def wire(kind: Kind, endpoint: str, transport: Transport = "fsspec") -> Iterator
             files.close()
         return
     bucket = f"bucket-{uuid.uuid4().hex}"
-    with MisbehavingServer(endpoint) as server:
+    with MisbehavingServer(endpoint.removesuffix(f"/{ACCOUNT}")) as server:
         if kind == "gcs":
             objects = FsspecObjects(f"gs://{bucket}", {"token": "anon", "project": "test", "endpoint_url": endpoint})
             objects.fs.call("POST", "b", project="test", json={"name": bucket})
+        elif kind == "azure":
+            objects = FsspecObjects(f"az://{bucket}", {"connection_string": connection_string(endpoint)})
+            objects.fs.mkdir(bucket)
         else:
             objects = FsspecObjects(f"s3://{bucket}", {"key": "test", "secret": "test", "endpoint_url": endpoint})
             objects.fs.call_s3("create_bucket", Bucket=bucket)

@@ -203,11 +203,8 @@ async def _commit(write: AzureWrite, blocks: Sequence[str | Block]) -> Generatio
         f"<Committed>{escape(block.id)}</Committed>" if isinstance(block, Block) else f"<Uncommitted>{block}</Uncommitted>"
         for block in blocks
     )
-    document = f'<?xml version="1.0" encoding="utf-8"?><BlockList>{listed}</BlockList>'.encode()
-    client, name, what = write.client, write.client.full_key(write.key), f"writing {write.key!r}"
-    query = {"comp": "blocklist"}
     try:
-        return await write.carry_out(lambda: client.request("PUT", name, what, query=query, headers=write.headers, body=document))
+        return await write.carry_out(lambda: write.client.commit(write.key, listed, "writing", write.headers))
     except RequestFailed as exc:
         if exc.code != BLOCKS_GONE:
             raise

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -24,10 +24,10 @@ from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration, Unconditional
 from shardstore.model.ranges import ByteRequest
 from shardstore.model.redaction import redacted, shown_cause
+from shardstore.storage.requests import lost_answers
 from shardstore.storage.requests.bucket import BucketClient
-from shardstore.storage.requests.lost_answers import wait_to_resend
-from shardstore.storage.requests.outcomes import WRITE_ID, Head, RequestFailed, generation_of, is_unreachable
-from shardstore.storage.requests.probes import probe_conditions
+from shardstore.storage.requests.outcomes import WRITE_ID, Head, RequestFailed, generation_of, is_unreachable, probe_key
+from shardstore.storage.requests.probes import is_refused, probe_conditions, remove
 from shardstore.storage.requests.ranged_reads import REFUSAL_NBYTES, at_most, received
 
 _SENDS = 4  # of a request that may be repeated
@@ -36,12 +36,6 @@ _SERVICE = ".core.windows.net"
 WRITE_ID_HEADER = f"x-ms-meta-{WRITE_ID.replace('-', '')}"  # names of metadata are identifiers in Azure
 _CONDITION_CODES = frozenset({"BlobAlreadyExists", "ConditionNotMet", "TargetConditionNotMet"})
 BLOCKS_GONE = "InvalidBlockList"
-
-COPY_PAYS_NBYTES = 8 << 20
-
-CLAIMED_WITHOUT_PROBE = Capabilities(
-    pinned_reads=True, durable=True, across_machines=True, unique_versions=True, compose=True, copy_pays_nbytes=COPY_PAYS_NBYTES
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +140,7 @@ class AzureClient(BucketClient):
                 except RequestFailed as exc:
                     if sends >= _SENDS or exc.is_unreachable or not exc.is_lost or not (method in ("GET", "HEAD") or repeats):
                         raise
-                await wait_to_resend(sends)
+                await lost_answers.wait_to_resend(sends)
 
     async def _send(
         self,
@@ -232,6 +226,12 @@ class AzureClient(BucketClient):
             return None
         return Head(generation_of(answer.headers, key), int(answer.headers["Content-Length"]), answer.headers.get(WRITE_ID_HEADER))
 
+    async def commit(self, key: str, blocks: str, action: str, headers: Mapping[str, str]) -> AzureAnswer:
+        """Make blocks the blob of ``key``, in the order of the elements in ``blocks``, in XML."""
+        document = f'<?xml version="1.0" encoding="utf-8"?><BlockList>{blocks}</BlockList>'.encode()
+        what = f"{action} {key!r}"
+        return await self.request("PUT", self.full_key(key), what, headers=headers, query={"comp": "blocklist"}, body=document)
+
     async def put_empty(self, key: str, condition: Condition) -> None:
         headers = {"x-ms-blob-type": "BlockBlob", **condition_headers(condition)}
         await self.request("PUT", self.full_key(key), f"probing conditional writes with {key!r}", headers=headers, body=b"")
@@ -277,5 +277,13 @@ def _message_of(answer: AzureAnswer) -> str:
 _MADE_UP = Generation('"0x0000000000000A1"')
 
 
-async def probe_server(client: AzureClient) -> Capabilities:
-    return await probe_conditions(client, CLAIMED_WITHOUT_PROBE, _MADE_UP, is_trusted=client.is_azure)
+async def probe_server(client: AzureClient, claimed: Capabilities) -> Capabilities:
+    """Return ``claimed`` with what the server honours. One other than Microsoft's is asked about lists of blocks, too."""
+    found = await probe_conditions(client, claimed, _MADE_UP, is_trusted=client.is_azure)
+    if client.is_azure or not found.compare_and_swap:
+        return found
+    key = probe_key()
+    if await is_refused(client.commit(key, "", "probing conditional writes with", condition_headers(IfGeneration(_MADE_UP)))):
+        return found
+    await remove(client, key)
+    return replace(found, compare_and_swap=False, create_if_absent=False)

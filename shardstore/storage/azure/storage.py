@@ -18,7 +18,6 @@ from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import ByteRange, ByteRequest, BytesLike, ByteSuffix, CopiedRange, NewBytes, Segment, resolve
 from shardstore.storage.azure.blocks import compose, put, put_large
 from shardstore.storage.azure.client import (
-    CLAIMED_WITHOUT_PROBE,
     AzureClient,
     Wanted,
     probe_server,
@@ -30,6 +29,8 @@ from shardstore.storage.requests.parts import sent_parts, sent_pieces
 from shardstore.storage.requests.ranged_reads import RangeOutcome, RangePart, checked_part, range_header
 
 PUT_BYTES = 64 << 20
+COPY_PAYS_NBYTES = 8 << 20
+"""The least size of a range that is worth the requests of blocks: a smaller one is read and written as fast."""
 
 _COPY_ATTEMPTS = 5
 _MOST_GUESSED_BYTES = 8 << 20  # of a suffix that is asked for without a look at the size
@@ -43,7 +44,9 @@ class AzureStorage(BucketStorage[AzureClient]):
 
     kind = "azure"
     client_class = AzureClient
-    claimed_without_probe = CLAIMED_WITHOUT_PROBE
+    claimed_without_probe = Capabilities(
+        pinned_reads=True, durable=True, across_machines=True, unique_versions=True, compose=True, copy_pays_nbytes=COPY_PAYS_NBYTES
+    )
 
     def __init__(self, fs: Any, path: str, concurrency: int = 64, put_bytes: int = PUT_BYTES) -> None:
         super().__init__(fs, path, concurrency, put_bytes)
@@ -53,7 +56,7 @@ class AzureStorage(BucketStorage[AzureClient]):
         return facts_about(self.client, BucketFacts)
 
     async def _ask_server(self) -> Capabilities:
-        return await probe_server(self.client)
+        return await probe_server(self.client, self.claimed_without_probe)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 

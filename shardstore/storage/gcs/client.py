@@ -438,8 +438,6 @@ class GCSClient(BucketClient):
 
 _MADE_UP = Generation("1")  # generations are microseconds since 1970
 
-CLAIMED_WITHOUT_PROBE = Capabilities(pinned_reads=True, durable=True, across_machines=True, unique_versions=True)
-
 
 @dataclass
 class GCSFacts(BucketFacts):
@@ -455,8 +453,9 @@ def facts_of(client: GCSClient) -> GCSFacts:
     return facts_about(client, GCSFacts)
 
 
-async def probe_server(client: GCSClient) -> Capabilities:
-    return await probe_conditions(client, CLAIMED_WITHOUT_PROBE, _MADE_UP, is_trusted=client.is_google)
+async def probe_server(client: GCSClient, claimed: Capabilities) -> Capabilities:
+    """Return ``claimed`` with what the server honours."""
+    return await probe_conditions(client, claimed, _MADE_UP, is_trusted=client.is_google)
 
 
 async def probe_resumable(client: GCSClient) -> bool:

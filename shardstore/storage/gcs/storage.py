@@ -16,7 +16,6 @@ from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import ByteRequest, BytesLike, Segment, resolve
 from shardstore.storage.base import ABSENT, CHANGED, DirListing, ObjectInfo
 from shardstore.storage.gcs.client import (
-    CLAIMED_WITHOUT_PROBE,
     OBJECT,
     Allowed,
     GCSAnswer,
@@ -63,7 +62,7 @@ class GCSStorage(BucketStorage[GCSClient]):
 
     kind = "gcs"
     client_class = GCSClient
-    claimed_without_probe = CLAIMED_WITHOUT_PROBE
+    claimed_without_probe = Capabilities(pinned_reads=True, durable=True, across_machines=True, unique_versions=True)
 
     def __init__(self, fs: Any, path: str, concurrency: int = 64, resumable_bytes: int = RESUMABLE_BYTES) -> None:
         super().__init__(fs, path, concurrency, resumable_bytes)
@@ -73,7 +72,7 @@ class GCSStorage(BucketStorage[GCSClient]):
         return facts_of(self.client)
 
     async def _ask_server(self) -> Capabilities:
-        return await probe_server(self.client)
+        return await probe_server(self.client, self.claimed_without_probe)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 

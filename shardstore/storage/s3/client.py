@@ -31,7 +31,6 @@ from shardstore.storage.requests.outcomes import (
     server_times,
 )
 from shardstore.storage.requests.probes import NOT_KNOWN, is_refused, probe_conditions, remove
-from shardstore.storage.s3.parts import COPY_PAYS_NBYTES
 
 _NO_PLAIN_BUCKET = re.compile(r":|--[a-z0-9]+-s3$|-s3alias$|\.mrap$")  # ARNs, and the endings that AWS keeps for itself
 
@@ -246,26 +245,23 @@ PROBING = "probing conditional writes with"
 _REFUSED = (404, 409, 412)
 _TRIES = 3
 
-CLAIMED_WITHOUT_PROBE = Capabilities(pinned_reads=True, durable=True, across_machines=True, compose=True, copy_pays_nbytes=COPY_PAYS_NBYTES)
-"""Capabilities that need no probe: reads need only an ETag in the answer."""
-
 
 def _made_up_etag() -> str:
     return f'"{secrets.token_hex(16)}"'
 
 
-async def probe_server(client: S3Client) -> Capabilities:
-    """Ask for the abilities of the server: of AWS by two requests that change nothing."""
+async def probe_server(client: S3Client, claimed: Capabilities) -> Capabilities:
+    """Return ``claimed`` with what the server honours: asked of AWS by two requests that change nothing."""
     await client.connect()
     made_up = Generation(_made_up_etag())
     if not client.is_aws:
-        return await probe_conditions(client, CLAIMED_WITHOUT_PROBE, made_up, is_trusted=False, refusals=_REFUSED)
+        return await probe_conditions(client, claimed, made_up, is_trusted=False, refusals=_REFUSED)
     swap, delete = await asyncio.gather(
         is_refused(client.put_empty(probe_key(), IfGeneration(made_up)), _REFUSED),
         is_refused(client.delete(probe_key(), IfGeneration(made_up), PROBING), _REFUSED),
     )
     honoured = swap is True  # create, too: its manual can be believed
-    return replace(CLAIMED_WITHOUT_PROBE, compare_and_swap=honoured, create_if_absent=honoured, conditional_delete=delete is True)
+    return replace(claimed, compare_and_swap=honoured, create_if_absent=honoured, conditional_delete=delete is True)
 
 
 async def probe_multipart(client: S3Client) -> bool:

@@ -30,7 +30,6 @@ from shardstore.storage.requests.outcomes import (
 )
 from shardstore.storage.requests.ranged_reads import RangeOutcome, RangePart, checked_part, range_header, received
 from shardstore.storage.s3.client import (
-    CLAIMED_WITHOUT_PROBE,
     S3Client,
     S3Facts,
     facts_of,
@@ -38,6 +37,7 @@ from shardstore.storage.s3.client import (
     translated,
 )
 from shardstore.storage.s3.compose import compose, copy_object
+from shardstore.storage.s3.parts import COPY_PAYS_NBYTES
 from shardstore.storage.s3.upload import put, put_large
 
 MULTIPART_BYTES = 64 << 20
@@ -72,7 +72,10 @@ class S3Storage(BucketStorage[S3Client], ListsLeftovers):
 
     kind = "s3"
     client_class = S3Client
-    claimed_without_probe = CLAIMED_WITHOUT_PROBE
+    # Reads need only an ETag in the answer.
+    claimed_without_probe = Capabilities(
+        pinned_reads=True, durable=True, across_machines=True, compose=True, copy_pays_nbytes=COPY_PAYS_NBYTES
+    )
     looks_before_deletes = True
 
     def __init__(self, fs: Any, path: str, concurrency: int = 64, multipart_bytes: int = MULTIPART_BYTES) -> None:
@@ -90,7 +93,7 @@ class S3Storage(BucketStorage[S3Client], ListsLeftovers):
         return known if facts.copies_parts is not False and conditional else replace(known, compose=False)
 
     async def _ask_server(self) -> Capabilities:
-        return await probe_server(self.client)
+        return await probe_server(self.client, self.claimed_without_probe)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 

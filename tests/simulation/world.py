@@ -9,6 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 from unittest import mock
 
@@ -22,7 +23,6 @@ from shardstore.storage.gcs.storage import GCSStorage
 from shardstore.storage.local.mounts import Mount
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.requests.bucket import forget_facts
-from shardstore.storage.s3 import client as s3_client
 from shardstore.storage.s3 import parts as s3_parts
 from shardstore.storage.s3.storage import S3Storage
 from tests.simulation import gcs, s3, sources, threads
@@ -134,8 +134,10 @@ class World:
                 if self.calls is not None:
                     stack.enter_context(self.calls.in_place())
                 if self.rng.random() < 0.5:  # what AWS takes from 5 MiB on, here a few bytes are enough for
-                    for module, name in ((s3_parts, "MIN_PART_BYTES"), (s3_parts, "COPY_PAYS_NBYTES"), (s3_client, "COPY_PAYS_NBYTES")):
-                        stack.enter_context(mock.patch.object(module, name, 16 if name == "MIN_PART_BYTES" else 32))
+                    claimed = replace(S3Storage.claimed_without_probe, copy_pays_nbytes=32)
+                    stack.enter_context(mock.patch.object(S3Storage, "claimed_without_probe", claimed))
+                    for name, nbytes in (("MIN_PART_BYTES", 16), ("COPY_PAYS_NBYTES", 32)):
+                        stack.enter_context(mock.patch.object(s3_parts, name, nbytes))
                 stack.enter_context(mock.patch.object(Record, "units_per_segment", self.rng.choice([2, 1000])))
                 stack.callback(self.loop.close)
                 yield

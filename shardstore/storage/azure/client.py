@@ -31,7 +31,7 @@ from shardstore.storage.requests.probes import is_refused, probe_conditions, rem
 from shardstore.storage.requests.ranged_reads import REFUSAL_NBYTES, at_most, received
 
 _SENDS = 4  # of a request that may be repeated
-_SERVICE = ".core.windows.net"
+_SERVICES = (".core.windows.net", ".storage.azure.net", ".core.chinacloudapi.cn", ".core.usgovcloudapi.net")
 
 WRITE_ID_HEADER = f"x-ms-meta-{WRITE_ID.replace('-', '')}"  # names of metadata are identifiers in Azure
 _CONDITION_CODES = frozenset({"BlobAlreadyExists", "ConditionNotMet", "TargetConditionNotMet"})
@@ -106,7 +106,7 @@ class AzureClient(BucketClient):
     @property
     def is_azure(self) -> bool:
         """True if the server is Microsoft's own, whose manual can be trusted."""
-        return f"{urlsplit(self.endpoint).hostname}.".find(f"{_SERVICE}.") > 0
+        return (urlsplit(self.endpoint).hostname or "").endswith(_SERVICES)
 
     def forget_listing(self, key: str) -> None:
         path = f"{self.bucket}/{self.full_key(key)}"

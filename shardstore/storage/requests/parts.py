@@ -36,8 +36,9 @@ class SentPart:
 
 
 def part_bytes_for(nbytes: int, min_part_bytes: int, max_parts: int) -> int:
-    """Return the size of the parts of a body: whole MiB, and at most ``max_parts`` of them."""
-    return max(min_part_bytes, -(-nbytes // (max_parts << 20)) << 20)
+    """Return the size of the parts of a body: ``min_part_bytes``, or whole MiB where there would be more than ``max_parts``."""
+    least = -(-nbytes // max_parts)
+    return min_part_bytes if least <= min_part_bytes else -(-least >> 20) << 20
 
 
 def joined_copies(segments: Sequence[Segment]) -> Iterator[Segment]:
@@ -73,7 +74,7 @@ def sent_parts(segments: Sequence[Segment], part_bytes: int) -> list[SentPart]:
     for segment in filter(lambda segment: segment.nbytes, segments):
         while at + segment.nbytes > bounds[0]:
             head, segment = _split(segment, bounds.pop(0) - at)
-            found.append(SentPart((*mine, head)))
+            found.append(SentPart((*mine, head) if head.nbytes else tuple(mine)))
             mine, at = [], at + head.nbytes
         mine.append(segment)
         at += segment.nbytes

@@ -13,8 +13,10 @@ import zarr
 
 import shardstore
 from shardstore.errors import InvalidInput, StorageError, Unsupported
+from shardstore.opening.open import open_storage
 from shardstore.plan.commits import NONCE_NBYTES
 from shardstore.plan.strategies import Append
+from shardstore.storage.azure.storage import AzureStorage
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.requests.bucket import forget_facts
 from shardstore.storage.s3.client import facts_of
@@ -163,8 +165,6 @@ def test_storages_that_copy_nothing_are_refused() -> None:
 @pytest.fixture
 def s3(s3_url: S3Url, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A storage, and its calls, of a server that makes completions conditional."""
-    from shardstore.opening.open import open_storage
-
     storage = open_storage(*s3_url)
     assert isinstance(storage, S3Storage)
     on_io_loop(storage.probe())
@@ -195,6 +195,23 @@ def test_on_s3_what_is_new_is_sent_and_nothing_fetched(s3: tuple[S3Storage, Call
     assert sent == 2 * (2**18 + NONCE_NBYTES + INDEX_NBYTES)
     assert "get_object" not in calls.methods
     np.testing.assert_array_equal(array[:], values)
+
+
+def test_on_azure_what_is_new_is_sent_and_nothing_fetched(azure_url: S3Url, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the second append on: the first one stores all of the shard as blocks, which the later ones keep."""
+    from tests.storage.azure.gate.test_azure import Calls as AzureCalls
+
+    storage = open_storage(*azure_url)
+    assert isinstance(storage, AzureStorage)
+    array, values = large(shardstore.open(storage, chunks_per_shard=(64,), strategy="append", metadata_ttl="1h"))
+    array[: 2**18] = values[: 2**18] = 7
+    calls = AzureCalls(storage.fs, monkeypatch)
+    for number, chunk in enumerate((5, 40, 63), 1):
+        array[chunk * 2**18 : (chunk + 1) * 2**18] = values[chunk * 2**18 : (chunk + 1) * 2**18] = chunk
+        assert calls.names == ["blocks", "block", "block", "commit"] * number
+        assert calls.sent_nbytes <= number * (2**18 + INDEX_NBYTES + 4096)
+    np.testing.assert_array_equal(array[:], values)
+    forget_facts()
 
 
 def test_on_s3_where_it_cannot_be_conditional_it_rewrites(s3: tuple[S3Storage, Calls]) -> None:

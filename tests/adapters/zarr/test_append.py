@@ -165,7 +165,7 @@ def test_storages_that_copy_nothing_are_refused() -> None:
 @pytest.fixture
 def s3(s3_url: S3Url, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A storage, and its calls, of a server that makes completions conditional."""
-    storage = open_storage(*s3_url)
+    storage = open_storage(*s3_url, transport="fsspec")
     assert isinstance(storage, S3Storage)
     on_io_loop(storage.probe())
     calls = Calls(storage.fs, monkeypatch)

@@ -7,8 +7,8 @@ obstore's ``get_ranges`` takes no condition and asks for more than was wanted: e
 version, and the answer's version is compared whether the server honoured that or not. A whole object is asked for as a range, since
 only then is the answer compared with the request. obstore shows the status of a refusal by the class of an exception, or only in its text.
 Some requests get no plain answer: for an empty object, a range past the end, a server that ignores ranges, a refusal, a broken connection.
-These are repeated by the storage below, with its retries and its errors; obstore's own are off. So is every 404, until obstore has once
-found an object there.
+These are repeated by the storage below, with its retries and its errors; obstore's own are off. So is a 404 that does not say that there is
+no such key, until obstore has once found an object there.
 
 Checksums that S3 sends with whole objects are compared by botocore, and not by obstore: TLS protects the bytes on their way, the
 checksums of index and chunks the whole of it.
@@ -172,11 +172,24 @@ async def get_head(bucket: Bucket, full_key: str) -> ObstoreAnswer:
         return _answer(await obstore.get_async(bucket, full_key, options={"head": True}), memoryview(b""))
 
 
+def put_mode(conditions: Mapping[str, str]) -> obstore.PutMode:
+    """Return the conditions of a PutObject, by its names, in obstore's form."""
+    if "IfNoneMatch" in conditions:
+        return "create"
+    return {"e_tag": conditions["IfMatch"]} if "IfMatch" in conditions else "overwrite"
+
+
 async def put_object(bucket: Bucket, full_key: str, data: bytes, mode: obstore.PutMode, metadata: Mapping[str, str]) -> str | None:
     """Store an object by one request; return its ETag. Raises ``RequestFailed``."""
     with _errors(f"writing {full_key!r}"):
         stored = await obstore.put_async(bucket, full_key, data, attributes=dict(metadata), mode=mode, use_multipart=False)
     return stored["e_tag"]
+
+
+async def delete_object(bucket: Bucket, full_key: str) -> None:
+    """Delete an object by one request, if there is one. Raises ``RequestFailed``."""
+    with _errors(f"deleting {full_key!r}"):
+        await obstore.delete_async(bucket, full_key)
 
 
 @contextmanager
@@ -221,6 +234,7 @@ def client_options(endpoint: str, connect_timeout: float | None, read_timeout: f
     return options
 
 
+NO_SUCH_KEY = "NoSuchKey"
 _ELSEWHERE = (301, 302, 307, 308)
 _FIRST_ANSWERS = 3
 """The number of unusable first answers, without a usable one, after which obstore is given up: otherwise every request would be made
@@ -309,10 +323,12 @@ class ObstoreStorage(RangedReads, StorageWrapper, BlockingReads, ObstoreCarried,
         self._given_up = self._given_up or reason
 
     def _is_absent(self, refusal: RequestFailed) -> bool:
-        """Return whether a refusal says that there is no object. It does only if the server is known to find objects that exist.
+        """Return whether a refusal says that there is no object. It does if its text says so, or if the server is known to find objects.
 
         A server that does not speak as obstore expects, such as an emulator without GCS's XML interface, also answers 404.
         """
+        if refusal.is_absent and refusal.code == NO_SUCH_KEY:
+            self._has_found = True
         return refusal.is_absent and self._has_found
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -375,8 +391,7 @@ class ObstoreStorage(RangedReads, StorageWrapper, BlockingReads, ObstoreCarried,
         if (bucket := await self.bucket()) is None:
             return await self.inner.look_up(key, generation)
         try:
-            async with self.inner.client.bound.slot():
-                answer = await get_head(bucket, self.inner.client.full_key(key))
+            answer = await self._head(bucket, self.inner.client.full_key(key))
             found = self.version_of(answer)
             self._has_found = True
         except RequestFailed as exc:
@@ -388,3 +403,12 @@ class ObstoreStorage(RangedReads, StorageWrapper, BlockingReads, ObstoreCarried,
             self.asked_below += 1
             return await self.inner.look_up(key, generation)
         return CHANGED if generation is not None and found != generation else RangePart(found, answer.nbytes, NOTHING)
+
+    async def _head(self, bucket: Bucket, full_key: str) -> ObstoreAnswer:
+        async with self.inner.client.bound.slot():
+            try:
+                return await get_head(bucket, full_key)
+            except RequestFailed as exc:
+                if not exc.is_absent or self._has_found:
+                    raise
+                return await get_range(bucket, full_key, ByteRange(0, 1), None)  # its refusal has a text, which a HEAD's has not

@@ -152,6 +152,8 @@ class S3Client(BucketClient):
     """The largest object that CopyObject takes."""
     min_copied_part_bytes = 512 << 20
     min_uploaded_part_bytes = 8 << 20
+    found_server: str | None = None
+    """The server that another transport to the same place has found out."""
 
     @property
     def endpoint(self) -> str:
@@ -168,9 +170,9 @@ class S3Client(BucketClient):
         return endpoint == AWS or (urlsplit(endpoint).hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn"))
 
     def _connected(self) -> str | None:
-        """Return the server that the client of s3fs is connected to, if it is."""
+        """Return the server that the client of s3fs is connected to, if it is; or would be, as another transport has found out."""
         endpoint = getattr(getattr(getattr(self.fs, "_s3", None), "meta", None), "endpoint_url", None)
-        return None if endpoint is None else str(endpoint)
+        return self.found_server if endpoint is None else str(endpoint)
 
     async def server(self) -> str:
         await self.connect()
@@ -182,6 +184,8 @@ class S3Client(BucketClient):
 
     async def connect(self) -> None:
         """Find out for sure which server this talks to. Raises as ``call`` does."""
+        if self._connected() is not None:
+            return
         try:
             await self.fs.set_session()
         except Exception as exc:

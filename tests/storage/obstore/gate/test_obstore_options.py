@@ -23,7 +23,7 @@ from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteSuffix
 from shardstore.opening.open import open_storage
 from shardstore.storage.base import Changed, Found, Read
-from shardstore.storage.obstore import s3 as obstore_s3
+from shardstore.storage.obstore import s3_settings
 from shardstore.storage.obstore.gcs import ObstoreGCSStorage
 from shardstore.storage.obstore.gcs import current_settings as gcs_settings
 from shardstore.storage.obstore.s3 import ObstoreS3Storage
@@ -76,11 +76,12 @@ def test_anonymous_requests_are_not_signed(s3_url: Url) -> None:
 
 
 def test_renewed_credentials_are_taken_over(on_s3: ObstoreS3Storage) -> None:
+    on_io_loop(on_s3.inner.fs.set_session())
     first = on_io_loop(on_s3.bucket())
     assert on_io_loop(on_s3.bucket()) is first
     on_s3.inner.fs._s3._request_signer._credentials.token = "new"
     assert on_io_loop(on_s3.bucket()) is not first
-    settings = on_io_loop(obstore_s3.current_settings(on_s3.inner.client))
+    settings = on_io_loop(s3_settings.SettingsOfS3(on_s3.inner.client).current())
     assert settings is not None
     assert settings.credential == ("test", "test", "new")
     assert "test" not in repr(settings)
@@ -93,19 +94,19 @@ def test_settings_of_a_connection(s3_url: Url, tmp_path: Path) -> None:
     options = {**s3_url[1], "config_kwargs": config, "client_kwargs": {"verify": str(authority)}}
     storage = open_storage(s3_url[0], options, transport="obstore")
     assert isinstance(storage, ObstoreS3Storage)
-    settings = on_io_loop(obstore_s3.current_settings(storage.inner.client))
+    settings = on_io_loop(s3_settings.SettingsOfS3(storage.inner.client).current())
     assert settings is not None
     assert "secret" not in repr(settings)
-    given = obstore_s3._client_options(settings)
+    given = s3_settings._client_options(settings)
     assert (given["connect_timeout"], given["read_timeout"]) == (timedelta(seconds=2), timedelta(seconds=7))
     assert (given["proxy_url"], given["root_certificate"]) == ("http://user:secret@p:1", b"-----BEGIN CERTIFICATE-----")
     assert (given["allow_http"], given["allow_invalid_certificates"]) == (True, False)
     unverified = dataclasses.replace(settings, verify=False, proxies=())
-    assert obstore_s3._client_options(unverified)["allow_invalid_certificates"] is True
-    bucket = obstore_s3.opened("bucket", unverified)
+    assert s3_settings._client_options(unverified)["allow_invalid_certificates"] is True
+    bucket = s3_settings.opened("bucket", unverified)
     assert bucket.config["endpoint"] == settings.endpoint.replace("://", "://bucket.")
     with pytest.raises(Unsupported, match="proxies"):
-        obstore_s3._client_options(dataclasses.replace(settings, proxies=(("https", "http://p:1"),)))
+        s3_settings._client_options(dataclasses.replace(settings, proxies=(("https", "http://p:1"),)))
 
 
 def test_a_place_that_obstore_cannot_open_is_reached_without(on_s3: ObstoreS3Storage, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,7 +1,7 @@
 """A server on this machine that costs next to nothing, so that what a client costs shows: objects of zeros, and listings made beforehand.
 
 It speaks as much of S3 and of GCS, by JSON and by XML, as reads, listings and single writes take. Nothing is stored: every object is
-there, of 8 MiB and of one version.
+there, of 8 MiB and of one version. One that keeps what is written speaks S3 only, with conditions, and counts what it is asked.
 """
 
 from __future__ import annotations
@@ -11,9 +11,16 @@ import json
 import multiprocessing
 import multiprocessing.connection
 import re
+import uuid
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from urllib.parse import parse_qs, urlsplit
+from dataclasses import dataclass
+from typing import ClassVar
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+from counting_s3 import COUNTS_PATH
 
 OBJECT_NBYTES = 8 << 20
 LISTED = 10_000
@@ -24,6 +31,9 @@ _ETAG = '"0123456789abcdef0123456789abcdef"'
 _GENERATION = "1700000000000001"
 _DATE = "Tue, 14 Nov 2023 22:13:20 GMT"
 _RANGE = re.compile(rb"\r\nrange: bytes=(\d+)-(\d*)", re.IGNORECASE)
+_ANY_RANGE = re.compile(rb"\r\nrange: bytes=(\d*)-(\d*)", re.IGNORECASE)
+_IF_MATCH = re.compile(rb"\r\nif-match:([^\r]+)", re.IGNORECASE)
+_IF_NONE_MATCH = re.compile(rb"\r\nif-none-match:", re.IGNORECASE)
 _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)", re.IGNORECASE)
 _ZEROS = memoryview(bytes(OBJECT_NBYTES))
 
@@ -55,6 +65,7 @@ class _Connection(asyncio.Protocol):
     def __init__(self, pages: dict[int, bytes]) -> None:
         self.pages = pages
         self._received = bytearray()
+        self._body = b""
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -71,6 +82,7 @@ class _Connection(asyncio.Protocol):
                 self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
             if len(self._received) < total:
                 return
+            self._body = bytes(memoryview(self._received)[end + 4 : total])
             del self._received[:total]
             self._answer(head)
 
@@ -110,23 +122,106 @@ class _Connection(asyncio.Protocol):
             self._send(body)
 
 
-async def _serve(pipe: multiprocessing.connection.Connection) -> None:
-    pages = {start: _s3_page(start) for start in range(0, LISTED, _A_PAGE)}
-    server = await asyncio.get_running_loop().create_server(lambda: _Connection(pages), "127.0.0.1", 0)
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    data: bytes
+    etag: str
+
+
+class _Keeping(_Connection):
+    """One connection to a bucket that keeps what is written."""
+
+    objects: ClassVar[dict[str, _Kept]] = {}
+    requests: ClassVar[Counter[str]] = Counter()
+
+    def _answer(self, head: bytes) -> None:
+        method, target = (part.decode() for part in head.split(b" ", 2)[:2])
+        parts = urlsplit(target)
+        key = unquote(parts.path)
+        if key == COUNTS_PATH:
+            counts = {"requests": dict(self.requests), "bytes_read": 0, "bytes_written": 0}
+            self.requests.clear()
+            self._reply("200 OK", json.dumps(counts).encode(), "Content-Type: application/json\r\n")
+            return
+        self.requests[method] += 1
+        found = self.objects.get(key)
+        if "list-type" in parts.query:
+            self._reply("200 OK", self._listing(parts), "Content-Type: application/xml\r\n")
+        elif refusal := _refusal(head, found, is_write=method in ("PUT", "DELETE")):
+            status, code = refusal
+            text = f"<Error><Code>{code}</Code></Error>".encode()
+            self._reply(status, text, "Content-Type: application/xml\r\n", has_body=method != "HEAD")
+        elif method == "PUT":
+            kept = self.objects[key] = _Kept(self._body, f'"{uuid.uuid4().hex}"')
+            self._reply("200 OK", b"", f"ETag: {kept.etag}\r\n")
+        elif method == "DELETE":
+            self.objects.pop(key, None)
+            self._reply("204 No Content", b"", "")
+        elif found is not None:
+            self._send_kept(head, method, found)
+
+    def _send_kept(self, head: bytes, method: str, found: _Kept) -> None:
+        nbytes = len(found.data)
+        version = f"ETag: {found.etag}\r\nLast-Modified: {_DATE}\r\nAccept-Ranges: bytes\r\n"
+        wanted = _ANY_RANGE.search(head)
+        if wanted is None:
+            self._reply("200 OK", found.data, version, has_body=method == "GET")
+            return
+        first, last = wanted[1], wanted[2]
+        start = int(first) if first else max(0, nbytes - int(last))
+        stop = min(int(last) + 1, nbytes) if first and last else nbytes
+        if start >= nbytes:
+            self._reply("416 Range Not Satisfiable", b"", f"Content-Range: bytes */{nbytes}\r\n")
+            return
+        part = memoryview(found.data)[start:stop]
+        self._reply("206 Partial Content", part, f"{version}Content-Range: bytes {start}-{stop - 1}/{nbytes}\r\n", has_body=method == "GET")
+
+    def _listing(self, parts: SplitResult) -> bytes:
+        """One page, of everything below a prefix."""
+        prefix = parse_qs(parts.query).get("prefix", [""])[0]
+        root = parts.path.rstrip("/") + "/"
+        names = [key.removeprefix(root) for key in sorted(self.objects) if key.startswith(root + prefix)]
+        entries = "".join(
+            f"<Contents><Key>{escape(name)}</Key><LastModified>2023-11-14T22:13:20.000Z</LastModified>"
+            f"<ETag>{escape(self.objects[root + name].etag)}</ETag><Size>{len(self.objects[root + name].data)}</Size></Contents>"
+            for name in names
+        )
+        return (
+            '<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>bucket</Name>'
+            f"<KeyCount>{len(names)}</KeyCount><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>"
+        ).encode()
+
+
+def _refusal(head: bytes, found: _Kept | None, *, is_write: bool) -> tuple[str, str] | None:
+    """The status and code of a refusal, by the conditions of a request; ``None``: it is carried out."""
+    matched, absent = _IF_MATCH.search(head), _IF_NONE_MATCH.search(head)
+    if matched and found is not None and matched[1].strip().decode() != found.etag:
+        return "412 Precondition Failed", "PreconditionFailed"
+    if absent and found is not None:
+        return "412 Precondition Failed", "PreconditionFailed"
+    if found is None and (matched or not is_write):
+        return "404 Not Found", "NoSuchKey"
+    return None
+
+
+async def _serve(pipe: multiprocessing.connection.Connection, keeps: bool) -> None:
+    pages = {} if keeps else {start: _s3_page(start) for start in range(0, LISTED, _A_PAGE)}
+    kind = _Keeping if keeps else _Connection
+    server = await asyncio.get_running_loop().create_server(lambda: kind(pages), "127.0.0.1", 0)
     pipe.send(server.sockets[0].getsockname()[1])
     await server.serve_forever()
 
 
-def _run(pipe: multiprocessing.connection.Connection) -> None:
-    asyncio.run(_serve(pipe))
+def _run(pipe: multiprocessing.connection.Connection, keeps: bool) -> None:
+    asyncio.run(_serve(pipe, keeps))
 
 
 @contextmanager
-def lean_server() -> Iterator[str]:
-    """Its address, in a process of its own until the end of the block."""
+def lean_server(*, keeps: bool = False) -> Iterator[str]:
+    """Its address, in a process of its own until the end of the block. ``keeps``: what is written."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_run, args=(theirs,), daemon=True)
+    process = context.Process(target=_run, args=(theirs, keeps), daemon=True)
     process.start()
     theirs.close()
     try:

@@ -18,11 +18,10 @@ from shardstore.errors import Unsupported
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "zarr": ("zarr",),
     "xarray": ("dask", "xarray", "zarr"),
-    "s3": ("s3fs",),
-    "gcs": ("gcsfs",),
+    "s3": ("obstore", "s3fs"),
+    "gcs": ("gcsfs", "obstore"),
     "azure": ("adlfs",),
     "http": ("aiohttp",),
-    "obstore": ("obstore",),
     "cli": ("rich", "typer"),
     "parquet": ("pyarrow",),
     "sql": ("sqlalchemy",),

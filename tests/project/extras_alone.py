@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-WITH = {"obstore": ("s3",), "sql": ("parquet",)}
+WITH = {"sql": ("parquet",)}
 """By extra, others that it is of use with only."""
 
 _START = """
@@ -48,7 +48,10 @@ ds = xr.Dataset({"t": (("y", "x"), VALUES)}).chunk(y=3)
 ds.to_zarr("sharded::" + new, consolidated=False)
 assert xr.open_zarr("sharded::" + new, consolidated=False).equals(ds)
 """,
-    "s3": "carried()",
+    "s3": """
+carried(transport="obstore")
+carried()
+""",
     "gcs": "carried()",
     "azure": """
 nowhere = "DefaultEndpointsProtocol=http;AccountName=a;AccountKey=a2V5;BlobEndpoint=http://127.0.0.1:9/a;"
@@ -56,7 +59,6 @@ opened = shardstore.get_mapper("az://container/x", storage_options={"connection_
 assert opened.url == "az://container/x"
 """,
     "http": 'assert len(shardstore.get_mapper(given["place"])["a/c/0/0"]) > 0',
-    "obstore": 'carried(transport="obstore")',
     "cli": """
 from shardstore.__main__ import main
 sys.argv[1:] = ["ls", url, "a/c/0"]

@@ -10,9 +10,11 @@ import pytest
 
 from shardstore.model.generation import UNCONDITIONAL
 from shardstore.opening.open import open_storage
+from shardstore.opening.transports import Transport
 from shardstore.storage.abilities import copy_between
 from shardstore.storage.base import Storage
 from shardstore.storage.s3.storage import S3Storage
+from shardstore.storage.wrappers import innermost
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
 from tests.storage.s3.gate.test_s3 import Refusal
 
@@ -40,19 +42,26 @@ def test_local_roots(tmp_path: Path) -> None:
     check_copied(open_storage(tmp_path / "one"), open_storage(tmp_path / "two", fsync=False))
 
 
-def test_s3_prefixes_take_one_request_without_a_byte(s3_url: S3Url, monkeypatch: pytest.MonkeyPatch) -> None:
+def below(storage: Storage) -> S3Storage:
+    found = innermost(storage)
+    assert isinstance(found, S3Storage)
+    return found
+
+
+@pytest.mark.parametrize("transport", ["fsspec", "obstore"])
+def test_s3_prefixes_take_one_request_without_a_byte(transport: Transport, s3_url: S3Url, monkeypatch: pytest.MonkeyPatch) -> None:
     url, options = s3_url
-    source, target = open_storage(f"{url}/one", options), open_storage(f"{url}/two", options)
+    source, target = open_storage(f"{url}/one", options, transport=transport), open_storage(f"{url}/two", options, transport=transport)
     check_copied(source, target)
-    assert isinstance(target, S3Storage)
+    fs = below(target).fs
     made: list[str] = []
-    original = target.fs._call_s3
+    original = fs._call_s3
 
     async def call(method: str, *given: Any, **parameters: Any) -> Any:
         made.append(method)
         return await original(method, *given, **parameters)
 
-    monkeypatch.setattr(target.fs, "_call_s3", call)
+    monkeypatch.setattr(fs, "_call_s3", call)
     on_io_loop(copy_between(source, "x/a", target, "y/d"))
     assert made == ["copy_object"]
 
@@ -69,31 +78,30 @@ def test_same_key_below_another_prefix_is_copied(s3_url: S3Url) -> None:
 def test_s3_buckets(s3_url: S3Url) -> None:
     url, options = s3_url
     source = open_storage(url, options)
-    assert isinstance(source, S3Storage)
-    source.fs.call_s3("create_bucket", Bucket="another-bucket")
+    below(source).fs.call_s3("create_bucket", Bucket="another-bucket")
     check_copied(source, open_storage("s3://another-bucket/there", options))
 
 
 def test_s3_in_parts_between_prefixes(s3_url: S3Url) -> None:
     url, options = s3_url
     source, target = open_storage(f"{url}/one", options), open_storage(f"{url}/two", options)
-    assert isinstance(target, S3Storage)
     part = 5 << 20
     body = BODY * (2 * part // len(BODY)) + b"tail"
     on_io_loop(source.write("a", [body], len(body), UNCONDITIONAL))
-    target.client.max_copy_bytes = target.client.min_copied_part_bytes = part
-    original = target.fs._call_s3
+    client, fs = below(target).client, below(target).fs
+    client.max_copy_bytes = client.min_copied_part_bytes = part
+    original = fs._call_s3
 
     async def like_aws(method: str, *given: Any, **parameters: Any) -> Any:
         if method == "copy_object":
             raise Refusal("InvalidRequest", 400)
         return await original(method, *given, **parameters)
 
-    target.fs._call_s3 = like_aws
+    fs._call_s3 = like_aws
     try:
         assert on_io_loop(copy_between(source, "a", target, "b")) is not None
     finally:
-        del target.fs._call_s3
+        del fs._call_s3
     assert SyncStorage(target).get("b") == body
 
 

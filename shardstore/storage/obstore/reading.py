@@ -241,6 +241,7 @@ _FIRST_ANSWERS = 3
 twice.
 """
 
+A = TypeVar("A")
 Below = TypeVar("Below", S3Storage, GCSStorage)
 
 
@@ -273,6 +274,11 @@ class ObstoreStorage(RangedReads, StorageWrapper, BlockingReads, ObstoreCarried,
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
+
+    def ability(self, kind: type[A]) -> A | None:
+        """Return an ability of this storage, or of the one below, which is the same place: the server copies between both."""
+        found = super().ability(kind)
+        return self.inner.ability(kind) if found is None else found
 
     async def bucket(self) -> Bucket | None:
         """Return the bucket as obstore opens it now; ``None`` if requests have to go another way. Raises no exceptions of obstore."""

@@ -301,7 +301,7 @@ ALONE = ["", *(extra for extra in EXTRAS if extra != "mount")]  # of which there
 def argument(extra: str, store: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
     """The argument of the program of an extra."""
     given: dict[str, object] = {"url": str(store), "new": str(tmp_path / "new")}
-    if extra in ("s3", "obstore", "gcs"):
+    if extra in ("s3", "gcs"):
         given["place"] = request.getfixturevalue("gcs_url" if extra == "gcs" else "s3_url")
     if extra == "http":
         with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(store))) as server:

@@ -376,7 +376,7 @@ def test_a_replaced_object_on_s3_is_refused_and_its_bytes_are_known_again(s3_url
     array[...] = np.arange(8)
     target = on_s3(s3_url)
     write_icechunk(url, target, storage_options=options)
-    storage = open_storage(url, options)
+    storage = open_storage(url, options, transport="fsspec")
     fs: Any = storage.client.fs  # type: ignore[attr-defined]  # of S3Storage
     key = url.removeprefix("s3://") + "/c/0"
     before = fs.cat_file(key)

@@ -155,12 +155,13 @@ def test_export_into_the_repository_is_refused(repo: Repository, tmp_path: Path)
 
 def test_server_copies_shards_on_s3(s3_url: tuple[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each shard only the index is read: here 4 × 16 bytes and a checksum."""
-    url, options = s3_url
+    url, given = s3_url
+    options = {**given, "transport": "fsspec"}  # whose requests are seen below
     made = Repository.create(f"{url}/repo", storage_options=options, pack=(2, 2))
     session = made.writable_session()
     create_array(session, "a", DATA, (16, 16), compressors=None)
     session.commit("array")
-    fs = fsspec.filesystem("s3", **options)
+    fs = fsspec.filesystem("s3", **given)
     called: list[tuple[str, dict[str, Any]]] = []
     original = fs._call_s3
 

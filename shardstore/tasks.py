@@ -1,21 +1,33 @@
-"""Coroutines that are awaited together, or to their end; requests that are carried out together; threads for calls that block; a bound on
-the bytes that they hold.
+"""Coroutines that are awaited together, or to their end; requests that are carried out together, or once for all who want them; threads
+for calls that block; a bound on the bytes that they hold.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Generic, TypeVar
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 Request = TypeVar("Request")
 Result = TypeVar("Result")
+
+LONG_AGO = 0
+"""Before every moment."""
+
+_moments = itertools.count(1)
+
+
+def moment() -> int:
+    """Return a number that is greater than those of all earlier calls; from any thread."""
+    return next(_moments)
 
 
 async def gather_all(*awaitables: Awaitable[T]) -> list[T]:
@@ -91,6 +103,74 @@ class TickBatch(Generic[Request, Result]):
                 future.set_exception(outcome)
             else:
                 future.set_result(outcome)
+
+
+class Answered(NamedTuple, Generic[Result]):
+    """The answer to a request, the moment at which the request began, and one after it was answered."""
+
+    answer: Result
+    began: int
+    ended: int
+
+
+async def answered(request: Awaitable[Result]) -> Answered[Result]:
+    """Return the answer to a request that begins now."""
+    began = moment()
+    answer = await request
+    return Answered(answer, began, moment())
+
+
+@dataclass(slots=True, eq=False)
+class _UnderWay(Generic[Result]):
+    """A request that has not been answered yet, or whose answer some have not taken yet."""
+
+    began: int
+    task: asyncio.Task[Answered[Result]]
+    waiting: int = 0
+
+
+class Joined(Generic[Result]):
+    """Requests that are shared by all who want the same at the same moment. Used on one event loop only.
+
+    A request goes on as long as one of them waits for it. Its error is raised to each of them.
+    """
+
+    def __init__(self) -> None:
+        self._under_way: dict[Hashable, _UnderWay[Result]] = {}
+
+    async def get(
+        self, what: Hashable, request: Callable[[], Coroutine[object, object, Result]], since: int, *, patiently: bool = False
+    ) -> Answered[Result]:
+        """Return the answer to a request for ``what`` that began after the moment ``since``: one that is under way, or a new one.
+
+        An older one that is under way is not waited for, unless the caller waits ``patiently``; then all such callers share the next one.
+        """
+        found = self._under_way.get(what)
+        if patiently and found is not None and found.began <= since:
+            await asyncio.wait([found.task])
+            found = self._under_way.get(what)
+        if found is None or found.began <= since:
+            found = self._begin(what, request)
+        found.waiting += 1
+        try:
+            return await asyncio.shield(found.task)
+        finally:
+            found.waiting -= 1
+            if not found.waiting:
+                found.task.cancel()  # no effect on one that has ended
+                if self._under_way.get(what) is found:  # until now: by now those who waited have remembered the answer
+                    del self._under_way[what]
+
+    def _begin(self, what: Hashable, request: Callable[[], Coroutine[object, object, Result]]) -> _UnderWay[Result]:
+        begun = self._under_way[what] = _UnderWay(moment(), asyncio.ensure_future(answered(request())))
+        begun.task.add_done_callback(_look_at_error)
+        return begun
+
+
+def _look_at_error(task: asyncio.Task[Answered[Result]]) -> None:
+    """Let no error be reported as forgotten: all who waited for it may have been cancelled."""
+    if not task.cancelled():
+        task.exception()
 
 
 def leave_to_main_thread() -> None:

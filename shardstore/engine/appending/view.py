@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +14,7 @@ from shardstore.model.generation import Condition, Generation, Unconditional
 from shardstore.model.ranges import BytesLike, Segment, cut
 from shardstore.storage.base import ABSENT, ConditionFailed, DirListing, Found, ObjectInfo, Read, ReadOutcome, Storage, direct_children
 from shardstore.storage.wrappers import StorageWrapper
+from shardstore.tasks import Joined, moment
 
 
 class GrownView(StorageWrapper):
@@ -29,13 +29,10 @@ class GrownView(StorageWrapper):
         self._documents = dict(documents)
         self._record_key = record_key
         self._place = place
-        self._fence = _Fence(self._ask)
+        self._questions: Joined[None] = Joined()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_fence"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _fence=_Fence(self._ask))
+        return self.__dict__ | {"_questions": Joined()}
 
     @property
     def capabilities(self) -> Capabilities:
@@ -47,6 +44,10 @@ class GrownView(StorageWrapper):
         return self.capabilities
 
     async def _ask(self) -> None:
+        """Ask the record after this call, once for all writes that wait at the same time."""
+        await self._questions.get(self._record_key, self._question, moment(), patiently=True)
+
+    async def _question(self) -> None:
         record, _ = await read_record(self.inner, self._record_key)
         self._place.check(self._record_key, record)
 
@@ -79,12 +80,12 @@ class GrownView(StorageWrapper):
     async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
         self._check_chunk(key)
         if not isinstance(condition, Unconditional):
-            await self._fence.ask()
+            await self._ask()
             return await self.inner.write(key, body, nbytes, condition)
         assert not isinstance(body, AsyncIterator)  # which could not be sent again: objects that are written whatever is there come whole
         while True:  # as long as the place stands, only late writes of those before can come between
             there = await self.inner.stat(key)
-            await self._fence.ask()
+            await self._ask()
             condition = self.inner.capabilities.condition_on(None if there is None else there.generation)
             try:
                 return await self.inner.write(key, body, nbytes, condition)
@@ -93,7 +94,7 @@ class GrownView(StorageWrapper):
 
     async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
         self._check_chunk(key)
-        await self._fence.ask()
+        await self._ask()
         return await self.inner.compose(key, source, segments, condition)
 
     async def delete(self, key: str, condition: Condition) -> bool:
@@ -118,24 +119,3 @@ class GrownView(StorageWrapper):
 
 
 _OF_DOCUMENTS = Generation("as long as it will be")
-
-
-class _Fence:
-    """Asks the record once for all writes that wait at the same time. A write that comes while it is asked waits for the next time."""
-
-    def __init__(self, question: Callable[[], Awaitable[None]]) -> None:
-        self._question = question
-        self._next: asyncio.Task[None] | None = None
-        self._running: asyncio.Task[None] | None = None
-
-    async def ask(self) -> None:
-        """Return after the question was answered that was put after this call. Raises what it raises."""
-        if self._next is None:
-            self._next = asyncio.ensure_future(self._after(self._running))
-        await asyncio.shield(self._next)
-
-    async def _after(self, running: asyncio.Task[None] | None) -> None:
-        if running is not None:
-            await asyncio.wait([running])
-        self._running, self._next = self._next, None
-        await self._question()

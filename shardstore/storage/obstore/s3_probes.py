@@ -30,7 +30,8 @@ class ProbingClient(S3Client):
             await super().put_empty(key, condition)
 
     async def delete(self, key: str, condition: Condition, action: str = "deleting") -> bool:
-        headers = {"If-Match": etag for etag in condition_parameters(condition, facts_of(self)).values()}
+        parameters = condition_parameters(condition, facts_of(self))
+        headers = {"If-Match": parameters["IfMatch"]} if parameters else {}
         bucket = opened(self.bucket, self._settings, headers) if headers else self._bucket
         return await self._is_carried_out(delete_object(bucket, self.full_key(key))) or await super().delete(key, condition, action)
 

@@ -30,9 +30,10 @@ The cache is bounded in bytes. An entry counts only while a read of its generati
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TypeVar
 
 from shardstore.engine.metadata.hierarchy import NEVER, Hierarchy, Node, same_shards
@@ -45,6 +46,7 @@ from shardstore.model.generation import Generation
 from shardstore.model.ranges import BytesLike
 from shardstore.storage.abilities import VersionedByRange
 from shardstore.storage.base import Found, Guard, Read, ReadOutcome, Storage, document_read
+from shardstore.tasks import LONG_AGO, Answered, moment
 
 T = TypeVar("T")
 
@@ -65,6 +67,8 @@ class CachedIndex:
     is_verified: bool = False
     carried_versions: Mapping[int, Generation] = field(default_factory=dict)
     """By slot, the versions of chunks that this process has carried over from earlier versions of the shard."""
+    known_since: int = field(default_factory=moment, compare=False)
+    """The moment at which this version was known to be stored."""
 
     @property
     def cost(self) -> int:
@@ -237,9 +241,15 @@ class LayoutProof:
 
     # -- the document, read again ----------------------------------------------------------------------------------
 
-    async def read(self, reads: Sequence[Read], arrays: Iterable[Node], unproven: Collection[str] = ()) -> list[ReadOutcome]:
+    async def read(
+        self,
+        reads: Sequence[Read],
+        arrays: Iterable[Node],
+        unproven: Mapping[str, int] = MappingProxyType({}),
+        since: Sequence[int | None] | None = None,
+    ) -> list[Answered[ReadOutcome]]:
         """Carry out reads, and in the same round read the documents of ``arrays`` that are not fresh, or at whose paths something is
-        ``unproven`` that was read before. Returns the outcomes of ``reads``.
+        ``unproven``: what was read before the moment that is given. Returns the answers to ``reads``; ``since`` is that of ``JoinedReads``.
 
         Raises:
             StaleLayout: one of these arrays is laid out otherwise.
@@ -247,10 +257,12 @@ class LayoutProof:
         asked = {n.path: n for n in arrays if (n.path in unproven and self.is_needed(n)) or not self._is_fresh(n)}
         if not reads and not asked:
             return []
-        outcomes = await self._storage.read([*reads, *(document_read(metadata_key(path)) for path in asked)])
-        documents = zip(asked, outcomes[len(reads) :], strict=True)
-        self._compare(asked, {path: self._hierarchy.learn(path, outcome) for path, outcome in documents})
-        return outcomes[: len(reads)]
+        moments = [self._hierarchy.may_join(unproven.get(path, LONG_AGO)) for path in asked]
+        since = [None] * len(reads) if since is None else since
+        answers = await self._hierarchy.joined.read([*reads, *(document_read(metadata_key(path)) for path in asked)], [*since, *moments])
+        documents = zip(asked, answers[len(reads) :], strict=True)
+        self._compare(asked, {path: self._hierarchy.learn(path, read.answer) for path, read in documents})
+        return answers[: len(reads)]
 
     def _is_fresh(self, node: Node) -> bool:
         known = self._hierarchy.known(node.path)

@@ -26,6 +26,7 @@ __all__ = [
     "NamesLocation",
     "ObstoreCarried",
     "OnFilesystem",
+    "ReadsOneByOne",
     "RestrictsKeys",
     "VersionedByRange",
     "VersionedFile",
@@ -148,6 +149,10 @@ class OnFilesystem:
     """A storage that works through an fsspec filesystem."""
 
     fs: Any
+
+
+class ReadsOneByOne:
+    """A storage whose server is asked for each range by a request of its own, wherever the reads of one call are made."""
 
 
 class ObstoreCarried(ABC):

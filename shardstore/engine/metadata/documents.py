@@ -228,7 +228,7 @@ class Documents(Translation):
             and (node.layout is None or node.layout.index_format != before.layout.index_format)
         ):
             self._drop_indices(join(path, ""))
-        self._hierarchy.put(node)
+        self._hierarchy.wrote(node)
         self._hierarchy.announce(path)
 
     async def check(self, path: str, data: BytesLike) -> None:

@@ -31,7 +31,9 @@ from shardstore.model.chunks import ChunkCoords
 from shardstore.model.containers import Lru
 from shardstore.model.generation import Generation
 from shardstore.storage.base import Absent, Changed, Failed, Found, ReadOutcome, Storage, document_read, in_its_place
+from shardstore.storage.joined_reads import JoinedReads
 from shardstore.stored.detect import restored_arrays
+from shardstore.tasks import LONG_AGO, moment
 
 logger = logging.getLogger(__name__)
 
@@ -224,6 +226,8 @@ class Hierarchy:
         self, storage: Storage, ttl: float, clock: Callable[[], float], deep_arrays: Mapping[str, object] = MappingProxyType({})
     ) -> None:
         self._storage = storage
+        self.joined = JoinedReads(storage)
+        """The reads of documents, and of what is proven by them, that may share a request."""
         self.deep_arrays = deep_arrays
         """The paths of arrays whose shards are not stored objects, as ``LevelledStorage`` keeps them; read from any thread."""
         self._given_ttl = ttl
@@ -240,6 +244,7 @@ class Hierarchy:
         self._pending: dict[str, Node] = {}  # nodes whose documents a transaction writes after their chunks
         self._siblings = HierarchyRegistry()
         self._doubts = 0
+        self._doubted_at = LONG_AGO
         self._lock = threading.Lock()  # of _nodes and _doubts, for ``take``
 
     # -- what is known ---------------------------------------------------------------------------------------------
@@ -308,10 +313,22 @@ class Hierarchy:
                 self._nodes[node.path] = node
         return True
 
+    def wrote(self, node: Node) -> None:
+        """Remember a node whose document this process has just written."""
+        self._doubt_reads()
+        self.put(node)
+
+    def may_join(self, since: int = LONG_AGO) -> int:
+        """Return the moment after which a read of a document has to begin, for one that has to begin after ``since``: also after what
+        this process has changed or doubts; and after this call if documents are read each time.
+        """
+        return max(since, self._doubted_at) if self._ttl > 0 else moment()
+
     def _doubt_reads(self) -> None:
-        """Let ``take`` remember no document that a thread is reading now."""
+        """Let ``take`` remember no document that a thread is reading now, and let no read join one that is under way."""
         with self._lock:
             self._doubts += 1
+            self._doubted_at = moment()
 
     def forget(self, path: str) -> None:
         self._doubt_reads()
@@ -409,9 +426,11 @@ class Hierarchy:
         plain = parse_plain(document)
         return Node(path, "array", generation, now, plain=plain if isinstance(plain, PlainArray) else None, reason=layout), document
 
-    async def load(self, paths: Iterable[str], *, even_damaged: bool = False, even_hidden: bool = False) -> dict[str, Node | None]:
+    async def load(
+        self, paths: Iterable[str], *, even_damaged: bool = False, even_hidden: bool = False, since: int | None = None
+    ) -> dict[str, Node | None]:
         """Read the documents of ``paths`` in one round, and remember what they say; ``None`` where there is none; with ``even_hidden`` also
-        where nothing is known of it but that it may not be read.
+        where nothing is known of it but that it may not be read. The reads begin after the moment ``since``; ``None``: after this call.
 
         Raises:
             AccessDenied: a document may not be read, unless ``even_hidden``. Of a node that is known, it is raised in any case.
@@ -422,8 +441,9 @@ class Hierarchy:
         wanted = [path for path in asked if nodes[path] is None]
         if not wanted:
             return nodes
-        outcomes = await self._storage.read([document_read(metadata_key(path)) for path in wanted])
-        for path, outcome in zip(wanted, outcomes, strict=True):
+        after = moment() if since is None else self.may_join(since)
+        answers = await self.joined.read([document_read(metadata_key(path)) for path in wanted], [after] * len(wanted))
+        for path, outcome in zip(wanted, (read.answer for read in answers), strict=True):
             self._hidden.pop(path)
             is_known = not even_hidden or path in self._nodes or path in self._vanished
             if isinstance(outcome, Failed) and isinstance(outcome.error, AccessDenied) and not is_known:
@@ -496,7 +516,7 @@ class Hierarchy:
         known = self.known(path)
         if known is not None and not fresh:
             return known
-        return (await self.load([path]))[path]
+        return (await self.load([path], since=None if fresh else LONG_AGO))[path]
 
     # -- from keys to chunks ---------------------------------------------------------------------------------------
 
@@ -528,7 +548,7 @@ class Hierarchy:
                 else:
                     targets[i] = found
             if to_load:
-                await self.load(to_load, even_hidden=True)
+                await self.load(to_load, even_hidden=True, since=None if for_write else LONG_AGO)
                 loaded.update(to_load)
             undecided = waiting
         return [t for t in targets if t is not None]

@@ -54,8 +54,10 @@ from shardstore.storage.base import (
     in_its_place,
 )
 from shardstore.storage.wrappers import Counters
+from shardstore.tasks import LONG_AGO, Answered, moment
 
 _PINNED_TRIES = 4
+_NO_BYTES = memoryview(b"")
 _PREFETCHED_AT_ONCE = 256
 _REMEMBERED_ARRAYS = 10_000
 _MOST_DEAD_BYTES = 2**20  # of a short shard that is appended to
@@ -71,14 +73,22 @@ class _HeadRead:
     guard: Guard | None
     is_whole: bool = False
     has_more: bool = False
+    since: int | None = None
+    """The moment after which a read of the same bytes has to begin that this one may join."""
     index: CachedIndex | ShardStoreError | None = None
     """The index that it gave."""
     is_unproven: bool = False
     """True once it was read without a proof of its layout."""
+    ended: int = LONG_AGO
+    """The moment at which it was read."""
 
     @property
     def read(self) -> Read:
         return Read(self.shard.key, (self.request,), None, self.guard)
+
+    @property
+    def known_since(self) -> int:
+        return self.index.known_since if isinstance(self.index, CachedIndex) else self.ended
 
     @property
     def may_suffice(self) -> bool:
@@ -94,6 +104,8 @@ class _ChunkRead:
     index: CachedIndex
     wanted: WantedChunks
     coalesced: CoalescedReads
+    confirms: bool
+    """True if the index was not read for this batch: then this read confirms that other chunks are missing."""
 
     @property
     def read(self) -> Read:
@@ -102,6 +114,20 @@ class _ChunkRead:
     @property
     def is_unproven(self) -> bool:
         return not self.index.is_verified
+
+    @property
+    def known_since(self) -> int:
+        return self.index.known_since
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedHead:
+    """The index of a shard, ``None`` if there is no shard, and the bytes that came with it."""
+
+    index: CachedIndex | ShardStoreError | None
+    data: memoryview = _NO_BYTES
+    is_current: bool = True
+    """False if a read that began earlier gave it: then a read of this version has to confirm it."""
 
 
 @dataclass(eq=False, repr=False)
@@ -150,32 +176,40 @@ class Reader:
         Raises:
             StaleLayout: an array turned out to be laid out otherwise.
         """
-        return [index for index, _ in await self.load_heads(shards)]
+        return [head.index for head in await self.load_heads(shards)]
 
-    async def load_heads(
-        self, shards: Sequence[ShardRead], nbytes: int = 0
-    ) -> list[tuple[CachedIndex | ShardStoreError | None, memoryview]]:
+    async def load_heads(self, shards: Sequence[ShardRead], nbytes: int = 0, *, joins: bool = False) -> list[LoadedHead]:
         """Return what ``load_indices`` does, each with the bytes that the request brought: ``nbytes`` of the shard, if it has as many.
+
+        With ``joins``, an index may be that of a read that another caller has begun before.
 
         Raises:
             StaleLayout: an array turned out to be laid out otherwise.
         """
-        loaded: list[tuple[CachedIndex | ShardStoreError | None, memoryview]] = [(None, memoryview(b""))] * len(shards)
+        loaded = [LoadedHead(None)] * len(shards)
         pending = list(range(len(shards)))
+        asked = moment()
+        since = LONG_AGO if joins else asked
         for _ in range(_PINNED_TRIES):
-            heads = [self._head_read(shards[i], shards[i].layout.index_format.request_with(nbytes)) for i in pending]
-            outcomes = await self._proof.read([head.read for head in heads], [head.shard.node for head in heads if head.guard is None])
+            heads = [self._head_read(shards[i], shards[i].layout.index_format.request_with(nbytes), since) for i in pending]
+            arrays = [head.shard.node for head in heads if head.guard is None]
+            answers = await self._proof.read([head.read for head in heads], arrays, since=[head.since for head in heads])
             outdated: list[int] = []
-            for i, head, outcome in zip(pending, heads, outcomes, strict=True):
+            older: list[int] = []
+            for i, head, (outcome, began, _) in zip(pending, heads, answers, strict=True):
                 if not self._take_index(head, outcome):
                     outdated.append(i)
-                loaded[i] = head.index, outcome.buffers[0] if isinstance(outcome, Found) else memoryview(b"")
-            if not outdated:
+                elif began < asked and not isinstance(head.index, CachedIndex):
+                    older.append(i)
+                data = outcome.buffers[0] if isinstance(outcome, Found) else _NO_BYTES
+                loaded[i] = LoadedHead(head.index, data, began > asked)
+            pending, since = outdated + older, asked
+            if not pending:
                 return loaded
-            pending = outdated
-            await self._proof.confirm(shards[i].node for i in pending)
+            if outdated:
+                await self._proof.confirm(shards[i].node for i in outdated)
         for i in pending:
-            loaded[i] = Conflict(f"the metadata of array {shards[i].node.path!r} kept changing; try again"), memoryview(b"")
+            loaded[i] = LoadedHead(Conflict(f"the metadata of array {shards[i].node.path!r} kept changing; try again"))
         return loaded
 
     def small_nbytes(self, layout: ArrayLayout) -> int:
@@ -234,14 +268,14 @@ class Reader:
         unknown = [shard for shard, index in zip(shards, remembered, strict=True) if index is None]
         self._counters.add(index_hits=len(shards) - len(unknown), index_misses=len(unknown))
         try:
-            loaded = await self.load_indices(unknown) if unknown else []
+            loaded = await self.load_heads(unknown, joins=True) if unknown else []
             await self._proof.read([], [shard.node for shard in shards])
         except StaleLayout:
             return None
-        if any(isinstance(index, CachedIndex) and not self.is_sure(index) for index in loaded):
+        if any(isinstance(head.index, CachedIndex) and not self.is_sure(head.index) for head in loaded):
             return None
-        new = iter(loaded)
-        return [(next(new), True) if index is None else (index, False) for index in remembered]
+        new = ((head.index, head.is_current) for head in loaded)
+        return [next(new) if index is None else (index, False) for index in remembered]
 
     def is_sure(self, index: CachedIndex) -> bool:
         """Return whether the index is known to be decoded by the layout of its shard, or need not be; from any thread."""
@@ -308,45 +342,61 @@ class Reader:
         values: list[Value] = [None] * count
         pending = list(shards)
         tries = 0
+        asked, since = moment(), LONG_AGO
         while pending:
             tries += 1
             if tries > _PINNED_TRIES:
                 await self._settle(pending, values)
                 break
-            pending = await self._try(pending, values)
+            pending, older = await self._try(pending, values, asked, since)
             self._counters.add(retried_reads=len(pending))
+            since = moment() if pending else asked
+            pending += older
         damaged = [s for s in shards if any(isinstance(values[i], Corruption) for i in s.numbers)]
         if damaged:
             await self._proof.confirm(shard.node for shard in damaged)
         return values
 
-    async def _try(self, shards: Sequence[ShardRead], values: list[Value]) -> list[ShardRead]:
-        """Make one attempt, of one round or two; return the shards that changed during it, or whose arrays did."""
-        heads, known = self._first_reads(shards, values)
+    async def _try(
+        self, shards: Sequence[ShardRead], values: list[Value], asked: int, since: int
+    ) -> tuple[list[ShardRead], list[ShardRead]]:
+        """Make one attempt, of one round or two; return the shards that changed during it, or whose arrays did, and those that have to be
+        read again since what a read gave that is older than ``asked`` cannot be confirmed. Indices may come from reads after ``since``.
+        """
+        heads, known = self._first_reads(shards, values, asked, since)
         # If documents have to be read after the indices in any case, that serves for all that was read before: then these wait for it.
         waits = not all(self._proof.may_come_with_read(head.shard.node) for head in heads)
         first: list[_HeadRead | _ChunkRead] = [head for head in heads if head.may_suffice]
         if not waits:
             first += known
-        outcomes = await self._round([*heads, *known], first)
-        changed = self._take(known, outcomes[len(heads) :], values)
+        answers = await self._round([*heads, *known], first)
+        changed = self._take(known, answers[len(heads) :], values)
         checked = {one.shard.node.path for one in (*first, *(head for head in heads if head.guard is not None))}
         second: list[_HeadRead | _ChunkRead] = [*known] if waits else []
         chunks: list[_ChunkRead] = []
         outdated: list[ShardRead] = []
-        for head, outcome in zip(heads, outcomes[: len(heads)], strict=True):
-            if self._take_index(head, outcome):
-                second.append(head)
-                chunks += self._take_head(head, outcome, values)
-            else:
+        older: list[ShardRead] = []
+        for head, (outcome, began, ended) in zip(heads, answers[: len(heads)], strict=True):
+            is_old, head.ended = began < asked, ended
+            if not self._take_index(head, outcome):
                 outdated.append(head.shard)
+            elif is_old and not _can_be_confirmed(head):
+                older.append(head.shard)
+            else:
+                second.append(head)
+                chunks += self._take_head(head, outcome, values, confirms=is_old)
         if outdated:  # perhaps only in its attributes: then the new document confirms the layout
             await self._proof.confirm(shard.node for shard in outdated)
-        outcomes = await self._round(chunks, second, checked)
-        return changed + outdated + self._take(chunks, outcomes, values, are_new=True)
+        answers = await self._round(chunks, second, checked)
+        return changed + outdated + self._take(chunks, answers, values), older
 
-    def _first_reads(self, shards: Sequence[ShardRead], values: list[Value]) -> tuple[list[_HeadRead], list[_ChunkRead]]:
-        """Return the reads of the first round: of shards whose indices have to be read, and of chunks by indices that are known."""
+    def _first_reads(
+        self, shards: Sequence[ShardRead], values: list[Value], asked: int, since: int
+    ) -> tuple[list[_HeadRead], list[_ChunkRead]]:
+        """Return the reads of the first round: of shards whose indices have to be read, and of chunks by indices that are known.
+
+        Reads of nothing but an index may join those that began after ``since``, all others those after ``asked``.
+        """
         known: list[_ChunkRead] = []
         unknown: list[ShardRead] = []
         for shard in shards:
@@ -356,36 +406,43 @@ class Reader:
             if cached is None or places is None or not makes_a_request(places, shard):
                 unknown.append(shard)
             else:
-                known += self._chunk_read(shard, cached, places, values)
+                known += self._chunk_read(shard, cached, places, values, confirms=True)
         self._counters.add(index_hits=len(shards) - len(unknown), index_misses=len(unknown))
         most = self.first_bytes_per_batch // max(1, sum(not shard.wants_everything for shard in unknown))
         heads: list[_HeadRead] = []
         for shard in unknown:
             if shard.wants_everything:
-                heads.append(self._head_read(shard, _whole_request(shard), is_whole=True))
+                heads.append(self._head_read(shard, _whole_request(shard), None, is_whole=True))
             else:
                 more = self._first_bytes(shard, most)
-                heads.append(self._head_read(shard, shard.layout.index_format.request_with(more), has_more=more > 0))
+                request = shard.layout.index_format.request_with(more)
+                heads.append(self._head_read(shard, request, max(asked, since) if more else since, has_more=more > 0))
         return heads, known
 
-    def _head_read(self, shard: ShardRead, request: ByteRequest, *, is_whole: bool = False, has_more: bool = False) -> _HeadRead:
-        return _HeadRead(shard, request, self._proof.guard(shard.node), is_whole, has_more)
+    def _head_read(
+        self, shard: ShardRead, request: ByteRequest, since: int | None, *, is_whole: bool = False, has_more: bool = False
+    ) -> _HeadRead:
+        return _HeadRead(shard, request, self._proof.guard(shard.node), is_whole, has_more, since)
 
     async def _round(
         self, reads: Sequence[_HeadRead | _ChunkRead], arrays_of: Sequence[_HeadRead | _ChunkRead], checked: Collection[str] = ()
-    ) -> list[ReadOutcome]:
+    ) -> list[Answered[ReadOutcome]]:
         """Carry out reads, and in the same round read the documents that prove what was read before of ``arrays_of``, or that are not
         fresh; not those at the paths ``checked``, which an earlier round of the batch has looked at, unless they have to prove something.
         """
-        unproven = {one.shard.node.path for one in arrays_of if one.is_unproven}
+        unproven: dict[str, int] = {}
+        for one in arrays_of:
+            if one.is_unproven:
+                unproven[one.shard.node.path] = max(one.known_since, unproven.get(one.shard.node.path, LONG_AGO))
         arrays = [one.shard.node for one in arrays_of if one.shard.node.path in unproven or one.shard.node.path not in checked]
-        outcomes = await self._proof.read([one.read for one in reads], arrays, unproven)
+        since = [one.since if isinstance(one, _HeadRead) else None for one in reads]
+        answers = await self._proof.read([one.read for one in reads], arrays, unproven, since)
         for one in arrays_of:
             if one.is_unproven and isinstance(one.index, CachedIndex):
                 self._proof.verify(one.shard.node, one.shard.key, one.index)
-        return outcomes
+        return answers
 
-    def _chunk_read(self, shard: ShardRead, index: CachedIndex, places: Places, values: list[Value]) -> list[_ChunkRead]:
+    def _chunk_read(self, shard: ShardRead, index: CachedIndex, places: Places, values: list[Value], *, confirms: bool) -> list[_ChunkRead]:
         """Return the read of the wanted chunks of a shard, in a list; an empty list if none of them exists."""
         wanted = wanted_chunks(shard, index, places, values)
         if not wanted.numbers:
@@ -395,7 +452,7 @@ class Reader:
         else:  # versions are asked for, and no bytes: neither are those between the chunks
             start = int(wanted.starts[0])
             coalesced = CoalescedReads.in_one(ByteRange(start, start), wanted.starts, wanted.ends)
-        return [_ChunkRead(shard, index, wanted, coalesced)]
+        return [_ChunkRead(shard, index, wanted, coalesced, confirms)]
 
     def _take_index(self, head: _HeadRead, outcome: ReadOutcome) -> bool:
         """Note the index that came, and whether it has a proof. Return ``False`` if the guard says that the array's document changed."""
@@ -410,7 +467,7 @@ class Reader:
             head.index = self._proof.verify(shard.node, shard.key, head.index)
         return True
 
-    def _take_head(self, head: _HeadRead, outcome: ReadOutcome, values: list[Value]) -> list[_ChunkRead]:
+    def _take_head(self, head: _HeadRead, outcome: ReadOutcome, values: list[Value], *, confirms: bool) -> list[_ChunkRead]:
         """Store the values that the first answer about a shard settles; return the read of the chunks that did not come with it."""
         shard, index = head.shard, head.index
         if not isinstance(index, CachedIndex) or not isinstance(outcome, Found):
@@ -422,7 +479,7 @@ class Reader:
         came_whole = head.is_whole and len(data) == outcome.nbytes
         window = self._window(shard, places, index.object_nbytes, len(data)) if head.has_more else 0 if came_whole else None
         if window is None:
-            return self._chunk_read(shard, index, places, values)
+            return self._chunk_read(shard, index, places, values, confirms=confirms)
         self._counters.add(chunks_read=cut(shard, index, places, data, window, values))
         if not came_whole:
             release(values, shard.numbers, len(data))
@@ -458,17 +515,14 @@ class Reader:
         self._useless.put(shard.node.path, 0 if holds_all else (self._useless.peek(shard.node.path) or 0) + 1)
         return start if holds_all else None
 
-    def _take(
-        self, chunks: Sequence[_ChunkRead], outcomes: Sequence[ReadOutcome], values: list[Value], *, are_new: bool = False
-    ) -> list[ShardRead]:
-        """Store the values of chunks that were read; return the shards that changed. ``are_new``: their indices were read just now."""
+    def _take(self, chunks: Sequence[_ChunkRead], answers: Sequence[Answered[ReadOutcome]], values: list[Value]) -> list[ShardRead]:
+        """Store the values of chunks that were read; return the shards that changed."""
         changed: list[ShardRead] = []
-        for chunk, outcome in zip(chunks, outcomes, strict=True):
+        for chunk, outcome in zip(chunks, (read.answer for read in answers), strict=True):
             shard = chunk.shard
             match outcome:
                 case Failed(error):
-                    # This read would also have confirmed that other chunks of the shard are missing.
-                    for i in chunk.wanted.numbers if are_new else shard.numbers:
+                    for i in shard.numbers if chunk.confirms else chunk.wanted.numbers:
                         values[i] = error
                 case Absent() | Changed():
                     # Rewritten, or perhaps of another array by now: its layout is checked again with its new index.
@@ -492,7 +546,7 @@ class Reader:
         left: list[ShardRead] = []
         reads = [Read(s.key, (s.layout.index_format.request_from(o),)) for s, o in zip(shards, offsets, strict=True)]
         outcomes = await self._storage.read(reads)
-        await self._proof.read([], [s.node for s in shards], {s.node.path for s in shards})
+        await self._proof.read([], [s.node for s in shards], {s.node.path: moment() for s in shards})
         for shard, outcome in zip(shards, outcomes, strict=True):
             start = outcome.nbytes - len(outcome.buffers[0]) if isinstance(outcome, Found) else 0
             if isinstance(outcome, Found) and 0 < start > outcome.nbytes - shard.layout.index_format.nbytes:
@@ -516,6 +570,12 @@ class Reader:
         places = index.index.places(shard.slots, index.object_nbytes)
         start_of_index = max(0, index.object_nbytes - shard.layout.index_format.nbytes)
         return int(places.offsets[places.exists].min(initial=start_of_index)) if places.exists.any() else start_of_index
+
+
+def _can_be_confirmed(head: _HeadRead) -> bool:
+    """Return whether a read of what is wanted, by the index that came, shows that the index still holds."""
+    index, shard = head.index, head.shard
+    return isinstance(index, CachedIndex) and makes_a_request(index.index.places(shard.slots, index.object_nbytes), shard)
 
 
 def _whole_request(shard: ShardRead) -> ByteRequest:

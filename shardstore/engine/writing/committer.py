@@ -356,7 +356,8 @@ class Committer:
             StaleLayout: the array is laid out otherwise.
         """
         read = ShardRead(shard.node, shard.layout, shard.coords, shard.key)
-        ((index, came),) = await self._reader.load_heads([read], self._reader.small_nbytes(shard.layout))
+        (head,) = await self._reader.load_heads([read], self._reader.small_nbytes(shard.layout))
+        index = head.index
         if isinstance(index, Corruption):
             if shard.node.is_uncommitted:
                 raise _not_alone(shard) from index
@@ -371,8 +372,8 @@ class Committer:
             if index is not None:
                 index = self._proof.verify(shard.node, shard.key, index)
         if index is not None:
-            start = index.index_format.start_of(len(came), index.object_nbytes)
-            self._plans.know(shard.key, index.generation, start, came)
+            start = index.index_format.start_of(len(head.data), index.object_nbytes)
+            self._plans.know(shard.key, index.generation, start, head.data)
         return index
 
     async def _confirm(self, shard: Shard) -> None:

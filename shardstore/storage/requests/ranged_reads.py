@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from shardstore.errors import ShardStoreError, StorageError
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteOffset, ByteRange, ByteRequest, ByteSuffix, resolve
+from shardstore.storage.abilities import ReadsOneByOne
 from shardstore.storage.base import ABSENT, CHANGED, Absent, Changed, Failed, Found, ObjectInfo, Read, ReadOutcome, ServerTimes
 from shardstore.storage.requests.outcomes import RequestFailed
 
@@ -267,7 +268,7 @@ def as_list(outcome: RangeOutcome) -> list[RangePart] | Absent | Changed:
     return [outcome] if isinstance(outcome, RangePart) else outcome
 
 
-class RangedReads(ABC):
+class RangedReads(ReadsOneByOne, ABC):
     """The reads of a storage whose requests fetch one range each, and whose answers each show their version."""
 
     unasked_nbytes: int = UNASKED_NBYTES

@@ -22,6 +22,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "gcs": ("gcsfs", "obstore"),
     "azure": ("adlfs",),
     "http": ("aiohttp",),
+    "huggingface": ("aiohttp", "huggingface_hub"),
     "cli": ("rich", "typer"),
     "parquet": ("pyarrow",),
     "sql": ("sqlalchemy",),

@@ -44,7 +44,7 @@ from shardstore.plan.commits import Strategy
 from shardstore.plan.policy import ShardingPolicy
 from shardstore.presented.engine_storage import EngineStorage
 from shardstore.presented.flavours import Presented, flavour_of, presented
-from shardstore.storage.abilities import HasIdentity
+from shardstore.storage.abilities import HasIdentity, PinsRevision
 from shardstore.storage.base import Storage
 from shardstore.storage.known_references import KnowsReferences
 from shardstore.storage.local.rules import Locks
@@ -319,6 +319,8 @@ class Handle:
                 transport=recipe.transport,
                 static=recipe.static,
             )
+        if (pins := storage.ability(PinsRevision)) is not None:
+            self.recipe = replace(recipe, target=pins.pinned(recipe.target))
         self._identity = self.recipe.identity(storage)
         engine = _engines.get(self._identity) if self._identity is not None else None
         if engine is None:

@@ -174,6 +174,12 @@ def has_host(protocol: str) -> bool:
     return protocol not in _WITHOUT_HOST if kind is None else kind.has_host
 
 
+def has_revisions(protocol: str) -> bool:
+    """Return whether the first ``@`` in paths of the protocol names a revision of a repository."""
+    kind = kind_of_protocol(protocol)
+    return kind is not None and kind.has_revisions
+
+
 # Their paths are within an archive or a set of references: above a URL that names no such path there is nothing.
 _CONTAINERS = frozenset({"zip", "tar", "libarchive", "reference"})
 

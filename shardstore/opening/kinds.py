@@ -22,6 +22,7 @@ from shardstore.storage.base import Storage
 from shardstore.storage.gcs.storage import GCSStorage
 from shardstore.storage.generic.links import is_one
 from shardstore.storage.http.storage import HTTPStorage
+from shardstore.storage.huggingface import HuggingFaceStorage, open_on_hub
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.s3.storage import S3Storage
@@ -57,6 +58,8 @@ class StorageKind:
     """True if the abilities of the server are known only after it has been asked."""
     has_host: bool = True
     """True if paths begin with a host or bucket, which is no part of a key."""
+    has_revisions: bool = False
+    """True if paths begin with the name of a repository, which may end with ``@`` and a revision."""
     gap_bytes: int = _HALF_A_MIB
     """Ranges of a shard at most this far apart share a request, since a request takes as long as so many bytes."""
     first_bytes: int = 0
@@ -184,6 +187,15 @@ _KINDS: dict[str, StorageKind] = {
                 | {"trace_request_ctx", "allow_redirects", "max_redirects", "expect100", "read_until_eof", "read_bufsize"}
                 | {"auto_decompress", "max_line_size"}
             ),
+        ),
+        StorageKind(
+            name="huggingface",
+            protocols=("hf",),
+            filesystem=AbstractFileSystem,
+            storage=HuggingFaceStorage,
+            opens=lambda fs, path, _: open_on_hub(fs, path),
+            extra="huggingface",
+            has_revisions=True,
         ),
     )
 }

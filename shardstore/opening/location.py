@@ -320,10 +320,10 @@ def _of_filesystem(fs: AbstractFileSystem, path: str) -> Location:
     protocols = protocols_of(fs)
     if not _OWN_BYTES.isdisjoint(protocols):
         return Location(frozenset())
-    if any(kind.has_host for kind in map(kind_of_protocol, protocols) if kind is not None):
-        return _location_of(open_storage((fs, path)), "", links=False)
     if not _SERVERS.isdisjoint(protocols):
         return _of_url(_hosts(fs, attributes), f"{protocols[0]}://{path.lstrip('/')}")
+    if any(kind.has_host for kind in map(kind_of_protocol, protocols) if kind is not None):
+        return _location_of(open_storage((fs, path)), "", links=False)
     return Location(frozenset({f"{type(fs).__module__}.{type(fs).__qualname__} {path}"}), unknown=ANYWHERE)
 
 

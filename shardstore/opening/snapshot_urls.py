@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -28,7 +28,7 @@ from shardstore.errors import AccessDenied, Corruption, InvalidInput, ReadOnly, 
 from shardstore.format.json_text import loads_object
 from shardstore.model.ranges import EVERYTHING
 from shardstore.model.redaction import redacted
-from shardstore.opening.address import Address, has_host, text_of
+from shardstore.opening.address import Address, has_host, has_revisions, text_of
 from shardstore.opening.open import open_storage
 from shardstore.opening.snapshot_place import (
     HOW_TO_CHANGE,
@@ -156,7 +156,7 @@ def _stores_in_url(url: str, *, is_path: bool) -> Iterator[tuple[str, str, int]]
         address = Address.parse(url)
     except InvalidInput:  # which it is, however it is opened
         return
-    for before, rest, depth in _cuts("/".join(address.segments)):
+    for before, rest, depth in _cuts("/".join(address.segments), [address.protocol]):
         segments = tuple(before.split("/")) if before else ()
         if is_path and os.path.lexists(address.at(depth + 1)):
             return  # a directory of this name, and what is in it
@@ -168,16 +168,22 @@ def _stores_in_filesystem(fs: AbstractFileSystem, path: str) -> Iterator[tuple[t
     """Yield each store that the text before an ``@`` may be, as ``_stores_in_url`` does."""
     path = str(fs._strip_protocol(path)).rstrip("/")
     inside = path.lstrip("/")
-    if any(has_host(protocol) for protocol in protocols_of(fs)):
+    protocols = protocols_of(fs)
+    if any(has_host(protocol) for protocol in protocols):
         inside = inside.partition("/")[2]
     above = path.removesuffix(inside)
-    for before, rest, depth in _cuts(inside):
+    for before, rest, depth in _cuts(inside, protocols):
         yield (fs, (above + before).rstrip("/") or above), rest, depth
 
 
-def _cuts(path: str) -> Iterator[tuple[str, str, int]]:
-    """Yield the texts before and behind each ``@``, without a ``/`` between them, and the number of segments before that of the ``@``."""
+def _cuts(path: str, protocols: Sequence[str]) -> Iterator[tuple[str, str, int]]:
+    """Yield the texts before and behind each ``@``, without a ``/`` between them, and the number of segments before that of the ``@``.
+
+    The ``@`` behind the name of a repository, ``[TYPE/]OWNER/NAME``, is not one of them: it is part of the name of a place.
+    """
     at = path.find("@")
+    if any(has_revisions(protocol) for protocol in protocols) and path[: at + 1].count("/") <= 1:
+        at = path.find("@", at + 1) if at >= 0 else at
     while at >= 0:
         yield path[:at].rstrip("/"), path[at + 1 :].strip("/"), path[:at].count("/")
         at = path.find("@", at + 1)

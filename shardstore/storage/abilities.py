@@ -26,6 +26,7 @@ __all__ = [
     "NamesLocation",
     "ObstoreCarried",
     "OnFilesystem",
+    "PinsRevision",
     "ReadsOneByOne",
     "RestrictsKeys",
     "VersionedByRange",
@@ -143,6 +144,14 @@ class HasIdentity(ABC):
     def content(self) -> str:
         """A text that identifies what was read once from this place, if that is kept."""
         return ""
+
+
+class PinsRevision(ABC):
+    """A storage of one revision, by its hash, of a place whose URL may name a branch or a tag."""
+
+    @abstractmethod
+    def pinned(self, target: object) -> object:
+        """Return the target of ``open_storage`` that names this revision, for the one that was opened: so other processes read the same."""
 
 
 class OnFilesystem:

@@ -70,7 +70,7 @@ _MEASURED = """\
 ## What was measured
 
 [Packing what exists](../howto/pack.md) has the cost of packing, and [Where the shards lie](../howto/storages.md#transports) that of s3fs,
-gcsfs and obstore. [Beside zarr-python and tensorstore](safety.md) shows whether chunks are lost.
+gcsfs and obstore. [Compared with zarr-python and tensorstore](safety.md) shows whether chunks are lost.
 
 In the tables below, every contender does the same work on the same data. It reads whole arrays, planes, boxes and single chunks, writes
 whole arrays and parts of shards, lists chunks and opens a hierarchy. It does so in three places:
@@ -188,7 +188,7 @@ def _head(run: Run) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in head["versions"].items())
     load = f"{head['load_before']:.1f} before and {head['load_after']:.1f} after, on {head['cores']} processors"
     busy = max(head["load_before"], head["load_after"] - head["cores"]) > head["cores"] / 2  # the run itself is a load
-    warning = " **The machine was busy with other work: times, and ratios of them, are not reliable.**" if busy else ""
+    warning = " **The machine ran other work too: times are too long, and ratios of them less exact.**" if busy else ""
     return [
         f"- {head['machine']}; {head['date']}",
         f"- Python {head['python']}, {versions}",

@@ -260,7 +260,7 @@ def rows(found: dict[str, dict[str, float]], days: Sequence[Day], files: int) ->
     second, last = days[quarter : 2 * quarter], days[-quarter:]
     table = [
         Row(
-            f"a collection of {files:,} files, of which {ours['removed']:,.0f} go: time of icechunk's, listing included",
+            f"a collection of {files:,} files, of which {ours['removed']:,.0f} go: time over icechunk's, listing included",
             ours["seconds"] / peer["seconds"],
             1,
             "×",
@@ -273,7 +273,7 @@ def rows(found: dict[str, dict[str, float]], days: Sequence[Day], files: int) ->
             "×",
             f"dry runs {ours['looking']:.1f} s; icechunk {peer['looking']:.1f} s",
         ),
-        Row("… processor time of icechunk's", ours["cpu"] / peer["cpu"], 1, "×", f"{ours['cpu']:.1f} s; icechunk {peer['cpu']:.1f} s"),
+        Row("… processor time over icechunk's", ours["cpu"] / peer["cpu"], 1, "×", f"{ours['cpu']:.1f} s; icechunk {peer['cpu']:.1f} s"),
         Row("… memory above that after the imports", ours["mib"], MOST_MIB, "MiB", f"icechunk {peer['mib']:,.0f} MiB"),
     ]
     for what, get in (

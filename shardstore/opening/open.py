@@ -123,7 +123,7 @@ def _open(target: object, options: dict[str, Any], local: LocalOpener) -> Storag
         raise InvalidInput("a filesystem needs a path in it: give (fs, path)")
     hint = ": give its store" if hasattr(target, "store_path") else ""
     raise InvalidInput(
-        f"a target is a path, a URL, (fs, path), an fsspec mapping, a zarr store or a storage, not a {type(target).__name__}{hint}"
+        f"a target is a path, a URL, (fs, path), an fsspec mapping, a zarr store or a storage, not of type {type(target).__name__}{hint}"
     )
 
 

@@ -64,7 +64,7 @@ class SetPlace:
 def open_set(target: Any, options: Mapping[str, Any] | None, *, is_directory: bool) -> SetPlace:
     """Return the place of a set. Its URL is absolute. Raises ``InvalidInput`` if ``target`` is no path or URL, or names no object."""
     if not isinstance(target, str | os.PathLike):
-        raise InvalidInput(f"the place of a set of references is a path or a URL, not a {type(target).__name__}")
+        raise InvalidInput(f"the place of a set of references is a path or a URL, not of type {type(target).__name__}")
     text = text_of(target)
     address = Address.parse(text)
     if not address.segments:

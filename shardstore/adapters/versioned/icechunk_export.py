@@ -85,7 +85,7 @@ def export(
     storage = storage_at(target, target_options or {})
     shown = place_of(storage) or (" ".join(str(storage).split()) if isinstance(target, icechunk.Storage) else redacted(str(target)))
     if config is not None and not isinstance(config, icechunk.RepositoryConfig):
-        raise InvalidInput(f"config is an icechunk.RepositoryConfig, not a {type(config).__name__}")
+        raise InvalidInput(f"config is an icechunk.RepositoryConfig, not of type {type(config).__name__}")
     config = icechunk.RepositoryConfig.default() if config is None else icechunk.RepositoryConfig.default().merge(config)  # a copy
     check_names(current.state)
     ids, counts = dict.fromkeys(current.state.snapshots, ""), Counter[str]()

@@ -80,7 +80,7 @@ def chunks_of_source(source: Any, options: Mapping[str, Any] | None, source_url:
     ``opened_source``, and ``InvalidInput`` if it is not known where its files are.
     """
     if source_url is not None and not isinstance(source_url, str):
-        raise InvalidInput(f"source_url is the URL of a folder, not a {type(source_url).__name__}")
+        raise InvalidInput(f"source_url is the URL of a folder, not of type {type(source_url).__name__}")
     if copy and source_url is not None:
         raise InvalidInput("source_url says where chunks are that stay, and copy=True copies them: give one of the two")
     with translated(FIRST_BRANCH):

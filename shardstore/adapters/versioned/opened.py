@@ -66,7 +66,7 @@ class RepositoryOptions:
 
 def check_prefixes(prefixes: object) -> None:
     if isinstance(prefixes, str) or not isinstance(prefixes, Sequence):
-        raise InvalidInput(f"virtual_prefixes are several URLs, in a list, not a {type(prefixes).__name__}")
+        raise InvalidInput(f"virtual_prefixes are several URLs, in a list, not of type {type(prefixes).__name__}")
 
 
 class RepositoryArguments(TypedDict, total=False):

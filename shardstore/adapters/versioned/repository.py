@@ -213,7 +213,7 @@ class Repository(ShownInNotebooks):
 
         check_flags(copy=copy)
         if source_options is not None and not isinstance(source_options, Mapping):
-            raise InvalidInput(f"source_options are a mapping from names to values, not a {type(source_options).__name__}")
+            raise InvalidInput(f"source_options are a mapping from names to values, not of type {type(source_options).__name__}")
         source_options = options_of_another(source, source_options, url, options.get("storage_options"))
         repository, place = chunks_of_source(source, source_options, source_url, copy=copy)
         options["virtual_prefixes"] = _with_place(options.get("virtual_prefixes", ()), place)
@@ -613,7 +613,7 @@ class Repository(ShownInNotebooks):
 
         check_flags(dry_run=dry_run)
         if target_options is not None and not isinstance(target_options, Mapping):
-            raise InvalidInput(f"target_options are a mapping from names to values, not a {type(target_options).__name__}")
+            raise InvalidInput(f"target_options are a mapping from names to values, not of type {type(target_options).__name__}")
         target_options = self._opened.options.options_of(target, target_options)
         with reported(progress, step_of("snapshots")) as say:
             return export(self._opened, target, config, target_options, say, dry_run=dry_run)

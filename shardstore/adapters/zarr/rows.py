@@ -116,7 +116,7 @@ def rows_to_append(data: Any, dim: str, path: str, arrays: Mapping[str, JsonObje
         data = data.to_dataset()
     if xarray is None or not isinstance(data, xarray.Dataset):
         raise InvalidInput(
-            f"{_node(path)} is a group: append an xarray Dataset or DataArray to it, not a {type(data).__name__}, or name one of its arrays"
+            f"{_node(path)} is a group: append an xarray Dataset or DataArray to it, not {type(data).__name__}, or name one of its arrays"
         )
     with_dim = data.drop_vars([name for name, variable in data.variables.items() if dim not in variable.dims])
     _check_variables({str(name): variable for name, variable in with_dim.variables.items()}, dim, path, arrays)

@@ -43,7 +43,7 @@ def info(
     """Show the state of a store: its arrays, shards, chunks, bytes, and damage.
 
     The verdict comes first; --explain adds what it is based on, and what the storage can do. Makes one listing, one request for the index
-    of each shard, and one for the record of a pack. The exit code is 5 if shards are damaged.
+    of each shard, and without --fast one more listing for the record of a pack. The exit code is 5 if shards are damaged.
 
     Examples:
       shardstore info data.zarr

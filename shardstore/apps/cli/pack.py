@@ -182,7 +182,8 @@ def _work_done(report: PackReport) -> list[str]:
     lines = [f"{units}; {plural(report.chunks, 'chunk')} moved, {size(report.written_nbytes)} written"]
     if report.copied:
         lines.append(f"{plural(report.copied, 'shard')} of them copied unchanged, without reading them")
-    return [*lines, f"the record of finished work is {report.record}: keep it to continue, or to renew {report.target}"]
+    keep = f"keep it: the same command continues from it, or renews {report.target}"
+    return [*lines, f"the record of finished work is {report.record}; {keep}"]
 
 
 def _print_for_branch(report: PackReport) -> None:

@@ -298,7 +298,8 @@ def _progress(advice: str) -> Iterator[Callable[[ReferenceProgress], None]]:
 def _show_report(report: ReferenceReport, as_json: bool) -> None:
     counts = f"{plural(report.arrays, 'array')}, {plural(report.references, 'reference')} to {plural(report.targets, 'object')}"
     lines = [f"{counts}, {size(report.nbytes)}"]
-    lines += [f"{report.missing:,} chunks are missing in the source"] if report.missing else []
+    if report.missing:
+        lines.append(f"{report.missing:,} chunks do not exist in the source, which is no error: readers see the fill value there")
     lines += [f"{report.inlined:,} chunks are in the set itself"] if report.inlined else []
     lines += [f"documents of Zarr {report.flavour}: {report.why}"]
     lines += [f"left out: {path or '(root)'}: {why}" for path, why in list(report.left_out.items())[:_MOST_SHOWN]]

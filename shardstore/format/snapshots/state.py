@@ -252,7 +252,7 @@ def check_said(message: object, metadata: object = None) -> None:
     if metadata is None:
         return
     if not isinstance(metadata, Mapping):
-        raise InvalidInput(f"metadata of a commit is a mapping from names to values, not a {type(metadata).__name__}")
+        raise InvalidInput(f"metadata of a commit is a mapping from names to values, not of type {type(metadata).__name__}")
     if (wrong := _not_json(dict(metadata), _MOST_LEVELS)) is not None:
         raise InvalidInput(f"metadata of a commit cannot be stored: {wrong}")
 

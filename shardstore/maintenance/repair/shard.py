@@ -271,15 +271,13 @@ class Diagnosing:
                 kept, how = self._proved(damaged), "chunks whose own checksums are right stay"
             if kept.present().any():  # what the older index says too may be of bytes of that index, over those of this one
                 return self._with_index(what, "rebuilt", how, kept, damaged, self._nothing())
-        what = f"behind its last valid index there are {self._nbytes - end} bytes, of an append that was not finished, or that is damaged"
+        what = f"{self._nbytes - end} bytes follow its last valid index: of an append that did not finish, or that is damaged"
         reverted = _slots(self._inside | last.present())
         count = int(last.present().sum())
         if not self._allow_reverting:
-            how = (
-                "nothing is done: to cut it behind that index may bring old values back, and needs --allow-reverting (allow_reverting=True)"
-            )
+            how = "nothing is done: removing them may bring old values back, and needs --allow-reverting (allow_reverting=True)"
             return Diagnosis(what, "left", how, None, count, reverted=reverted, last_index_end=end)
-        how = "it is cut behind that index: its chunks are as they were then, those that were written since are not in it"
+        how = "they are removed: its chunks are those of that index again, and what was written since is lost"
         plan = WriteShard((CopiedRange(0, end),), end, last)
         return Diagnosis(what, "cut", how, plan, count, reverted=reverted, last_index_end=end)
 

@@ -92,7 +92,7 @@ def storage_at(target: Any, options: Options) -> Any:
             raise InvalidInput("storage options go with a URL; an icechunk.Storage has its own")
         return target
     if not isinstance(target, str | os.PathLike):
-        raise InvalidInput(f"a repository of icechunk is a folder, a URL or an icechunk.Storage, not a {type(target).__name__}")
+        raise InvalidInput(f"a repository of icechunk is a folder, a URL or an icechunk.Storage, not of type {type(target).__name__}")
     url = text_of(target)
     check_options("storage options", options)
     protocol, _, rest = url.partition("://")
@@ -117,7 +117,7 @@ def storage_at(target: Any, options: Options) -> Any:
 
 def check_options(what: str, options: object) -> None:
     if not isinstance(options, Mapping):
-        raise InvalidInput(f"{what} are a mapping from names to values, not a {type(options).__name__}")
+        raise InvalidInput(f"{what} are a mapping from names to values, not of type {type(options).__name__}")
 
 
 def place_of(storage: Any) -> str | None:

@@ -232,7 +232,7 @@ def _session(library: Any, repository: Any, branch: str, *, commit: bool) -> tup
             raise InvalidInput("the session is read-only: give repository.writable_session(branch), or the repository")
         return repository, False
     if not isinstance(repository, library.Repository):
-        raise InvalidInput(f"repository is an icechunk.Repository or icechunk.Session, not a {type(repository).__name__}")
+        raise InvalidInput(f"repository is an icechunk.Repository or icechunk.Session, not of type {type(repository).__name__}")
     if not commit:
         raise InvalidInput("commit=False is for a session, which you commit yourself: give repository.writable_session(branch)")
     if branch not in (branches := sorted(repository.list_branches())):

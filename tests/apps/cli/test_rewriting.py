@@ -117,10 +117,10 @@ def test_repair_says_what_it_would_do_and_does_it(place: Place, torn: str) -> No
     before = snapshot(place.objects)
     outcome = run("repair", "--dry-run", place.url, *place.options)
     assert outcome.code == 5
-    what = f"{torn}: behind its last valid index there are 71 bytes, of an append that was not finished, or that is damaged; "
+    what = f"{torn}: 71 bytes follow its last valid index: of an append that did not finish, or that is damaged; "
     named = "ct/c/0/3, ct/c/0/4, ct/c/0/5, ct/c/1/3, ct/c/1/4, ct/c/1/5"
     left = (
-        f"{what}nothing is done: to cut it behind that index may bring old values back, and needs --allow-reverting "
+        f"{what}nothing is done: removing them may bring old values back, and needs --allow-reverting "
         f"(allow_reverting=True): 6 chunks in it; may be old: {named}"
     )
     assert outcome.lines == [left, "9 shards looked at, 1 would be dealt with"]
@@ -134,7 +134,7 @@ def test_repair_says_what_it_would_do_and_does_it(place: Place, torn: str) -> No
     outcome = run("repair", "--yes", "--allow-reverting", f"{place.url}/ct", *place.options)
     assert outcome.code == 5
     told = (
-        f"{what}it is cut behind that index: its chunks are as they were then, those that were written since are not in it: 6 chunks kept; "
+        f"{what}they are removed: its chunks are those of that index again, and what was written since is lost: 6 chunks kept; "
         f"reverted, may be old: {named}"
     )
     assert outcome.lines[:2] == [told, "6 shards looked at, 1 dealt with"]

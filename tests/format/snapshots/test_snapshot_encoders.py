@@ -85,7 +85,7 @@ def test_what_is_said_of_a_commit_comes_back_or_is_refused(message: Any, metadat
         ("m", {"a": {2.5}}, "is a set, for which JSON has no form"),
         ("m", {"a": nested(100)}, "more than 100 levels"),
         ("m", {"a": 10**4000}, "are too many"),
-        ("m", [("a", 1)], "a mapping from names to values, not a list"),
+        ("m", [("a", 1)], "a mapping from names to values, not of type list"),
     ],
 )
 def test_what_cannot_be_said_of_a_commit_is_named(message: Any, metadata: Any, why: str) -> None:

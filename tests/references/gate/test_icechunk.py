@@ -624,7 +624,7 @@ def test_what_icechunk_cannot_read_is_refused(tmp_path: Path) -> None:
     make("memory://for-icechunk/d")
     with pytest.raises(InvalidInput, match="icechunk does not read objects at memory:"):
         write_icechunk("memory://for-icechunk/d", on_files(tmp_path))
-    with pytest.raises(InvalidInput, match="not a str"):
+    with pytest.raises(InvalidInput, match="not of type str"):
         write_icechunk("memory://for-icechunk/d", str(tmp_path))  # type: ignore[arg-type]  # what a user may give
     with pytest.raises(NotFound, match="no Zarr hierarchy"):
         write_icechunk(tmp_path / "empty", on_files(tmp_path))

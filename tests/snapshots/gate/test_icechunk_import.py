@@ -434,7 +434,7 @@ def test_sources_that_are_none_are_refused(source: Any, tmp_path: Path) -> None:
     memory = icechunk.in_memory_storage()
     icechunk.Repository.create(memory)
     for given, arguments, said in (
-        (7, {}, "not a int"),
+        (7, {}, "not of type int"),
         (memory, {}, "give copy=True to copy its chunks"),
         (source, {"copy": True, "source_url": "file:///x"}, "give one of the two"),
         (

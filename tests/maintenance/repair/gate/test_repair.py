@@ -157,7 +157,7 @@ def test_what_is_kept_and_told_of_a_torn_append() -> None:
     first, second, _ = history(place.layout)
     finding = place.mended(second[:-9])
     behind = len(second) - len(first) - 9
-    assert finding.what == f"behind its last valid index there are {behind} bytes, of an append that was not finished, or that is damaged"
+    assert finding.what == f"{behind} bytes follow its last valid index: of an append that did not finish, or that is damaged"
     assert (finding.path, finding.key, finding.remedy, finding.kept, finding.lost_count) == ("a", SHARD, "cut", 5, 0)
 
 

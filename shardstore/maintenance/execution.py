@@ -23,7 +23,7 @@ from functools import lru_cache
 from typing import Any, Generic, Protocol, TypeVar
 from uuid import uuid4
 
-from shardstore._sync import run_sync
+from shardstore._sync import as_known, run_sync
 from shardstore.errors import AccessDenied, Conflict, Incomplete, InvalidInput, ShardStoreError, StorageError
 from shardstore.maintenance.cluster import ClusterExecutor, ExecutorLike, executor_of
 from shardstore.model.options import CommandOption
@@ -309,14 +309,14 @@ class _TasksInFlight(Generic[Task, Result]):
         elif isinstance(error, BrokenExecutor):
             self._give_back(task, error)
         elif isinstance(error, Interrupted) or not isinstance(error, Exception):
-            raise error
+            raise as_known(error)
         elif tries < self.execution.retries and _may_help(error):
             self._submit(task, tries + 1)
         elif isinstance(error, ShardStoreError) and self.halves is not None and len(smaller := self.halves(task)) > 1:
             for part in smaller:
                 self._submit(part, tries)
         else:
-            self.failed(task, error)
+            self.failed(task, as_known(error))
 
     def give_up(self) -> None:
         """Start no further task, wait for the running ones, and still report their results."""

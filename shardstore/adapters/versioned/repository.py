@@ -553,7 +553,8 @@ class Repository(ShownInNotebooks):
 
         Raises:
             NotFound: there is no such branch, tag or snapshot.
-            Corruption: the result differs from the snapshot.
+            Corruption: the result differs from the snapshot. Consolidated metadata that are stale in both are noted in the report.
+            StorageError: the result could not be read again.
             ShardStoreError: as ``pack`` does.
         """
         # These need what not every program does.
@@ -568,11 +569,17 @@ class Repository(ShownInNotebooks):
         if not check or report.dry_run or not report.complete:
             return report
         found = verify(target, against=session.storage, storage_options=options["target_options"], progress=checked)
-        if not found.is_sound:
-            first = found.findings[0]
+        differing = [one for one in found.findings if one.severity == "error" and one.kind != "stale-consolidated"]
+        if differing:
+            first = differing[0]
             raise Corruption(
                 f"what was exported to {report.target} differs from snapshot {session.snapshot_id}: {first.key or first.path}: {first.what}"
             )
+        if found.unread:
+            raise found.unread[0].error
+        if found.errors:
+            stale = found.findings[0]
+            return replace(report, notes=(*report.notes, f"stale, as in the snapshot: {stale.what}; {stale.remedy}"))
         return report
 
     def export_icechunk(

@@ -13,6 +13,7 @@ from math import prod
 from typing import Literal
 
 from shardstore.engine.engine import Engine
+from shardstore.errors import NotFound
 from shardstore.format.shard_index import IndexLocation
 from shardstore.format.store_keys import check_prefix, join, metadata_path
 from shardstore.maintenance.appends import Appends, read_appends
@@ -34,6 +35,7 @@ Progress = Callable[[int], None]
 _INDEX_BYTES_AT_ONCE = 32 * 2**20
 _MOST_V2_DOCUMENTS = 1000
 _MOST_DAMAGES = 1000  # that are listed; all are counted
+_MOST_WITHOUT_NODES = 20_000  # objects, after which a place that is no store, such as a home directory, is not looked through
 _DEPTH_WITHOUT_NODES = 3  # directories that are no nodes, above the hierarchies that are looked for
 
 
@@ -162,7 +164,7 @@ async def survey(
     ``shown`` is the name of the place in messages, by default its URL.
 
     Raises:
-        NotFound: there is nothing at ``path``.
+        NotFound: there is nothing at ``path``, or no node of Zarr among the first 20,000 objects.
         Conflict: the metadata of an array changed while its shards were looked at.
         StorageError: a request failed.
     """
@@ -221,10 +223,19 @@ class _Surveyor:
                     await self._look_into(shards)
                     shards, index_nbytes = [], 0
             self._report()
+            self._check_place()
         if shards:
             await self._look_into(shards)
         self._appends = await read_appends(self._engine.storage, sorted(self._record_keys))
         self._report()
+
+    def _check_place(self) -> None:
+        """Raise ``NotFound`` if there are many objects, and no node of Zarr so far."""
+        if self._objects != self._other_objects or self._objects < _MOST_WITHOUT_NODES or self._v2_documents:
+            return
+        if not self._nodes.records(self._path):
+            where = self._shown or join(self._engine.storage.url.rstrip("/"), self._path)
+            raise NotFound(f"there is no Zarr among the first {self._objects:,} objects below {where}: name the store itself")
 
     def _note_v2(self, key: str) -> None:
         if key.rpartition("/")[2] in V2_DOCUMENTS and len(self._v2_documents) < _MOST_V2_DOCUMENTS:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
-from shardstore._sync import run_sync
+from shardstore._sync import as_known, run_sync
 from shardstore.engine.engine import Engine
 from shardstore.engine.metadata.hierarchy import Node
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError
@@ -382,7 +382,7 @@ class _Verification:
 
     def _note_unread(self, key: str, error: ShardStoreError) -> None:
         if len(self._unread) < _MOST_UNREAD:
-            self._unread.setdefault(key, Unread(key, error))
+            self._unread.setdefault(key, Unread(key, as_known(error)))
 
     async def _compare_with(self, census: CensusComparison) -> None:
         """Report entries of the census that are missing here; they are looked for once more, since the listing is some time ago."""

@@ -68,7 +68,7 @@ def test_text_tells_it_too(place: Place) -> None:
 
 
 def test_lines_are_neither_cut_nor_filled_up(place: Place) -> None:
-    lines = succeed("info", place.url, *place.options).lines
+    lines = succeed("info", "--explain", place.url, *place.options).lines
     assert max(map(len, lines)) > 80
     assert [line for line in lines if line != line.rstrip()] == []
 
@@ -180,6 +180,17 @@ def test_a_directory_of_stores(tmp_path: Path) -> None:
     for arguments in (["--json"], ["--json", "--fast"]):
         info = succeed("info", str(tmp_path), *arguments).json
         assert [a["path"] for a in info["arrays"]] == [f"{s}.zarr/{p}" for s in ("one", "two") for p in ("ct", "scans/pt", "time")]
+
+
+def test_a_large_place_without_zarr_is_not_looked_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardstore.maintenance.survey.run._MOST_WITHOUT_NODES", 3)
+    for number in range(4):
+        (tmp_path / f"file-{number}").write_bytes(b"x")
+    outcome = run("info", str(tmp_path))
+    assert (outcome.code, outcome.error) == (3, f"there is no Zarr among the first 4 objects below {tmp_path}: name the store itself")
+    make_store(tmp_path / "data.zarr")
+    assert "no damage was found" in succeed("info", str(tmp_path / "data.zarr")).out  # more objects, of nodes
+    assert run("info", str(tmp_path)).code == 0  # a store was found before the bound
 
 
 def test_runtime() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import zarr
 from zarr.storage import LocalStore
 
 import shardstore
-from shardstore.errors import Conflict, Corruption, NotFound
+from shardstore import VerifyReport, verify
+from shardstore.errors import Conflict, Corruption, NotFound, StorageError
+from shardstore.maintenance.census import Unread
 from shardstore.maintenance.packing import writing
 from shardstore.snapshots import Repository
 from shardstore.storage import abilities
@@ -176,3 +179,23 @@ def test_server_copies_shards_on_s3(s3_url: tuple[str, dict[str, Any]], monkeypa
     of_chunks = [parameters["Range"] for method, parameters in called if method == "get_object" and "/c/" in parameters["Key"]]
     assert of_chunks == ["bytes=4096-4164"] * 6
     assert shardstore.verify(f"{url}/out.zarr", against=f"{url}/repo@main", storage_options=options, against_options=options).is_sound
+
+
+def test_stale_consolidated_metadata_of_the_snapshot_are_noted_in_the_report(repo: Repository, tmp_path: Path) -> None:
+    """They repeat an older shape, in the snapshot and in the export: nothing differs."""
+    with repo.transaction(message="stale") as store:
+        zarr.consolidate_metadata(store)
+        zarr.open_array(store, path="a", mode="r+").resize((80, 64))
+    report = repo.export_zarr(tmp_path / "out.zarr")
+    assert report.complete
+    assert [note for note in report.notes if note.startswith("stale, as in the snapshot: ") and "zarr.consolidate_metadata" in note]
+    np.testing.assert_array_equal(read(tmp_path / "out.zarr", "small"), DATA[0, :4])
+
+
+def test_an_export_that_cannot_be_read_again_is_that_error(repo: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(*arguments: Any, **options: Any) -> VerifyReport:
+        return replace(verify(*arguments, **options), unread=(Unread("a/c/0/0", StorageError("the disk is gone")),))
+
+    monkeypatch.setattr("shardstore.adapters.tools.verification.verify", unreadable)
+    with pytest.raises(StorageError, match="the disk is gone"):
+        repo.export_zarr(tmp_path / "out.zarr")

@@ -42,6 +42,10 @@ class ToyFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no ty
         super().__init__(**options)
         self.colour = colour
 
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        return super()._strip_protocol(str(path).removeprefix("toy://"))
+
 
 class ToyStorage(MemoryStorage):
     def __init__(self, fs: ToyFileSystem, path: str) -> None:

@@ -45,16 +45,20 @@ def run_sync(coroutine: Coroutine[object, object, T]) -> T:
     raise error  # out of the block, so that it has no context but its own
 
 
-async def run_async(coroutine: Coroutine[object, object, T], loop: asyncio.AbstractEventLoop | None = None) -> T:
-    """Await a coroutine that runs on the IO loop, or on another ``loop``, from any event loop."""
-    loop = get_loop() if loop is None else loop
+async def run_async(coroutine: Coroutine[object, object, T]) -> T:
+    """Await a coroutine that runs on the IO loop, from any event loop."""
+    try:
+        return await run_on(get_loop(), coroutine)
+    except ShardStoreError as exc:
+        error = as_known(exc)
+    raise error
+
+
+async def run_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[object, object, T]) -> T:
+    """Await a coroutine that runs on a loop, from any event loop; errors stay as they are."""
     here = asyncio.get_running_loop()
     if here is loop:
-        try:
-            return await coroutine
-        except ShardStoreError as exc:
-            error = as_known(exc)
-        raise error
+        return await coroutine
     ended: asyncio.Future[T] = here.create_future()
     tasks: list[asyncio.Task[T]] = []
 
@@ -91,7 +95,7 @@ def _hand_over(task: asyncio.Task[T], ended: asyncio.Future[T]) -> None:
     if task.cancelled():
         ended.cancel()
     elif (error := task.exception()) is not None:
-        ended.set_exception(as_known(error))
+        ended.set_exception(error)
     else:
         ended.set_result(task.result())
 

@@ -51,8 +51,7 @@ def _transfer(
     function: Callable[..., Coroutine[Any, Any, int]], source: StorePath, target: StorePath, overwrite: bool, progress: Progress
 ) -> int:
     if overwrite:
-        with suppress(LeadsNowhere):  # a link to nowhere is cut
-            run_sync(_check_overwritable(target))
+        run_sync(_check_overwritable(target))
     places = source.engine.canonical, source.path, target.engine.canonical, target.path
     return run_sync(function(*places, overwrite=overwrite, progress=progress))
 
@@ -60,15 +59,16 @@ def _transfer(
 async def _check_overwritable(target: StorePath) -> None:
     """Raise ``InvalidInput`` if the target is a directory that is no node, or a whole bucket: these have to be removed by name."""
     engine, path = target.engine, target.path
-    if await engine.hierarchy.node(path, fresh=True) is not None or (path and await engine.size(path) is not None):
-        return
-    if await _has_v2_document(engine, path):
-        return
-    async for _ in engine.storage.list(join(path, "")):
-        raise InvalidInput(
-            f"{target} is no Zarr node, and --overwrite would erase all that is in it: name the new node, such as "
-            f"{target}/NAME, or remove the directory first by shardstore rm -r"
-        )
+    with suppress(LeadsNowhere):  # a link to nowhere is cut
+        if await engine.hierarchy.node(path, fresh=True) is not None or (path and await engine.size(path) is not None):
+            return
+        if await _has_v2_document(engine, path):
+            return
+        async for _ in engine.storage.list(join(path, "")):
+            raise InvalidInput(
+                f"{target} is no Zarr node, and --overwrite would erase all that is in it: name the new node, such as "
+                f"{target}/NAME, or remove the directory first by shardstore rm -r"
+            )
 
 
 def stale_groups(target: StorePath) -> list[str]:

@@ -33,7 +33,7 @@ from zarr.core.buffer import cpu
 from zarr.core.sync import _get_loop as zarr_loop
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, StorePath, ZipStore
 
-from shardstore._sync import run_async
+from shardstore._sync import run_on
 from shardstore.adapters.handle import Face
 from shardstore.errors import AccessDenied, InvalidInput, ReadOnly, ShardStoreError, StorageError, Unsupported
 from shardstore.model.capabilities import Capabilities
@@ -170,7 +170,7 @@ class ZarrStorage(ReadsAndWrites, HasPhysicalLocation, NamesLocation, RestrictsK
     async def _run(self, action: str, key: str, coroutine: Coroutine[object, object, T]) -> T:
         """Run a coroutine on zarr's loop, and translate what it raises."""
         try:
-            return await run_async(coroutine, zarr_loop())
+            return await run_on(zarr_loop(), coroutine)
         except ShardStoreError:
             raise
         except Exception as exc:

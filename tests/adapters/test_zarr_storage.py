@@ -696,7 +696,7 @@ def test_a_store_in_memory_is_not_sent_to_other_processes() -> None:
 def test_options_do_not_go_with_a_store() -> None:
     with pytest.raises(InvalidInput, match="has its own options"):
         open_storage(MemoryStore(), {"anon": True})
-    with pytest.raises(InvalidInput, match="a zarr store or a storage, not a list"):
+    with pytest.raises(InvalidInput, match="a zarr store or a storage, not of type list"):
         open_storage([])
 
 

@@ -11,11 +11,11 @@ import pytest
 import zarr
 
 import shardstore
-from shardstore._sync import run_sync
 from shardstore.engine.writing.plan_writer import PlanWriter
 from shardstore.model.generation import UNCONDITIONAL, Generation
 from shardstore.model.ranges import ByteRange
 from shardstore.storage.base import ConditionFailed
+from shardstore.testing.storage_suite import on_io_loop as run_sync
 from tests.engine.hooked import HookedStorage, fresh_memory
 
 

@@ -78,7 +78,7 @@ IN_PYTHON = (
     ),
     mistake("shardstore.open('')", "an empty string names no target; '.' is the current directory"),
     mistake("shardstore.open(fsspec.filesystem('memory'))", "a filesystem needs a path in it: give (fs, path)"),
-    mistake("shardstore.open(zarr.open_group('plain.zarr'))", "a target is a path, a URL", "not a Group: give its store"),
+    mistake("shardstore.open(zarr.open_group('plain.zarr'))", "a target is a path, a URL", "not of type Group: give its store"),
     mistake(
         "shardstore.open('gs://bucket/a.zarr', storage_options={'token': 'missing.json'})",
         "token 'missing.json' of 'gs://bucket/a.zarr' is not a file: give the path of a service account's key",

@@ -281,7 +281,7 @@ class ShardedFileSystem(FilesystemFace, FileLookups, FileTransfers, ChainedFileS
         values = await run_async(self.engine.get_many([(key, request) for key, request, _ in wanted]))
         for value in values:
             if isinstance(value, SnapshotExpired):
-                raise as_known(value)  # of all files: a caller that leaves out what is returned would take it for absent
+                raise value  # of all files: a caller that leaves out what is returned would take it for absent
         absences = iter(await self._absences([key for (key, *_), value in zip(wanted, values, strict=True) if value is None]))
         return [
             next(absences) if value is None else as_known(value) if isinstance(value, Exception) else bytes(value[part])

@@ -15,7 +15,6 @@ import pytest
 import zarr
 
 import shardstore
-from shardstore._sync import run_sync
 from shardstore.adapters.file_access import AlreadyExists, FileAccess
 from shardstore.adapters.handle import Handle
 from shardstore.apps.mounting.errnos import Refused, error_number
@@ -28,6 +27,7 @@ from shardstore.model.ranges import EVERYTHING, ByteRange
 from shardstore.opening.open import open_storage
 from shardstore.storage.base import Storage
 from shardstore.testing.faults import Fail, Fault, FaultStorage, at_every_request
+from shardstore.testing.storage_suite import on_io_loop as run_sync
 from tests.apps.mounting.conftest import DATA, make_store
 
 NEVER = Limits(idle_seconds=1e6, age_seconds=1e6, wait_seconds=1e6, erase_seconds=1e6)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import shardstore
-from shardstore._sync import run_sync
 from shardstore.adapters.file_access import FileAccess
 from shardstore.adapters.handle import Handle
 from shardstore.apps.mounting.errnos import Refused
@@ -22,6 +21,7 @@ from shardstore.apps.mounting.held_back import Limits
 from shardstore.apps.mounting.names import DIRECTORY
 from shardstore.errors import NotFound
 from shardstore.model.ranges import EVERYTHING
+from shardstore.testing.storage_suite import on_io_loop as run_sync
 from tests.harness.scale import EXAMPLES, FULL
 
 _numbers = itertools.count()

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import pytest
 
 from shardstore import ShardingTransformer
-from shardstore._sync import run_sync
 from shardstore.engine.actions import ERASE, Action, Patch, SetValue, Swap, Swapped
 from shardstore.engine.engine import Engine
 from shardstore.engine.options import EngineOptions, Present
@@ -28,6 +27,7 @@ from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.python_stores import PartialAccessStorage
 from shardstore.storage.wrappers import StorageWrapper
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage
+from shardstore.testing.storage_suite import on_io_loop as run_sync
 from tests.adapters.transformer.layers import CountedCalls, Store, document, layered
 from tests.engine.hooked import document as canonical_document
 from tests.engine.hooked import fresh_memory

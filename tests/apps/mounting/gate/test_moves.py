@@ -15,12 +15,12 @@ import pytest
 import zarr
 
 import shardstore
-from shardstore._sync import run_sync
 from shardstore.apps.mounting.errnos import Refused
 from shardstore.apps.mounting.files import Files
 from shardstore.apps.mounting.mounts import Mount
 from shardstore.apps.mounting.names import DIRECTORY, Child, Place, path_of
 from shardstore.storage.local.locks import locked
+from shardstore.testing.storage_suite import on_io_loop as run_sync
 from tests.apps.mounting.conftest import DATA, make_store
 from tests.apps.mounting.gate.test_mounted import wait_until
 from tests.apps.mounting.gate.test_races import Gate, read, until_it_waits, write

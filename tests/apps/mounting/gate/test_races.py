@@ -14,7 +14,6 @@ import pytest
 import zarr
 
 import shardstore
-from shardstore._sync import run_sync
 from shardstore.apps.mounting.errnos import Refused, error_number
 from shardstore.apps.mounting.files import Files
 from shardstore.apps.mounting.held_back import Limits
@@ -24,6 +23,7 @@ from shardstore.errors import NoSpace, NotFound, StorageError, WriteOutcomeUnkno
 from shardstore.model.ranges import EVERYTHING
 from shardstore.opening.open import open_storage
 from shardstore.testing.faults import DropReply, Fault, FaultStorage
+from shardstore.testing.storage_suite import on_io_loop as run_sync
 from tests.apps.mounting.conftest import make_store
 from tests.apps.mounting.test_files import Clock, files_of, native
 

@@ -53,6 +53,7 @@ def test_every_byte_once_and_in_order(segments: list[Segment]) -> None:
     assert places(flat) == places(segments)
     assert all(part.nbytes >= MIN_PART_BYTES for part in parts[:-1])
     assert all(part.nbytes < 17 * MIB for part in parts if isinstance(part, SentPart))
+    assert all(segment.nbytes for part in parts if isinstance(part, SentPart) for segment in part.segments)
     lone = [s for s in segments if isinstance(s, CopiedRange) and s.nbytes >= COPY_PAYS_NBYTES]
     assert any(isinstance(part, CopiedPart) for part in parts) or not lone
 
@@ -66,6 +67,11 @@ def test_a_short_piece_in_front_borrows_from_the_copy_behind_it() -> None:
     parts = plan_parts([NewBytes(b"head"), CopiedRange(100, 30 * MIB)])
     lent = MIN_PART_BYTES - 4
     assert parts == [SentPart((NewBytes(b"head"), CopiedRange(100, lent))), CopiedPart(100 + lent, 30 * MIB - lent)]
+
+
+def test_a_part_that_ends_where_a_copy_begins_has_nothing_of_it() -> None:
+    new = NewBytes(memoryview(bytes(8 * MIB)))
+    assert plan_parts([new, CopiedRange(0, 8 * MIB)]) == [SentPart((new,)), SentPart((CopiedRange(0, 8 * MIB),))]
 
 
 def test_neighbours_are_one_copy() -> None:

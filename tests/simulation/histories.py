@@ -158,7 +158,7 @@ class Run:
         self.is_draft = self.rng.random() < 0.12
         if self.is_draft:
             self.base = replace(self.base, stored="transformer", index_location="end", index_checksum=False)
-        self.can_append = kind in ("aws", "s3", "local") and self.base.index_location == "end" and self.base.index_checksum
+        self.can_append = kind in ("aws", "s3", "azure", "local") and self.base.index_location == "end" and self.base.index_checksum
         self._choose_hot()
 
     def keys(self, array: str, shape: tuple[int, int] = SHAPE) -> list[str]:

@@ -18,6 +18,9 @@ from shardstore.engine.options import EngineOptions
 from shardstore.maintenance.execution import _opened
 from shardstore.maintenance.packing.record import Record
 from shardstore.presented.flavours import Presented, presented
+from shardstore.storage.azure import blocks as azure_blocks
+from shardstore.storage.azure.client import AzureClient
+from shardstore.storage.azure.storage import AzureStorage
 from shardstore.storage.base import Storage
 from shardstore.storage.gcs.storage import GCSStorage
 from shardstore.storage.local.mounts import Mount
@@ -25,16 +28,16 @@ from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.requests.bucket import forget_facts
 from shardstore.storage.s3 import parts as s3_parts
 from shardstore.storage.s3.storage import S3Storage
-from tests.simulation import gcs, s3, sources, threads
+from tests.simulation import azure, gcs, s3, sources, threads
 from tests.simulation.calls import ROOT, Calls, Habits
 from tests.simulation.disk import Disk, Inode
 from tests.simulation.loop import Process, SimulationLoop, current_process
 from tests.simulation.network import Conduct, Network
 from tests.simulation.objects import Version
 
-Kind = Literal["aws", "s3", "weak", "bare", "gcs", "local"]
+Kind = Literal["aws", "s3", "weak", "bare", "gcs", "azure", "local"]
 """The kinds of storage: Amazon's S3; another server that honours all conditions; one that honours none on DELETE, on uploads in parts and
-on copies; one that honours none but those of reads; Google Cloud Storage; and files of a local disk.
+on copies; one that honours none but those of reads; Google Cloud Storage; Azure Blob Storage; and files of a local disk.
 """
 
 _CONDITIONS = {
@@ -75,12 +78,12 @@ class World:
         self.rng = random.Random(f"world {seed}")
         self.trace = Trace(self.loop.time, keeps=keeps_trace)
         self.network = Network(self.loop, random.Random(f"network {seed}"), conduct)
-        self.bucket: s3.Bucket | gcs.Bucket | None = None
+        self.bucket: s3.Bucket | gcs.Bucket | azure.Bucket | None = None
         self.calls: Calls | None = None
         if kind == "local":
             self.calls = self._disk()
         else:
-            self.bucket = gcs.Bucket() if kind == "gcs" else s3.Bucket(self.loop.time, _CONDITIONS.get(kind, s3.Conditions()))
+            self.bucket = self._container(kind)
             self.bucket.objects.on_change = self._changed
         if kind == "bare" and isinstance(self.bucket, s3.Bucket) and self.rng.random() < 0.5:
             self.bucket.listing_lag_seconds = conduct.mean_seconds * self.rng.choice([1.0, 20.0])
@@ -89,6 +92,14 @@ class World:
         self.processes: list[Process] = []
         self.kills = self.pauses = 0
         self._begun = 0
+
+    def _container(self, kind: Kind) -> s3.Bucket | gcs.Bucket | azure.Bucket:
+        match kind:
+            case "gcs":
+                return gcs.Bucket()
+            case "azure":
+                return azure.Bucket(self.loop.time, azure.manner_of(self.rng))
+        return s3.Bucket(self.loop.time, _CONDITIONS.get(kind, s3.Conditions()))
 
     def _disk(self) -> Calls:
         """Return a disk of some make, on which the clients are processes of one machine, or of several by a network file system."""
@@ -138,11 +149,24 @@ class World:
                     stack.enter_context(mock.patch.object(S3Storage, "claimed_without_probe", claimed))
                     for name, nbytes in (("MIN_PART_BYTES", 16), ("COPY_PAYS_NBYTES", 32)):
                         stack.enter_context(mock.patch.object(s3_parts, name, nbytes))
+                if self.kind == "azure":
+                    self._draw_blocks(stack)
                 stack.enter_context(mock.patch.object(Record, "units_per_segment", self.rng.choice([2, 1000])))
                 stack.callback(self.loop.close)
                 yield
         finally:
             sys.unraisablehook = hook
+
+    def _draw_blocks(self, stack: ExitStack) -> None:
+        """Let blocks be small in half of the worlds, and few of them be allowed in some, so that all are stored again."""
+        if self.rng.random() < 0.5:
+            stack.enter_context(mock.patch.object(AzureClient, "block_bytes", 40))
+            in_bytes = mock.patch.object(azure_blocks, "part_bytes_for", lambda nbytes, least, most: max(least, -(-nbytes // most)))
+            stack.enter_context(in_bytes)  # else whole MiB
+            claimed = replace(AzureStorage.claimed_without_probe, copy_pays_nbytes=32)
+            stack.enter_context(mock.patch.object(AzureStorage, "claimed_without_probe", claimed))
+        if self.rng.random() < 0.3:
+            stack.enter_context(mock.patch.object(AzureClient, "max_blocks", 6))
 
     def process(self, name: str) -> Process:
         """Return a new process."""
@@ -164,13 +188,17 @@ class World:
         fs = self.filesystem(process)
         if self.kind == "gcs":
             return GCSStorage(fs, f"bucket/{root}", resumable_bytes=part_bytes)
+        if self.kind == "azure":
+            return AzureStorage(fs, f"bucket/{root}", put_bytes=part_bytes)
         return S3Storage(fs, f"bucket/{root}", multipart_bytes=part_bytes)
 
     def filesystem(self, process: Process) -> Any:
-        """Return what a process has in place of a filesystem of s3fs or gcsfs."""
+        """Return what a process has in place of a filesystem of s3fs, gcsfs or adlfs."""
         endpoint = f"http://{process.name}.example"
         if isinstance(self.bucket, gcs.Bucket):
             return gcs.GCSFileSystem(self.network, self.bucket, endpoint, _filesystem)
+        if isinstance(self.bucket, azure.Bucket):
+            return azure.AzureBlobFileSystem(self.network, self.bucket, process.name, _filesystem)
         assert self.bucket is not None
         return s3.S3FileSystem(self.network, self.bucket, endpoint, is_aws=self.kind == "aws", elsewhere=_filesystem)
 

@@ -163,7 +163,7 @@ async def compose(
         ConditionFailed: the condition does not hold, or ``source`` is gone.
     """
     version, old = await committed_blocks(client, key)
-    if version != source:
+    if version not in (source, None):
         raise source_gone(key)
     plan = plan_blocks(segments, old, client.block_bytes, client.max_blocks)
     is_append = len(segments) > 1 and isinstance(segments[0], CopiedRange) and all(isinstance(s, NewBytes) for s in segments[1:])
@@ -212,7 +212,7 @@ async def _commit(write: AzureWrite, blocks: Sequence[str | Block]) -> Generatio
 
 
 async def committed_blocks(client: AzureClient, key: str) -> tuple[Generation | None, list[Block]]:
-    """Return the version of a blob, with its blocks; without a version if it is absent."""
+    """Return the version of a blob, with its blocks; neither if it is absent, or has no blocks: then Azure does not name the version."""
     what = f"looking up the blocks of {key!r}"
     query = {"comp": "blocklist", "blocklisttype": "committed"}
     try:
@@ -221,5 +221,7 @@ async def committed_blocks(client: AzureClient, key: str) -> tuple[Generation | 
         if exc.is_absent:
             return None, []
         raise
+    if not answer.headers.get("ETag"):
+        return None, []
     found = answer.xml(what).iterfind("CommittedBlocks/Block")
     return generation_of(answer.headers, key), [Block(block.findtext("Name") or "", int(block.findtext("Size") or 0)) for block in found]

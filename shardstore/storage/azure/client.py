@@ -26,7 +26,15 @@ from shardstore.model.ranges import ByteRequest
 from shardstore.model.redaction import redacted, shown_cause
 from shardstore.storage.requests import lost_answers
 from shardstore.storage.requests.bucket import BucketClient
-from shardstore.storage.requests.outcomes import WRITE_ID, Head, RequestFailed, generation_of, is_unreachable, probe_key
+from shardstore.storage.requests.outcomes import (
+    PROBE_PREFIX,
+    WRITE_ID,
+    Head,
+    RequestFailed,
+    generation_of,
+    is_unreachable,
+    probe_key,
+)
 from shardstore.storage.requests.probes import is_refused, probe_conditions, remove
 from shardstore.storage.requests.ranged_reads import REFUSAL_NBYTES, at_most, received
 
@@ -127,18 +135,19 @@ class AzureClient(BucketClient):
         repeats: bool | None = None,
     ) -> AzureAnswer:
         """Make one request on the blob ``name``, or on the container where that is empty. It is repeated after broken connections and by
-        busy servers if ``repeats``, which reads do by themselves. Where ``wanted`` is given, no more of the answer is read than it allows.
+        busy servers if ``repeats``, and reads and probes are always. Where ``wanted`` is given, no more of the answer is read than it
+        allows.
 
         Raises ``AccessDenied``, ``RequestFailed``, or ``StorageError`` where another try would not help.
         """
-        sends = 0
+        sends, repeats = 0, repeats or method in ("GET", "HEAD") or PROBE_PREFIX in name
         async with self.bound.slot():
             while True:
                 sends += 1
                 try:
                     return await self._send(method, name, what, headers or {}, query or {}, body, wanted)
                 except RequestFailed as exc:
-                    if sends >= _SENDS or exc.is_unreachable or not exc.is_lost or not (method in ("GET", "HEAD") or repeats):
+                    if sends >= _SENDS or exc.is_unreachable or not (exc.is_lost or exc.is_busy) or not repeats:
                         raise
                 await lost_answers.wait_to_resend(sends)
 

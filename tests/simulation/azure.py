@@ -41,6 +41,8 @@ class Manner:
     put_discards: bool
     """A put of a whole blob discards the blocks that were sent, as the manual says; Azurite keeps them."""
     delete_discards: bool
+    blocks_are_there: bool
+    """To Azurite blocks that were sent for a blob which is absent are one that is there, for a put of a whole blob."""
     names_no_version: bool
     """A list of no committed blocks has no ETag, as the manual says."""
     refuses_delete: bool
@@ -126,6 +128,8 @@ class Bucket:
             case "PUT", None:
                 if (refusal := self._refusal(name, headers)) is not None:
                     return refusal
+                if headers.get("If-None-Match") == "*" and self.manner.blocks_are_there and name in self.sent:
+                    return Answer(409, _EXISTS)
                 if self.manner.put_discards:
                     self.sent.pop(name, None)
                 return self._put(name, body, headers)

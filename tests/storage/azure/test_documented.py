@@ -21,6 +21,7 @@ AZURE = azure.Manner(
     condition_is_first=False,
     put_discards=True,
     delete_discards=True,
+    blocks_are_there=False,
     names_no_version=True,
     refuses_delete=False,
     has_empty_ranges=False,
@@ -71,6 +72,22 @@ def test_appending_to_a_blob_without_blocks(names_no_version: bool) -> None:
         assert third != second
 
     on_azure(act, replace(AZURE, names_no_version=names_no_version))
+
+
+@pytest.mark.parametrize("data", [b"", b"ours"])
+def test_blocks_that_a_dead_writer_sent_are_no_blob(data: bytes) -> None:
+    """To Azurite they are one for ever, if the blob is stored by one request."""
+
+    async def act(storage: AzureStorage, container: Container) -> None:
+        container.sent["root/x"] = {"of another writer": b"theirs"}
+        await storage.write("x", [data], len(data), IF_ABSENT)
+        assert await found(storage, "x") == data
+        requests = container.requests
+        with pytest.raises(ConditionFailed):
+            await storage.write("x", [b"again"], 5, IF_ABSENT)
+        assert container.requests == requests + 2  # the put and a look at what is there
+
+    on_azure(act, replace(AZURE, blocks_are_there=True))
 
 
 @pytest.mark.parametrize("status", [500, 503, 429])

@@ -55,6 +55,13 @@ _RULES = "shardstore.storage.local.rules"
 _PACK_RUN = "shardstore.maintenance.packing.run"
 _RECORD = "shardstore.maintenance.packing.record"
 _GCS_UPLOAD = "shardstore.storage.gcs.upload"
+_AZURE = "shardstore.storage.azure.storage"
+_AZURE_BLOCKS = "shardstore.storage.azure.blocks"
+_AZURE_CLIENT = "shardstore.storage.azure.client"
+_AZURE_PUT = (
+    '    return await write.carry_out(lambda: client.request("PUT", client.full_key(key), f"writing {key!r}", headers=headers, '
+    "body=data))\n"
+)
 _LINE = "shardstore.engine.appending.line"
 
 MUTANTS = (
@@ -174,6 +181,70 @@ MUTANTS = (
         "if exc.status == 412 and generation is not None:\n            return CHANGED",
         "if exc.status == 412 and generation is not None:\n            return ABSENT",
         "gcs",
+    ),
+    Mutant("Azure: a shard is replaced without a condition", _AZURE_CLIENT, 'return {"If-Match": generation.token}', "return {}", "azure"),
+    Mutant("Azure: a shard is created although there is one", _AZURE_CLIENT, 'return {"If-None-Match": "*"}', "return {}", "azure"),
+    Mutant(
+        "Azure: a list of blocks is committed without a condition",
+        _AZURE_BLOCKS,
+        'write.client.commit(write.key, listed, "writing", write.headers)',
+        'write.client.commit(write.key, listed, "writing", {WRITE_ID_HEADER: write.write_id})',
+        "azure",
+    ),
+    Mutant(
+        "Azure: a list of blocks that another writer discarded counts as committed",
+        _AZURE_BLOCKS,
+        "            raise failed(self.key, self.client.url) from exc\n",
+        "            head = await self.client.head(self.key)\n"
+        "            if head is None:\n                raise failed(self.key, self.client.url) from exc\n"
+        "            return head.generation\n",
+        "azure",
+    ),
+    Mutant(
+        "Azure: the answer that a blob is there counts as success",
+        _AZURE_BLOCKS,
+        _AZURE_PUT,
+        f"    try:\n    {_AZURE_PUT}"
+        "    except Exception as exc:\n"
+        "        if 'BlobAlreadyExists' not in str(exc.__cause__) or (head := await client.head(key)) is None:\n"
+        "            raise\n"
+        "        return head.generation\n",
+        "azure",
+    ),
+    Mutant(
+        "Azure: blocks of all writers have the same ids",
+        _AZURE_BLOCKS,
+        'f"{write_id}-{number:06d}"',
+        "f\"{'0' * 32}-{number:06d}\"",
+        "azure",
+    ),
+    Mutant(
+        "Azure: blocks are kept that lie partly in what is copied",
+        _AZURE_BLOCKS,
+        "if segment.offset <= at and at + block.nbytes <= segment.offset + segment.nbytes:",
+        "if segment.offset <= at < segment.offset + segment.nbytes:",
+        "azure",
+    ),
+    Mutant(
+        "Azure: the end of a blob is read of any version",
+        _AZURE,
+        "resolve(request, first.nbytes), first.generation)",
+        "resolve(request, first.nbytes), generation)",
+        "azure",
+    ),
+    Mutant(
+        "Azure: a page without names ends a listing",
+        _AZURE,
+        'if not (marker := page.findtext("NextMarker")):',
+        'if not (marker := page.findtext("NextMarker")) or not (infos or prefixes):',
+        "azure",
+    ),
+    Mutant(
+        "Azure: an emptied shard is deleted without a condition",
+        _AZURE_CLIENT,
+        'f"{action} {key!r}", headers=condition_headers(condition))',
+        'f"{action} {key!r}")',
+        "azure",
     ),
     Mutant(
         "an emptied shard is removed where requests can be late",

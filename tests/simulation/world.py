@@ -18,7 +18,6 @@ from shardstore.engine.options import EngineOptions
 from shardstore.maintenance.execution import _opened
 from shardstore.maintenance.packing.record import Record
 from shardstore.presented.flavours import Presented, presented
-from shardstore.storage.azure import blocks as azure_blocks
 from shardstore.storage.azure.client import AzureClient
 from shardstore.storage.azure.storage import AzureStorage
 from shardstore.storage.base import Storage
@@ -161,8 +160,6 @@ class World:
         """Let blocks be small in half of the worlds, and few of them be allowed in some, so that all are stored again."""
         if self.rng.random() < 0.5:
             stack.enter_context(mock.patch.object(AzureClient, "block_bytes", 40))
-            in_bytes = mock.patch.object(azure_blocks, "part_bytes_for", lambda nbytes, least, most: max(least, -(-nbytes // most)))
-            stack.enter_context(in_bytes)  # else whole MiB
             claimed = replace(AzureStorage.claimed_without_probe, copy_pays_nbytes=32)
             stack.enter_context(mock.patch.object(AzureStorage, "claimed_without_probe", claimed))
         if self.rng.random() < 0.3:

@@ -226,6 +226,20 @@ MUTANTS = (
         "azure",
     ),
     Mutant(
+        "Azure: a list of no blocks has to name a version",
+        _AZURE_BLOCKS,
+        '    if not answer.headers.get("ETag"):\n        return None, []\n',
+        "",
+        "azure",
+    ),
+    Mutant(
+        "Azure: blocks that a dead writer sent are a blob that is there",
+        _AZURE_BLOCKS,
+        "if not (isinstance(condition, IfAbsent) and write.found_none):",
+        "if True:",
+        "azure",
+    ),
+    Mutant(
         "Azure: the end of a blob is read of any version",
         _AZURE,
         "resolve(request, first.nbytes), first.generation)",

@@ -132,7 +132,7 @@ class AzureClient(BucketClient):
         query: Mapping[str, str] | None = None,
         body: bytes | None = None,
         wanted: Wanted | None = None,
-        repeats: bool | None = None,
+        repeats: bool = False,
     ) -> AzureAnswer:
         """Make one request on the blob ``name``, or on the container where that is empty. It is repeated after broken connections and by
         busy servers if ``repeats``, and reads and probes are always. Where ``wanted`` is given, no more of the answer is read than it
@@ -140,7 +140,8 @@ class AzureClient(BucketClient):
 
         Raises ``AccessDenied``, ``RequestFailed``, or ``StorageError`` where another try would not help.
         """
-        sends, repeats = 0, repeats or method in ("GET", "HEAD") or PROBE_PREFIX in name
+        sends = 0
+        repeats = repeats or method in ("GET", "HEAD") or PROBE_PREFIX in name
         async with self.bound.slot():
             while True:
                 sends += 1
@@ -217,6 +218,11 @@ class AzureClient(BucketClient):
             error, status = RequestFailed(f"{what}: the server refused the condition ({status}, {code})"), 412
         elif code in ("BlobArchived", "BlobBeingRehydrated"):
             error = StorageError(f"{what}: it is in the archive tier, where nothing can be read: rehydrate it first ({code})")
+        elif code == "InvalidBlobOrBlock":
+            error = StorageError(
+                f"{what}: another program has sent blocks of it whose ids have another length, and has not stored them ({code}). Let that "
+                "program end its upload, or store the blob once by one request; after a week Azure drops such blocks"
+            )
         elif status in (409, 412) and code:  # a lease, a snapshot, a policy: no condition of ours
             error = StorageError(f"{what}: the server refused it: {code}: {_message_of(answer)}")
         else:

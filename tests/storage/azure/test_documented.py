@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from shardstore.errors import StorageError
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteSuffix, CopiedRange, NewBytes
 from shardstore.storage.azure.storage import AzureStorage
@@ -88,6 +89,16 @@ def test_blocks_that_a_dead_writer_sent_are_no_blob(data: bytes) -> None:
         assert container.requests == requests + 2  # the put and a look at what is there
 
     on_azure(act, replace(AZURE, blocks_are_there=True))
+
+
+def test_blocks_of_another_program_with_ids_of_another_length() -> None:
+    async def act(storage: AzureStorage, container: Container) -> None:
+        await storage.probe()
+        container.instead.append(Answer(400, "InvalidBlobOrBlock"))
+        with pytest.raises(StorageError, match=r"block of 'x': another program .* store the blob once by one request"):
+            await AzureStorage(storage.fs, storage.path, put_bytes=0).write("x", [b"data"], 4, UNCONDITIONAL)
+
+    on_azure(act)
 
 
 @pytest.mark.parametrize("status", [500, 503, 429])

@@ -17,7 +17,8 @@ from typing import Any
 
 from shardstore.extras import EXTRAS, has_zarr2
 from shardstore.native.kernel import kernel, why_no_kernel
-from shardstore.opening.transports import Carrier, default_carrier
+from shardstore.opening.transports import carrier_of, default_carrier
+from shardstore.storage.base import Storage
 
 _ALWAYS = ("shardstore", "zarr", "numcodecs", "numpy", "fsspec", "google-crc32c")
 
@@ -35,9 +36,9 @@ def show_versions() -> None:
     sys.stdout.writelines(f"{name:{width}}  {value}\n" for name, value in rows)
 
 
-def runtime_facts(packages: Sequence[str] = PACKAGES, carrier: Carrier | None = None) -> dict[str, Any]:
+def runtime_facts(packages: Sequence[str] = PACKAGES, storage: Storage | None = None) -> dict[str, Any]:
     """Return versions by package (``None``: not installed), the codec pipeline that zarr uses for stores of ours, what carries the requests
-    (to object stores by default, if no ``carrier`` is given), and the kernel: its file, or why there is none, and the libraries whose
+    (to ``storage``, or to object stores by default), and the kernel: its file, or why there is none, and the libraries whose
     functions it calls, by codec.
     """
     native = kernel()
@@ -45,7 +46,7 @@ def runtime_facts(packages: Sequence[str] = PACKAGES, carrier: Carrier | None = 
         "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
         "versions": {name: _version(name) for name in packages},
         "pipeline": _zarr_pipeline(),
-        "transport": asdict(carrier or default_carrier()),
+        "transport": asdict((carrier_of(storage) if storage is not None else None) or default_carrier()),
         "kernel": {
             "file": None if native is None else native.file,
             "why_not": why_no_kernel(),

@@ -27,7 +27,6 @@ from shardstore.errors import InvalidInput, NotFound
 from shardstore.maintenance.survey.run import ArraySurvey, StorageFacts, Stored, Survey, storage_facts, survey
 from shardstore.model.options import ACCESS, FAST, OUTPUT, SHOW, CommandOption, option
 from shardstore.model.words import plural, shape, size
-from shardstore.opening.transports import carrier_of
 
 
 def info(
@@ -75,7 +74,7 @@ def info(
             if explain:
                 show("", wrapped("", _EXPLAINED))
         if runtime:
-            document["runtime"] = runtime_facts(carrier=carrier_of(engine.storage))
+            document["runtime"] = runtime_facts(storage=engine.storage)
     if as_json:
         print_json(document)
     elif runtime:

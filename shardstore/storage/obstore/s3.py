@@ -70,7 +70,7 @@ class ObstoreS3Storage(ObstoreStorage[S3Storage]):
         client = self.inner.client
         facts = facts_of(client)
         if facts.capabilities is None and (bucket := await self.bucket()) is not None and self._settings is not None:
-            facts.capabilities = await probe_server(ProbingClient(client, bucket, self._settings))
+            facts.capabilities = await probe_server(ProbingClient(client, bucket, self._settings), self.inner.claimed_without_probe)
         return await self.inner.probe()
 
     async def write(self, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:

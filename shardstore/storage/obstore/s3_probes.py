@@ -30,9 +30,8 @@ class ProbingClient(S3Client):
             await super().put_empty(key, condition)
 
     async def delete(self, key: str, condition: Condition, action: str = "deleting") -> bool:
-        parameters = condition_parameters(condition, facts_of(self))
-        headers = {"If-Match": parameters["IfMatch"]} if parameters else {}
-        bucket = opened(self.bucket, self._settings, headers) if headers else self._bucket
+        etag = condition_parameters(condition, facts_of(self)).get("IfMatch")
+        bucket = self._bucket if etag is None else opened(self.bucket, self._settings, {"If-Match": etag})
         return await self._is_carried_out(delete_object(bucket, self.full_key(key))) or await super().delete(key, condition, action)
 
     async def head(self, key: str, **conditions: str) -> Head | None:

@@ -98,7 +98,7 @@ def test_reads_writes_and_listings_need_no_client_of_s3fs(unprobed: Proxied) -> 
     assert unprobed.s.stat("none") is None
     first = unprobed.s.put("b", b"1", IF_ABSENT)
     unprobed.s.put("b", b"2", IfGeneration(first))
-    assert len(unprobed.s.keys()) == 7
+    assert "b" in set(unprobed.s.keys())
     assert {is_ours for _, is_ours in unprobed.sent()} == {OURS}
     assert fs_of(unprobed)._s3 is None
     unprobed.s.delete("b")

@@ -2,14 +2,15 @@
 
 adlfs's file interface is not used: it has no conditions where it writes in blocks, and remembers listings.
 
-Azure knows no suffix ranges: the end of a blob is asked for by its size. Where that is not known, the first request asks for as many bytes
-from the start: its answer shows the size, and is all of a small blob.
+Azure knows no suffix ranges: the end of a blob is asked for by its size, as a listing, a read or a write has shown it. Where that is not
+known, the first request asks for as many bytes from the start: its answer shows the size, and is all of a small blob.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
+from urllib.parse import unquote
 from xml.etree import ElementTree
 
 from shardstore.errors import Conflict
@@ -22,7 +23,7 @@ from shardstore.storage.azure.client import (
     Wanted,
     probe_server,
 )
-from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, DirListing, ObjectInfo
+from shardstore.storage.base import ABSENT, CHANGED, Changed, ConditionFailed, DirListing, ObjectInfo
 from shardstore.storage.requests.bucket import BucketFacts, BucketStorage, facts_about
 from shardstore.storage.requests.outcomes import RequestFailed, etag_condition, generation_of, refuse_encoded, version_of
 from shardstore.storage.requests.parts import sent_parts, sent_pieces
@@ -48,8 +49,13 @@ class AzureStorage(BucketStorage[AzureClient]):
         pinned_reads=True, durable=True, across_machines=True, unique_versions=True, compose=True, copy_pays_nbytes=COPY_PAYS_NBYTES
     )
 
+    most_sizes = 1 << 16
+    """The most sizes that are remembered: 16 MB, with keys of usual lengths."""
+
     def __init__(self, fs: Any, path: str, concurrency: int = 64, put_bytes: int = PUT_BYTES) -> None:
         super().__init__(fs, path, concurrency, put_bytes)
+        self._sizes: dict[str, tuple[Generation, int]] = {}
+        """The versions and sizes that were seen last, by key: with one, the end of a blob takes one request. The oldest are forgotten."""
 
     @property
     def _facts(self) -> BucketFacts:
@@ -88,9 +94,20 @@ class AzureStorage(BucketStorage[AzureClient]):
             view, nbytes = checked_part(request, answer.status, answer.headers.get("Content-Range"), answer.body, key)
         else:
             view, nbytes = answer.body
+        self._remember(key, found, nbytes)
         return RangePart(found, nbytes, view)
 
+    def _remember(self, key: str, generation: Generation, nbytes: int) -> None:
+        self._sizes[key] = generation, nbytes
+        if len(self._sizes) > self.most_sizes:
+            del self._sizes[next(iter(self._sizes))]
+
     async def _get_suffix(self, key: str, request: ByteSuffix, generation: Generation | None) -> RangeOutcome:
+        version, nbytes = self._sizes.pop(key, (None, 0))
+        if nbytes and version is not None and generation in (None, version):
+            end = await self.get(key, resolve(request, nbytes), version)
+            if generation is not None or not isinstance(end, Changed):
+                return end
         if request.nbytes > _MOST_GUESSED_BYTES:
             first = await self.look_up(key, generation)
         else:
@@ -103,7 +120,9 @@ class AzureStorage(BucketStorage[AzureClient]):
 
     async def _put(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
         store = put if nbytes <= self.part_bytes else put_large
-        return await store(self.client, key, body, nbytes, condition)
+        stored = await store(self.client, key, body, nbytes, condition)
+        self._remember(key, stored, nbytes)
+        return stored
 
     async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
         condition = await self.checked(key, condition)
@@ -137,7 +156,7 @@ class AzureStorage(BucketStorage[AzureClient]):
             query["delimiter"] = "/"
         while True:
             page = (await self.client.request("GET", "", what, query=query)).xml(what)
-            prefixes = sorted(self.client.own_key(found.text or "") for found in page.iterfind("Blobs/BlobPrefix/Name"))
+            prefixes = sorted(self.client.own_key(_name_of(found)) for found in page.iterfind("Blobs/BlobPrefix"))
             infos = [info for blob in page.iterfind("Blobs/Blob") if (info := self._info(blob)) is not None]
             yield DirListing(tuple(infos), tuple(prefixes))
             if not (marker := page.findtext("NextMarker")):
@@ -146,9 +165,18 @@ class AzureStorage(BucketStorage[AzureClient]):
 
     def _info(self, blob: ElementTree.Element) -> ObjectInfo | None:
         """Return an entry of a listing; ``None`` of the marker of a directory."""
-        name, nbytes = blob.findtext("Name") or "", int(blob.findtext("Properties/Content-Length") or 0)
+        name, nbytes = _name_of(blob), int(blob.findtext("Properties/Content-Length") or 0)
         folder = blob.findtext("Metadata/hdi_isfolder") or ""
         if name.endswith("/") or blob.findtext("Properties/ResourceType") == "directory" or folder.lower() == "true":
             return None
         version = version_of(blob.findtext("Properties/Etag") or "", {"Last-Modified": blob.findtext("Properties/Last-Modified")})
-        return ObjectInfo(self.client.own_key(name), nbytes, version)
+        info = ObjectInfo(self.client.own_key(name), nbytes, version)
+        self._remember(info.key, version, nbytes)
+        return info
+
+
+def _name_of(element: ElementTree.Element) -> str:
+    """Return the name in an entry of a listing; one with characters that XML cannot hold is encoded."""
+    name = element.find("Name")
+    text = "" if name is None else name.text or ""
+    return unquote(text) if name is not None and name.get("Encoded") == "true" else text

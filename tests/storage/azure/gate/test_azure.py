@@ -19,7 +19,7 @@ from shardstore.opening.open import open_storage
 from shardstore.storage.azure.blocks import committed_blocks
 from shardstore.storage.azure.client import AzureClient
 from shardstore.storage.azure.storage import AzureStorage
-from shardstore.storage.base import ABSENT, ConditionFailed, Failed, Found, ObjectInfo, Read
+from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, Failed, Found, ObjectInfo, Read
 from shardstore.storage.requests.bucket import forget_facts
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop, pieces, values
 from tests.harness.azurite import connection_string, signed_connection_string
@@ -211,8 +211,10 @@ def test_pickled_and_in_a_forked_process(storage: AzureStorage, s: SyncStorage, 
 
 def test_requests_of_reads(s: SyncStorage, calls: Calls) -> None:
     generation = s.put("a", b"0123456789")
+    size = calls_storage(s)._sizes
     cases: list[tuple[tuple[ByteRequest, ...], Generation | None, list[str]]] = [
         ((ByteSuffix(3),), None, ["get"] * 2),
+        ((ByteSuffix(3),), generation, ["get"] * 2),
         ((ByteSuffix(10),), None, ["get"]),
         ((ByteSuffix(100),), generation, ["get"]),
         ((ByteSuffix(9 << 20),), None, ["head", "get"]),
@@ -222,6 +224,7 @@ def test_requests_of_reads(s: SyncStorage, calls: Calls) -> None:
         ((ByteOffset(10),), generation, ["get", "head"]),
     ]
     for ranges, pinned, expected in cases:
+        size.clear()
         before = len(calls.made)
         assert isinstance(s.read("a", *ranges, generation=pinned), Found)
         assert calls.names[before:] == expected, ranges
@@ -230,8 +233,34 @@ def test_requests_of_reads(s: SyncStorage, calls: Calls) -> None:
     assert calls.names[before:] == ["get"]
 
 
+@pytest.mark.parametrize("seen", ["written", "listed", "read"])
+def test_size_that_was_seen_saves_a_request(storage: AzureStorage, s: SyncStorage, calls: Calls, seen: str) -> None:
+    generation = s.put("a", b"0123456789")
+    if seen != "written":
+        storage._sizes.clear()
+        assert s.infos() if seen == "listed" else s.read("a", ByteRange(0, 1))
+    for pinned in (None, generation):
+        calls.made.clear()
+        assert s.read("a", ByteSuffix(3), generation=pinned) == Found(generation, 10, (memoryview(b"789"),))
+        assert calls.names == ["get"]
+    newer = SyncStorage(AzureStorage(storage.fs, storage.path)).put("a", b"abc")
+    calls.made.clear()
+    assert s.read("a", ByteSuffix(2), generation=generation) == CHANGED
+    assert s.read("a", ByteSuffix(2)) == Found(newer, 3, (memoryview(b"bc"),))
+    assert s.delete("a")
+    assert s.read("a", ByteSuffix(2)) == ABSENT
+
+
+def test_only_so_many_sizes_are_remembered(storage: AzureStorage) -> None:
+    storage.most_sizes = 2
+    for key in "abcd":
+        storage._remember(key, Generation(key), 1)
+    assert list(storage._sizes) == ["c", "d"]
+
+
 def test_version_that_changes_between_the_requests_of_a_suffix(storage: AzureStorage, s: SyncStorage, calls: Calls) -> None:
     s.put("a", b"0123456789")
+    storage._sizes.clear()
 
     async def replaced(send: Send) -> Any:
         answer = await send()

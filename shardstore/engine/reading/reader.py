@@ -395,7 +395,7 @@ class Reader:
     ) -> tuple[list[_HeadRead], list[_ChunkRead]]:
         """Return the reads of the first round: of shards whose indices have to be read, and of chunks by indices that are known.
 
-        Reads of nothing but an index may join those that began after ``since``, all others those after ``asked``.
+        Reads of nothing but an index may join those that began after ``since``, all other reads those after ``asked``.
         """
         known: list[_ChunkRead] = []
         unknown: list[ShardRead] = []

@@ -80,6 +80,7 @@ def test_reads(place: Place) -> None:
     info = s.stat("b/c")
     assert info is not None
     assert (info.nbytes, info.generation) == (len(LARGE), first.generation)
+    assert {info.generation for info in s.infos()} == {first.generation}
     assert s.stat("absent") is None
     assert found(place.open(path="").read("other", EVERYTHING)) == [b""]
 
@@ -105,7 +106,7 @@ def test_listings(place: Place) -> None:
     assert {info.key: info.nbytes for info in s.infos()} == {"a": 5, "b/c": len(LARGE), "b/d e%": 3}
     assert s.children() == (["a"], ["b/"])
     assert s.children("b/") == (["b/c", "b/d e%"], [])
-    assert s.children("absent/") == ([], [])
+    assert s.children("absent/") == s.children("a/") == ([], [])
     assert place.open(path="").children() == (["other"], ["data/"])
 
 
@@ -149,6 +150,16 @@ def test_what_is_private_says_how_a_token_is_given(hub: Hub) -> None:
     assert isinstance(outcome, Failed)
     place.repository.token = "hf_secret"
     assert s.get("a") == SMALL
+
+
+def test_what_becomes_private(place: Place) -> None:
+    s = place.open()
+    place.repository.token = "hf_secret"
+    with pytest.raises(AccessDenied, match="hf auth login"):
+        s.get("a")
+    (outcome,) = s.read_many(_read("a"))
+    assert isinstance(outcome, Failed)
+    assert isinstance(outcome.error, AccessDenied)
 
 
 def _read(key: str) -> Read:

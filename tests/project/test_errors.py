@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -40,7 +41,8 @@ def defined_inside() -> list[type[ShardStoreError]]:
     """Return the classes of errors that are defined anywhere but among the public ones."""
     for path in MODULES:
         if "(ShardStoreError" in (text := path.read_text()) or any(f"({name}" in text for name in errors.__all__):
-            import_module(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"))
+            with suppress(ImportError):  # of an extra that is not installed
+                import_module(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"))
     found = {cls for cls in classes_below(ShardStoreError) if cls.__module__.startswith("shardstore.")}
     return sorted((cls for cls in found if not is_public(cls)), key=lambda cls: f"{cls.__module__}.{cls.__qualname__}")
 

@@ -58,10 +58,6 @@ _GCS_UPLOAD = "shardstore.storage.gcs.upload"
 _AZURE = "shardstore.storage.azure.storage"
 _AZURE_BLOCKS = "shardstore.storage.azure.blocks"
 _AZURE_CLIENT = "shardstore.storage.azure.client"
-_AZURE_PUT = (
-    '    return await write.carry_out(lambda: client.request("PUT", client.full_key(key), f"writing {key!r}", headers=headers, '
-    "body=data))\n"
-)
 _LINE = "shardstore.engine.appending.line"
 
 MUTANTS = (
@@ -203,12 +199,10 @@ MUTANTS = (
     Mutant(
         "Azure: the answer that a blob is there counts as success",
         _AZURE_BLOCKS,
-        _AZURE_PUT,
-        f"    try:\n    {_AZURE_PUT}"
-        "    except Exception as exc:\n"
-        "        if 'BlobAlreadyExists' not in str(exc.__cause__) or (head := await client.head(key)) is None:\n"
-        "            raise\n"
-        "        return head.generation\n",
+        "    except ConditionFailed:\n",
+        "    except ConditionFailed:\n"
+        "        if isinstance(condition, IfAbsent) and (head := await client.head(key)) is not None:\n"
+        "            return head.generation\n",
         "azure",
     ),
     Mutant(

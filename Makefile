@@ -86,7 +86,7 @@ $(VENV)/.installed-dev: pyproject.toml $(VENV)/.installed-test
 
 # Of the filesystems the demo installs only that which URL is on: the first command is not to take minutes.
 comma := ,
-DEMO_EXTRAS = zarr$(if $(filter s3:%,$(URL)),$(comma)s3)$(if $(filter gs:% gcs:%,$(URL)),$(comma)gcs)
+DEMO_EXTRAS = zarr$(if $(filter s3:%,$(URL)),$(comma)s3)$(if $(filter gs:% gcs:%,$(URL)),$(comma)gcs)$(if $(filter az:% abfs:% abfss:%,$(URL)),$(comma)azure)
 DEMO_STAMP  = $(VENV)/.installed-$(subst $(comma),-,$(DEMO_EXTRAS))
 
 $(DEMO_STAMP): pyproject.toml shardstore/native/kernel.c | $(VENV)/.created

@@ -26,7 +26,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import fsspec
 import numpy as np
@@ -248,7 +248,9 @@ def write_native(place: Place, volume: npt.NDArray[np.generic]) -> Row:
 def write_sharded(place: Place, volume: npt.NDArray[np.generic]) -> Row:
     storage = place.traced_storage("sharded.zarr")
     # Without the kernel both encode by one version of zstd, so that bytes can be compared.
-    store = shardstore.open(storage, chunks_per_shard=CHUNKS_PER_SHARD, kernel=False)
+    # adlfs, through which zarr-python alone reads below, cannot read the end of an object.
+    location: Literal["start", "end"] = "start" if storage.kind == "azure" else "end"
+    store = shardstore.open(storage, chunks_per_shard=CHUNKS_PER_SHARD, index_location=location, kernel=False)
 
     def write() -> None:
         array = zarr.create_array(store, name=NAME, shape=volume.shape, chunks=CHUNKS, dtype=volume.dtype)

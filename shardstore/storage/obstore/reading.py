@@ -118,11 +118,11 @@ async def get_range(
         result = await obstore.get_async(bucket, full_key, options=options)
     start, end = result.range
     # It takes the connection out of the result: obstore's threads may hold that one until the next call, whichever that is.
-    body = result.stream(min_chunk_size=max(1, end - start))
+    body = result.stream(min_chunk_size=end - start + 1)  # so one piece is all of it, to its end
     try:
         check_most(end - start, most_nbytes, what)
         with _errors(what):
-            answer = _answer(result, await _all_of(body, end - start))
+            answer = _answer(result, await _all_of(body))
     finally:
         del body  # the traceback of an error would hold it
     if len(answer.data) != end - start:
@@ -130,16 +130,11 @@ async def get_range(
     return answer
 
 
-async def _all_of(body: obstore.BytesStream, nbytes: int) -> memoryview:
-    """Return the bytes of an answer that announced ``nbytes`` of them. If more come, no more than about twice as many are read."""
-    pieces: list[memoryview] = []
-    held = 0
-    async for piece in body:  # to its end, or the connection is not used again
-        pieces.append(memoryview(piece))
-        held += len(piece)
-        if held > nbytes:
-            break
-    return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
+async def _all_of(body: obstore.BytesStream) -> memoryview:
+    """Return the bytes of an answer, whose pieces are longer than what it announced: the first is all of it, or there is too much."""
+    async for piece in body:
+        return memoryview(piece)
+    return NOTHING
 
 
 def get_range_blocking(bucket: Bucket, full_key: str, wanted: ByteRange, if_match: str | None) -> ObstoreAnswer | None:
@@ -148,22 +143,17 @@ def get_range_blocking(bucket: Bucket, full_key: str, wanted: ByteRange, if_matc
     if if_match is not None:
         options["if_match"] = if_match
     nbytes = wanted.end - wanted.start
-    pieces: list[memoryview] = []
-    held = 0
+    data = NOTHING
     try:
         result = obstore.get(bucket, full_key, options=options)
         if result.range != (wanted.start, wanted.end):
             return None
-        for piece in result.stream(min_chunk_size=nbytes):
-            pieces.append(memoryview(piece))
-            held += len(piece)
-            if held > nbytes:
-                return None
+        for piece in result.stream(min_chunk_size=nbytes + 1):
+            data = memoryview(piece)
+            break
     except (BaseError, OSError, ValueError):
         return None
-    if held < nbytes:
-        return None
-    return _answer(result, pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces)))
+    return _answer(result, data) if len(data) == nbytes else None
 
 
 async def get_head(bucket: Bucket, full_key: str) -> ObstoreAnswer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from shardstore.engine.contention import Contention
@@ -17,6 +17,7 @@ from shardstore.format.presentation import documents_inside, present_array, same
 from shardstore.format.store_keys import ancestors, check_key, join, metadata_key
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfGeneration, Unconditional
 from shardstore.model.ranges import BytesLike
+from shardstore.opening.snapshot_urls import holds_versioned_store
 from shardstore.storage.base import ConditionFailed, Failed, Found, ReadOutcome, Storage, document_read
 
 
@@ -50,6 +51,8 @@ class Documents(Translation):
     _drop_indices: Callable[[str], None]
     """Drops the remembered indices of the objects whose keys start with a prefix."""
     _contention: Contention
+    _is_plain: bool = field(default=False, init=False)
+    """True once it was seen that the root is not that of a versioned store."""
 
     async def write(
         self,
@@ -143,6 +146,8 @@ class Documents(Translation):
     async def _change(self, path: str, data: bytes | _DocumentChange, current: StoredDocument | None, own_shards: OwnShards) -> None:
         """Store ``data``, or erase the document, on condition that it is still ``current``."""
         if isinstance(data, bytes):
+            if current is None:
+                await self._refuse_beside_snapshots(path)
             stored = await self.to_stored(path, data, current, own_shards)
             generation = await self._write(path, stored, await self._condition(current))
             self._stored(path, stored, generation)
@@ -150,6 +155,20 @@ class Documents(Translation):
                 self._hierarchy.being_filled.add(path)
         elif current is not None:
             await self._erase(path, current)
+
+    async def _refuse_beside_snapshots(self, path: str) -> None:
+        """Raise ``InvalidInput`` if the root is that of a versioned store: its snapshots would not have the new node. Asked once, and not
+        where a document shows the root.
+        """
+        if self._is_plain or self._hierarchy.known("") is not None:
+            return
+        if await holds_versioned_store(self._storage):
+            url = self._storage.url
+            raise InvalidInput(
+                f"{metadata_key(path)!r}: {url} is a versioned store, and no snapshot of it would have this node: write to it in a session "
+                f"(in Python: shardstore.Repository.open), and read a branch of it as {url}@main. Nothing was changed"
+            )
+        self._is_plain = True
 
     async def plan_array(
         self, path: str, data: BytesLike, *, erased_first: bool, own_shards: OwnShards = OwnShards.REFUSED
@@ -162,6 +181,8 @@ class Documents(Translation):
         if document is None or not is_array(document):
             return None
         current = None if erased_first else await self.read(path)
+        if current is None:
+            await self._refuse_beside_snapshots(path)
         try:
             translated = await self.array(path, document, current, nothing_there=erased_first, own_shards=own_shards)
         except InvalidInput:

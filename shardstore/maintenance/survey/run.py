@@ -35,7 +35,7 @@ Progress = Callable[[int], None]
 _INDEX_BYTES_AT_ONCE = 32 * 2**20
 _MOST_V2_DOCUMENTS = 1000
 _MOST_DAMAGES = 1000  # that are listed; all are counted
-_MOST_WITHOUT_NODES = 20_000  # objects, after which a place that is no store, such as a home directory, is not looked through
+_MOST_WITHOUT_NODES = 20_000
 _DEPTH_WITHOUT_NODES = 3  # directories that are no nodes, above the hierarchies that are looked for
 
 
@@ -155,22 +155,24 @@ async def survey(
     occupancy: Occupancy | None = None,
     progress: Progress | None = None,
     shown: str | None = None,
+    most_without_nodes: int = _MOST_WITHOUT_NODES,
 ) -> Survey:
     """Look at everything at and below the node, or prefix, ``path``. Runs on the IO loop, as the engine does.
 
     With ``indices`` false only metadata is read: arrays are not listed, and nothing is counted. Each record of appends that is listed costs
     one request. ``occupancy`` counts each chunk that exists, by the same reads. ``progress`` is called with the number of objects seen so
     far. Writes of other clients during the survey may be counted or not. A damaged shard is listed, and the rest is still counted.
-    ``shown`` is the name of the place in messages, by default its URL.
+    ``shown`` is the name of the place in messages, by default its URL. A place that is no store, such as a home directory, is given up
+    after ``most_without_nodes`` objects.
 
     Raises:
-        NotFound: there is nothing at ``path``, or no node of Zarr among the first 20,000 objects.
+        NotFound: there is nothing at ``path``, or no node of Zarr among so many objects.
         Conflict: the metadata of an array changed while its shards were looked at.
         StorageError: a request failed.
     """
     check_prefix(path)
     surveyor = _Surveyor(engine, path.strip("/"), progress, shown, occupancy)
-    await (surveyor.count_everything() if indices else surveyor.find_nodes())
+    await (surveyor.count_everything(most_without_nodes) if indices else surveyor.find_nodes())
     return surveyor.result(counted=indices)
 
 
@@ -212,7 +214,7 @@ class _Surveyor:
 
     # -- by one listing of everything ------------------------------------------------------------------------------
 
-    async def count_everything(self) -> None:
+    async def count_everything(self, most_without_nodes: int) -> None:
         shards: list[tuple[StoredShard, ShardTally]] = []
         index_nbytes = 0
         async for page in pages(self._engine.storage, join(self._path, "")):
@@ -223,15 +225,15 @@ class _Surveyor:
                     await self._look_into(shards)
                     shards, index_nbytes = [], 0
             self._report()
-            self._check_place()
+            self._check_place(most_without_nodes)
         if shards:
             await self._look_into(shards)
         self._appends = await read_appends(self._engine.storage, sorted(self._record_keys))
         self._report()
 
-    def _check_place(self) -> None:
+    def _check_place(self, most_without_nodes: int) -> None:
         """Raise ``NotFound`` if there are many objects, and no node of Zarr so far."""
-        if self._objects != self._other_objects or self._objects < _MOST_WITHOUT_NODES or self._v2_documents:
+        if self._objects != self._other_objects or self._objects < most_without_nodes or self._v2_documents:
             return
         if not self._nodes.records(self._path):
             where = self._shown or join(self._engine.storage.url.rstrip("/"), self._path)

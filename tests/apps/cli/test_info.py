@@ -182,17 +182,6 @@ def test_a_directory_of_stores(tmp_path: Path) -> None:
         assert [a["path"] for a in info["arrays"]] == [f"{s}.zarr/{p}" for s in ("one", "two") for p in ("ct", "scans/pt", "time")]
 
 
-def test_a_large_place_without_zarr_is_not_looked_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardstore.maintenance.survey.run._MOST_WITHOUT_NODES", 3)
-    for number in range(4):
-        (tmp_path / f"file-{number}").write_bytes(b"x")
-    outcome = run("info", str(tmp_path))
-    assert (outcome.code, outcome.error) == (3, f"there is no Zarr among the first 4 objects below {tmp_path}: name the store itself")
-    make_store(tmp_path / "data.zarr")
-    assert "no damage was found" in succeed("info", str(tmp_path / "data.zarr")).out  # more objects, of nodes
-    assert run("info", str(tmp_path)).code == 0  # a store was found before the bound
-
-
 def test_runtime() -> None:
     alone = succeed("info", "--runtime", "--json").json
     assert alone["runtime"]["versions"]["zarr"] == zarr.__version__

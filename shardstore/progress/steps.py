@@ -86,8 +86,11 @@ class Lines:
         self._last = 0.0
         self._began = clock()
         self._unsaid: Step | None = None
+        self._said: Step | None = None
 
     def __call__(self, step: Step) -> None:
+        if step == self._said:
+            return  # nothing was done since
         self._unsaid = step
         rate = self._rate.of(step)
         now = self._clock()
@@ -102,7 +105,7 @@ class Lines:
             self._say(self._unsaid, self._rate.of(self._unsaid))
 
     def _say(self, step: Step, rate: tuple[float, float] | None) -> None:
-        self._unsaid = None
+        self._unsaid, self._said = None, step
         done, total, which = amount_of(step)
         left = f", about {_duration((total - done) / rate[which])} left" if rate and rate[which] and total is not None else ""
         sys.stderr.write(f"{step.action}: {line_of(parts_of(step, rate))}{left}\n")

@@ -264,6 +264,16 @@ def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) ->
     ]
 
 
+def test_no_line_is_repeated_while_nothing_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+    now = 0.0
+    lines = Lines(lambda: now)
+    for second in range(60):
+        now = float(second)
+        lines(Step("verifying", 3, 5))
+    lines.end()
+    assert capsys.readouterr().err.splitlines() == ["verifying: 3 of 5 objects"]
+
+
 def test_what_is_done_at_once_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     now = 100.0
     lines = Lines(lambda: now)

@@ -530,8 +530,8 @@ class Committer:
     async def _check_capabilities(self) -> None:
         """Warn once, before the first commit, of what this storage cannot promise."""
         capabilities = await self._storage.probe()
-        if (capabilities.atomic_commits and capabilities.across_machines) or self._warned:
-            return
+        if (capabilities.atomic_commits and capabilities.across_machines) or capabilities.static or self._warned:
+            return  # where nothing can be written, the write says so
         if capabilities.atomic_commits:
             message = (
                 f"{self._storage.url} lies on a network file system: writers on different machines can lose each other's chunks. Let the "

@@ -122,3 +122,18 @@ def test_an_object_is_absent_only_if_the_server_says_so(unprobed: Proxied) -> No
     assert unprobed.sent() == [("HEAD", OURS), ("GET", OURS)]  # the refusal of a HEAD has no text
     assert unprobed.s.stat("none") is None
     assert unprobed.sent() == [("HEAD", OURS)]
+
+
+@pytest.mark.parametrize("chunks", [1, 3, 8])
+def test_a_commit_of_chunks_to_a_shard_is_a_get_or_head_and_a_put(unprobed: Proxied, chunks: int) -> None:
+    array = zarr.create_array(
+        shardstore.ShardedStore(unprobed.storage, chunks_per_shard=(8,)), name="a", shape=(800,), chunks=(100,), dtype="i4", fill_value=-1
+    )
+    array[...] = np.arange(800)
+    array = zarr.open_array(shardstore.ShardedStore(unprobed.storage, metadata_ttl="1h"), path="a", mode="r+")
+    unprobed.server.behave()
+    array[: 100 * chunks] = np.arange(100 * chunks) + 1
+    of_shard = [request.method for request in unprobed.server.requests if request.path.endswith("/a/c/0")]
+    assert of_shard == (["GET", "PUT"] if chunks < 8 else ["HEAD", "PUT"])
+    assert {is_ours for _, is_ours in unprobed.sent()} == {OURS}
+    assert array[:].tolist() == [*range(1, 100 * chunks + 1), *range(100 * chunks, 800)]

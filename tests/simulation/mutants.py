@@ -232,12 +232,20 @@ MUTANTS = (
         "if not (isinstance(condition, IfAbsent) and write.found_none):",
         "if True:",
         "azure",
+        "appends",
     ),
     Mutant(
         "Azure: the end of a blob is read of any version",
         _AZURE,
         "resolve(request, first.nbytes), first.generation)",
         "resolve(request, first.nbytes), generation)",
+        "azure",
+    ),
+    Mutant(
+        "Azure: the end of a blob of any version is read by the size that is remembered",
+        _AZURE,
+        "end = await self.get(key, resolve(request, nbytes), version)",
+        "end = await self.get(key, resolve(request, nbytes), generation)",
         "azure",
     ),
     Mutant(

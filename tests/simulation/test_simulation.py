@@ -85,7 +85,7 @@ FOUND: dict[tuple[Kind, int], str] = {
     # These two are other runs since, and would not find it any more: test_hostile_servers and test_local_append do.
     ("s3", 7015270): "a probe of uploads that somebody had aborted was taken for a server that ignores conditions",
     ("local", 7020780): "after a failed append the attribute that hides its tail was cleared before the tail was cut off durably",
-    ("azure", 79): "the list of the blocks of a blob that has none names no version, and each append failed on that",
+    ("azure", 18): "the list of the blocks of a blob that has none names no version, and each append failed on that",
     ("local", 983): "a loss of power kept what was appended to a file, and not the record before it",
 }
 

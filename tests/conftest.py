@@ -193,6 +193,12 @@ def ceph_endpoint() -> Iterator[str]:
 
 
 @pytest.fixture
+def ceph_url(ceph_endpoint: str) -> tuple[str, dict[str, Any]]:
+    """The same of a place on Ceph."""
+    return _fresh_bucket(ceph_endpoint)
+
+
+@pytest.fixture
 def s(storage: Any) -> Any:
     """The storage of a module's own fixture, as a ``SyncStorage``."""
     from shardstore.testing.storage_suite import SyncStorage  # of the tests that need it only

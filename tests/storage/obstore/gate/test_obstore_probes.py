@@ -136,4 +136,4 @@ def test_a_commit_of_chunks_to_a_shard_is_a_get_or_head_and_a_put(unprobed: Prox
     of_shard = [request.method for request in unprobed.server.requests if request.path.endswith("/a/c/0")]
     assert of_shard == (["GET", "PUT"] if chunks < 8 else ["HEAD", "PUT"])
     assert {is_ours for _, is_ours in unprobed.sent()} == {OURS}
-    assert array[:].tolist() == [*range(1, 100 * chunks + 1), *range(100 * chunks, 800)]
+    assert np.asarray(array[:]).tolist() == [*range(1, 100 * chunks + 1), *range(100 * chunks, 800)]

@@ -22,6 +22,7 @@ from shardstore.storage.http.client import forget_facts
 from shardstore.storage.obstore.reading import ObstoreStorage
 from shardstore.storage.requests.ranged_reads import UNASKED_NBYTES, TooMuch, cut, cut_unannounced, exactly
 from shardstore.testing.storage_suite import SyncStorage
+from tests.harness.azurite import ACCOUNT, signed_connection_string
 from tests.harness.misbehaving_server import MisbehavingServer
 from tests.harness.misbehaviours import flood, ignore_range
 from tests.storage.http.http_servers import WebServer
@@ -57,7 +58,7 @@ class Flooded:
         return outcome
 
 
-@pytest.fixture(params=["http", "s3", "s3-obstore", "gcs"])
+@pytest.fixture(params=["http", "s3", "s3-obstore", "gcs", "azure"])
 def place(request: pytest.FixtureRequest) -> Iterator[Flooded]:
     kind: str = request.param
     if kind == "http":
@@ -68,6 +69,14 @@ def place(request: pytest.FixtureRequest) -> Iterator[Flooded]:
             yield Flooded(kind, server, SyncStorage(open_storage(f"{server.url}/root")))
         web.close()
         forget_facts()
+        return
+    if kind == "azure":
+        url, options = request.getfixturevalue("azure_url")
+        endpoint: str = request.getfixturevalue("azure_endpoint")
+        SyncStorage(open_storage(url, options)).put("a", DATA)
+        with MisbehavingServer(endpoint.removesuffix(f"/{ACCOUNT}")) as server:
+            opened = open_storage(url, {"connection_string": signed_connection_string(f"{server.url}/{ACCOUNT}")})
+            yield Flooded(kind, server, SyncStorage(opened))
         return
     url, options = request.getfixturevalue("gcs_url" if kind == "gcs" else "s3_url")
     SyncStorage(open_storage(url, options)).put("a", DATA)

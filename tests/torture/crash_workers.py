@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 import shardstore
+from shardstore.storage.azure.client import AzureClient
 from shardstore.storage.local import storage as local
 from shardstore.storage.local.mounts import Mount
 from shardstore.storage.local.rules import Locks
@@ -24,7 +25,12 @@ DOCUMENT = (
     b'{"chunk_shape":[1]}},"chunk_key_encoding":{"name":"default"},"fill_value":0,"codecs":[{"name":"bytes"},"gzip"]}' % (SHARDS * SLOTS)
 )
 
-APPENDING_REQUESTS = ("create_multipart_upload", "upload_part_copy", "upload_part", "complete_multipart_upload")
+_OF_S3 = ("create_multipart_upload", "upload_part_copy", "upload_part", "complete_multipart_upload")
+APPENDING_REQUESTS = {
+    "moto-append": _OF_S3,
+    "ministack-append": _OF_S3,
+    "azure-append": ("GET-blocklist", "PUT-block", "PUT-blocklist"),
+}
 """Requests at which a writer is killed in every run; at full size at all, those included by which it learns what the server can do."""
 
 Change = dict[int, bytes | None]
@@ -100,34 +106,42 @@ def write_once(child: Child, root: str, change: Change, mode: str, fsync: bool) 
 
 
 def append_once(child: Child, place: Place, change: Change, at: int, after: bool) -> None:
-    """One change of a store on S3; this process dies at request number ``at``, from 1: before it is sent, or ``after`` its answer.
+    """One change of a store on S3 or Azure; this process dies at request number ``at``, from 1: before it is sent, or ``after`` its answer.
 
     Acknowledged by the names of the requests.
     """
     store = place.mapper()
     assert store["a/zarr.json"]
-    methods: list[str] = []
-    request = S3Client.unbounded_call
+    made: list[str] = []
+    of_s3, of_azure = S3Client.unbounded_call, AzureClient.request
 
-    async def counted(self: S3Client, method: str, action: str, where: str, **parameters: Any) -> dict[str, Any]:
-        is_struck = FULL or (where == repr(key(0)) and method in APPENDING_REQUESTS)
-        methods.extend([method] if is_struck else [])
-        is_last = is_struck and len(methods) == at
+    async def counted(name: str, is_of_shard: bool, send: Callable[[], Awaitable[Any]]) -> Any:
+        is_struck = FULL or (is_of_shard and name in APPENDING_REQUESTS[place.kind])
+        made.extend([name] if is_struck else [])
+        is_last = is_struck and len(made) == at
         if is_last and not after:
-            kill(method)
+            kill(name)
         try:
-            return await request(self, method, action, where, **parameters)
+            return await send()
         finally:
             if is_last:
-                kill(method)
+                kill(name)
 
-    setattr(S3Client, "unbounded_call", counted)  # noqa: B010  # of this process, which ends with this function
+    async def to_s3(self: S3Client, method: str, action: str, where: str, **parameters: Any) -> Any:
+        return await counted(method, where == repr(key(0)), lambda: of_s3(self, method, action, where, **parameters))
+
+    async def to_azure(self: AzureClient, method: str, name: str, what: str, **parameters: Any) -> Any:
+        comp = (parameters.get("query") or {}).get("comp", "blob")
+        return await counted(f"{method}-{comp}", name.endswith(key(0)), lambda: of_azure(self, method, name, what, **parameters))
+
+    setattr(S3Client, "unbounded_call", to_s3)  # noqa: B010  # of this process, which ends with this function
+    setattr(AzureClient, "request", to_azure)  # noqa: B010
     apply(store, change)
-    child.acknowledge(" ".join(methods))
+    child.acknowledge(" ".join(made))
 
 
 def append_on(child: Child, place: Place, seed: int, run: int) -> None:
-    """As ``write_on``, to a store on S3."""
+    """As ``write_on``, to a store on S3 or Azure."""
     store = place.mapper()
     for number, change in enumerate(changes(seed, run)):
         apply(store, change)

@@ -25,4 +25,4 @@ def limit_parts(*, small: bool) -> None:
     s3_parts.COPY_PAYS_NBYTES = 2 * least
     for kind in (S3Storage, AzureStorage):
         kind.claimed_without_probe = replace(kind.claimed_without_probe, copy_pays_nbytes=2 * least)
-    AzureClient.block_bytes = SMALL_PART_BYTES if small else 8 << 20
+    AzureClient.block_bytes = 16 * SMALL_PART_BYTES if small else 8 << 20

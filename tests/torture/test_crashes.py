@@ -183,11 +183,11 @@ def test_killed_at_every_system_call(crasher: Crasher, tmp_path: Path, record: R
     record(f"killed {when} one in {EVERY} of {len(ended.calls)} system calls: old or new, and nothing left by the next write")
 
 
-# -- appends on S3 -----------------------------------------------------------------------------------------------------
+# -- appends on S3 and Azure -----------------------------------------------------------------------------------------------------
 
 
 def stored_at(place: Place) -> list[Chunks]:
-    """As ``stored``, of a store on S3."""
+    """As ``stored``, of a store on S3 or Azure."""
     objects = place.objects
     layout = sharded_arrays(objects)["a"]
     shards = [objects.get(layout.key((shard,))) for shard in range(SHARDS)]
@@ -224,7 +224,7 @@ def test_killed_at_every_request_of_an_append(crasher: Crasher, place: Place, re
         became_new += found == new
         if ended.acknowledged:
             break
-    assert set(APPENDING_REQUESTS) <= set(ended.acknowledged[0].split())
+    assert set(APPENDING_REQUESTS[place.kind]) <= set(ended.acknowledged[0].split())
     assert became_new == (2 if after else 1)
     record(f"{place.kind}: {at - 1} kills: old or new; {check_swept(place)} unfinished uploads were told, and swept up")
 

@@ -24,6 +24,10 @@ from shardstore.storage.requests.outcomes import Bound, Head
 from shardstore.storage.requests.ranged_reads import NOTHING, RangedReads, RangeOutcome, RangePart
 
 
+_CREDENTIALS = {"s3": "key", "gs": "token", "az": "account_key"}
+"""An option for credentials, by protocol."""
+
+
 def split_bucket(path: str, scheme: str) -> tuple[str, str]:
     """Return bucket and prefix of ``bucket/prefix``, for a URL of ``scheme``.
 
@@ -37,7 +41,7 @@ def split_bucket(path: str, scheme: str) -> tuple[str, str]:
     if "@" in bucket or (":" in bucket and not bucket.startswith("arn:")):
         raise InvalidInput(
             f"a URL of {scheme}:// begins with the name of the bucket, {scheme}://BUCKET/PATH. Credentials are not part of it, but "
-            f"options: {storage_option(scheme, 'key' if scheme == 's3' else 'token')}"
+            f"options: {storage_option(scheme, _CREDENTIALS[scheme])}"
         )
     return bucket, prefix
 

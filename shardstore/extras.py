@@ -20,7 +20,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "xarray": ("dask", "xarray", "zarr"),
     "s3": ("obstore", "s3fs"),
     "gcs": ("gcsfs", "obstore"),
-    "azure": ("adlfs",),
+    "azure": ("adlfs", "obstore"),
     "http": ("aiohttp",),
     "huggingface": ("aiohttp", "huggingface_hub"),
     "cli": ("rich", "typer"),

@@ -111,6 +111,12 @@ def _gcs_on_obstore(storage: GCSStorage, is_asked: bool) -> Storage:
     return ObstoreGCSStorage(storage, is_asked)
 
 
+def _azure_on_obstore(storage: AzureStorage, is_asked: bool) -> Storage:
+    from shardstore.storage.obstore.azure import ObstoreAzureStorage  # may be missing, and is slow to import
+
+    return ObstoreAzureStorage(storage, is_asked)
+
+
 _AZURE_CREDENTIALS = ("cli", "developer_cli", "environment", "managed_identity", "powershell", "shared_token_cache", "workload_identity")
 
 _KINDS: dict[str, StorageKind] = {
@@ -175,6 +181,7 @@ _KINDS: dict[str, StorageKind] = {
                 {"authority", "managed_identity_client_id", "process_timeout", "workload_identity_client_id", "workload_identity_tenant_id"}
                 | {f"exclude_{name}_credential" for name in _AZURE_CREDENTIALS}
             ),
+            on_obstore=_azure_on_obstore,
         ),
         StorageKind(
             name="http",

@@ -63,7 +63,7 @@ def _kind_of(storage: Storage) -> StorageKind | None:
 def _on_obstore(storage: Storage, *, is_asked: bool) -> Storage:
     kind = _kind_of(storage)
     if kind is None or kind.on_obstore is None:
-        takers = " and ".join(f"{kind.protocols[0]}://" for kind in kinds() if kind.on_obstore is not None)
+        takers = ", ".join(f"{kind.protocols[0]}://" for kind in kinds() if kind.on_obstore is not None)
         raise Unsupported(f"transport='obstore' is for {takers}, not for {storage.url}, which is of the kind {storage.kind!r}")
     if not isinstance(storage, kind.storage):
         raise Unsupported(

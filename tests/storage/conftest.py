@@ -11,6 +11,7 @@ import pytest
 
 from shardstore.opening.open import open_storage
 from shardstore.storage.memory import MemoryStorage
+from shardstore.storage.obstore.azure import ObstoreAzureStorage
 from shardstore.storage.obstore.gcs import ObstoreGCSStorage
 from shardstore.storage.obstore.s3 import ObstoreS3Storage
 from shardstore.storage.requests.bucket import forget_facts
@@ -55,6 +56,14 @@ def on_gcs(xml_url: Url) -> ObstoreGCSStorage:
     url, options = xml_url
     opened = open_storage(url, options, transport="obstore")
     assert isinstance(opened, ObstoreGCSStorage)
+    return opened
+
+
+@pytest.fixture
+def on_azure(azure_url: Url) -> ObstoreAzureStorage:
+    url, options = azure_url
+    opened = open_storage(url, options, transport="obstore")
+    assert isinstance(opened, ObstoreAzureStorage)
     return opened
 
 

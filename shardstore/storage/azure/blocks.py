@@ -15,7 +15,7 @@ refused then, which is a condition that failed.
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -146,13 +146,23 @@ class AzureWrite(ObjectWrite):
         ) from exc
 
 
-async def put(client: AzureClient, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:
-    """Store a body that fits into memory by one request."""
+Send = Callable[[bytes, Mapping[str, str]], Awaitable[AzureAnswer]]
+"""A function that stores a blob by one request, with the headers of its condition and its write id. Raises ``RequestFailed``."""
+
+
+async def send_blob(client: AzureClient, key: str, data: bytes, headers: Mapping[str, str]) -> AzureAnswer:
+    """Store a blob by one request, as ``Send`` says."""
+    headers = {"x-ms-blob-type": "BlockBlob", **headers}
+    return await client.request("PUT", client.full_key(key), f"writing {key!r}", headers=headers, body=data)
+
+
+async def put(client: AzureClient, key: str, body: Body, nbytes: int, condition: Condition, send: Send | None = None) -> Generation:
+    """Store a body that fits into memory by one request, or by one of ``send``, another transport to the same place."""
     data = await joined(body, nbytes, key)
     write = AzureWrite(client, key, condition)
-    headers = {"x-ms-blob-type": "BlockBlob", **write.headers}
+    send = send or partial(send_blob, client, key)
     try:
-        return await write.carry_out(lambda: client.request("PUT", client.full_key(key), f"writing {key!r}", headers=headers, body=data))
+        return await write.carry_out(lambda: send(data, write.headers))
     except ConditionFailed:
         if not (isinstance(condition, IfAbsent) and write.found_none):
             raise

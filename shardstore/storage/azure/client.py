@@ -41,8 +41,9 @@ from shardstore.storage.requests.ranged_reads import REFUSAL_NBYTES, at_most, re
 _SENDS = 4  # of a request that may be repeated
 _SERVICES = (".core.windows.net", ".storage.azure.net", ".core.chinacloudapi.cn", ".core.usgovcloudapi.net")
 
-WRITE_ID_HEADER = f"x-ms-meta-{WRITE_ID.replace('-', '')}"  # names of metadata are identifiers in Azure
-_CONDITION_CODES = frozenset({"BlobAlreadyExists", "ConditionNotMet", "TargetConditionNotMet"})
+METADATA = "x-ms-meta-"
+WRITE_ID_HEADER = METADATA + WRITE_ID.replace("-", "")  # names of metadata are identifiers in Azure
+CONDITION_CODES = frozenset({"BlobAlreadyExists", "ConditionNotMet", "TargetConditionNotMet"})
 BLOCKS_GONE = "InvalidBlockList"
 
 
@@ -214,7 +215,7 @@ class AzureClient(BucketClient):
                 f"the container {self.bucket!r} does not exist at {self.endpoint}. Create it, or correct its name or that of the account"
             )
             code = NO_SUCH_BUCKET
-        elif code in _CONDITION_CODES:
+        elif code in CONDITION_CODES:
             error, status = RequestFailed(f"{what}: the server refused the condition ({status}, {code})"), 412
         elif code in ("BlobArchived", "BlobBeingRehydrated"):
             error = StorageError(f"{what}: it is in the archive tier, where nothing can be read: rehydrate it first ({code})")

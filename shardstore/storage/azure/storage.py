@@ -27,7 +27,7 @@ from shardstore.storage.base import ABSENT, CHANGED, Changed, ConditionFailed, D
 from shardstore.storage.requests.bucket import BucketFacts, BucketStorage, facts_about
 from shardstore.storage.requests.outcomes import RequestFailed, etag_condition, generation_of, refuse_encoded, version_of
 from shardstore.storage.requests.parts import sent_parts, sent_pieces
-from shardstore.storage.requests.ranged_reads import RangeOutcome, RangePart, checked_part, range_header
+from shardstore.storage.requests.ranged_reads import RangedReads, RangeOutcome, RangePart, checked_part, range_header
 
 PUT_BYTES = 64 << 20
 COPY_PAYS_NBYTES = 8 << 20
@@ -68,7 +68,7 @@ class AzureStorage(BucketStorage[AzureClient]):
 
     async def get(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None = None) -> RangeOutcome:
         if isinstance(request, ByteSuffix):
-            return await self._get_suffix(key, request, generation)
+            return await self.get_suffix(self, key, request, generation)
         headers = {} if (etag := etag_condition(generation)) is None else {"If-Match": etag}
         if (wanted := range_header(request)) is not None:
             headers["x-ms-range"] = wanted
@@ -94,34 +94,36 @@ class AzureStorage(BucketStorage[AzureClient]):
             view, nbytes = checked_part(request, answer.status, answer.headers.get("Content-Range"), answer.body, key)
         else:
             view, nbytes = answer.body
-        self._remember(key, found, nbytes)
+        self.remember(key, found, nbytes)
         return RangePart(found, nbytes, view)
 
-    def _remember(self, key: str, generation: Generation, nbytes: int) -> None:
+    def remember(self, key: str, generation: Generation, nbytes: int) -> None:
+        """Remember the size of a version, for reads of its end."""
         self._sizes[key] = generation, nbytes
         if len(self._sizes) > self.most_sizes:
             del self._sizes[next(iter(self._sizes))]
 
-    async def _get_suffix(self, key: str, request: ByteSuffix, generation: Generation | None) -> RangeOutcome:
+    async def get_suffix(self, reader: RangedReads, key: str, request: ByteSuffix, generation: Generation | None) -> RangeOutcome:
+        """Read the end of a blob by requests of ``reader``: of this storage, or of another transport to the same place."""
         version, nbytes = self._sizes.pop(key, (None, 0))
         if nbytes and version is not None and generation in (None, version):
-            end = await self.get(key, resolve(request, nbytes), version)
+            end = await reader.get(key, resolve(request, nbytes), version)
             if generation is not None or not isinstance(end, Changed):
                 return end
         if request.nbytes > _MOST_GUESSED_BYTES:
-            first = await self.look_up(key, generation)
+            first = await reader.look_up(key, generation)
         else:
-            first = await self.get(key, ByteRange(0, request.nbytes), generation)
+            first = await reader.get(key, ByteRange(0, request.nbytes), generation)
         if not isinstance(first, RangePart) or len(first.data) == first.nbytes:
             return first
-        return await self.get(key, resolve(request, first.nbytes), first.generation)
+        return await reader.get(key, resolve(request, first.nbytes), first.generation)
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
     async def _put(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
         store = put if nbytes <= self.part_bytes else put_large
         stored = await store(self.client, key, body, nbytes, condition)
-        self._remember(key, stored, nbytes)
+        self.remember(key, stored, nbytes)
         return stored
 
     async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
@@ -171,7 +173,7 @@ class AzureStorage(BucketStorage[AzureClient]):
             return None
         version = version_of(blob.findtext("Properties/Etag") or "", {"Last-Modified": blob.findtext("Properties/Last-Modified")})
         info = ObjectInfo(self.client.own_key(name), nbytes, version)
-        self._remember(info.key, version, nbytes)
+        self.remember(info.key, version, nbytes)
         return info
 
 

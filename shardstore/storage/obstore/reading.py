@@ -1,4 +1,4 @@
-"""A storage on S3 or GCS that reads through obstore, and leaves to the storage below it what obstore cannot do as well.
+"""A storage on S3, GCS or Azure that reads through obstore, and leaves to the storage below it what obstore cannot do as well.
 
 The user's filesystem stays: its options give the place and the credentials, and its requests do the rest. So both transports find the
 same versions, a server is probed once for both, and both can work on one store at the same time.
@@ -24,16 +24,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
-from obstore.store import GCSStore, S3Store
+from obstore.store import AzureStore, GCSStore, S3Store
 
+from shardstore.errors import NO_SUCH_BUCKET
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteOffset, ByteRange, ByteRequest
 from shardstore.model.redaction import redacted, shown_cause
 from shardstore.storage.abilities import BlockingReads, ObstoreCarried
+from shardstore.storage.azure.storage import AzureStorage
 from shardstore.storage.base import ABSENT, CHANGED, Found, Read, ReadOutcome
 from shardstore.storage.gcs.storage import GCSStorage
 from shardstore.storage.obstore.forks import WHY_NOT, can_run
@@ -47,7 +49,7 @@ if TYPE_CHECKING:  # of the stubs only
 
 logger = logging.getLogger(__name__)
 
-Bucket = S3Store | GCSStore
+Bucket = S3Store | GCSStore | AzureStore
 
 ONCE: RetryConfig = {"max_retries": 0, "retry_timeout": timedelta(0)}
 """No retries: a request that is repeated unseen cannot be counted, and a conditional one fails against its own success."""
@@ -194,7 +196,7 @@ async def delete_object(bucket: Bucket, full_key: str) -> None:
 def _errors(what: str) -> Iterator[None]:
     try:
         yield
-    except (BaseError, OSError, ValueError) as exc:  # ValueError: a key that obstore does not take
+    except (BaseError, OSError, ValueError) as exc:
         raise failed(exc, what) from shown_cause(exc)
 
 
@@ -205,6 +207,8 @@ def failed(exc: Exception, what: str) -> RequestFailed:
     matched = _STATUS.search(text)
     if matched:
         error.status = int(matched[1])
+    elif isinstance(exc, ValueError):  # a key that obstore does not take: nothing was sent
+        error.status = 400
     elif "redirect without LOCATION" in text:  # as AWS answers for a bucket in another region
         error.status = 301
     elif isinstance(exc, FileNotFoundError):
@@ -214,7 +218,7 @@ def failed(exc: Exception, what: str) -> RequestFailed:
     elif isinstance(exc, PermissionError):
         error.status = 403
     code = _CODE.search(text)
-    error.code = code[1] if code else ""
+    error.code = "" if code is None else NO_SUCH_BUCKET if code[1] == "ContainerNotFound" else code[1]  # Azure's word for it
     return error
 
 
@@ -240,13 +244,15 @@ twice.
 """
 
 A = TypeVar("A")
-Below = TypeVar("Below", S3Storage, GCSStorage)
+Below = TypeVar("Below", S3Storage, GCSStorage, AzureStorage)
 
 
 class ObstoreStorage(RangedReads, StorageWrapper, BlockingReads, ObstoreCarried, Generic[Below]):
     """The same place as ``inner``; reads go through obstore. Kinds define how a bucket is opened, and what names a version."""
 
     inner: Below
+    absent_code: ClassVar[str] = NO_SUCH_KEY
+    """The code of a refusal that says that there is no such object."""
 
     def __init__(self, inner: Below, is_asked: bool = True) -> None:
         super().__init__(inner)
@@ -331,7 +337,7 @@ class ObstoreStorage(RangedReads, StorageWrapper, BlockingReads, ObstoreCarried,
 
         A server that does not speak as obstore expects, such as an emulator without GCS's XML interface, also answers 404.
         """
-        if refusal.is_absent and refusal.code == NO_SUCH_KEY:
+        if refusal.is_absent and refusal.code == self.absent_code:
             self._has_found = True
         return refusal.is_absent and self._has_found
 

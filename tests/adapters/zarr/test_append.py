@@ -201,7 +201,7 @@ def test_on_azure_what_is_new_is_sent_and_nothing_fetched(azure_url: S3Url, monk
     """From the second append on: the first one stores all of the shard as blocks, which the later ones keep."""
     from tests.storage.azure.gate.test_azure import Calls as AzureCalls
 
-    storage = open_storage(*azure_url)
+    storage = open_storage(*azure_url, transport="fsspec")
     assert isinstance(storage, AzureStorage)
     array, values = large(shardstore.open(storage, chunks_per_shard=(64,), strategy="append", metadata_ttl="1h"))
     array[: 2**18] = values[: 2**18] = 7

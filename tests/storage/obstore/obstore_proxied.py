@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardstore.opening.open import open_storage
+from shardstore.storage.obstore.azure import ObstoreAzureStorage
 from shardstore.storage.obstore.gcs import ObstoreGCSStorage
 from shardstore.storage.obstore.s3 import ObstoreS3Storage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
@@ -13,6 +14,8 @@ from tests.harness.misbehaving_server import MisbehavingServer
 Url = tuple[str, dict[str, Any]]
 """A place, and the options of its filesystem."""
 
+AnyObstore = ObstoreS3Storage | ObstoreGCSStorage | ObstoreAzureStorage
+
 OURS, THEIRS = True, False
 """Whether obstore sent a request, or the filesystem below."""
 
@@ -20,7 +23,7 @@ OURS, THEIRS = True, False
 class Proxied:
     """A storage behind a proxy that shows, and changes, what goes over the wire."""
 
-    def __init__(self, server: MisbehavingServer, storage: ObstoreS3Storage | ObstoreGCSStorage) -> None:
+    def __init__(self, server: MisbehavingServer, storage: AnyObstore) -> None:
         self.server = server
         self.storage = storage
         self.s = SyncStorage(storage)
@@ -34,7 +37,8 @@ class Proxied:
 
 
 def proxied(server: MisbehavingServer, url: Url, **options: Any) -> Proxied:
-    storage = open_storage(url[0], {**url[1], "endpoint_url": server.url, **options}, transport="obstore")
-    assert isinstance(storage, ObstoreS3Storage | ObstoreGCSStorage)
+    where = {} if url[0].startswith("az:") else {"endpoint_url": server.url}
+    storage = open_storage(url[0], {**url[1], **where, **options}, transport="obstore")
+    assert isinstance(storage, AnyObstore)
     on_io_loop(storage.probe())
     return Proxied(server, storage)

@@ -100,7 +100,7 @@ def test_kinds_without_obstore(tmp_path: Path) -> None:
     assert carrier_of(open_storage(str(tmp_path))) is None
     assert carrier_of(open_storage("memory://x")) is None
     for url in ("https://example.com/x", "simplecache::s3://b/x"):
-        assert "is for s3:// and gs://" in why(open_storage(url))
+        assert "is for s3://, gs://, az://" in why(open_storage(url))
 
 
 def test_transports_that_contradict_each_other() -> None:

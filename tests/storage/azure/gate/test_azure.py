@@ -21,6 +21,7 @@ from shardstore.storage.azure.client import AzureClient
 from shardstore.storage.azure.storage import AzureStorage
 from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, Failed, Found, ObjectInfo, Read
 from shardstore.storage.requests.bucket import forget_facts
+from shardstore.storage.wrappers import innermost
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop, pieces, values
 from tests.harness.azurite import connection_string, signed_connection_string
 from tests.limits import resend_at_once
@@ -32,7 +33,7 @@ Send = Callable[[], Awaitable[Any]]
 @pytest.fixture
 def storage(azure_url: AzureUrl) -> Iterator[AzureStorage]:
     url, options = azure_url
-    opened = open_storage(url, options)
+    opened = open_storage(url, options, transport="fsspec")
     assert isinstance(opened, AzureStorage)
     yield opened
     forget_facts()
@@ -168,7 +169,7 @@ def test_signature_in_place_of_a_key(storage: AzureStorage, azure_endpoint: str,
 def test_every_protocol_opens_the_kind(azure_url: AzureUrl) -> None:
     url, options = azure_url
     opened = [open_storage(url.replace("az://", protocol), options) for protocol in ("az://", "abfs://", "abfss://")]
-    assert all(isinstance(one, AzureStorage) for one in opened)
+    assert all(isinstance(innermost(one), AzureStorage) for one in opened)
     assert opened[0] == opened[1] == opened[2]
     container, _, path = url.removeprefix("az://").partition("/")
     assert open_storage(f"abfss://{container}@devstoreaccount1.dfs.core.windows.net/{path}", options).url == url
@@ -254,7 +255,7 @@ def test_size_that_was_seen_saves_a_request(storage: AzureStorage, s: SyncStorag
 def test_only_so_many_sizes_are_remembered(storage: AzureStorage) -> None:
     storage.most_sizes = 2
     for key in "abcd":
-        storage._remember(key, Generation(key), 1)
+        storage.remember(key, Generation(key), 1)
     assert list(storage._sizes) == ["c", "d"]
 
 

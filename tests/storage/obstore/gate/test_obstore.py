@@ -22,6 +22,7 @@ from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Generation, If
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix
 from shardstore.opening.open import open_storage
 from shardstore.storage.base import Absent, Changed, ConditionFailed, Found, Read
+from shardstore.storage.obstore.azure import ObstoreAzureStorage
 from shardstore.storage.obstore.gcs import ObstoreGCSStorage
 from shardstore.storage.obstore.s3 import ObstoreS3Storage
 from shardstore.storage.s3.storage import S3Storage
@@ -29,7 +30,7 @@ from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_lo
 from tests.harness import misbehaviours as mis
 from tests.harness.misbehaving_server import MisbehavingServer
 from tests.limits import resend_at_once
-from tests.storage.obstore.obstore_proxied import OURS, THEIRS, Proxied, Url, proxied
+from tests.storage.obstore.obstore_proxied import OURS, THEIRS, AnyObstore, Proxied, Url, proxied
 
 pytestmark = pytest.mark.usefixtures("fresh_facts")
 
@@ -46,16 +47,22 @@ class TestObstoreGCSStorage(StorageSuite):
         return on_gcs
 
 
+class TestObstoreAzureStorage(StorageSuite):
+    @pytest.fixture
+    def storage(self, on_azure: ObstoreAzureStorage) -> ObstoreAzureStorage:
+        return on_azure
+
+
 # -- the same place by two ways ----------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["s3", "gcs"])
-def both(request: pytest.FixtureRequest) -> ObstoreS3Storage | ObstoreGCSStorage:
-    found: ObstoreS3Storage | ObstoreGCSStorage = request.getfixturevalue(f"on_{request.param}")
+@pytest.fixture(params=["s3", "gcs", "azure"])
+def both(request: pytest.FixtureRequest) -> AnyObstore:
+    found: AnyObstore = request.getfixturevalue(f"on_{request.param}")
     return found
 
 
-def test_both_transports_name_the_same_versions(both: ObstoreS3Storage | ObstoreGCSStorage) -> None:
+def test_both_transports_name_the_same_versions(both: AnyObstore) -> None:
     """What one stores the other finds, pins and replaces; so caches and pickles of the one are good for the other."""
     over, below = SyncStorage(both), SyncStorage(both.inner)
     first = over.put("d/a", b"first", IF_ABSENT)
@@ -74,7 +81,7 @@ def test_both_transports_name_the_same_versions(both: ObstoreS3Storage | Obstore
     assert both.asked_below == 0
 
 
-def test_two_clients_of_either_transport_lose_none_of_the_chunks_of_a_shard(both: ObstoreS3Storage | ObstoreGCSStorage) -> None:
+def test_two_clients_of_either_transport_lose_none_of_the_chunks_of_a_shard(both: AnyObstore) -> None:
     zarr.create_array(shardstore.ShardedStore(both, chunks_per_shard=(16,)), name="a", shape=(64,), chunks=(4,), dtype="i4", fill_value=-1)
     arrays = [zarr.open_array(shardstore.ShardedStore(storage), path="a", mode="r+") for storage in (both, both.inner)]
 
@@ -91,7 +98,7 @@ def test_two_clients_of_either_transport_lose_none_of_the_chunks_of_a_shard(both
         np.testing.assert_array_equal(zarr.open_array(shardstore.ShardedStore(storage), path="a")[:], np.arange(64))
 
 
-def test_pickles_and_equality(both: ObstoreS3Storage | ObstoreGCSStorage) -> None:
+def test_pickles_and_equality(both: AnyObstore) -> None:
     SyncStorage(both).put("a", b"1")
     copy = pickle.loads(pickle.dumps(both))
     assert copy == both
@@ -127,9 +134,7 @@ def test_a_forked_process_does_without(s3_url: Url, on_s3: ObstoreS3Storage) -> 
 # -- in the calling thread ---------------------------------------------------------------------------------------------
 
 
-def test_chunks_of_known_shards_are_read_in_the_calling_thread(
-    both: ObstoreS3Storage | ObstoreGCSStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_of_known_shards_are_read_in_the_calling_thread(both: AnyObstore, monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.arange(64, dtype="i4")
     array = zarr.create_array(
         shardstore.ShardedStore(both, chunks_per_shard=(8,), metadata_ttl="1h"), name="a", shape=(64,), chunks=(4,), dtype="i4"
@@ -156,12 +161,12 @@ def test_chunks_of_known_shards_are_read_in_the_calling_thread(
     assert both.asked_below == below
 
 
-def blocking(storage: ObstoreS3Storage | ObstoreGCSStorage, key: str, *ranges: ByteRequest, generation: Generation | None) -> Any:
+def blocking(storage: AnyObstore, key: str, *ranges: ByteRequest, generation: Generation | None) -> Any:
     (outcome,) = storage.read_blocking([Read(key, ranges, generation)])
     return outcome
 
 
-def test_one_range_of_one_version_is_read_in_the_calling_thread(both: ObstoreS3Storage | ObstoreGCSStorage) -> None:
+def test_one_range_of_one_version_is_read_in_the_calling_thread(both: AnyObstore) -> None:
     s = SyncStorage(both)
     old = s.put("a", b"0123456789")
     assert blocking(both, "a", ByteRange(2, 5), generation=old) == Changed()  # before the server is known to find objects

@@ -56,7 +56,11 @@ Bucket = tuple[str, dict[str, Any]]
 WRITES = ("PUT", "POST", "DELETE")
 
 
-@pytest.fixture(scope="module", params=["s3", pytest.param("s3 over obstore", marks=pytest.mark.night), "gcs", "azure", "http"])
+def _of_night(server: str) -> Any:
+    return pytest.param(server, marks=pytest.mark.night)
+
+
+@pytest.fixture(scope="module", params=["s3", _of_night("s3 over obstore"), "gcs", "azure", _of_night("azure over obstore"), "http"])
 def server(request: pytest.FixtureRequest) -> Iterator[Wire]:
     kind, _, transport = request.param.partition(" over ")
     endpoint = "" if kind == "http" else request.getfixturevalue(f"{kind}_endpoint")

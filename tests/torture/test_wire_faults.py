@@ -39,7 +39,7 @@ from tests.torture import places
 from tests.torture.conftest import Record
 from tests.torture.wire import A_SHARD, CHUNKS, DOCUMENT, INITIAL, PRESENTED, Case, Client, Kind, Values, Wire, forget, value, wire
 
-SERVERS = ["s3", "s3 over obstore", "gcs", "azure", "http"]
+SERVERS = ["s3", "s3 over obstore", "gcs", "azure", "azure over obstore", "http"]
 if FULL and os.environ.get("SHARDSTORE_MINISTACK"):
     SERVERS.append("ministack")
 

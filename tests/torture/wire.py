@@ -196,7 +196,7 @@ class Wire:
             case "gcs":
                 return GCSStorage(fs, f"{self.bucket}/{prefix}", **options)
             case "azure":
-                return AzureStorage(fs, f"{self.bucket}/{prefix}", **options)
+                return carried_by(self.transport, AzureStorage(fs, f"{self.bucket}/{prefix}", **options))
             case "http":
                 url = self.server.upstream if direct else self.server.url
                 return HTTPStorage(fs, f"{url}/{prefix}", retries=Retries(4 if retries else 1, 0.0, 0.0), **options)
@@ -226,7 +226,9 @@ class Wire:
 
 @contextlib.contextmanager
 def wire(kind: Kind, endpoint: str, transport: Transport = "fsspec") -> Iterator[Wire]:
-    """A proxy before the server at ``endpoint``, in which a bucket is made. ``http`` brings its own server, ``s3`` knows two transports."""
+    """A proxy before the server at ``endpoint``, in which a bucket is made. ``http`` brings its own server; ``s3`` and ``azure`` know two
+    transports.
+    """
     if kind == "http":
         files = WebServer()
         try:

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import obstore
@@ -21,13 +22,14 @@ from shardstore.errors import AccessDenied, StorageError, WriteOutcomeUnknown
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix
 from shardstore.opening.open import open_storage
+from shardstore.storage.azure.storage import AzureStorage
 from shardstore.storage.base import Absent, Changed, ConditionFailed, Found, Read
 from shardstore.storage.obstore.azure import ObstoreAzureStorage
 from shardstore.storage.obstore.gcs import ObstoreGCSStorage
 from shardstore.storage.obstore.s3 import ObstoreS3Storage
-from shardstore.storage.s3.storage import S3Storage
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop, values
 from tests.harness import misbehaviours as mis
+from tests.harness.azurite import signed_connection_string
 from tests.harness.misbehaving_server import MisbehavingServer
 from tests.limits import resend_at_once
 from tests.storage.obstore.obstore_proxied import OURS, THEIRS, AnyObstore, Proxied, Url, proxied
@@ -182,21 +184,21 @@ def test_one_range_of_one_version_is_read_in_the_calling_thread(both: AnyObstore
     assert both.asked_below == 0
 
 
-def test_what_is_no_plain_answer_is_left_to_the_engine(s3: Proxied) -> None:
-    generation = s3.s.put("a", b"0123456789")
-    assert s3.s.get("a") == b"0123456789"
+def test_what_is_no_plain_answer_is_left_to_the_engine(wired: Proxied) -> None:
+    generation = wired.s.put("a", b"0123456789")
+    assert wired.s.get("a") == b"0123456789"
     for behaviour in (
         *(mis.refuse(503), mis.refuse(403), mis.break_off(), mis.cut_body(), mis.cut_body(is_announced=False), mis.ignore_range()),
         *(mis.change_header("ETag", lambda _: None), mis.change_header("ETag", lambda _: '"other"'), _adding("Content-Encoding", "gzip")),
     ):
-        s3.sent()
-        s3.server.on(behaviour)
-        assert blocking(s3.storage, "a", ByteRange(2, 5), generation=generation) == Changed()
-        assert s3.sent() == [("GET", OURS)]
-    assert blocking(s3.storage, "a", ByteRange(2, 5), generation=generation) == Found(generation, 10, (memoryview(b"234"),))
-    s3.s.put("a", b"abcdefghij")
-    s3.server.on(mis.ignore_conditions(), method="GET")
-    assert blocking(s3.storage, "a", ByteRange(2, 5), generation=generation) == Changed()
+        wired.sent()
+        wired.server.on(behaviour)
+        assert blocking(wired.storage, "a", ByteRange(2, 5), generation=generation) == Changed()
+        assert wired.sent() == [("GET", OURS)]
+    assert blocking(wired.storage, "a", ByteRange(2, 5), generation=generation) == Found(generation, 10, (memoryview(b"234"),))
+    wired.s.put("a", b"abcdefghij")
+    wired.server.on(mis.ignore_conditions(), method="GET")
+    assert blocking(wired.storage, "a", ByteRange(2, 5), generation=generation) == Changed()
 
 
 # -- on the wire -------------------------------------------------------------------------------------------------------
@@ -206,6 +208,19 @@ def test_what_is_no_plain_answer_is_left_to_the_engine(s3: Proxied) -> None:
 def s3(s3_url: Url) -> Iterator[Proxied]:
     with MisbehavingServer(s3_url[1]["endpoint_url"]) as server:
         yield proxied(server, s3_url)
+
+
+@pytest.fixture
+def azure(azure_url: Url, azure_endpoint: str) -> Iterator[Proxied]:
+    account = urlsplit(azure_endpoint)
+    with MisbehavingServer(f"{account.scheme}://{account.netloc}") as server:
+        yield proxied(server, (azure_url[0], {"connection_string": signed_connection_string(f"{server.url}{account.path}")}))
+
+
+@pytest.fixture(params=["s3", "azure"])
+def wired(request: pytest.FixtureRequest) -> Proxied:
+    found: Proxied = request.getfixturevalue(request.param)
+    return found
 
 
 @pytest.fixture
@@ -243,49 +258,138 @@ def test_requests_of_reads_and_writes(s3: Proxied) -> None:
     assert s3.storage.asked_below == 0
 
 
-def test_what_is_no_plain_answer_is_asked_again(s3: Proxied) -> None:
-    s = s3.s
+def test_requests_of_reads_and_writes_on_azure(azure: Proxied) -> None:
+    """As many as by the client of adlfs: the end of a blob whose size is not known takes two."""
+    s, below = azure.s, azure.storage.inner
+    assert isinstance(below, AzureStorage)
+    generation = s.put("a", b"0123456789", IF_ABSENT)
+    assert azure.sent() == [("PUT", OURS)]
+    cases: list[tuple[tuple[ByteRequest, ...], Generation | None, list[str]]] = [
+        ((ByteSuffix(3),), None, ["GET"] * 2),
+        ((ByteSuffix(3),), generation, ["GET"] * 2),
+        ((ByteSuffix(10),), None, ["GET"]),
+        ((ByteSuffix(9 << 20),), None, ["HEAD", "GET"]),
+        ((ByteRange(0, 2), ByteRange(3, 3), ByteOffset(8)), None, ["GET"] * 2),
+        ((EVERYTHING,), generation, ["GET"]),
+        ((ByteRange(3, 3),), None, ["HEAD"]),
+        ((), generation, ["HEAD"]),
+    ]
+    for ranges, pinned, expected in cases:
+        for way, is_ours in ((s, OURS), (SyncStorage(below), THEIRS)):
+            below._sizes.clear()
+            outcome = way.read("a", *ranges, generation=pinned)
+            assert isinstance(outcome, Found)
+            first, *rest = [request.header("If-Match") for request in azure.server.requests]
+            assert first == (None if pinned is None or expected[0] == "HEAD" else generation.token)
+            assert rest == [generation.token] * len(rest)
+            assert azure.sent() == [(method, is_ours) for method in expected], ranges
+    for seen in (lambda: s.read("a", ByteRange(0, 1)), lambda: s.put("a", b"0123456789"), lambda: s.infos()):
+        below._sizes.clear()
+        seen()
+        azure.sent()
+        outcome = s.read("a", ByteSuffix(3))
+        assert isinstance(outcome, Found)
+        assert values(outcome) == [b"789"]
+        assert azure.sent() == [("GET", OURS)]
+    assert s.read("nothing", EVERYTHING) == s.read("nothing", ByteSuffix(2)) == Absent()
+    assert s.stat("nothing") is None
+    assert azure.sent() == [("GET", OURS), ("GET", OURS), ("HEAD", OURS)]
+    assert s.keys() == ["a"]
+    assert s.delete("a")
+    assert azure.sent() == [("GET", THEIRS), ("DELETE", THEIRS)]
+    assert azure.storage.asked_below == 0
+
+
+def test_a_blob_that_changes_between_the_requests_for_its_end(azure: Proxied) -> None:
+    azure.s.put("a", b"0123456789")
+    below = azure.storage.inner
+    newer = SyncStorage(type(below)(below.fs, below.path)).put("a", b"abc")
+    azure.sent()
+    assert azure.s.read("a", ByteSuffix(2)) == Found(newer, 3, (memoryview(b"bc"),))
+    assert azure.sent() == [("GET", OURS)] * 3  # refused; from the start; the end
+
+
+def test_what_azure_has_that_is_no_object_and_what_cannot_be_written(on_azure: ObstoreAzureStorage) -> None:
+    s = SyncStorage(on_azure)
+    on_io_loop(sdk(on_azure, "d").upload_blob(b"", metadata={"hdi_isfolder": "true"}))
+    s.put("empty", b"")
+    assert s.read("d", EVERYTHING) == s.read("d", ByteSuffix(3)) == Absent()
+    assert s.stat("d") is None
+    assert s.get("empty") == b""
+    assert s.keys() == ["empty"]
+    generation = s.put("leased", b"1")
+    on_io_loop(sdk(on_azure, "leased").acquire_lease())
+    for condition in (UNCONDITIONAL, IfGeneration(generation)):
+        with pytest.raises(StorageError, match=r"'leased'.*LeaseIdMissing") as caught:
+            s.put("leased", b"2", condition)
+        assert not isinstance(caught.value, ConditionFailed | WriteOutcomeUnknown)
+    s.put("cold", b"1")
+    on_io_loop(sdk(on_azure, "cold").set_standard_blob_tier("Archive"))
+    with pytest.raises(StorageError, match=r"'cold'.*archive tier.*rehydrate"):
+        s.get("cold")
+    # Blocks that another writer has sent, and never stored, are a blob to Azurite.
+    on_io_loop(sdk(on_azure, "begun").stage_block(f"{'0' * 32}-000001", b"1"))
+    s.put("begun", b"2", IF_ABSENT)
+    assert s.get("begun") == b"2"
+
+
+def sdk(storage: ObstoreAzureStorage, key: str) -> Any:
+    """Microsoft's own client of a blob."""
+    client = storage.inner.client
+    return storage.inner.fs.service_client.get_blob_client(client.bucket, client.full_key(key))
+
+
+def test_keys_that_obstore_does_not_take_are_written_by_the_storage_below(wired: Proxied) -> None:
+    generation = wired.s.put("a//b", b"12345", IF_ABSENT)
+    assert wired.sent() == [("PUT", THEIRS)]
+    with pytest.raises(ConditionFailed):
+        wired.s.put("a//b", b"1", IF_ABSENT)
+    assert wired.s.read("a//b", ByteRange(1, 3)) == Found(generation, 5, (memoryview(b"23"),))
+
+
+def test_what_is_no_plain_answer_is_asked_again(wired: Proxied) -> None:
+    s = wired.s
     generation = s.put("a", b"0123456789")
     s.put("empty", b"")
     of_nothing: list[tuple[str, ByteRequest]] = [("a", ByteRange(10, 12)), ("empty", EVERYTHING), ("empty", ByteSuffix(3))]
     for key, request in of_nothing:
-        s3.sent()
+        wired.sent()
         outcome = s.read(key, request)
         assert isinstance(outcome, Found)
         assert values(outcome) == [b""]
-        assert s3.sent()[:2] == [("GET", OURS), ("GET", THEIRS)]
+        assert wired.sent()[:2] == [("GET", OURS), ("GET", THEIRS)]
     assert s.get("a") == b"0123456789"
-    s3.sent()
+    wired.sent()
     for behaviour in (mis.refuse(503), mis.break_off(), mis.cut_body(), mis.ignore_range(), mis.change_header("ETag", lambda _: None)):
-        before = s3.storage.asked_below
-        s3.server.on(behaviour, where=lambda request: "object_store" in (request.header("User-Agent") or ""))
+        before = wired.storage.asked_below
+        wired.server.on(behaviour, where=lambda request: "object_store" in (request.header("User-Agent") or ""))
         assert s.read("a", ByteRange(2, 5), generation=generation) == Found(generation, 10, (memoryview(b"234"),))
-        assert s3.storage.asked_below == before + 1
-        assert s3.sent() == [("GET", OURS), ("GET", THEIRS)]
+        assert wired.storage.asked_below == before + 1
+        assert wired.sent() == [("GET", OURS), ("GET", THEIRS)]
 
 
-def test_a_body_that_is_short_in_secret_is_not_believed(s3: Proxied) -> None:
-    s3.s.put("a", b"0123456789")
-    s3.server.on(mis.cut_body(is_announced=False), method="GET")
+def test_a_body_that_is_short_in_secret_is_not_believed(wired: Proxied) -> None:
+    wired.s.put("a", b"0123456789")
+    wired.server.on(mis.cut_body(is_announced=False), method="GET")
     for request in (ByteRange(2, 8), ByteSuffix(4)):
         with pytest.raises(StorageError, match="'a'"):
-            s3.s.read("a", request)
+            wired.s.read("a", request)
 
 
-def test_a_server_that_ignores_the_condition_of_a_read(s3: Proxied) -> None:
-    old = s3.s.put("a", b"old")
-    s3.s.put("a", b"new")
-    s3.server.on(mis.ignore_conditions(), method=("GET", "HEAD"))
-    assert s3.s.read("a", EVERYTHING, generation=old) == Changed()
-    assert s3.s.read("a", generation=old) == Changed()
+def test_a_server_that_ignores_the_condition_of_a_read(wired: Proxied) -> None:
+    old = wired.s.put("a", b"old")
+    wired.s.put("a", b"new")
+    wired.server.on(mis.ignore_conditions(), method=("GET", "HEAD"))
+    assert wired.s.read("a", EVERYTHING, generation=old) == Changed()
+    assert wired.s.read("a", generation=old) == Changed()
 
 
-def test_compressed_bytes_are_not_the_value(s3: Proxied) -> None:
-    s3.s.put("a", b"0123456789")
-    s3.server.on(mis.change_header("Content-Encoding", lambda _: "gzip"), method="GET")
-    s3.server.on(_adding("Content-Encoding", "gzip"), method="GET")
+def test_compressed_bytes_are_not_the_value(wired: Proxied) -> None:
+    wired.s.put("a", b"0123456789")
+    wired.server.on(mis.change_header("Content-Encoding", lambda _: "gzip"), method="GET")
+    wired.server.on(_adding("Content-Encoding", "gzip"), method="GET")
     with pytest.raises(StorageError, match="Content-Encoding gzip"):
-        s3.s.read("a", ByteRange(0, 3))
+        wired.s.read("a", ByteRange(0, 3))
 
 
 def _adding(name: str, text: str) -> mis.Behaviour:
@@ -296,36 +400,36 @@ def _adding(name: str, text: str) -> mis.Behaviour:
     return behave
 
 
-def test_an_answer_that_is_lost(s3: Proxied, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_is_lost(wired: Proxied, monkeypatch: pytest.MonkeyPatch) -> None:
     """obstore sends nothing twice: its own success would look like another's. A look tells whose object is there."""
     resend_at_once(monkeypatch)
-    s = s3.s
-    s3.server.on(mis.drop_reply(), method="PUT", nth=1)
+    s = wired.s
+    wired.server.on(mis.drop_reply(), method="PUT", nth=1)
     first = s.put("a", b"1", IF_ABSENT)
-    assert s3.sent() == [("PUT", OURS), ("HEAD", THEIRS)]
-    s3.server.on(mis.drop_reply(is_reset=True), method="PUT", nth=1)
+    assert wired.sent() == [("PUT", OURS), ("HEAD", THEIRS)]
+    wired.server.on(mis.drop_reply(is_reset=True), method="PUT", nth=1)
     second = s.put("a", b"2", IfGeneration(first))
-    assert s3.sent() == [("PUT", OURS), ("HEAD", THEIRS)]
-    s3.server.on(mis.break_off(), method="PUT", nth=1)
+    assert wired.sent() == [("PUT", OURS), ("HEAD", THEIRS)]
+    wired.server.on(mis.break_off(), method="PUT", nth=1)
     third = s.put("a", b"3", IfGeneration(second))
-    assert s3.sent() == [("PUT", OURS), ("HEAD", THEIRS), ("PUT", OURS)]
-    s3.server.on(mis.twice(), method="PUT", nth=1)  # as a proxy does; the second is refused
+    assert wired.sent() == [("PUT", OURS), ("HEAD", THEIRS), ("PUT", OURS)]
+    wired.server.on(mis.twice(), method="PUT", nth=1)  # as a proxy does; the second is refused
     s.put("a", b"4", IfGeneration(third))
     with pytest.raises(ConditionFailed):
         s.put("a", b"5", IfGeneration(third))
-    s3.server.behave()
-    s3.server.on(mis.break_off(), method="PUT")
+    wired.server.behave()
+    wired.server.on(mis.break_off(), method="PUT")
     with pytest.raises(WriteOutcomeUnknown, match="'a'"):
         s.put("a", b"6")
-    s3.server.behave()
+    wired.server.behave()
     assert s.get("a") == b"4"
 
 
-def test_a_cancelled_request_gives_its_place_to_others(s3: Proxied) -> None:
-    assert isinstance(s3.storage.inner, S3Storage)
-    narrow = ObstoreS3Storage(S3Storage(s3.storage.inner.fs, s3.storage.inner.path, concurrency=1))
+def test_a_cancelled_request_gives_its_place_to_others(wired: Proxied) -> None:
+    over, below = wired.storage, wired.storage.inner
+    narrow: Any = type(over)(type(below)(below.fs, below.path, concurrency=1))  # type: ignore[arg-type]
     SyncStorage(narrow).put("a", b"1")
-    waiting = s3.server.on(mis.never_answer(), nth=1)
+    waiting = wired.server.on(mis.never_answer(), nth=1)
 
     async def cancelled(work: Coroutine[Any, Any, object]) -> None:
         task = asyncio.ensure_future(work)
@@ -337,16 +441,16 @@ def test_a_cancelled_request_gives_its_place_to_others(s3: Proxied) -> None:
 
     on_io_loop(cancelled(narrow.read([Read("a", (EVERYTHING,))])))
     assert SyncStorage(narrow).get("a") == b"1"
-    waiting = s3.server.on(mis.never_answer(is_carried_out=False), nth=1)
+    waiting = wired.server.on(mis.never_answer(is_carried_out=False), nth=1)
     on_io_loop(cancelled(narrow.write("a", [b"2"], 1, UNCONDITIONAL)))
     assert SyncStorage(narrow).get("a") == b"1"
 
 
 @pytest.mark.parametrize("status", [400, 403])
-def test_a_write_that_is_refused_is_told_of_as_without_obstore(s3: Proxied, status: int) -> None:
-    s3.server.on(mis.refuse(status), method="PUT")
+def test_a_write_that_is_refused_is_told_of_as_without_obstore(wired: Proxied, status: int) -> None:
+    wired.server.on(mis.refuse(status), method="PUT")
     with pytest.raises(AccessDenied if status == 403 else StorageError, match="'a'"):
-        s3.s.put("a", b"1", IF_ABSENT)
+        wired.s.put("a", b"1", IF_ABSENT)
 
 
 def test_a_server_that_wants_etags_unquoted(s3: Proxied) -> None:
@@ -372,20 +476,22 @@ def test_a_bucket_that_is_elsewhere(s3: Proxied, caplog: pytest.LogCaptureFixtur
     assert len([record for record in caplog.records if "region" in record.message]) == 1
 
 
-def test_obstore_is_given_up_where_no_answer_is_of_use(s3: Proxied, caplog: pytest.LogCaptureFixture) -> None:
-    generation = s3.s.put("a", b"0123456789")
-    s3.sent()
-    s3.server.on(mis.ignore_range(), where=lambda request: "object_store" in (request.header("User-Agent") or ""))
+def test_obstore_is_given_up_where_no_answer_is_of_use(wired: Proxied, caplog: pytest.LogCaptureFixture) -> None:
+    generation = wired.s.put("a", b"0123456789")
+    wired.sent()
+    wired.server.on(mis.ignore_range(), where=lambda request: "object_store" in (request.header("User-Agent") or ""))
     for _ in range(5):
-        assert s3.s.read("a", ByteRange(2, 5), generation=generation) == Found(generation, 10, (memoryview(b"234"),))
-    assert [is_ours for _, is_ours in s3.sent()] == [OURS, THEIRS] * 3 + [THEIRS] * 2
+        assert wired.s.read("a", ByteRange(2, 5), generation=generation) == Found(generation, 10, (memoryview(b"234"),))
+    assert [is_ours for _, is_ours in wired.sent()] == [OURS, THEIRS] * 3 + [THEIRS] * 2
     assert (
         len([record for record in caplog.records if "none of its first answers" in record.message and record.levelname == "WARNING"]) == 1
     )
 
 
-def test_a_missing_bucket(s3_url: Url) -> None:
-    storage = open_storage("s3://no-such-bucket/x", s3_url[1], transport="obstore")
+@pytest.mark.parametrize("kind", ["s3", "azure"])
+def test_a_missing_bucket(kind: str, request: pytest.FixtureRequest) -> None:
+    scheme = "az" if kind == "azure" else kind
+    storage = open_storage(f"{scheme}://no-such-bucket/x", request.getfixturevalue(f"{kind}_url")[1], transport="obstore")
     actions: list[Callable[[SyncStorage], object]] = [
         lambda s: s.read("a", EVERYTHING),
         lambda s: s.put("a", b"1"),

@@ -26,6 +26,7 @@
 #   make bench-mounting    a mount beside s3fs-fuse and a disk, some minutes (docs/evidence/mounting.md)
 #   make bench-in-place    what overwriting chunks inside of shards would save and break, some minutes (docs/design/decisions/0021-…)
 #   make bench-transport   s3fs and gcsfs beside obstore, ten minutes (docs/howto/storages.md)
+#   make bench-lean        whole arrays on an S3 server that costs next to nothing, beside tensorstore, five minutes (docs/howto/storages.md)
 #   make readers           which programs read what is written, each in an environment of its own, ten minutes (docs/evidence/readers.md)
 #   make check             formatting, lints, types, layer contracts
 #   make docs              the site of these pages, in build/site: links, anchors and docstrings checked, and an entry for every public name
@@ -59,7 +60,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-lowest test-gate test-all night browser-test .browser .mount mount-test torture simulate zarr-suite safety bench bench-here bench-full bench-full-here bench-check bench-check-here bench-page bench-page-here bench-screen bench-screen-here bench-pack \
-	bench-references bench-snapshots bench-upkeep bench-serving bench-mounting bench-in-place bench-transport readers check docs wheel-test clean
+	bench-references bench-snapshots bench-upkeep bench-serving bench-mounting bench-in-place bench-transport bench-lean readers check docs wheel-test clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -258,6 +259,9 @@ bench-in-place: $(VENV)/.installed-test
 
 bench-transport: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/transport.py $(BENCHARGS)
+
+bench-lean: $(VENV)/.installed-test
+	$(BIN)/python benchmarks/lean_arrays.py $(BENCHARGS)
 
 # Their environments are made below build/readers, from PyPI and npm. READERSARGS="--only zarrita.js GDAL" runs some.
 readers: $(VENV)/.installed-test

@@ -14,7 +14,9 @@ from botocore import UNSIGNED
 from botocore.exceptions import BotoCoreError
 from botocore.session import Session
 
+from shardstore.opening.open import open_storage
 from shardstore.storage.obstore import s3_settings
+from shardstore.storage.obstore.s3 import ObstoreS3Storage
 from shardstore.storage.s3.client import S3Client
 from shardstore.testing.storage_suite import on_io_loop
 
@@ -185,3 +187,16 @@ def test_credentials_that_expire_are_renewed_without_a_client_and_shared_with_it
     settings = on_io_loop(source.current())
     assert settings is not None
     assert settings.credential == ("key-3", "s", "t")
+
+
+def test_a_server_that_the_environment_names_is_known_without_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9000")
+    storage = open_storage("s3://b/x", {**KEYS, "token": "of this test"})
+    assert isinstance(storage, ObstoreS3Storage)
+    client = storage.inner.client
+    assert client.is_aws  # for all that is known
+    assert on_io_loop(storage.bucket()) is not None
+    assert client.fs._s3 is None
+    assert not client.is_aws
+    assert on_io_loop(client.server()) == "http://127.0.0.1:9000"
+    assert client.fs._s3 is None

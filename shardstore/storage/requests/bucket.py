@@ -23,7 +23,6 @@ from shardstore.storage.requests.lost_answers import delete_object
 from shardstore.storage.requests.outcomes import Bound, Head
 from shardstore.storage.requests.ranged_reads import NOTHING, RangedReads, RangeOutcome, RangePart
 
-
 _CREDENTIALS = {"s3": "key", "gs": "token", "az": "account_key"}
 """An option for credentials, by protocol."""
 

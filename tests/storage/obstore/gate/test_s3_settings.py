@@ -194,7 +194,8 @@ def test_a_server_that_the_environment_names_is_known_without_a_client(monkeypat
     storage = open_storage("s3://b/x", {**KEYS, "token": "of this test"})
     assert isinstance(storage, ObstoreS3Storage)
     client = storage.inner.client
-    assert client.is_aws  # for all that is known
+    was_aws = client.is_aws
+    assert was_aws  # for all that is known
     assert on_io_loop(storage.bucket()) is not None
     assert client.fs._s3 is None
     assert not client.is_aws

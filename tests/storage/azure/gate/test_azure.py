@@ -248,6 +248,7 @@ def test_size_that_was_seen_saves_a_request(storage: AzureStorage, s: SyncStorag
     calls.made.clear()
     assert s.read("a", ByteSuffix(2), generation=generation) == CHANGED
     assert s.read("a", ByteSuffix(2)) == Found(newer, 3, (memoryview(b"bc"),))
+    assert s.read("a", ByteSuffix(2), generation=generation) == CHANGED  # of what is remembered, which is another version
     assert s.delete("a")
     assert s.read("a", ByteSuffix(2)) == ABSENT
 
@@ -454,6 +455,36 @@ def test_other_writer_between_our_blocks_and_their_list_is_a_conflict(
             else blocks.write("a", [b"ours"], 4, IF_ABSENT if version is None else IfGeneration(version))
         )
     assert s.get("a") == (None if "delete" in theirs else b"theirs")
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_source_that_is_replaced_while_blocks_are_sent(storage: AzureStorage, s: SyncStorage, calls: Calls, is_kept: bool) -> None:
+    """Without a condition nothing but a look shows it."""
+    version = (SyncStorage(AzureStorage(storage.fs, storage.path, put_bytes=0)) if is_kept else s).put("a", OLD)
+
+    async def replaced(send: Send) -> Any:
+        answer = await send()
+        await storage.write("a", [b"theirs"], 6, UNCONDITIONAL)
+        return answer
+
+    calls.when("block", replaced)
+    with pytest.raises(ConditionFailed):
+        compose(s, version, CopiedRange(0, 4096), NewBytes(b"index"), condition=UNCONDITIONAL)
+    assert s.get("a") == b"theirs"
+
+
+def test_blocks_are_sent_again(storage: AzureStorage, calls: Calls) -> None:
+    blocks = SyncStorage(AzureStorage(storage.fs, storage.path, put_bytes=0))
+    calls.when("block", break_off, times=3)
+    blocks.put("a", b"1")
+    calls.when("block", lose)
+    blocks.put("a", b"2")
+    assert blocks.get("a") == b"2"
+    calls.when("block", break_off, times=9)
+    with pytest.raises(StorageError, match="a block of 'a'"):
+        blocks.put("a", b"3")
+    assert blocks.get("a") == b"2"
 
 
 def test_other_writer_of_an_unconditional_write_in_blocks_is_an_error_that_says_so(storage: AzureStorage, calls: Calls) -> None:

@@ -66,15 +66,12 @@ _STATUS = re.compile(r"Error performing [A-Z]+ \S+ in .*?Server returned non-2xx
 _CODE = re.compile(r"<Code>([^<]*)</Code>")
 
 
-_given_at = -_LAST_MOMENT_SECONDS
-"""When bytes were given to obstore last, by ``time.monotonic``."""
-
-
 def _let_go() -> None:
-    """Wait at exit: obstore's threads release the bytes that they were given a moment after their answer. One that does so when the
-    interpreter is gone aborts the process after all its work is done: two of fourteen that ended with writes.
+    """Wait at exit: obstore's threads release what they were given, bytes of a write and futures of any request, a moment after their
+    answer. One that does so when the interpreter is gone aborts the process after all its work is done: two of fourteen that ended with
+    writes, and some that ended with reads.
     """
-    time.sleep(max(0.0, _given_at + _LAST_MOMENT_SECONDS - time.monotonic()))
+    time.sleep(_LAST_MOMENT_SECONDS)
 
 
 atexit.register(_let_go)
@@ -177,12 +174,8 @@ def put_mode(conditions: Mapping[str, str]) -> obstore.PutMode:
 
 async def put_object(bucket: Bucket, full_key: str, data: bytes, mode: obstore.PutMode, metadata: Mapping[str, str]) -> str | None:
     """Store an object by one request; return its ETag. Raises ``RequestFailed``."""
-    global _given_at
-    try:
-        with _errors(f"writing {full_key!r}"):
-            stored = await obstore.put_async(bucket, full_key, data, attributes=dict(metadata), mode=mode, use_multipart=False)
-    finally:
-        _given_at = time.monotonic()
+    with _errors(f"writing {full_key!r}"):
+        stored = await obstore.put_async(bucket, full_key, data, attributes=dict(metadata), mode=mode, use_multipart=False)
     return stored["e_tag"]
 
 

@@ -244,8 +244,8 @@ MUTANTS = (
     Mutant(
         "Azure: the end of a blob of any version is read by the size that is remembered",
         _AZURE,
-        "end = await self.get(key, resolve(request, nbytes), version)",
-        "end = await self.get(key, resolve(request, nbytes), generation)",
+        "end = await reader.get(key, resolve(request, nbytes), version)",
+        "end = await reader.get(key, resolve(request, nbytes), generation)",
         "azure",
     ),
     Mutant(

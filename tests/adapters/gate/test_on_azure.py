@@ -11,6 +11,9 @@ import xarray
 import zarr
 
 import shardstore
+from shardstore.opening.open import open_storage
+from shardstore.storage.azure.storage import AzureStorage
+from tests.storage.azure.gate.test_azure import Calls
 from tests.stored import FsspecObjects
 
 Url = tuple[str, dict[str, Any]]
@@ -63,3 +66,20 @@ def test_versioned_store_on_azure(url: str) -> None:
     session.commit("first")
     array = zarr.open_array(shardstore.Repository.open(f"{url}/run.ice").readonly_session("main").store, path="a", mode="r")
     np.testing.assert_array_equal(array[:], VALUES)
+
+
+@pytest.mark.parametrize("index_location", ["start", "end"])
+def test_requests_of_a_commit_on_azure(url: str, monkeypatch: pytest.MonkeyPatch, index_location: Any) -> None:
+    """The document, all of a small shard, and one write, whatever the number of chunks: its size need not be looked up before."""
+    store = shardstore.open(url, chunks_per_shard=(4, 4), index_location=index_location)
+    zarr.create_array(store, name="a", data=VALUES, chunks=(8, 8), compressors=None)
+    storage = open_storage(url, transport="fsspec")  # of a client that has seen nothing yet
+    assert isinstance(storage, AzureStorage)
+    calls = Calls(storage.fs, monkeypatch)
+    array = zarr.open_array(shardstore.open(storage), path="a")
+    calls.made.clear()
+    array[:8, :24] = 7
+    assert calls.names == ["get", "get", "put"]
+    array[:8, :24] = 8
+    assert calls.names[3:] == ["get", "put"]
+    np.testing.assert_array_equal(zarr.open_array(shardstore.open(url), path="a")[:8, :24], np.full((8, 24), 8))

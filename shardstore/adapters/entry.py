@@ -60,7 +60,7 @@ def open(
         gap_bytes: ranges of a shard at most this far apart share a request; ``None``: by kind of storage.
         first_bytes: bytes that are read with the index of a small shard; ``None``: by kind of storage.
         request_bytes: ranges are not merged into requests longer than this.
-        transport: for S3 and Google Cloud Storage, ``"obstore"``, ``"fsspec"``, or ``"auto"``: obstore where it can do as well.
+        transport: for S3, Google Cloud Storage and Azure, ``"obstore"``, ``"fsspec"``, or ``"auto"``: obstore where it can do as well.
         kernel: decode and encode chunks of local arrays by native code, if the package has it.
 
     Raises:

@@ -61,9 +61,9 @@ def open_storage(
     first link of a chain, or under a link's protocol for that link, as in fsspec. ``sharded::`` before a chain means the same as the chain
     without it. ``fsync`` and ``locks`` concern local files only, and so does ``follow_links``, which ``storage_options`` may hold: if it is
     false, what a link leads to outside of the directory is neither read nor listed. ``transport``, which ``storage_options`` may name too,
-    concerns S3 and GCS; by default obstore carries what it can, if it is installed. ``static``, which they may hold too, says that nothing
-    changes while the place is open, or that something may; by default nothing changes in archives, sets of references and revisions that
-    are named by their hash.
+    concerns S3, GCS and Azure; by default obstore carries what it can, if it is installed. ``static``, which they may hold too, says that
+    nothing changes while the place is open, or that something may; by default nothing changes in archives, sets of references and revisions
+    that are named by their hash.
 
     Raises:
         InvalidInput: the target names no storage: an unknown protocol, a wrong type, options that nothing would use, a view of

@@ -104,7 +104,7 @@ def carrier_of(storage: Storage) -> Carrier | None:
 
 
 def default_carrier() -> Carrier:
-    """Return what carries the requests to Amazon S3 and Google Cloud Storage without any options."""
+    """Return what carries the requests to Amazon S3, Google Cloud Storage and Azure without any options."""
     if importlib.util.find_spec("obstore") is None:
         return _carrier(_not_installed("s3"))
     return _carrier(None if can_run() else WHY_NOT)

@@ -39,7 +39,7 @@ _FOREIGN_SETTING = "ENCRYPTION_KEY"  # of the customer, with each request
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ContainerSettings:
     """The settings of a container; equal ones open equal containers."""
 
     endpoint: str
@@ -50,7 +50,7 @@ class Settings:
     """What it is, in obstore's words: ``access_key``, ``sas_token`` or ``token``; and its text. ``None``: anonymous access."""
 
     def __repr__(self) -> str:  # shown in tracebacks: no secrets
-        return f"Settings({self.endpoint!r})"
+        return f"ContainerSettings({self.endpoint!r})"
 
 
 def check(client: AzureClient) -> None:
@@ -80,11 +80,13 @@ def _no(what: str) -> Unsupported:
     return Unsupported(f"obstore cannot do as well as adlfs with {what}: leave transport out, and requests go through adlfs")
 
 
-async def current_settings(client: AzureClient) -> Settings:
+async def current_settings(client: AzureClient) -> ContainerSettings:
     """Return the current settings of the client of adlfs."""
     service = client.fs.service_client
     config = service._pipeline._transport.connection_config
-    return Settings(client.endpoint, service.account_name or "unnamed", config.timeout, config.read_timeout, await _credential(service))
+    return ContainerSettings(
+        client.endpoint, service.account_name or "unnamed", config.timeout, config.read_timeout, await _credential(service)
+    )
 
 
 async def _credential(service: Any) -> tuple[str, str] | None:
@@ -103,7 +105,7 @@ async def _credential(service: Any) -> tuple[str, str] | None:
     return "token", request.headers["Authorization"].removeprefix("Bearer ")
 
 
-def opened(container: str, settings: Settings) -> AzureStore:
+def opened(container: str, settings: ContainerSettings) -> AzureStore:
     """Return the container as obstore opens it. Raises obstore's exception if it cannot."""
     config: AzureConfig = {
         "endpoint": settings.endpoint,
@@ -141,7 +143,7 @@ class ObstoreAzureStorage(ObstoreStorage[AzureStorage]):
     def __init__(self, inner: AzureStorage, is_asked: bool = True) -> None:
         check(inner.client)
         super().__init__(inner, is_asked)
-        self._settings: Settings | None = None
+        self._settings: ContainerSettings | None = None
 
     async def bucket(self) -> Bucket | None:
         if self.is_left_out():

@@ -367,7 +367,9 @@ def check_lost_commit(ours: Repository, others: Repository, lose: Callable[[Call
     assert read_array(others.readonly_session(), "a")[::8].tolist() == [-1, -2, *FIRST[2:]]
 
 
-@pytest.mark.parametrize(("kind", "transport"), [("s3", "fsspec"), ("s3", "obstore"), ("gcs", "fsspec")])
+@pytest.mark.parametrize(
+    ("kind", "transport"), [("s3", "fsspec"), ("s3", "obstore"), ("gcs", "fsspec"), ("azure", "fsspec"), ("azure", "obstore")]
+)
 def test_a_commit_on_a_server(
     kind: Kind, transport: Transport, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

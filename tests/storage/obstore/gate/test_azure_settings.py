@@ -14,7 +14,7 @@ from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSa
 from shardstore.errors import AccessDenied, Unsupported
 from shardstore.opening.open import open_storage
 from shardstore.storage.azure.storage import AzureStorage
-from shardstore.storage.obstore.azure import ObstoreAzureStorage, Settings, current_settings, opened
+from shardstore.storage.obstore.azure import ContainerSettings, ObstoreAzureStorage, current_settings, opened
 from shardstore.storage.obstore.reading import get_head
 from shardstore.storage.requests.outcomes import RequestFailed
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
@@ -38,7 +38,7 @@ NOT_OURS = {
     "AZURE_CREDENTIAL_TYPE": "azure_cli",
     "AZURE_PROXY_URL": "http://127.0.0.1:2",
 }
-"""Settings that obstore would take from the environment, where it is not given others."""
+"""ContainerSettings that obstore would take from the environment, where it is not given others."""
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_tokens_are_kept_and_renewed_as_by_the_client_of_adlfs(azure_url: Url, s
     assert on_io_loop(storage.bucket()) is first
     assert tokens.given == ["token0"]
     settings = on_io_loop(current_settings(storage.inner.client))
-    assert settings == Settings("https://lab.blob.core.windows.net", "lab", 20, 60, ("token", "token0"))
+    assert settings == ContainerSettings("https://lab.blob.core.windows.net", "lab", 20, 60, ("token", "token0"))
     assert "token0" not in repr(settings)
     tokens.seconds = 60
     fs.service_client._credential_policy._token = None
@@ -153,7 +153,7 @@ def test_tokens_are_kept_and_renewed_as_by_the_client_of_adlfs(azure_url: Url, s
     assert on_io_loop(storage.bucket()) is not first  # the token ends soon
     assert tokens.given == ["token0", "token1", "token2"]
     with pytest.raises(RequestFailed):
-        on_io_loop(get_head(opened("data", Settings(f"{server.url}/x", "x", 20, 60, ("token", "abc"))), "a"))
+        on_io_loop(get_head(opened("data", ContainerSettings(f"{server.url}/x", "x", 20, 60, ("token", "abc"))), "a"))
     assert server.requests[-1].header("Authorization") == "Bearer abc"
 
 

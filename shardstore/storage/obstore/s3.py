@@ -23,7 +23,7 @@ from shardstore.model.generation import Condition, Generation, Unconditional
 from shardstore.storage.base import DirListing, ObjectInfo, check_directory
 from shardstore.storage.obstore.reading import Bucket, ObstoreAnswer, ObstoreStorage, put_mode, put_object
 from shardstore.storage.obstore.s3_probes import ProbingClient
-from shardstore.storage.obstore.s3_settings import Settings, SettingsOfS3, check, opened
+from shardstore.storage.obstore.s3_settings import S3Settings, S3SettingsReader, check, opened
 from shardstore.storage.requests.outcomes import RequestFailed, canonical_etag
 from shardstore.storage.requests.writes import Body
 from shardstore.storage.s3.client import facts_of, probe_server
@@ -40,8 +40,8 @@ class ObstoreS3Storage(ObstoreStorage[S3Storage]):
         check(inner.client)
         super().__init__(inner, is_asked)
         self.keys_per_page = 1000
-        self._source = SettingsOfS3(inner.client)
-        self._settings: Settings | None = None
+        self._source = S3SettingsReader(inner.client)
+        self._settings: S3Settings | None = None
 
     async def bucket(self) -> Bucket | None:
         if self.is_left_out():

@@ -10,7 +10,7 @@ from collections.abc import Awaitable
 
 from shardstore.model.generation import Condition, Generation
 from shardstore.storage.obstore.reading import NO_SUCH_KEY, Bucket, delete_object, get_head, put_mode, put_object
-from shardstore.storage.obstore.s3_settings import Settings, opened
+from shardstore.storage.obstore.s3_settings import S3Settings, opened
 from shardstore.storage.requests.outcomes import Head, RequestFailed, canonical_etag
 from shardstore.storage.s3.client import S3Client, condition_parameters, facts_of
 
@@ -18,7 +18,7 @@ from shardstore.storage.s3.client import S3Client, condition_parameters, facts_o
 class ProbingClient(S3Client):
     """Requests of probes to the place of ``client``. What obstore gets no plain answer to is asked through s3fs."""
 
-    def __init__(self, client: S3Client, bucket: Bucket, settings: Settings) -> None:
+    def __init__(self, client: S3Client, bucket: Bucket, settings: S3Settings) -> None:
         super().__init__(client.fs, client.bucket, client.prefix, client.bound.limit)
         self.found_server = settings.endpoint
         self._bucket = bucket

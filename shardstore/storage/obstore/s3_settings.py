@@ -88,7 +88,7 @@ def _is_unsigned(signature: object) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class S3Settings:
     """The settings of a bucket; equal ones open equal buckets."""
 
     endpoint: str
@@ -104,7 +104,7 @@ class Settings:
     """Key, secret and token; ``None``: anonymous access."""
 
     def __repr__(self) -> str:  # shown in tracebacks: no secrets
-        return f"Settings({self.endpoint!r})"
+        return f"S3Settings({self.endpoint!r})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,19 +112,19 @@ class _Source:
     """Settings, with what they were taken from: the session or the client of s3fs, and botocore's credentials, which renew themselves."""
 
     taken_from: object
-    settings: Settings
+    settings: S3Settings
     is_anonymous: bool
     credentials: Any
 
 
-class SettingsOfS3:
+class S3SettingsReader:
     """The settings of an s3fs instance as they are for the next request."""
 
     def __init__(self, client: S3Client) -> None:
         self._client = client
         self._source: _Source | None = None
 
-    async def current(self) -> Settings | None:
+    async def current(self) -> S3Settings | None:
         """Return the settings; ``None`` if s3fs has found no credentials, which its own error explains better."""
         source = self._source = await self._current_source()
         if source.is_anonymous:
@@ -148,7 +148,7 @@ class SettingsOfS3:
 
 def _from_client(fs: Any, boto: Any) -> _Source:
     config = boto.meta.config
-    settings = Settings(
+    settings = S3Settings(
         endpoint=str(boto.meta.endpoint_url).rstrip("/"),
         region=boto.meta.region_name if boto.meta.region_name not in (None, "aws-global") else "us-east-1",
         is_virtual=(config.s3 or {}).get("addressing_style") == "virtual",
@@ -204,7 +204,7 @@ async def _worked_out(fs: Any) -> _Source | None:
     timeouts = [_seconds(config.get(name, getattr(fs, name))) for name in ("connect_timeout", "read_timeout")]
     if endpoint is None or urlsplit(endpoint).scheme not in ("http", "https") or None in timeouts:
         return None
-    settings = Settings(
+    settings = S3Settings(
         endpoint=endpoint.rstrip("/"),
         region=region or "us-east-1",
         is_virtual={**in_profile, **(config.get("s3") or {})}.get("addressing_style") == "virtual",
@@ -287,7 +287,7 @@ def _endpoint_of_aws(region: str | None, in_profile: Mapping[str, Any]) -> str |
 # -- the bucket of obstore ---------------------------------------------------------------------------------------------
 
 
-def opened(bucket: str, settings: Settings, headers: Mapping[str, str] | None = None) -> S3Store:
+def opened(bucket: str, settings: S3Settings, headers: Mapping[str, str] | None = None) -> S3Store:
     """Return the bucket as obstore opens it; ``headers`` go with each of its requests. Raises obstore's exception if it cannot."""
     endpoint = settings.endpoint
     if settings.is_virtual:
@@ -317,7 +317,7 @@ def opened(bucket: str, settings: Settings, headers: Mapping[str, str] | None = 
     )
 
 
-def _client_options(settings: Settings) -> ClientConfig:
+def _client_options(settings: S3Settings) -> ClientConfig:
     options = client_options(settings.endpoint, settings.connect_timeout, settings.read_timeout)
     if settings.verify is False:
         options["allow_invalid_certificates"] = True

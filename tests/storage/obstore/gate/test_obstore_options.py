@@ -81,7 +81,7 @@ def test_renewed_credentials_are_taken_over(on_s3: ObstoreS3Storage) -> None:
     assert on_io_loop(on_s3.bucket()) is first
     on_s3.inner.fs._s3._request_signer._credentials.token = "new"
     assert on_io_loop(on_s3.bucket()) is not first
-    settings = on_io_loop(s3_settings.SettingsOfS3(on_s3.inner.client).current())
+    settings = on_io_loop(s3_settings.S3SettingsReader(on_s3.inner.client).current())
     assert settings is not None
     assert settings.credential == ("test", "test", "new")
     assert "test" not in repr(settings)
@@ -94,7 +94,7 @@ def test_settings_of_a_connection(s3_url: Url, tmp_path: Path) -> None:
     options = {**s3_url[1], "config_kwargs": config, "client_kwargs": {"verify": str(authority)}}
     storage = open_storage(s3_url[0], options, transport="obstore")
     assert isinstance(storage, ObstoreS3Storage)
-    settings = on_io_loop(s3_settings.SettingsOfS3(storage.inner.client).current())
+    settings = on_io_loop(s3_settings.S3SettingsReader(storage.inner.client).current())
     assert settings is not None
     assert "secret" not in repr(settings)
     given = s3_settings._client_options(settings)

@@ -64,15 +64,15 @@ def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
 
 
-def both(options: dict[str, Any], bucket: str = "b") -> tuple[s3_settings.Settings | None, s3_settings.Settings | None, bool]:
+def both(options: dict[str, Any], bucket: str = "b") -> tuple[s3_settings.S3Settings | None, s3_settings.S3Settings | None, bool]:
     """Return the settings without a client and with it, and whether the first were had without."""
     fs = s3fs.S3FileSystem(**options, skip_instance_cache=True)
     s3_settings.check(S3Client(fs, bucket, "", 1))
-    source = s3_settings.SettingsOfS3(S3Client(fs, bucket, "", 1))
+    source = s3_settings.S3SettingsReader(S3Client(fs, bucket, "", 1))
     first = on_io_loop(source.current())
     is_without = fs._s3 is None
     on_io_loop(fs.set_session())
-    return first, on_io_loop(s3_settings.SettingsOfS3(S3Client(fs, bucket, "", 1)).current()), is_without
+    return first, on_io_loop(s3_settings.S3SettingsReader(S3Client(fs, bucket, "", 1)).current()), is_without
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_credentials_that_expire_are_renewed_without_a_client_and_shared_with_it
 
     fs.session = AioSession()
     fs.session._credentials = AioDeferredRefreshableCredentials(renewed, "test")
-    source = s3_settings.SettingsOfS3(S3Client(fs, "b", "", 1))
+    source = s3_settings.S3SettingsReader(S3Client(fs, "b", "", 1))
     seen = []
     for _ in range(5):
         settings = on_io_loop(source.current())

@@ -33,7 +33,7 @@ S3Url = tuple[str, dict[str, Any]]
 @pytest.fixture
 def storage(s3_url: S3Url) -> Iterator[S3Storage]:
     url, options = s3_url
-    opened = open_storage(url, options)
+    opened = open_storage(url, options, transport="fsspec")
     assert isinstance(opened, S3Storage)
     yield opened
     forget_facts()
@@ -779,7 +779,9 @@ def test_deletes_that_fail(s: SyncStorage, calls: Calls) -> None:
 
 
 def test_a_missing_bucket(s3_endpoint: str) -> None:
-    s = SyncStorage(open_storage("s3://no-such-bucket/x", {"key": "test", "secret": "test", "endpoint_url": s3_endpoint}))
+    s = SyncStorage(
+        open_storage("s3://no-such-bucket/x", {"key": "test", "secret": "test", "endpoint_url": s3_endpoint}, transport="fsspec")
+    )
     for action in (lambda: s.read("a", EVERYTHING), lambda: s.put("a", b"1", IF_ABSENT), s.keys, s.children):
         with pytest.raises(StorageError, match="'no-such-bucket' does not exist"):
             action()
@@ -790,7 +792,7 @@ def test_missing_credentials(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
-    s = SyncStorage(open_storage("s3://bucket/x", {"endpoint_url": s3_endpoint, "skip_instance_cache": True}))
+    s = SyncStorage(open_storage("s3://bucket/x", {"endpoint_url": s3_endpoint, "skip_instance_cache": True}, transport="fsspec"))
     with pytest.raises(AccessDenied, match=r"storage_options=.*{'anon': True}"):
         s.read("a", EVERYTHING)
     with pytest.raises(AccessDenied, match="storage_options"):
@@ -822,7 +824,7 @@ def test_instances_of_another_loop_are_replaced(storage: S3Storage, s: SyncStora
 
     async def other_loop() -> S3Storage:
         theirs = s3fs.S3FileSystem(**{**options, "asynchronous": True}, loop=asyncio.get_running_loop())
-        opened = open_storage((theirs, storage.path))
+        opened = open_storage((theirs, storage.path), transport="fsspec")
         assert isinstance(opened, S3Storage)
         assert opened.fs is not theirs
         return opened

@@ -27,7 +27,7 @@ APPENDED = OLD[:-100] + b"new chunkindex"
 @pytest.fixture
 def storage(s3_url: S3Url) -> Iterator[S3Storage]:
     url, options = s3_url
-    opened = open_storage(url, options)
+    opened = open_storage(url, options, transport="fsspec")
     assert isinstance(opened, S3Storage)
     yield opened
     forget_facts()

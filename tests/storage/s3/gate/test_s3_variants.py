@@ -123,7 +123,7 @@ def test_who_pays_is_said_with_versions_of_s3fs_that_leave_it_to_the_caller(s3_u
 
 def test_options_by_url(s3_url: S3Url) -> None:
     url, options = s3_url
-    storage = open_storage(url, {"s3": options | {"requester_pays": True}})
+    storage = open_storage(url, {"s3": options | {"requester_pays": True}}, transport="fsspec")
     assert isinstance(storage, S3Storage)
     assert storage.fs.req_kw == {"RequestPayer": "requester"}
 
@@ -138,7 +138,7 @@ def test_anonymous_requests_are_not_signed(s3_url: S3Url) -> None:
     owner = s3fs.S3FileSystem(**options)
     owner.call_s3("put_bucket_acl", Bucket=bucket, ACL="public-read")
     owner.call_s3("put_object_acl", Bucket=bucket, Key=f"{prefix}/a", ACL="public-read")
-    storage = open_storage(url, {"anon": True, "endpoint_url": options["endpoint_url"], "skip_instance_cache": True})
+    storage = open_storage(url, {"anon": True, "endpoint_url": options["endpoint_url"], "skip_instance_cache": True}, transport="fsspec")
     assert isinstance(storage, S3Storage)
     wire = Wire(storage.fs)
     s = SyncStorage(storage)
@@ -156,7 +156,7 @@ def test_anonymous_requests_are_not_signed(s3_url: S3Url) -> None:
 
 def test_private_buckets_name_the_remedies(s3_url: S3Url, monkeypatch: pytest.MonkeyPatch) -> None:
     url, options = s3_url
-    storage = open_storage(url, {"anon": True, "endpoint_url": options["endpoint_url"]})
+    storage = open_storage(url, {"anon": True, "endpoint_url": options["endpoint_url"]}, transport="fsspec")
 
     async def denied(*_: Any, **__: Any) -> Any:
         raise PermissionError("Access Denied")
@@ -173,7 +173,9 @@ def test_endpoints_are_given_in_either_way(s3_url: S3Url) -> None:
     url, options = s3_url
     SyncStorage(open_storage(url, options)).put("a", b"123")
     other = {k: v for k, v in options.items() if k != "endpoint_url"}
-    storage = open_storage(url, other | {"client_kwargs": {"endpoint_url": options["endpoint_url"], "region_name": "eu-west-1"}})
+    storage = open_storage(
+        url, other | {"client_kwargs": {"endpoint_url": options["endpoint_url"], "region_name": "eu-west-1"}}, transport="fsspec"
+    )
     assert isinstance(storage, S3Storage)
     assert SyncStorage(storage).get("a") == b"123"
     assert storage.endpoint == options["endpoint_url"]
@@ -183,7 +185,7 @@ def test_endpoints_are_given_in_either_way(s3_url: S3Url) -> None:
 def test_a_missing_bucket_names_itself_and_the_remedy(s3_url: S3Url) -> None:
     _, options = s3_url
     bucket = f"missing-{uuid.uuid4().hex}"
-    s = SyncStorage(open_storage(f"s3://{bucket}/x", options))
+    s = SyncStorage(open_storage(f"s3://{bucket}/x", options, transport="fsspec"))
     attempts: list[Callable[[], object]] = [
         lambda: s.get("a"),
         lambda: s.put("a", b"1"),

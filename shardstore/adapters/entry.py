@@ -33,7 +33,7 @@ def open(
         chunks_per_shard: which arrays are sharded when they are created. ``"auto"``: about 64 MiB decoded a shard, at most 1,024 chunks;
             small coordinates are not sharded. ``None``: none. Or one tuple with a number of chunks for each dimension, a mapping from path
             patterns to those, or a function of ``shardstore.plan.policy.ArrayInfo``. Arrays that exist keep the sharding that they have.
-        index_location: where a shard has its index, ``"end"`` or ``"start"``.
+        index_location: where a shard has its index, ``"end"`` or ``"start"``; ``None``: at the end, on Azure at the start.
         index_checksum: protect the index by a CRC-32C.
         chunk_order: the order of the chunks in a shard: ``"C"``, ``"F"`` or ``"morton"``.
         stored: what new hierarchies are on the storage. ``"auto"``: what is there already, and ``"codec"`` where there is nothing.

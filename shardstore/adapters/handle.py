@@ -81,7 +81,7 @@ class StoreOptions(TypedDict, total=False):
     stored: Stored
     present: PresentOption
     strategy: StrategyName | Strategy
-    index_location: IndexLocation
+    index_location: IndexLocation | None
     index_checksum: bool
     chunk_order: ChunkOrder
     present_level: PresentLevel

@@ -13,7 +13,7 @@ from shardstore.format.storage_transformers import transformer_index_format
 from shardstore.model.chunk_orders import ChunkOrder, check_chunk_order
 from shardstore.model.coalescing import ReadLimits
 from shardstore.model.options import check_flags
-from shardstore.opening.kinds import read_sizes
+from shardstore.opening.kinds import default_index_location, read_sizes
 from shardstore.plan.commits import Strategy
 from shardstore.plan.policy import ShardingPolicy, validate_policy
 from shardstore.plan.strategies import strategy_of
@@ -86,8 +86,8 @@ class EngineOptions:
     """The flavour that clients see. The option of the same name also takes the name of a flavour."""
     present_level: PresentLevel = 1
     """The number of levels of sharding that are taken off, where shards hold shards. Storage transformers are all taken off in any case."""
-    index_location: IndexLocation = "end"
-    """The place of the shard index in the shards of new arrays."""
+    index_location: IndexLocation | None = None
+    """The place of the shard index in the shards of new arrays; ``None``: by kind of storage, or the end if another option needs that."""
     index_checksum: bool = True
     """True if new arrays protect the shard index by ``crc32c``."""
     chunk_order: ChunkOrder = "C"
@@ -143,7 +143,7 @@ class EngineOptions:
         check_flags(index_checksum=self.index_checksum, require_atomic=self.require_atomic, kernel=self.kernel)
 
     def _check_stored(self) -> None:
-        if self.index_location not in ("start", "end"):
+        if self.index_location not in (None, "start", "end"):
             raise InvalidInput(f"index_location {self.index_location!r} is neither 'start' nor 'end'")
         if self.stored not in _STORED:
             raise InvalidInput(f"stored {self.stored!r} is not known: there are {', '.join(map(repr, _STORED))}")
@@ -152,8 +152,8 @@ class EngineOptions:
                 f"stored={self.stored!r} cannot be presented as the 2022 draft: present={self.present.name!r} shows a stored draft "
                 "hierarchy"
             )
-        if self.stored in _BY_TRANSFORMER and self.index_location != "end":
-            raise InvalidInput(f"stored={self.stored!r} has its index at the end of a shard, not at the {self.index_location}")
+        if self.stored in _BY_TRANSFORMER and self.index_location == "start":
+            raise InvalidInput(f"stored={self.stored!r} has its index at the end of a shard, not at the start")
 
     def _check_level(self) -> None:
         level: object = self.present_level
@@ -170,8 +170,11 @@ class EngineOptions:
         fraction: object = self.max_dead_fraction
         if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction < 1:
             raise InvalidInput(f"max_dead_fraction {fraction!r} is not a number from 0 to less than 1")
-        by_transformer = self.stored in _BY_TRANSFORMER
-        if (need := strategy.unsuited(self.index_format((1,), by_transformer=by_transformer))) is not None:
+        if self.stored in _BY_TRANSFORMER:
+            stored = transformer_index_format((1,))
+        else:
+            stored = self._index_format((1,), self.index_location or "end")
+        if (need := strategy.unsuited(stored)) is not None:
             raise InvalidInput(
                 f"strategy={strategy.name!r} needs {need}: leave index_location, index_checksum and stored at their defaults, or use "
                 "strategy='rewrite'"
@@ -181,11 +184,16 @@ class EngineOptions:
         """Return whether new arrays are sharded by a storage transformer; ``is_draft``: in a hierarchy of the 2022 draft."""
         return is_draft or self.stored in _BY_TRANSFORMER
 
-    def index_format(self, chunks_per_shard: tuple[int, ...], *, by_transformer: bool) -> IndexFormat:
-        """Return how the shards of a new array are indexed."""
+    def index_format(self, chunks_per_shard: tuple[int, ...], kind: str, *, by_transformer: bool) -> IndexFormat:
+        """Return how the shards of a new array are indexed on a kind of storage."""
         if by_transformer:
             return transformer_index_format(chunks_per_shard)
-        return IndexFormat(chunks_per_shard, IndexCodecs("little", self.index_checksum), self.index_location)
+        stored = self._index_format(chunks_per_shard, self.index_location or default_index_location(kind))
+        is_suited = strategy_of(self.strategy).unsuited(stored) is None
+        return stored if is_suited else self._index_format(chunks_per_shard, "end")
+
+    def _index_format(self, chunks_per_shard: tuple[int, ...], location: IndexLocation) -> IndexFormat:
+        return IndexFormat(chunks_per_shard, IndexCodecs("little", self.index_checksum), location)
 
     def read_limits(self, kind: str) -> ReadLimits:
         """Return gap and size limits for a kind of storage, and what is asked for with an index."""

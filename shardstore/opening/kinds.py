@@ -17,6 +17,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from shardstore.errors import InvalidInput, Unsupported
+from shardstore.format.shard_index import IndexLocation
 from shardstore.storage.azure.storage import AzureStorage
 from shardstore.storage.base import Storage
 from shardstore.storage.gcs.storage import GCSStorage
@@ -64,6 +65,10 @@ class StorageKind:
     """Ranges of a shard at most this far apart share a request, since a request takes as long as so many bytes."""
     first_bytes: int = 0
     """Bytes that are read with the index of a small shard: no more than take less time than a request."""
+    index_location: IndexLocation = "end"
+    """Where the shards of new arrays have their index by default: at the start, where the filesystem cannot read the end of an object, so
+    that other programs find it.
+    """
     plain_options: Mapping[str, object] | None = None
     """Storage options, with their values, that may be given if a URL needs no filesystem; ``None``: it always needs one."""
     swallows_options: bool = True
@@ -181,6 +186,7 @@ _KINDS: dict[str, StorageKind] = {
                 {"authority", "managed_identity_client_id", "process_timeout", "workload_identity_client_id", "workload_identity_tenant_id"}
                 | {f"exclude_{name}_credential" for name in _AZURE_CREDENTIALS}
             ),
+            index_location="start",
             on_obstore=_azure_on_obstore,
         ),
         StorageKind(
@@ -249,6 +255,12 @@ def kind_of_filesystem(fs: AbstractFileSystem) -> StorageKind | None:
         (kind for kind in _KINDS.values() if is_one(fs, frozenset(kind.protocols)) and isinstance(fs, kind.filesystem) and kind.takes(fs)),
         None,
     )
+
+
+def default_index_location(name: str) -> IndexLocation:
+    """Return ``index_location`` of a kind of storage, by its name."""
+    kind = kind_named(name)
+    return "end" if kind is None else kind.index_location
 
 
 def read_sizes(name: str) -> tuple[int, int]:

@@ -502,11 +502,12 @@ class Run:
         if report.unread:
             raise Violation(f"{report.unread[0]} cannot be read")
         keys = [key for array in ARRAYS for key in self.keys(array)]
-        seen = await self.recorder.read(process, self.world.engine(process, self.base), keys)
+        engine = self.world.engine(process, self.base)
+        seen = await self.recorder.read(process, engine, keys)
         objects = self.world.stored()
         self._check_left(objects)
         per_shard = self.recorder.per_shard
-        index_format = self.base.index_format(per_shard, by_transformer=self.is_draft)
+        index_format = self.base.index_format(per_shard, engine.storage.kind, by_transformer=self.is_draft)
         for key in keys:
             array, _, *numbers = key.split("/")
             coords = [int(n) for n in numbers]

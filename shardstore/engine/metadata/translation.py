@@ -33,6 +33,7 @@ from shardstore.format.presentation import (
     with_sizes_for_zeros,
 )
 from shardstore.format.shard_index import IndexFormat
+from shardstore.format.storage_transformers import transformer_index_format
 from shardstore.format.store_keys import check_node_path, join, metadata_key
 from shardstore.format.v2.documents import array_from_v2
 from shardstore.format.v2.kept import carry_kept, hide_kept
@@ -212,7 +213,7 @@ class Translation:
         if wanted is None:
             return None
         by_transformer = self._options.shards_by_transformer(is_draft=is_draft(self._storage))
-        index_format = self._options.index_format(wanted, by_transformer=by_transformer)
+        index_format = self._options.index_format(wanted, self._storage.kind, by_transformer=by_transformer)
         stored = shard_document(presented, index_format, by_transformer=by_transformer)
         return stored if can_be_presented(presented, stored) else None  # a document that is not sound passes through
 
@@ -224,7 +225,7 @@ class Translation:
         layout = parse_layout(document)
         if isinstance(layout, str) or not self._options.shards_by_transformer(is_draft=is_draft(self._storage)):
             return document
-        index_format = self._options.index_format(layout.index_format.chunks_per_shard, by_transformer=True)
+        index_format = transformer_index_format(layout.index_format.chunks_per_shard)
         return shard_document(present_array(document), index_format, by_transformer=True)
 
     async def _refuse_over_objects(self, path: str, stored: JsonObject, current: StoredDocument | None, nothing_there: bool) -> None:

@@ -41,6 +41,7 @@ from shardstore.model.options import (
 )
 from shardstore.model.redaction import redacted
 from shardstore.opening.address import Address, text_of
+from shardstore.opening.kinds import default_index_location
 from shardstore.opening.location import Location, location_of, why_not_apart
 from shardstore.opening.made_versions import options_of_new, with_versions
 from shardstore.opening.open import open_storage
@@ -76,7 +77,9 @@ class PackOptions:
     )
     """The format of the target: Zarr v3 with ``sharding_indexed``, or a hierarchy of the 2022 draft."""
     chunk_order: ChunkOrder = option("C", CHUNK_ORDER)
-    index_location: IndexLocation = option("end", "Where the index of a shard is.", "end|start", group="Shape")
+    index_location: IndexLocation | None = option(
+        None, "Where the index of a shard is. By default at the end, on Azure at the start.", "end|start", group="Shape"
+    )
     index_checksum: bool = option(True, "Write indices without a checksum.", group="Shape")
     chunk_checksums: bool = option(False, "Add a checksum to each chunk.", group="Shape")
     """Append the codec ``crc32c`` to the inner codecs, and its four bytes to each chunk."""
@@ -163,7 +166,7 @@ class PackKeywords(TypedDict, total=False):
 
     stored: Literal["codec", "transformer"]
     chunk_order: ChunkOrder
-    index_location: IndexLocation
+    index_location: IndexLocation | None
     index_checksum: bool
     chunk_checksums: bool
     ome: bool
@@ -222,7 +225,7 @@ def pack(
         progress: called now and then, in the calling thread or on the IO loop; or ``True``: it is shown on stderr.
         stored: ``"codec"``, Zarr v3 with ``sharding_indexed``; or ``"transformer"``, a hierarchy of the 2022 draft.
         chunk_order: the order of the chunks in a shard: ``"C"``, ``"F"`` or ``"morton"``.
-        index_location: where a shard has its index, ``"end"`` or ``"start"``.
+        index_location: where a shard has its index, ``"end"`` or ``"start"``; ``None``: at the end, on Azure at the start.
         index_checksum: protect the index by a CRC-32C.
         chunk_checksums: append the codec ``crc32c`` to the codecs of chunks: then every reader finds damage.
         ome: rewrite the metadata of OME-Zarr 0.4 to 0.5, the version for Zarr v3.
@@ -314,19 +317,20 @@ def _pack(
             _check_for_branch(options, executor, target)
         elif options.message is not None:
             raise InvalidInput(f"message is for a commit to a branch of a versioned store, such as URL@main, and {target!r} is none")
+        execution = Execution(executor, options.workers, options.retries, options.as_part)
+        places = _open_places(source, target, options, target_options) if place is None else _open_branch(source, place, policy, options)
+        is_draft = options.stored == "transformer"
         wanted = TargetForm(
             mode=mode if place is None else "unpack",  # versioned stores gather chunks into shards by themselves
             policy=policy if place is None else None,
-            as_draft=options.stored == "transformer",
-            index_location=options.index_location,
+            as_draft=is_draft,
+            index_location=options.index_location or ("end" if is_draft else default_index_location(places.stored_target.kind)),
             index_checksum=options.index_checksum and options.stored == "codec",
             chunk_checksums=options.chunk_checksums,
             ome=options.ome,
             include=_patterns("include", options.include),
             exclude=_patterns("exclude", options.exclude),
         )
-        execution = Execution(executor, options.workers, options.retries, options.as_part)
-        places = _open_places(source, target, options, target_options) if place is None else _open_branch(source, place, policy, options)
         if options.pins:
             run_sync(check_none_held(places.stored_target, options.pins))
         overwrite = options.overwrite and places.hierarchy is None  # there it is next to what is there, until the commit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import dask.array
@@ -66,6 +67,24 @@ def test_versioned_store_on_azure(url: str) -> None:
     session.commit("first")
     array = zarr.open_array(shardstore.Repository.open(f"{url}/run.ice").readonly_session("main").store, path="a", mode="r")
     np.testing.assert_array_equal(array[:], VALUES)
+
+
+def test_plain_zarr_reads_what_is_written_and_packed_by_default(url: str) -> None:
+    """adlfs cannot read the end of a blob: the index has to be at the start."""
+    zarr.create_array(shardstore.open(f"{url}/new.zarr", chunks_per_shard=(2, 2)), name="a", data=VALUES, chunks=(8, 8))
+    zarr.create_array(f"{url}/plain.zarr", name="a", data=VALUES, chunks=(8, 8))
+    assert shardstore.pack(f"{url}/plain.zarr", f"{url}/packed.zarr", chunks_per_shard=(2, 2)).complete
+    for place in ("new.zarr", "packed.zarr"):
+        array = zarr.open_array(f"{url}/{place}", path="a", mode="r")
+        assert array.shards == (16, 16)
+        np.testing.assert_array_equal(array[:], VALUES)
+
+
+def test_appending_by_blocks_has_the_index_at_the_end(url: str) -> None:
+    store = shardstore.open(url, chunks_per_shard=(2, 2), strategy="append")
+    zarr.create_array(store, name="a", data=VALUES, chunks=(8, 8))
+    (codec,) = json.loads(FsspecObjects(url, {}).get("a/zarr.json") or b"")["codecs"]
+    assert codec["configuration"]["index_location"] == "end"
 
 
 @pytest.mark.parametrize("index_location", ["start", "end"])

@@ -97,7 +97,7 @@ async def _credential(service: Any) -> tuple[str, str] | None:
     if hasattr(given, "account_key"):
         return "access_key", given.account_key
     if hasattr(given, "signature"):
-        return "sas_token", given.signature.removeprefix("?")
+        return "sas_token", given.signature
     # The policy that signs the client's own requests has the token for the right scope and tenant, and renews it in time.
     request = import_module("azure.core.rest").HttpRequest("GET", service.url)
     pipeline = import_module("azure.core.pipeline")
@@ -111,8 +111,6 @@ def opened(container: str, settings: ContainerSettings) -> AzureStore:
         "endpoint": settings.endpoint,
         "account_name": settings.account,
         "use_emulator": False,
-        "use_fabric_endpoint": False,
-        "credential_type": "auto",
         "skip_signature": settings.credential is None,
     }
     return AzureStore(

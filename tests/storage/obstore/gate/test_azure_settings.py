@@ -32,7 +32,7 @@ NOT_OURS = {
     "AZURE_STORAGE_ENDPOINT": "http://127.0.0.1:1",
     "AZURE_CONTAINER_NAME": "other",
     "AZURE_SKIP_SIGNATURE": "true",
-    "AZURE_USE_EMULATOR": "true",
+    "AZURE_STORAGE_USE_EMULATOR": "true",
     "AZURE_USE_FABRIC_ENDPOINT": "true",
     "AZURE_USE_AZURE_CLI": "true",
     "AZURE_CREDENTIAL_TYPE": "azure_cli",

@@ -27,6 +27,7 @@ from shardstore.storage.base import Absent, Changed, ConditionFailed, Found, Rea
 from shardstore.storage.obstore.azure import ObstoreAzureStorage
 from shardstore.storage.obstore.gcs import ObstoreGCSStorage
 from shardstore.storage.obstore.s3 import ObstoreS3Storage
+from shardstore.storage.requests.bucket import forget_facts
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop, values
 from tests.harness import misbehaviours as mis
 from tests.harness.azurite import signed_connection_string
@@ -331,6 +332,53 @@ def test_what_azure_has_that_is_no_object_and_what_cannot_be_written(on_azure: O
     on_io_loop(sdk(on_azure, "begun").stage_block(f"{'0' * 32}-000001", b"1"))
     s.put("begun", b"2", IF_ABSENT)
     assert s.get("begun") == b"2"
+
+
+def test_absence_that_is_the_first_answer_is_believed(wired: Proxied) -> None:
+    assert wired.s.read("nothing", EVERYTHING) == Absent()
+    assert wired.sent() == [("GET", OURS)]
+    assert wired.s.stat("nothing") is None
+    assert wired.sent() == [("HEAD", OURS)]
+
+
+def test_a_container_that_is_gone_is_no_missing_blob(azure: Proxied) -> None:
+    azure.s.put("a", b"1")
+    assert azure.s.get("a") == b"1"
+    client = azure.storage.inner.client
+    on_io_loop(client.fs.service_client.delete_container(client.bucket))
+    with pytest.raises(StorageError, match="does not exist"):
+        azure.s.get("a")
+
+
+def test_what_is_large_on_azure_is_written_as_blocks(azure: Proxied) -> None:
+    below = azure.storage.inner
+    assert isinstance(below, AzureStorage)
+    small = SyncStorage(ObstoreAzureStorage(AzureStorage(below.fs, below.path, put_bytes=4)))
+    small.put("a", b"1234")
+    assert azure.sent() == [("PUT", OURS)]
+    small.put("a", b"12345")
+    assert azure.sent() == [("PUT", THEIRS)] * 2
+    assert small.get("a") == b"12345"
+
+
+def test_a_server_of_azure_that_ignores_conditions_is_found_out(azure: Proxied) -> None:
+    generation = azure.s.put("a", b"1")
+    azure.s.put("a", b"2")
+    forget_facts()
+    azure.server.on(mis.ignore_conditions(), method="PUT")
+    with pytest.warns(RuntimeWarning, match="does not honour"), pytest.raises(ConditionFailed):
+        azure.s.put("a", b"3", IF_ABSENT)
+    with pytest.raises(ConditionFailed):
+        azure.s.put("a", b"3", IfGeneration(generation))
+    assert azure.s.get("a") == b"2"
+
+
+def test_listings_that_adlfs_remembers_show_what_was_written(on_azure: ObstoreAzureStorage) -> None:
+    s, fs, path = SyncStorage(on_azure), on_azure.inner.fs, on_azure.inner.path
+    s.put("d/a", b"1")
+    assert fs.ls(f"{path}/d", detail=False) == [f"{path}/d/a"]
+    s.put("d/b", b"1")
+    assert fs.ls(f"{path}/d", detail=False) == [f"{path}/d/a", f"{path}/d/b"]
 
 
 def sdk(storage: ObstoreAzureStorage, key: str) -> Any:

@@ -58,6 +58,14 @@ nowhere = "DefaultEndpointsProtocol=http;AccountName=a;AccountKey=a2V5;BlobEndpo
 opened = shardstore.get_mapper("az://container/x", storage_options={"connection_string": nowhere})  # no server here speaks Azure's API
 assert opened.url == "az://container/x"
 """,
+    "huggingface": """
+try:
+    shardstore.get_mapper("hf://datasets/owner/name/x.zarr", storage_options={"endpoint": "http://127.0.0.1:9"})  # no server speaks its API
+except shardstore.errors.StorageError as exc:
+    assert "cannot be reached" in str(exc)
+else:
+    raise AssertionError("nothing answers there")
+""",
     "http": 'assert len(shardstore.get_mapper(given["place"])["a/c/0/0"]) > 0',
     "cli": """
 from shardstore.__main__ import main

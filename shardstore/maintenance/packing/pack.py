@@ -77,9 +77,7 @@ class PackOptions:
     )
     """The format of the target: Zarr v3 with ``sharding_indexed``, or a hierarchy of the 2022 draft."""
     chunk_order: ChunkOrder = option("C", CHUNK_ORDER)
-    index_location: IndexLocation | None = option(
-        None, "Place of the index.", "end|start", group="Shape", words="end, Azure: start"
-    )
+    index_location: IndexLocation | None = option(None, "Place of the index.", "end|start", group="Shape", words="end, az: start")
     index_checksum: bool = option(True, "Write indices without a checksum.", group="Shape")
     chunk_checksums: bool = option(False, "Add a checksum to each chunk.", group="Shape")
     """Append the codec ``crc32c`` to the inner codecs, and its four bytes to each chunk."""

@@ -25,6 +25,9 @@ __all__ = [
 NO_SUCH_BUCKET = "NoSuchBucket"
 """The ``code`` of the error for a bucket that does not exist."""
 
+LEADS_OUTSIDE = "LeadsOutside"
+"""The ``code`` of the error for a key behind a link that leads out of the directory."""
+
 
 class ShardStoreError(Exception):
     """Root of every error that shardstore raises on purpose."""
@@ -79,7 +82,7 @@ class StorageError(ShardStoreError, OSError):
     status: int | None = None
     """The HTTP status of a server's answer; ``None`` if there was no answer, or no server."""
     code: str = ""
-    """The server's own word for a refusal, such as ``NoSuchBucket``."""
+    """The server's own word for a refusal, such as ``NoSuchBucket``; ``LeadsOutside`` where a link leads out of the directory."""
     is_unreachable = False
     """True if there was no connection to the server."""
 

@@ -13,7 +13,7 @@ from shardstore._sync import run_sync
 from shardstore.adapters.handle import Handle
 from shardstore.engine.metadata.hierarchy import Hierarchy
 from shardstore.engine.reading.listing import ListedValue
-from shardstore.errors import AccessDenied, Conflict, NotFound, ShardStoreError, Unsupported
+from shardstore.errors import LEADS_OUTSIDE, AccessDenied, Conflict, NotFound, ShardStoreError, Unsupported
 from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.metadata_v3 import ArrayLayout, PlainArray
 from shardstore.format.store_keys import ancestors, possible_owners
@@ -25,7 +25,6 @@ from shardstore.presented.view import Canonical, PresentedFlavour, View
 from shardstore.storage.base import UNKNOWN_NBYTES, Absent, Failed, Found, ObjectInfo, Read, ReadOutcome, Storage
 from shardstore.storage.inferred_versions import is_unversioned
 from shardstore.storage.local.storage import LocalFiles
-from shardstore.storage.local.walk import LeadsOutside
 from shardstore.storage.read_ahead import ReadAhead
 from shardstore.stored.detect import DetectedStorage
 
@@ -276,7 +275,7 @@ def open_views(
 
 def leads_outside(exc: AccessDenied) -> bool:
     """Return whether access is denied because a link leads out of the directory, which ``follow_links`` would allow."""
-    return isinstance(exc, LeadsOutside)
+    return exc.code == LEADS_OUTSIDE
 
 
 async def _check_there(storage: Storage) -> None:

@@ -155,7 +155,9 @@ class Client:
 
     def __init__(self, storage: Storage, **options: Any) -> None:
         self.storage = storage
-        self.engine = Engine(storage, EngineOptions(chunks_per_shard=(A_SHARD,), **{"commit_attempts": 4, **options}))
+        self.engine = Engine(
+            storage, EngineOptions(chunks_per_shard=(A_SHARD,), **{"commit_attempts": 4, "index_location": "end", **options})
+        )
 
     def get(self, keys: Iterable[str], request: ByteRequest = EVERYTHING) -> list[bytes | Exception | None]:
         found = on_io_loop(self.engine.get_many([(key, request) for key in keys]))

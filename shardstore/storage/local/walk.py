@@ -15,15 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from shardstore.errors import AccessDenied, Conflict
+from shardstore.errors import LEADS_OUTSIDE, AccessDenied, Conflict
 from shardstore.storage.base import ConditionFailed, DirListing, ObjectInfo
 from shardstore.storage.local.files import fsync_directory, is_reserved, special_file
 from shardstore.storage.local.rules import PARENT_ATTEMPTS, WriteRules, kept_names
 from shardstore.storage.local.versions import listed_generation
-
-
-class LeadsOutside(AccessDenied):
-    """A key lies behind a link out of the directory."""
 
 
 class Inside:
@@ -46,12 +42,12 @@ class Inside:
         return self._has_real(os.path.realpath(path))
 
     def check(self, path: str, key: str) -> None:
-        """Raise ``LeadsOutside`` if a path leads to a place outside."""
+        """Raise ``AccessDenied`` if a path leads to a place outside."""
         if not self.has(path):
             raise outside(key)
 
     def check_open(self, fd: int, path: str, key: str) -> None:
-        """Raise ``LeadsOutside`` if an open file lies outside. ``path`` is how it was opened; links on it may have been changed since."""
+        """Raise ``AccessDenied`` if an open file lies outside. ``path`` is how it was opened; links on it may have been changed since."""
         try:
             real = os.readlink(f"/proc/self/fd/{fd}")
         except OSError:  # not Linux, or without /proc
@@ -66,12 +62,14 @@ class Inside:
         return real.startswith(self._start)
 
 
-def outside(key: str) -> LeadsOutside:
+def outside(key: str) -> AccessDenied:
     """Return the error of a key that does not lie in the directory."""
-    return LeadsOutside(
+    error = AccessDenied(
         f"{key!r} is, or lies behind, a link that leads out of the store, and such links are not followed here: allow them by "
         "follow_links=True (serve --follow-links) if you trust the author of the store"
     )
+    error.code = LEADS_OUTSIDE
+    return error
 
 
 # -- links -------------------------------------------------------------------------------------------------------------

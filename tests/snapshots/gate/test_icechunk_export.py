@@ -251,7 +251,7 @@ def test_targets_that_hold_something_are_refused_and_left_alone(repo: Repository
 
 def test_targets_that_are_none_are_refused(repo: Repository, tmp_path: Path) -> None:
     for target, said in (
-        (icechunk.Repository.create(icechunk.in_memory_storage()), "not a Repository"),
+        (icechunk.Repository.create(icechunk.in_memory_storage()), "not of type Repository"),
         (7, "not of type int"),
         ("ftp://host/x", "file, s3 and gs are"),
     ):

@@ -112,7 +112,7 @@ def test_commands_suggest_options_of_commands() -> None:
 
 def test_arguments_that_messages_suggest_exist() -> None:
     of_libraries = "fo fs target_protocol target mode align_chunks compute zarr_format asynchronous simple_templates token headers "
-    of_libraries += "client_kwargs anon put key tzinfo"
+    of_libraries += "client_kwargs anon put key tzinfo version_aware"
     of_libraries += " follow_links"  # of storage_options
     known = parameters() | {*of_libraries.split(), "snapshot"}  # that one is of URLs
     found = [(where, name) for where, text in messages() for name in re.findall(r"(?<![-\w.\[{'\"])([a-z_]{2,})=(?=[\w'\"\[{(…])", text)]
